@@ -37,14 +37,27 @@ def main() -> None:
             os.environ |= {**moto.environ, "RECIPE_LEDGER": f"{top}/ledger.db"}
             name = moto.bucket()
             for n in range(args.files):
-                moto.s3.put_object(Bucket=name, Key=f"rows/{n}.bin", Body=random.Random(n).randbytes(int(args.size * 10**6)))
+                moto.s3.put_object(
+                    Bucket=name,
+                    Key=f"rows/{n}.bin",
+                    Body=random.Random(n).randbytes(int(args.size * 10**6)),
+                )
             with LongWire(sshd.port, rtt=args.rtt / 1000, rate=args.mb * 1e6) as wire:
                 space = Space(Path(top) / "space")
                 keys = sshd.settings(hosts=[sshd.address.replace(str(sshd.port), str(wire.port))])
-                Path(keys["known_hosts"]).write_text(Path(keys["known_hosts"]).read_text().replace(str(sshd.port), str(wire.port)))
-                lines = "".join(f"{key} = {keys[key]!r}\n" for key in ("hosts", "known_hosts", "identity"))
-                space.write("recipe.toml", f'[stores.b]\nurl = "s3://{name}/s"\nendpoint = "{moto.endpoint}"\n[drivers.ssh]\nagent = false\n{lines}')
-                space.recipe("inputs: {data: {type: dataset}}\nsteps: {s: {run: 'cat {{ inputs.data }}/* | wc -c > o', outputs: {o: o}}}\n")
+                Path(keys["known_hosts"]).write_text(
+                    Path(keys["known_hosts"]).read_text().replace(str(sshd.port), str(wire.port))
+                )
+                lines = "".join(
+                    f"{key} = {keys[key]!r}\n" for key in ("hosts", "known_hosts", "identity")
+                )
+                space.write(
+                    "recipe.toml",
+                    f'[stores.b]\nurl = "s3://{name}/s"\nendpoint = "{moto.endpoint}"\n[drivers.ssh]\nagent = false\n{lines}',
+                )
+                space.recipe(
+                    "inputs: {data: {type: dataset}}\nsteps: {s: {run: 'cat {{ inputs.data }}/* | wc -c > o', outputs: {o: o}}}\n"
+                )
                 if not past:
                     RemoteFolder.pulls, kept = False, RemoteFolder.pulls  # type: ignore[method-assign, assignment]
                 begun = time.monotonic()

@@ -44,7 +44,9 @@ executor.update_parameters(timeout_min=5, cpus_per_task=1, slurm_array_paralleli
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--peers", default="snakemake,submitit")
     parser.add_argument("--bin", default="")
@@ -56,7 +58,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, Slurm() as cluster:
         top = Path(scratch)
         counters = _counters(top, cluster.env["SLURM_CONF"])
-        environ = os.environ | cluster.env | {"PATH": f"{counters}:{Path(options.bin).resolve()}:{os.environ['PATH']}"}
+        environ = (
+            os.environ
+            | cluster.env
+            | {"PATH": f"{counters}:{Path(options.bin).resolve()}:{os.environ['PATH']}"}
+        )
         for number in range(options.rounds):
             for tool in tools:
                 for steps in (1, 1 + options.steps):
@@ -64,7 +70,9 @@ def main() -> None:
                     seconds, questions = _run(tool, steps, folder, top / "count", environ)
                     took.setdefault((tool, steps), []).append(seconds)
                     asked.setdefault((tool, steps), []).append(questions)
-    print(f"{'':18}{'1 step':>10}{f'{1 + options.steps} steps':>12}{'each more':>12}{'commands':>10}")
+    print(
+        f"{'':18}{'1 step':>10}{f'{1 + options.steps} steps':>12}{'each more':>12}{'commands':>10}"
+    )
     for tool in tools:
         one, all = (statistics.median(took[tool, steps]) for steps in (1, 1 + options.steps))
         print(
@@ -72,13 +80,23 @@ def main() -> None:
         )
 
 
-def _run(tool: str, steps: int, folder: Path, count: Path, environ: dict[str, str]) -> tuple[float, int]:
+def _run(
+    tool: str, steps: int, folder: Path, count: Path, environ: dict[str, str]
+) -> tuple[float, int]:
     """Seconds of one run in a new folder, and commands of Slurm that it used."""
     folder.mkdir()
     count.write_text("")
     began = time.perf_counter()
     with (folder / "output").open("wb") as out:
-        code = subprocess.run(_prepared(tool, steps, folder), cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
+        code = subprocess.run(
+            _prepared(tool, steps, folder),
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            check=False,
+        )
     seconds = time.perf_counter() - began
     if code.returncode or not (folder / f"{steps - 1}.txt").exists():
         sys.exit(f"{tool} failed with {code.returncode}: {(folder / 'output').read_text()[-2000:]}")
@@ -89,8 +107,18 @@ def _prepared(tool: str, steps: int, folder: Path) -> list[str]:
     """The command of one tool; its files are in the folder."""
     if tool == "snakemake":
         (folder / "Snakefile").write_text(SNAKEFILE.replace("COUNT", str(steps)))
-        quick = ["--slurm-init-seconds-before-status-checks=1", "--seconds-between-status-checks=1"]  # 40 and 10 as it comes
-        more = ["--slurm-no-account", "--slurm-status-command=squeue", *quick, "--default-resources", "mem_mb=50", "runtime=5"]
+        quick = [
+            "--slurm-init-seconds-before-status-checks=1",
+            "--seconds-between-status-checks=1",
+        ]  # 40 and 10 as it comes
+        more = [
+            "--slurm-no-account",
+            "--slurm-status-command=squeue",
+            *quick,
+            "--default-resources",
+            "mem_mb=50",
+            "runtime=5",
+        ]
         return ["snakemake", "--executor", "slurm", "--jobs", "100", *more]
     if tool == "submitit":
         (folder / "all.py").write_text(SUBMITIT.replace("COUNT", str(steps)))
@@ -99,7 +127,9 @@ def _prepared(tool: str, steps: int, folder: Path) -> list[str]:
     lines = ["recipe: steps@1", "summary: Steps that do next to nothing", "steps:"]
     for n in range(steps):
         deps = f"deps: [{n - 1}.txt], " if chained and n else ""
-        lines.append(f"  s{n}: {{{deps}resources: {{cpus: 1}}, run: 'echo 1 > {n}.txt', outputs: {{o: {n}.txt}}}}")
+        lines.append(
+            f"  s{n}: {{{deps}resources: {{cpus: 1}}, run: 'echo 1 > {n}.txt', outputs: {{o: {n}.txt}}}}"
+        )
     (folder / "recipe.yaml").write_text("\n".join(lines) + "\n")
     (folder / "recipe.toml").write_text(f"[drivers.slurm]\nroot = '{folder}-there'\n")
     return [str(Path(sys.executable).with_name("recipe")), "run", "--driver", "slurm"]
@@ -111,7 +141,9 @@ def _counters(top: Path, conf: str) -> Path:
     folder.mkdir()
     for name in COUNTED:
         if real := shutil.which(name):
-            (folder / name).write_text(f'#!/bin/sh\necho {name} >> {top}/count\nSLURM_CONF={conf} exec {real} "$@"\n')
+            (folder / name).write_text(
+                f'#!/bin/sh\necho {name} >> {top}/count\nSLURM_CONF={conf} exec {real} "$@"\n'
+            )
             (folder / name).chmod(0o755)
     return folder
 

@@ -36,13 +36,23 @@ def write(root: Path, steps: int, width: int = 100, seed: int = 1) -> None:
     for n in range(width):
         (root / f"src/s{n}.txt").write_text(f"source {n} of seed {seed}\n")
     made, leaves = layered(steps, width, seed)
-    rows = [(s["name"], s["ins"], s["out"], f"cat {' '.join(s['ins'])} | cksum > {s['out']}") for s in made]  # type: ignore[arg-type]
+    rows = [
+        (s["name"], s["ins"], s["out"], f"cat {' '.join(s['ins'])} | cksum > {s['out']}")
+        for s in made
+    ]  # type: ignore[arg-type]
     (root / "dag.json").write_text(json.dumps({"steps": made, "leaves": leaves}))
-    (root / "Makefile").write_text(f"all: {' '.join(leaves)}\n" + "".join(f"{out}: {' '.join(ins)}\n\t@{run}\n" for _, ins, out, run in rows))  # type: ignore[arg-type]
-    (root / "build.ninja").write_text(
-        "rule c\n command = cat $in | cksum > $out\n" + "".join(f"build {out}: c {' '.join(ins)}\n" for _, ins, out, _ in rows)
+    (root / "Makefile").write_text(
+        f"all: {' '.join(leaves)}\n"
+        + "".join(f"{out}: {' '.join(ins)}\n\t@{run}\n" for _, ins, out, run in rows)
     )  # type: ignore[arg-type]
-    rules = (f"rule {name}:\n    input: {_words(ins)}\n    output: {_words([out])}\n    shell: {json.dumps(run)}\n" for name, ins, out, run in rows)
+    (root / "build.ninja").write_text(
+        "rule c\n command = cat $in | cksum > $out\n"
+        + "".join(f"build {out}: c {' '.join(ins)}\n" for _, ins, out, _ in rows)
+    )  # type: ignore[arg-type]
+    rules = (
+        f"rule {name}:\n    input: {_words(ins)}\n    output: {_words([out])}\n    shell: {json.dumps(run)}\n"
+        for name, ins, out, run in rows
+    )
     (root / "Snakefile").write_text(f"rule all:\n    input: {_words(leaves)}\n" + "".join(rules))
     (root / "dodo.py").write_text(
         "import json\nD = json.load(open('dag.json'))\nDOIT_CONFIG = {'verbosity': 0, 'reporter': 'zero'}\n"
@@ -50,9 +60,12 @@ def write(root: Path, steps: int, width: int = 100, seed: int = 1) -> None:
         "               'actions': ['cat ' + ' '.join(s['ins']) + ' | cksum > ' + s['out']]}\n"
     )
     steps_text = (
-        f"  {name}:\n    run: {json.dumps(run)}\n    deps: {json.dumps(ins)}\n    outputs: {json.dumps([out])}\n" for name, ins, out, run in rows
+        f"  {name}:\n    run: {json.dumps(run)}\n    deps: {json.dumps(ins)}\n    outputs: {json.dumps([out])}\n"
+        for name, ins, out, run in rows
     )
-    (root / "recipe.yaml").write_text("recipe: bench@1\nsummary: A layered DAG of trivial steps\nsteps:\n" + "".join(steps_text))
+    (root / "recipe.yaml").write_text(
+        "recipe: bench@1\nsummary: A layered DAG of trivial steps\nsteps:\n" + "".join(steps_text)
+    )
 
 
 def _words(paths: object) -> str:
@@ -60,7 +73,9 @@ def _words(paths: object) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("dir", type=Path)
     parser.add_argument("steps", type=int)
     parser.add_argument("--width", type=int, default=100)

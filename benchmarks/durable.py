@@ -55,7 +55,17 @@ class Durable(Postgres):
 
     def start(self) -> None:
         settings = f"-p {self._port} -k {self._folder} -c listen_addresses=127.0.0.1"
-        self._do("pg_ctl", "-D", str(self._folder / "data"), "-w", "-l", str(self._folder / "log"), "-o", settings, "start")
+        self._do(
+            "pg_ctl",
+            "-D",
+            str(self._folder / "data"),
+            "-w",
+            "-l",
+            str(self._folder / "log"),
+            "-o",
+            settings,
+            "start",
+        )
 
 
 class Rate(NamedTuple):
@@ -66,7 +76,9 @@ class Rate(NamedTuple):
     with_start: float
 
 
-def measured(url: str, over: str, count: int, start: Callable[[], contextlib.AbstractContextManager[object]]) -> tuple[float, float]:
+def measured(
+    url: str, over: str, count: int, start: Callable[[], contextlib.AbstractContextManager[object]]
+) -> tuple[float, float]:
     """Jobs a second after the first end, and with the start of the processes.  `over` counts those that are over."""
     with psycopg.connect(url, autocommit=True) as db:
         begun = time.perf_counter()
@@ -86,10 +98,15 @@ def measured(url: str, over: str, count: int, start: Callable[[], contextlib.Abs
 
 
 @contextlib.contextmanager
-def workers(count: int, argv: list[str], cwd: Path, environ: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def workers(
+    count: int, argv: list[str], cwd: Path, environ: dict[str, str]
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that work, each until its standard input ends."""
     log = (cwd / "workers.log").open("ab")
-    running = [subprocess.Popen(argv, cwd=cwd, env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log) for _ in range(count)]
+    running = [
+        subprocess.Popen(argv, cwd=cwd, env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log)
+        for _ in range(count)
+    ]
     try:
         yield running
     finally:
@@ -113,22 +130,43 @@ class Ours:
             begun = time.perf_counter()
             for n in range(count):
                 inputs = {"n": n} if "inputs:" in (self.root / "recipe.yaml").read_text() else {}
-                submit(ws, Request("./recipe.yaml", inputs), Choice(), Settings(), Ticket(here=True))
+                submit(
+                    ws, Request("./recipe.yaml", inputs), Choice(), Settings(), Ticket(here=True)
+                )
             return count / (time.perf_counter() - begun)
 
     def worker(self) -> list[str]:
         return [sys.executable, "-m", "runner.interface.cli.main", "worker", "-q", "--tied"]
 
-    def rate(self, count: int, width: int, over: str = "SELECT count(*) FROM runs WHERE state = 'COMPLETED'") -> Rate:
+    def rate(
+        self,
+        count: int,
+        width: int,
+        over: str = "SELECT count(*) FROM runs WHERE state = 'COMPLETED'",
+    ) -> Rate:
         submitted = self.submit(count)
-        return Rate(submitted, *measured(self.url, over, count, lambda: workers(width, self.worker(), self.root, self.environ)))
+        return Rate(
+            submitted,
+            *measured(
+                self.url,
+                over,
+                count,
+                lambda: workers(width, self.worker(), self.root, self.environ),
+            ),
+        )
 
 
 def of_ours(url: str, kind: str, count: int, width: int) -> Rate:
     with tempfile.TemporaryDirectory() as folder:
         ours = Ours(Path(folder), url, FRESH if kind == "noop" else RECIPE)
         if kind == "noop":
-            subprocess.run([*ours.worker()[:-3], "run", "-q", "n=0"], cwd=folder, env={**os.environ}, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [*ours.worker()[:-3], "run", "-q", "n=0"],
+                cwd=folder,
+                env={**os.environ},
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
         return ours.rate(count, width)
 
 
@@ -137,20 +175,30 @@ def of_peer(python: str, peer: str, url: str, kind: str, count: int, width: int)
     if peer == "dbos":
         url = url.partition("?")[0].rpartition("/")[0] + "/bench"
     with tempfile.TemporaryDirectory() as folder:
-        told = subprocess.run([*words, "submit", url, str(count), kind], cwd=folder, capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(
+            [*words, "submit", url, str(count), kind],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         over = (
             "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'"
             if peer == "procrastinate"
             else "SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'"
         )
-        begin = lambda: workers(width, [*words, "work", url, str(count), kind], Path(folder), {**os.environ})  # noqa: E731
+        begin = lambda: workers(  # noqa: E731
+            width, [*words, "work", url, str(count), kind], Path(folder), {**os.environ}
+        )
         return Rate(float(told.split()[-1]), *measured(url, over, count, begin))
 
 
 def fresh_url(server: Durable) -> str:
     """A new schema, and an empty database for dbos, which wants one of its own."""
     url = server.url()
-    with psycopg.connect(url.partition("?")[0].rpartition("/")[0] + "/postgres", autocommit=True) as db:
+    with psycopg.connect(
+        url.partition("?")[0].rpartition("/")[0] + "/postgres", autocommit=True
+    ) as db:
         db.execute("DROP DATABASE IF EXISTS bench WITH (FORCE)")
         db.execute("CREATE DATABASE bench")
     return url
@@ -160,9 +208,13 @@ def table(server: Durable, args: argparse.Namespace, kind: str) -> None:
     for width in map(int, args.workers.split(",")):
         found: dict[str, list[Rate]] = {}
         for _ in range(args.rounds):
-            found.setdefault("recipe", []).append(of_ours(fresh_url(server), kind, args.count, width))
+            found.setdefault("recipe", []).append(
+                of_ours(fresh_url(server), kind, args.count, width)
+            )
             for peer in args.against.split(","):
-                found.setdefault(peer, []).append(of_peer(args.peers, peer, fresh_url(server), kind, args.count, width))
+                found.setdefault(peer, []).append(
+                    of_peer(args.peers, peer, fresh_url(server), kind, args.count, width)
+                )
         for name, rates in found.items():
             submitted, done, start = (statistics.median(each) for each in zip(*rates, strict=True))
             told = f"{done:7.1f} /s  with start {start:7.1f} /s  submit {submitted:7.1f} /s  load {os.getloadavg()[0]:.1f}"
@@ -209,7 +261,11 @@ def recovered(ours: Ours, db: psycopg.Connection[tuple[object, ...]]) -> float:
             assert row is not None
             first.kill()
             begun = time.perf_counter()
-            wait(lambda: db.execute("SELECT 1 FROM runs WHERE id = %s AND fence > %s", row).fetchone())
+            wait(
+                lambda: db.execute(
+                    "SELECT 1 FROM runs WHERE id = %s AND fence > %s", row
+                ).fetchone()
+            )
             took = time.perf_counter() - begun
             cancelled(ours, db, str(row[0]))
     return took
@@ -218,7 +274,11 @@ def recovered(ours: Ours, db: psycopg.Connection[tuple[object, ...]]) -> float:
 def cancelled(ours: Ours, db: psycopg.Connection[tuple[object, ...]], run: str) -> None:
     with Workspace.open(ours.root, environ=ours.environ) as ws:
         ws.store.runs.request(run, "cancel")
-    wait(lambda: db.execute("SELECT 1 FROM runs WHERE id = %s AND state = 'CANCELLED'", (run,)).fetchone())
+    wait(
+        lambda: db.execute(
+            "SELECT 1 FROM runs WHERE id = %s AND state = 'CANCELLED'", (run,)
+        ).fetchone()
+    )
 
 
 def request(server: Durable, rounds: int) -> None:
@@ -236,7 +296,11 @@ def request(server: Durable, rounds: int) -> None:
                 assert row is not None
                 begun = time.time()
                 cancelled(ours, db, str(row[0]))
-                wait(lambda: (ours.root / "ended").exists() and (ours.root / "ended").read_text().strip())
+                wait(
+                    lambda: (
+                        (ours.root / "ended").exists() and (ours.root / "ended").read_text().strip()
+                    )
+                )
                 took.append(float((ours.root / "ended").read_text()) - begun)
     shown("request to SIGTERM", took)
 
@@ -253,12 +317,19 @@ def wait(what: Callable[[], object]) -> object:
 def shown(what: str, took: list[float]) -> None:
     took.sort()
     p99 = took[min(len(took) - 1, round(0.99 * (len(took) - 1)))]
-    print(f"{what}: median {statistics.median(took):.2f} s, p99 {p99:.2f} s of {len(took)}, load {os.getloadavg()[0]:.1f}", flush=True)
+    print(
+        f"{what}: median {statistics.median(took):.2f} s, p99 {p99:.2f} s of {len(took)}, load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default=sys.executable, help="a Python with procrastinate and dbos")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--peers", default=sys.executable, help="a Python with procrastinate and dbos"
+    )
     parser.add_argument("--against", default="procrastinate,dbos")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--workers", default="1,4,8")

@@ -28,7 +28,11 @@ def rate(count: int, submit: object) -> None:
 def with_procrastinate(verb: str, url: str, count: int, kind: str) -> None:
     import procrastinate
 
-    connector = procrastinate.SyncPsycopgConnector(conninfo=url) if verb == "submit" else procrastinate.PsycopgConnector(conninfo=url)
+    connector = (
+        procrastinate.SyncPsycopgConnector(conninfo=url)
+        if verb == "submit"
+        else procrastinate.PsycopgConnector(conninfo=url)
+    )
     app = procrastinate.App(connector=connector)
 
     if kind == "noop":
@@ -54,12 +58,31 @@ def with_dbos(verb: str, url: str, count: int, kind: str) -> None:
     from dbos import DBOS, DBOSClient
 
     if verb == "submit":
-        DBOS(config={"name": "bench", "system_database_url": url, "application_version": "1", "log_level": "ERROR", "executor_id": "submit"})
+        DBOS(
+            config={
+                "name": "bench",
+                "system_database_url": url,
+                "application_version": "1",
+                "log_level": "ERROR",
+                "executor_id": "submit",
+            }
+        )
         DBOS.launch()
         client = DBOSClient(system_database_url=url)
-        rate(count, lambda n: client.enqueue({"queue_name": "q", "workflow_name": "flow", "app_version": "1"}, n))
+        rate(
+            count,
+            lambda n: client.enqueue(
+                {"queue_name": "q", "workflow_name": "flow", "app_version": "1"}, n
+            ),
+        )
         os._exit(0)
-    config = {"name": "bench", "system_database_url": url, "application_version": "1", "log_level": "ERROR", "executor_id": f"w{os.getpid()}"}
+    config = {
+        "name": "bench",
+        "system_database_url": url,
+        "application_version": "1",
+        "log_level": "ERROR",
+        "executor_id": f"w{os.getpid()}",
+    }
     DBOS(config=config)  # type: ignore[arg-type]
 
     @DBOS.step()

@@ -60,7 +60,14 @@ class Workers:
 
     def _begun(self) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-m", "runner.interface.cli.main", "worker", "-q"]
-        return subprocess.Popen(argv, cwd=self._root, env=self._environ, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+        return subprocess.Popen(
+            argv,
+            cwd=self._root,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
 
     def tend(self) -> None:
         for n, each in enumerate(self.running):
@@ -132,7 +139,13 @@ def submitted(root: Path, environ: dict[str, str], n: int) -> int:
     while True:
         try:
             with Workspace.open(root, environ=environ) as ws:
-                submit(ws, Request("./recipe.yaml", {"n": n}), Choice(), Settings(), Ticket(idempotency=f"k{n}", here=True))
+                submit(
+                    ws,
+                    Request("./recipe.yaml", {"n": n}),
+                    Choice(),
+                    Settings(),
+                    Ticket(idempotency=f"k{n}", here=True),
+                )
             return failed
         except (RecipeError, psycopg.Error):
             failed += 1
@@ -154,22 +167,58 @@ def faults_of(url: str, root: Path, count: int) -> list[str]:
     states = dict(asked(url, "SELECT state, count(*) FROM runs GROUP BY state"))
     found = [] if states == {"COMPLETED": count} else [f"of {count} runs: {states}"]
     for step in "ab":
-        lines = [len((root / "began" / f"{step}{n}").read_text().split()) if (root / "began" / f"{step}{n}").exists() else 0 for n in range(count)]
-        found += [f"{sum(each > 1 for each in lines)} steps {step} began twice, {lines.count(0)} never"] if set(lines) != {1} else []
+        lines = [
+            len((root / "began" / f"{step}{n}").read_text().split())
+            if (root / "began" / f"{step}{n}").exists()
+            else 0
+            for n in range(count)
+        ]
+        found += (
+            [f"{sum(each > 1 for each in lines)} steps {step} began twice, {lines.count(0)} never"]
+            if set(lines) != {1}
+            else []
+        )
     whole = "HAVING count(*) <> r.next_event - 1 OR max(e.seq) <> count(*)"
-    gaps = asked(url, f"SELECT r.id FROM runs r JOIN events e ON e.run = r.id GROUP BY r.id, r.next_event {whole}")
+    gaps = asked(
+        url,
+        f"SELECT r.id FROM runs r JOIN events e ON e.run = r.id GROUP BY r.id, r.next_event {whole}",
+    )
     found += [f"{len(gaps)} runs have events with a gap"] if gaps else []
-    twice = asked(url, "SELECT run, step FROM attempts WHERE outcome = 'done' GROUP BY run, step HAVING count(*) > 1")
-    ends = asked(url, "SELECT run, id FROM events WHERE subject = 'step' AND after = 'DONE' GROUP BY run, id HAVING count(*) > 1")
-    return found + [f"{len(rows)} {words}" for rows, words in ((twice, "steps have two attempts that are done"), (ends, "steps ended twice")) if rows]
+    twice = asked(
+        url,
+        "SELECT run, step FROM attempts WHERE outcome = 'done' GROUP BY run, step HAVING count(*) > 1",
+    )
+    ends = asked(
+        url,
+        "SELECT run, id FROM events WHERE subject = 'step' AND after = 'DONE' GROUP BY run, id HAVING count(*) > 1",
+    )
+    return found + [
+        f"{len(rows)} {words}"
+        for rows, words in (
+            (twice, "steps have two attempts that are done"),
+            (ends, "steps ended twice"),
+        )
+        if rows
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--restarts", default="5-40", help="seconds between two restarts of the server, LEAST-MOST; 0: none")
-    parser.add_argument("--zombies", type=int, default=0, help="how often a worker is stopped for three times a claim")
+    parser.add_argument(
+        "--restarts",
+        default="5-40",
+        help="seconds between two restarts of the server, LEAST-MOST; 0: none",
+    )
+    parser.add_argument(
+        "--zombies",
+        type=int,
+        default=0,
+        help="how often a worker is stopped for three times a claim",
+    )
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--even", action="store_true", help="spread the runs over the minutes")
@@ -181,7 +230,12 @@ def main() -> int:
         environ = {**os.environ, "RECIPE_RUNS": url, "PYTHONPATH": str(Path(__file__).parents[1])}
         submitted(root, environ, 0)
         workers = Workers(args.workers, root, environ)
-        faults, begun, count, unanswered = Faults(server, workers, args.seed), time.monotonic(), 1, 0
+        faults, begun, count, unanswered = (
+            Faults(server, workers, args.seed),
+            time.monotonic(),
+            1,
+            0,
+        )
         if args.restarts != "0":
             least, _, most = args.restarts.partition("-")
             faults.restart(float(least), float(most or least))
@@ -189,15 +243,28 @@ def main() -> int:
         try:
             while count < args.runs and time.monotonic() - begun < 60 * args.minutes:
                 workers.tend()
-                waiting = int(str(asked(url, "SELECT count(*) FROM runs WHERE state IN ('QUEUED', 'ACTIVE')")[0][0]))
-                due = args.runs * (time.monotonic() - begun) / (60 * args.minutes) if args.even else args.runs
+                waiting = int(
+                    str(
+                        asked(url, "SELECT count(*) FROM runs WHERE state IN ('QUEUED', 'ACTIVE')")[
+                            0
+                        ][0]
+                    )
+                )
+                due = (
+                    args.runs * (time.monotonic() - begun) / (60 * args.minutes)
+                    if args.even
+                    else args.runs
+                )
                 for _ in range(min(AHEAD - waiting, int(due) - count)):
                     unanswered += submitted(root, environ, count)
                     count += 1
                 time.sleep(0.2)
             faults.end()
             until = time.monotonic() + PATIENCE
-            while asked(url, "SELECT 1 FROM runs WHERE state IN ('QUEUED', 'ACTIVE') LIMIT 1") and time.monotonic() < until:
+            while (
+                asked(url, "SELECT 1 FROM runs WHERE state IN ('QUEUED', 'ACTIVE') LIMIT 1")
+                and time.monotonic() < until
+            ):
                 workers.tend()
                 time.sleep(0.2)
             found = faults_of(url, root, count)
@@ -205,8 +272,12 @@ def main() -> int:
             faults.end()
             workers.end()
         recovered = asked(url, "SELECT count(*) FROM runs WHERE fence > 1")[0][0]
-        print(f"{count} runs by {args.workers} workers in {time.monotonic() - begun:.0f} s; {faults.restarts} restarts, {faults.zombies} zombies")
-        print(f"{recovered} runs were taken over; {unanswered} submits asked again; {workers.ended} workers ended by themselves")
+        print(
+            f"{count} runs by {args.workers} workers in {time.monotonic() - begun:.0f} s; {faults.restarts} restarts, {faults.zombies} zombies"
+        )
+        print(
+            f"{recovered} runs were taken over; {unanswered} submits asked again; {workers.ended} workers ended by themselves"
+        )
         print("\n".join(found) if found else "nothing began twice, nothing was lost, no gap")
         if found or workers.ended:
             with contextlib.suppress(OSError):

@@ -65,14 +65,25 @@ class Took(NamedTuple):
 
 def once(space: Path, argv: Sequence[str], word: str = "") -> Took:
     """Run a command; `word` is in the line that is waited for."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     first = 0.0
-    with subprocess.Popen(argv, cwd=space, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        argv, cwd=space, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         while word and process.poll() is None and not first:
             time.sleep(0.002)
-            if any(f"begins with {word}".encode() in path.read_bytes() for pattern in LOGS for path in space.glob(pattern)):
+            if any(
+                f"begins with {word}".encode() in path.read_bytes()
+                for pattern in LOGS
+                for path in space.glob(pattern)
+            ):
                 first = time.perf_counter() - began
         said = process.communicate()[0]
     end = time.perf_counter() - began
@@ -104,7 +115,10 @@ def here(peers: Sequence[str]) -> dict[str, Took]:
         space = filled(folder)
         (space / "recipe.yaml").write_text(RECIPE)
         found = ours(space, "local")
-    for name, file, text, argv in (("make", "Makefile", MAKE, ["make", "WORD=one"]), ("doit", "dodo.py", DOIT, [sys.executable, "-m", "doit"])):
+    for name, file, text, argv in (
+        ("make", "Makefile", MAKE, ["make", "WORD=one"]),
+        ("doit", "dodo.py", DOIT, [sys.executable, "-m", "doit"]),
+    ):
         if name in peers:
             with tempfile.TemporaryDirectory(prefix="first-", dir="/dev/shm") as folder:
                 space = filled(folder)
@@ -124,22 +138,34 @@ def there(rtt: float) -> dict[str, Took]:
         (space / "recipe.yaml").write_text(RECIPE)
         settings = f'hosts = ["{sshd.address}"]\nagent = false\nknown_hosts = "{sshd.known_hosts}"\nidentity = "{sshd.identity}"\n'
         # A python3 that is a script of a version manager takes a tenth of a second each time: servers have none.
-        (space / "recipe.toml").write_text(f'[drivers.ssh]\n{settings}python = "{os.path.realpath(sys.executable)}"\n')
+        (space / "recipe.toml").write_text(
+            f'[drivers.ssh]\n{settings}python = "{os.path.realpath(sys.executable)}"\n'
+        )
         return ours(space, "ssh")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rtt", default="here,0,100")
     parser.add_argument("--peers", default="")
     options = parser.parse_args()
     print("| round trip | run | first line of its log | end | CPU |\n|---|---|---|---|---|")
     for rtt in options.rtt.split(","):
-        rounds = [here(options.peers.split(",")) if rtt == "here" else there(float(rtt) / 1000) for _ in range(options.rounds)]
+        rounds = [
+            here(options.peers.split(",")) if rtt == "here" else there(float(rtt) / 1000)
+            for _ in range(options.rounds)
+        ]
         for run in rounds[0]:
             line, end, cpu = (median(each[run][n] for each in rounds) for n in (0, 1, 2))
-            print(f"| {rtt} ms | {run} | {line:.2f} s | {end:.2f} s | {cpu:.2f} s |".replace("here ms", "here"), flush=True)
+            print(
+                f"| {rtt} ms | {run} | {line:.2f} s | {end:.2f} s | {cpu:.2f} s |".replace(
+                    "here ms", "here"
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

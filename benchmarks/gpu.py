@@ -44,7 +44,13 @@ NEVER_READ = re.compile(
     r"|bitsandbytes/libbitsandbytes_(rocm|xpu|cuda1(18|21|24|25|27|29|32))"
 )
 """Of those wheels: what no training here loads.  Of bitsandbytes' builds, those for the CUDAs that wheels of torch come with stay."""
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_24_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux_2_24_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+)
 ATTEMPTS = 2
 WARM = 2  # steps that are not counted
 SHOWN = 400  # letters of what a program complained about
@@ -84,7 +90,9 @@ class Row:
     model: str
     inputs: Mapping[str, Any]
     needs: tuple[str, ...]
-    fills: bool = False  # micro_batch is the most that is estimated to fit, and a plain script does the same
+    fills: bool = (
+        False  # micro_batch is the most that is estimated to fit, and a plain script does the same
+    )
     steps: int = 6
 
 
@@ -95,8 +103,23 @@ ROWS = (
     Row("flux-lora", "flux-lora", "80gb", "flux.1-dev", {"micro_batch": 12}, IMAGES, fills=True),
     Row("flux-lora, preset 24gb", "flux-lora", "24gb", "flux.1-dev", {"global_batch": 2}, IMAGES),
     Row("sft full, 3B", "sft", "3b-full-80gb", "qwen2.5-3b", {}, TEXT, fills=True, steps=10),
-    Row("sft QLoRA, 7B", "sft", "7b-qlora-12gb", "qwen2.5-7b", {}, (*TEXT, "bitsandbytes"), fills=True),
-    Row("sft, preset 7b-qlora-12gb", "sft", "7b-qlora-12gb", "qwen2.5-7b", {"global_batch": 4}, (*TEXT, "bitsandbytes")),
+    Row(
+        "sft QLoRA, 7B",
+        "sft",
+        "7b-qlora-12gb",
+        "qwen2.5-7b",
+        {},
+        (*TEXT, "bitsandbytes"),
+        fills=True,
+    ),
+    Row(
+        "sft, preset 7b-qlora-12gb",
+        "sft",
+        "7b-qlora-12gb",
+        "qwen2.5-7b",
+        {"global_batch": 4},
+        (*TEXT, "bitsandbytes"),
+    ),
     Row("flux-lora, preset 80gb", "flux-lora", "80gb", "flux.1-dev", {}, IMAGES),
 )
 OURS, PLAIN = "recipe", "plain"
@@ -108,7 +131,9 @@ class State:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.told: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"spent": 0.0, "pieces": {}}
+        self.told: dict[str, Any] = (
+            json.loads(file.read_text()) if file.exists() else {"spent": 0.0, "pieces": {}}
+        )
 
     def put(self, name: str, **values: object) -> None:
         """Say this of a piece, too."""
@@ -138,11 +163,25 @@ def wheels(folder: Path, python: str) -> None:
     raw.mkdir(parents=True, exist_ok=True)
     wanted = [f"{name}=={version(name)}" for name in PACKAGES]
     platforms = [word for name in PLATFORMS for word in ("--platform", name)]
-    words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--python-version", python, *platforms]
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version",
+        python,
+        *platforms,
+    ]
     subprocess.run([*words, "--dest", str(raw), *wanted], check=True)
     for wheel in sorted(raw.glob("*.whl")):
         # LZMA, which zipfile reads as it does the usual, makes libraries a third smaller.
-        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(folder / wheel.name, "w", zipfile.ZIP_LZMA) as new:
+        with (
+            zipfile.ZipFile(wheel) as old,
+            zipfile.ZipFile(folder / wheel.name, "w", zipfile.ZIP_LZMA) as new,
+        ):
             for each in old.infolist():
                 if not each.is_dir() and not NEVER_READ.search(each.filename):
                     new.writestr(each.filename, old.read(each))
@@ -163,9 +202,15 @@ def unpacked(folder: Path | None, work: Path) -> Path:
         if not kind.startswith("py") and kind != f"cp3{sys.version_info.minor}":
             continue
         with zipfile.ZipFile(wheel) as read_from:
-            tops = {name.split("/")[0].removesuffix(".py") for name in read_from.namelist() if ".dist-info/" not in name}
+            tops = {
+                name.split("/")[0].removesuffix(".py")
+                for name in read_from.namelist()
+                if ".dist-info/" not in name
+            }
             done = target / f".{wheel.name}"
-            if done.exists() or any(importlib.util.find_spec(top) for top in tops if top.isidentifier()):
+            if done.exists() or any(
+                importlib.util.find_spec(top) for top in tops if top.isidentifier()
+            ):
                 continue
             read_from.extractall(target)
             done.touch()
@@ -181,7 +226,9 @@ def run(options: argparse.Namespace) -> None:
     before = float(state.told["spent"])
     work = options.work.resolve()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TRAINERS), str(ROOT), str(unpacked(options.wheels, work))])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(TRAINERS), str(ROOT), str(unpacked(options.wheels, work))]
+    )
     if options.device == "cpu":
         environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     machine = Machine(options, work, environment)
@@ -203,7 +250,9 @@ def run(options: argparse.Namespace) -> None:
                 if state.told["spent"] > options.total * 60 - LEAST:
                     state.put(name, not_run="not run: the time was over")
                     continue
-                print(f"{sum(map(state.over, NAMES))} of {len(PIECES)} pieces are over: the same command goes on")
+                print(
+                    f"{sum(map(state.over, NAMES))} of {len(PIECES)} pieces are over: the same command goes on"
+                )
                 return
             else:
                 state.put(name, begun=state.of(name).get("begun", 0) + 1)
@@ -222,21 +271,37 @@ NAMES = [f"{row.name}/{who}" for row, who in PIECES]
 class Machine:
     """Programs on this machine, and what is known of it."""
 
-    def __init__(self, options: argparse.Namespace, work: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, options: argparse.Namespace, work: Path, environment: Mapping[str, str]
+    ) -> None:
         self._tiny, self._work, self._environment = options.tiny, work, environment
         self._there: dict[str, bool] = {}
         look = (
             "import json, torch, transformers as t; p = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None;"
             "print(json.dumps({'gpu': p and p.name, 'bytes': p.total_memory if p else 0, 'torch': torch.__version__, 'transformers': t.__version__}))"
         )
-        done = subprocess.run([sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True)
-        self.told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) | {"python": platform.python_version(), "tiny": options.tiny}
+        done = subprocess.run(
+            [sys.executable, "-c", look],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        self.told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) | {
+            "python": platform.python_version(),
+            "tiny": options.tiny,
+        }
         work.mkdir(parents=True, exist_ok=True)
 
     def has(self, package: str) -> bool:
         """Whether a package can be imported: one that is there and was built for another torch cannot."""
         if package not in self._there:
-            done = subprocess.run([sys.executable, "-c", f"import {package}"], env=self._environment, capture_output=True, check=False)
+            done = subprocess.run(
+                [sys.executable, "-c", f"import {package}"],
+                env=self._environment,
+                capture_output=True,
+                check=False,
+            )
             self._there[package] = done.returncode == 0
         return self._there[package]
 
@@ -269,15 +334,31 @@ class Machine:
         else:
             last = json.loads(done.stdout.splitlines()[-1])
             seconds = last["seconds"][WARM - 1 :]  # its first step has no time
-        held = {each: last[each] for each in ("gpu_memory_allocated_gb", "gpu_memory_reserved_gb", "memory_gb") if each in last}
-        state.put(name, seconds=round(median(seconds), 4), **held, **self._meaning(row, inputs, median(seconds)))
+        held = {
+            each: last[each]
+            for each in ("gpu_memory_allocated_gb", "gpu_memory_reserved_gb", "memory_gb")
+            if each in last
+        }
+        state.put(
+            name,
+            seconds=round(median(seconds), 4),
+            **held,
+            **self._meaning(row, inputs, median(seconds)),
+        )
 
-    def _failed(self, state: State, name: str, inputs: Mapping[str, Any], fills: bool, said: str) -> None:
+    def _failed(
+        self, state: State, name: str, inputs: Mapping[str, Any], fills: bool, said: str
+    ) -> None:
         """Too little memory: half as much at once, where that is ours to choose.  Anything else is no figure."""
         if "out of memory" not in said.lower():
             state.put(name, not_run="failed: " + said.strip()[-SHOWN:])
         elif name.endswith(OURS) and fills and inputs["micro_batch"] > 1:
-            state.put(name, micro_batch=inputs["micro_batch"] // 2, begun=0, out_of_memory_at=inputs["micro_batch"])
+            state.put(
+                name,
+                micro_batch=inputs["micro_batch"] // 2,
+                begun=0,
+                out_of_memory_at=inputs["micro_batch"],
+            )
         else:
             state.put(name, not_run=f"out of memory at {inputs['micro_batch']} at once")
 
@@ -286,11 +367,19 @@ class Machine:
         import yaml
 
         recipe = yaml.safe_load((ROOT / "recipes" / f"{row.recipe}@1.yaml").read_text())
-        found: dict[str, Any] = {name: each.get("default") for name, each in recipe["inputs"].items()}
+        found: dict[str, Any] = {
+            name: each.get("default") for name, each in recipe["inputs"].items()
+        }
         found |= recipe["presets"][row.preset] | dict(row.inputs)
         found |= {"learning_rate": 1e-5, "max_steps": row.steps, "precision": "bf16"}
         if self._tiny:
-            found |= {"max_length": 64, "resolution": 64, "micro_batch": min(found["micro_batch"], 4), "rank": 4, "alpha": 4}
+            found |= {
+                "max_length": 64,
+                "resolution": 64,
+                "micro_batch": min(found["micro_batch"], 4),
+                "rank": 4,
+                "alpha": 4,
+            }
         if micro_batch:
             found["micro_batch"] = micro_batch
         elif row.fills and row.recipe == "sft":
@@ -302,10 +391,16 @@ class Machine:
     def _most(self, row: Row, inputs: dict[str, Any]) -> int:
         """The most sequences at once that are estimated to fit."""
         usable = self.told["bytes"] - CONTEXT - hardware.RESERVED
-        fit = [size for size in range(1, 33) if _estimated(row, inputs | {"micro_batch": size}) * (1 + LOST) <= 0.9 * usable]
+        fit = [
+            size
+            for size in range(1, 33)
+            if _estimated(row, inputs | {"micro_batch": size}) * (1 + LOST) <= 0.9 * usable
+        ]
         return max(fit, default=1)
 
-    def _meaning(self, row: Row, inputs: Mapping[str, Any], seconds: float) -> dict[str, float | str]:
+    def _meaning(
+        self, row: Row, inputs: Mapping[str, Any], seconds: float
+    ) -> dict[str, float | str]:
         """Speed, the share of the GPU's arithmetic that the model needed (MFU: nothing that is computed again), and the memory that was estimated."""
         count = inputs["global_batch"]
         found: dict[str, float | str] = {}
@@ -314,12 +409,16 @@ class Machine:
             model = read(self._config(row))
             training = training_from_inputs.text("sft@1", inputs, model)
             assert training is not None
-            work = hardware.operations(model, replace(training, checkpointing=False), count * training.length)
+            work = hardware.operations(
+                model, replace(training, checkpointing=False), count * training.length
+            )
         else:
             found["images_per_second"] = round(count / seconds, 4)
             work = count * json.loads((self._work / row.model / "work.json").read_text())
         figures = _figures()
-        if self.told["gpu"] and (kind := next((each for each in figures.gpus if _alike(self.told["gpu"], each)), None)):
+        if self.told["gpu"] and (
+            kind := next((each for each in figures.gpus if _alike(self.told["gpu"], each)), None)
+        ):
             found["mfu"] = round(work / seconds / (kind.tflops * 1e12), 4)
         if not self._tiny and (estimated := _estimated(row, inputs)):
             found["estimated_gb"] = round(estimated / 1e9, 3)
@@ -330,41 +429,107 @@ class Machine:
 
     def _data(self, row: Row, inputs: Mapping[str, Any]) -> Path:
         """Drawn data of the size that the inputs say."""
-        folder = self._work / f"data-{row.recipe}-{inputs.get('max_length', 0)}-{inputs.get('resolution', 0)}"
+        folder = (
+            self._work
+            / f"data-{row.recipe}-{inputs.get('max_length', 0)}-{inputs.get('resolution', 0)}"
+        )
         if not (folder / "whole").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            wanted = {name: inputs.get(name) for name in ("max_length", "resolution")} | {"model": self._config(row)}
+            wanted = {name: inputs.get(name) for name in ("max_length", "resolution")} | {
+                "model": self._config(row)
+            }
             done = self._call([__file__, "draw", folder, json.dumps(wanted)], None)
             assert done is not None and done.returncode == 0, done and done.stderr
         return folder
 
-    def _call(self, words: list[Any], end: float | None, **more: str) -> subprocess.CompletedProcess[str] | None:
+    def _call(
+        self, words: list[Any], end: float | None, **more: str
+    ) -> subprocess.CompletedProcess[str] | None:
         """A program to its end, with what it printed; None where it took too long."""
         limit = max(end - time.monotonic(), 1) if end is not None else None
         try:
             there = {**self._environment, **more}
-            return subprocess.run([sys.executable, *map(str, words)], env=there, capture_output=True, text=True, timeout=limit, check=False)
+            return subprocess.run(
+                [sys.executable, *map(str, words)],
+                env=there,
+                capture_output=True,
+                text=True,
+                timeout=limit,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return None
 
 
-def _command(row: Row, who: str, inputs: Mapping[str, Any], base: Path, data: Path, out: Path) -> list[Any]:
+def _command(
+    row: Row, who: str, inputs: Mapping[str, Any], base: Path, data: Path, out: Path
+) -> list[Any]:
     """A training: our trainer, or the plain script with the same options."""
-    same = ["rank", "alpha", "global_batch", "micro_batch", "max_steps", "learning_rate", "precision"]
+    same = [
+        "rank",
+        "alpha",
+        "global_batch",
+        "micro_batch",
+        "max_steps",
+        "learning_rate",
+        "precision",
+    ]
     if row.recipe == "sft":
-        words: list[Any] = [TRAINERS / "text_train.py" if who == OURS else ROOT / "benchmarks" / "plain_sft.py", "--data", data]
-        words += ["--out", out / "weights", "--method", inputs["method"], "--weight-decay", inputs["weight_decay"]]
+        words: list[Any] = [
+            TRAINERS / "text_train.py" if who == OURS else ROOT / "benchmarks" / "plain_sft.py",
+            "--data",
+            data,
+        ]
+        words += [
+            "--out",
+            out / "weights",
+            "--method",
+            inputs["method"],
+            "--weight-decay",
+            inputs["weight_decay"],
+        ]
         more: list[Any] = ["--optimizer", inputs["optimizer"]]
     else:
-        words = [TRAINERS / "image_train.py" if who == OURS else ROOT / "benchmarks" / "plain_flux.py"]
-        words += [word for name in ("manifest", "latents", "text") for word in (f"--{name}", data / name)]
-        more = ["--family", "flux", "--objective", "logit_normal", "--base-storage", inputs["base_storage"], "--seed", 0, "--sample-every", 0]
-        more += [word for name in ("adapter", "snapshots", "report") for word in (f"--{name}", out / name)]
-    words += ["--base", base, *(word for name in same for word in (f"--{name.replace('_', '-')}", inputs[name]))]
+        words = [
+            TRAINERS / "image_train.py" if who == OURS else ROOT / "benchmarks" / "plain_flux.py"
+        ]
+        words += [
+            word for name in ("manifest", "latents", "text") for word in (f"--{name}", data / name)
+        ]
+        more = [
+            "--family",
+            "flux",
+            "--objective",
+            "logit_normal",
+            "--base-storage",
+            inputs["base_storage"],
+            "--seed",
+            0,
+            "--sample-every",
+            0,
+        ]
+        more += [
+            word
+            for name in ("adapter", "snapshots", "report")
+            for word in (f"--{name}", out / name)
+        ]
+    words += [
+        "--base",
+        base,
+        *(word for name in same for word in (f"--{name.replace('_', '-')}", inputs[name])),
+    ]
     if inputs["checkpoint_activations"]:
         words.append("--checkpoint-activations")
     if who == OURS:
-        words += [*more, "--history", out / "history.jsonl", "--checkpoints", out / "checkpoints", "--save-every", 1000000]
+        words += [
+            *more,
+            "--history",
+            out / "history.jsonl",
+            "--checkpoints",
+            out / "checkpoints",
+            "--save-every",
+            1000000,
+        ]
     return words
 
 
@@ -409,7 +574,9 @@ def make(folder: Path, config: dict[str, Any]) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         with torch.device(where):
-            model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16)
+            model: Any = AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**config), dtype=torch.bfloat16
+            )
         model.save_pretrained(folder)
         for file in (ROOT / "fixtures" / "tiny-llama").glob("tokenizer*"):
             shutil.copy(file, folder)
@@ -435,8 +602,13 @@ def _operations(config: dict[str, Any]) -> float:
     channels, side = config["in_channels"] // 4, pixels // 8
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counted:
         model = FluxTransformer2DModel(**config)
-        there = {"prompt": torch.zeros(1, 512, config["joint_attention_dim"]), "pooled": torch.zeros(1, config["pooled_projection_dim"])}
-        predict(model, torch.zeros(1, channels, side, side), torch.zeros(1), there, 1.0, torch.float32)
+        there = {
+            "prompt": torch.zeros(1, 512, config["joint_attention_dim"]),
+            "pooled": torch.zeros(1, config["pooled_projection_dim"]),
+        }
+        predict(
+            model, torch.zeros(1, channels, side, side), torch.zeros(1), there, 1.0, torch.float32
+        )
     return 2.0 * counted.get_total_flops()
 
 
@@ -450,8 +622,13 @@ def draw(folder: Path, wanted: dict[str, Any]) -> None:
 
         luck = numpy.random.RandomState(0)
         store = Writer(folder, wide=config["vocab_size"] > 1 << 16)
-        documents = [store.add(luck.randint(1, config["vocab_size"], wanted["max_length"]).tolist(), None) for _ in range(count)]
-        store.close({SPLITS[0]: [[number] for number in documents], SPLITS[1]: []}, {"end_token": None})
+        documents = [
+            store.add(luck.randint(1, config["vocab_size"], wanted["max_length"]).tolist(), None)
+            for _ in range(count)
+        ]
+        store.close(
+            {SPLITS[0]: [[number] for number in documents], SPLITS[1]: []}, {"end_token": None}
+        )
     else:
         import torch
         from image_model import caption_file  # type: ignore[import-not-found, unused-ignore]
@@ -466,9 +643,18 @@ def draw(folder: Path, wanted: dict[str, Any]) -> None:
             size = wanted["resolution"]
             rows.append({"id": str(number), "caption": str(number), "width": size, "height": size, "original": [size, size], "corner": [0, 0],
                          "source": f"{number}.png", "held_out": False, "repeats": 1, "regular": False})  # fmt: skip
-            save_file({"latent": torch.randn(config["in_channels"] // 4, side, side)}, folder / "latents" / f"{number}.safetensors")
-            text = {"prompt": torch.randn(512, config["joint_attention_dim"]), "pooled": torch.randn(config["pooled_projection_dim"])}
-            save_file({name: value.bfloat16() for name, value in text.items()}, folder / "text" / caption_file(str(number)))
+            save_file(
+                {"latent": torch.randn(config["in_channels"] // 4, side, side)},
+                folder / "latents" / f"{number}.safetensors",
+            )
+            text = {
+                "prompt": torch.randn(512, config["joint_attention_dim"]),
+                "pooled": torch.randn(config["pooled_projection_dim"]),
+            }
+            save_file(
+                {name: value.bfloat16() for name, value in text.items()},
+                folder / "text" / caption_file(str(number)),
+            )
         (folder / "manifest").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "whole").touch()
 
@@ -489,12 +675,22 @@ def page(told: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in ROWS:
-        ours, plain = (pieces.get(f"{row.name}/{who}", {"not_run": "not run"}) for who in (OURS, PLAIN))
+        ours, plain = (
+            pieces.get(f"{row.name}/{who}", {"not_run": "not run"}) for who in (OURS, PLAIN)
+        )
         if "not_run" in ours or "seconds" not in ours:
             lines.append(f"| {row.name} | | {ours.get('not_run', 'not run')} |" + " |" * 8)
             continue
-        unit, name = ("tokens/s", "tokens_per_second") if row.recipe == "sft" else ("images/s", "images_per_second")
-        beside = [f"{plain[name]:g} {unit}", f"{plain['seconds'] / ours['seconds']:.2f}"] if "seconds" in plain else [_without(row, plain), ""]
+        unit, name = (
+            ("tokens/s", "tokens_per_second")
+            if row.recipe == "sft"
+            else ("images/s", "images_per_second")
+        )
+        beside = (
+            [f"{plain[name]:g} {unit}", f"{plain['seconds'] / ours['seconds']:.2f}"]
+            if "seconds" in plain
+            else [_without(row, plain), ""]
+        )
         held, estimated = ours.get("gpu_memory_allocated_gb"), ours.get("estimated_gb")
         memory = [
             f"{held:.1f}" if held else "",
@@ -506,7 +702,20 @@ def page(told: dict[str, Any]) -> str:
             f"{plain['gpu_memory_allocated_gb']:.1f}" if held and "seconds" in plain else "",
         ]
         mfu = f"{ours['mfu']:.0%}" if "mfu" in ours else ""
-        lines.append("| " + " | ".join([row.name, str(ours["micro_batch"]), f"{ours[name]:g} {unit}", *beside, mfu, *memory]) + " |")
+        lines.append(
+            "| "
+            + " | ".join(
+                [
+                    row.name,
+                    str(ours["micro_batch"]),
+                    f"{ours[name]:g} {unit}",
+                    *beside,
+                    mfu,
+                    *memory,
+                ]
+            )
+            + " |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -515,7 +724,9 @@ def _without(row: Row, plain: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("wheels")
     verb.add_argument("folder", type=Path)
@@ -523,7 +734,12 @@ def main() -> None:
     verb = verbs.add_parser("run")
     verb.add_argument("state", type=Path)
     verb.add_argument("--wheels", type=Path)
-    verb.add_argument("--work", type=Path, default=ROOT / "build" / "gpu", help="where models lie until all is measured: 46 GB")
+    verb.add_argument(
+        "--work",
+        type=Path,
+        default=ROOT / "build" / "gpu",
+        help="where models lie until all is measured: 46 GB",
+    )
     verb.add_argument("--minutes", type=float, default=8, help="of this call")
     verb.add_argument("--total", type=float, default=25, help="minutes of all calls")
     verb.add_argument("--device", choices=["cuda", "cpu"], default="cuda")

@@ -2,7 +2,8 @@
 
 usage: house.py
 
-Prints the figures and every break of a wall.  Exit code 1 if there is a circle of imports, a broken wall, or a size over its limit.
+Prints the figures and every break of a wall.  Exit code 1 if there is a circle of imports or a
+broken wall.  Sizes are printed as signs of where to look.
 """
 
 from __future__ import annotations
@@ -17,7 +18,20 @@ from typing import NamedTuple
 import networkx as nx
 
 HOME = Path(__file__).resolve().parents[1]
-FLOORS = ("agent", "words", "language", "planning", "storage", "reports", "hosts", "survey", "advice", "execution", "interface", "server")
+FLOORS = (
+    "agent",
+    "words",
+    "language",
+    "planning",
+    "storage",
+    "reports",
+    "hosts",
+    "survey",
+    "advice",
+    "execution",
+    "interface",
+    "server",
+)
 """A floor imports itself and those before it, but no floor's agent imports anything.  `words` are the modules of `runner` itself; the front door,
 runner/__init__.py, opens any room."""
 PLAN_FREE = ("runner.planning.step",)
@@ -50,12 +64,11 @@ HERE_OR_THERE = ("RemotePlace", "here")
 INSIDE = ("survey", "execution")
 """Rooms that read the caller's environment from the workspace alone: a worker's is not the submitter's."""
 
-LONG = 700
+LONG = 1000
 BROAD = 25
 TALL = 100
-LIMITS = {"circles of imports": 0, "broken walls": 0, "dict[str, Any]": 55, f"files over {LONG} lines": 1} | {
-    f"classes over {BROAD} methods": 0, f"functions over {TALL} lines": 0
-}  # fmt: skip
+"""Sizes above which a file, class or function is printed, as a sign of where to look. They are no limits:
+code that was split or folded to meet a number was harder to read than before."""
 
 
 class Import(NamedTuple):
@@ -81,10 +94,16 @@ def imports(home: Path, known: set[str] | None = None) -> list[Import]:
     """Every import of ours, wherever it stands: those inside functions and for types count too.  `known` are modules that lie elsewhere."""
     there = modules(home)
     names = there.keys() | (known or set())
-    return [Import(source, path.relative_to(home).as_posix(), *rest) for source, path in there.items() for rest in _imported(source, path, names)]
+    return [
+        Import(source, path.relative_to(home).as_posix(), *rest)
+        for source, path in there.items()
+        for rest in _imported(source, path, names)
+    ]
 
 
-def _imported(source: str, path: Path, known: set[str] | frozenset[str]) -> Iterator[tuple[int, str, str]]:
+def _imported(
+    source: str, path: Path, known: set[str] | frozenset[str]
+) -> Iterator[tuple[int, str, str]]:
     package = source.split(".") if path.name == "__init__.py" else source.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
         if isinstance(node, ast.Import):
@@ -94,14 +113,24 @@ def _imported(source: str, path: Path, known: set[str] | frozenset[str]) -> Iter
             target = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
                 whole = f"{target}.{alias.name}"
-                yield (node.lineno, whole, "") if whole in known else (node.lineno, target, alias.name)
+                yield (
+                    (node.lineno, whole, "")
+                    if whole in known
+                    else (node.lineno, target, alias.name)
+                )
 
 
 def circles(found: list[Import]) -> list[list[str]]:
     """Modules that import each other, in groups."""
     ours = {each.source for each in found}
-    graph = nx.DiGraph((each.source, each.target) for each in found if each.target in ours and each.target != each.source)
-    return sorted(sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1)
+    graph = nx.DiGraph(
+        (each.source, each.target)
+        for each in found
+        if each.target in ours and each.target != each.source
+    )
+    return sorted(
+        sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1
+    )
 
 
 def package(module: str) -> str:
@@ -112,7 +141,9 @@ def package(module: str) -> str:
 
 def circles_of_packages(found: list[Import]) -> list[list[str]]:
     """Packages of rooms that import each other, in groups: one of them could not be read alone."""
-    return circles([each._replace(source=package(each.source), target=package(each.target)) for each in found])
+    return circles(
+        [each._replace(source=package(each.source), target=package(each.target)) for each in found]
+    )
 
 
 def room(module: str) -> str:
@@ -127,16 +158,25 @@ def room(module: str) -> str:
 
 def faults(home: Path, known: set[str] | None = None) -> list[str]:
     """Every break of a wall below `home`."""
-    found = [f"{each.path}:{each.line}: {fault}" for each in imports(home, known) if (fault := _import_fault(each))]
+    found = [
+        f"{each.path}:{each.line}: {fault}"
+        for each in imports(home, known)
+        if (fault := _import_fault(each))
+    ]
     for module, path in modules(home).items():
         name = path.relative_to(home).as_posix()
         tree = ast.parse(path.read_bytes(), name)
         if room(module) in PURE and (name, None) not in READING:
             found += [f"{name}:{line}: {fault}" for line, fault in _touches(name, tree)]
         if room(module) in INSIDE:
-            found += [f"{name}:{line}: reads os.environ, which the workspace hands in" for line in _environment(tree)]
+            found += [
+                f"{name}:{line}: reads os.environ, which the workspace hands in"
+                for line in _environment(tree)
+            ]
         if room(module) == "execution":
-            found += [f"{name}:{line}: asks whether a host is this one" for line in _asks_where(tree)]
+            found += [
+                f"{name}:{line}: asks whether a host is this one" for line in _asks_where(tree)
+            ]
     return found
 
 
@@ -148,13 +188,26 @@ def _import_fault(each: Import) -> str:
     if not source:
         return ""
     if source == "agent":
-        return f"the agent imports {what}" if each.target.partition(".")[0] in ("runner", "drivers") and target != "agent" else ""
+        return (
+            f"the agent imports {what}"
+            if each.target.partition(".")[0] in ("runner", "drivers") and target != "agent"
+            else ""
+        )
     if each.target == "runner":
         return f"{source} imports the front door: {what}"
     if target == "drivers":
-        open_to = each.target in OPEN or each.source in LOADERS or source in LOADERS or (each.target == "drivers" and each.name in TABLE)
+        open_to = (
+            each.target in OPEN
+            or each.source in LOADERS
+            or source in LOADERS
+            or (each.target == "drivers" and each.name in TABLE)
+        )
         return "" if open_to else f"{source} imports {what}; only hosts load a driver"
-    if target and FLOORS.index(target) > FLOORS.index(source) and not (target == "server" and each.source == SERVES):
+    if (
+        target
+        and FLOORS.index(target) > FLOORS.index(source)
+        and not (target == "server" and each.source == SERVES)
+    ):
         return f"{source} imports {what}, which is {target}"
     if source == "hosts" and target == "planning" and each.target not in PLAN_FREE:
         return f"hosts imports {what}; a place knows no plan"
@@ -168,10 +221,22 @@ def _touches(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
         words = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level and node.module:
             words = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        yield from ((node.lineno, f"imports {word}") for word in words if {word, word.partition(".")[0]} & THE_WORLD)
-    body = [part for part in tree.body if not (isinstance(part, ast.FunctionDef) and (name, part.name) in READING)]
+        yield from (
+            (node.lineno, f"imports {word}")
+            for word in words
+            if {word, word.partition(".")[0]} & THE_WORLD
+        )
+    body = [
+        part
+        for part in tree.body
+        if not (isinstance(part, ast.FunctionDef) and (name, part.name) in READING)
+    ]
     for node in (node for part in body for node in ast.walk(part)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TOUCHES:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in TOUCHES
+        ):
             yield node.lineno, f"calls {node.func.id}()"
         if isinstance(node, ast.Attribute) and node.attr in METHODS:
             yield node.lineno, f"uses .{node.attr}"
@@ -179,8 +244,14 @@ def _touches(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def _environment(tree: ast.Module) -> list[int]:
     """The lines where a module reads the environment of this process."""
-    ours = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"))
-    return [node.lineno for node in ours if isinstance(node.value, ast.Name) and node.value.id == "os"]
+    ours = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+    )
+    return [
+        node.lineno for node in ours if isinstance(node.value, ast.Name) and node.value.id == "os"
+    ]
 
 
 def _asks_where(tree: ast.Module) -> list[int]:
@@ -188,26 +259,44 @@ def _asks_where(tree: ast.Module) -> list[int]:
 
     def named(node: ast.AST) -> bool:
         return any(
-            isinstance(part, (ast.Name, ast.Attribute)) and (getattr(part, "id", "") or getattr(part, "attr", "")) in HERE_OR_THERE
+            isinstance(part, (ast.Name, ast.Attribute))
+            and (getattr(part, "id", "") or getattr(part, "attr", "")) in HERE_OR_THERE
             for part in ast.walk(node)
         )
 
     return [
         node.lineno
         for node in ast.walk(tree)
-        if (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance" and named(node.args[1]))
-        or (isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops) and named(node))
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "isinstance"
+            and named(node.args[1])
+        )
+        or (
+            isinstance(node, ast.Compare)
+            and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
+            and named(node)
+        )
     ]
 
 
 def lines(home: Path) -> dict[str, int]:
     """Lines of each file of `runner` and `drivers`."""
-    return {path.relative_to(home).as_posix(): len(path.read_text("utf-8").splitlines()) for path in modules(home).values()}
+    return {
+        path.relative_to(home).as_posix(): len(path.read_text("utf-8").splitlines())
+        for path in modules(home).values()
+    }
 
 
 def untyped(home: Path) -> Counter[str]:
     """How often each file says `dict[str, Any]`."""
-    return Counter({path.relative_to(home).as_posix(): path.read_text("utf-8").count("dict[str, Any]") for path in modules(home).values()})
+    return Counter(
+        {
+            path.relative_to(home).as_posix(): path.read_text("utf-8").count("dict[str, Any]")
+            for path in modules(home).values()
+        }
+    )
 
 
 def shapes(home: Path) -> tuple[dict[str, int], dict[str, int]]:
@@ -217,9 +306,13 @@ def shapes(home: Path) -> tuple[dict[str, int], dict[str, int]]:
         name = path.relative_to(home).as_posix()
         for node in ast.walk(ast.parse(path.read_bytes(), name)):
             if isinstance(node, ast.ClassDef):
-                classes[f"{name}:{node.lineno} {node.name}"] = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
+                classes[f"{name}:{node.lineno} {node.name}"] = sum(
+                    isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body
+                )
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                functions[f"{name}:{node.lineno} {node.name}"] = (node.end_lineno or node.lineno) - node.lineno + 1
+                functions[f"{name}:{node.lineno} {node.name}"] = (
+                    (node.end_lineno or node.lineno) - node.lineno + 1
+                )
     return classes, functions
 
 
@@ -231,23 +324,31 @@ def main() -> int:
     by_room = Counter[str]()
     for module, path in modules(HOME).items():
         by_room[room(module) or "front door"] += sizes[path.relative_to(HOME).as_posix()]
-    print("lines by room: " + ", ".join(f"{name} {by_room[name]}" for name in ("front door", *FLOORS, "drivers") if by_room[name]))
+    print(
+        "lines by room: "
+        + ", ".join(
+            f"{name} {by_room[name]}"
+            for name in ("front door", *FLOORS, "drivers")
+            if by_room[name]
+        )
+    )
     for ring in rings:
         print("circle: " + " <-> ".join(ring))
     for fault in broken:
         print(f"wall: {fault}")
     for name, count in sorted(long.items(), key=lambda item: -item[1]):
         print(f"long: {name} {count}")
-    broad, tall = ({name: count for name, count in found.items() if count > most} for found, most in zip(shapes(HOME), (BROAD, TALL), strict=True))
+    broad, tall = (
+        {name: count for name, count in found.items() if count > most}
+        for found, most in zip(shapes(HOME), (BROAD, TALL), strict=True)
+    )
     for what, over in (("methods", broad), ("lines", tall)):
         for name, count in sorted(over.items(), key=lambda item: -item[1]):
             print(f"{what}: {name} {count}")
     for name, count in loose.most_common(8):
         print(f"dict[str, Any]: {name} {count}")
-    figures = dict(zip(LIMITS, (len(rings), len(broken), loose.total(), len(long), len(broad), len(tall)), strict=True))
-    for what, limit in LIMITS.items():
-        print(f"{what:<28}{figures[what]:>6}   at most {limit}" + ("" if figures[what] <= limit else "   TOO MANY"))
-    return int(any(figures[what] > limit for what, limit in LIMITS.items()))
+    print(f"{len(rings)} circles of imports, {len(broken)} broken walls")
+    return int(bool(rings or broken))
 
 
 if __name__ == "__main__":

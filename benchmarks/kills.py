@@ -34,7 +34,11 @@ WHOM = ["worker", "agent", "worker agent", "attach", "attach agent", "worker att
 """Who is killed together; the first three are all that there are on this machine."""
 PATIENCE = 120.0
 """Seconds until a run that goes on by itself is taken for stuck."""
-RECIPE = [sys.executable, "-c", "import sys; from runner.interface.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+RECIPE = [
+    sys.executable,
+    "-c",
+    "import sys; from runner.interface.cli.main import main; sys.exit(main(sys.argv[1:]))",
+]
 
 Step = dict[str, object]
 
@@ -44,7 +48,10 @@ def tiny(id: str) -> Step:
 
 
 def large(id: str) -> Step:
-    return {"run": f"head -c 1000000 /dev/zero > {id}.txt; echo {id} >> {id}.txt", "outputs": {"o": f"{id}.txt"}}
+    return {
+        "run": f"head -c 1000000 /dev/zero > {id}.txt; echo {id} >> {id}.txt",
+        "outputs": {"o": f"{id}.txt"},
+    }
 
 
 def tree(id: str) -> Step:
@@ -59,12 +66,20 @@ def several(id: str) -> Step:
 
 
 def measured(id: str) -> Step:
-    return {"run": f"""echo '{{"loss": 0.5}}' >> $RECIPE_METRICS; echo {id} > {id}.txt""", "outputs": {"o": f"{id}.txt"}, "metrics": True}
+    return {
+        "run": f"""echo '{{"loss": 0.5}}' >> $RECIPE_METRICS; echo {id} > {id}.txt""",
+        "outputs": {"o": f"{id}.txt"},
+        "metrics": True,
+    }
 
 
 def resumed(id: str) -> Step:
     make = f"seq 3 | while read n; do echo $n > {id}.state/step-$n; done; echo {id} > {id}.txt"
-    return {"run": make, "outputs": {"o": f"{id}.txt"}, "state": {"kept": {"path": f"{id}.state/", "checkpoint": "step-*"}}}
+    return {
+        "run": make,
+        "outputs": {"o": f"{id}.txt"},
+        "state": {"kept": {"path": f"{id}.state/", "checkpoint": "step-*"}},
+    }
 
 
 def passing(id: str) -> Step:
@@ -88,7 +103,14 @@ def graph(rng: random.Random, notes: Path, count: int) -> tuple[dict[str, Step],
         read += [f": {{{{ steps.{up}.metrics.loss }}}}" for up in above if kinds[up] is measured]
         pause = [f"sleep {rng.choice([0.02, 0.1, 0.4])}"] if rng.random() < 0.3 else []
         step = kind(id)
-        parts = ["set -e", f"echo begun >> {notes}/{id}", *read, *pause, str(step["run"]), f"echo ended >> {notes}/{id}"]
+        parts = [
+            "set -e",
+            f"echo begun >> {notes}/{id}",
+            *read,
+            *pause,
+            str(step["run"]),
+            f"echo ended >> {notes}/{id}",
+        ]
         steps[id] = {**step, "run": "\n".join(parts)}
     return steps, {id: f"{id}.txt" for id in steps}
 
@@ -112,7 +134,16 @@ class Tally:
 class Workspace:
     """One folder, its recipe and what its steps wrote down."""
 
-    def __init__(self, root: Path, rng: random.Random, steps: int, jobs: int, driver: str, whom: str, settings: str = "") -> None:
+    def __init__(
+        self,
+        root: Path,
+        rng: random.Random,
+        steps: int,
+        jobs: int,
+        driver: str,
+        whom: str,
+        settings: str = "",
+    ) -> None:
         self.root, self.rng, self.notes = root, rng, root / "notes"
         self.there = root / ".recipe" / "local" if driver == "local" else root / "there"
         self.choices = [whom] if whom != "any" else WHOM[: 3 if driver == "local" else None]
@@ -121,15 +152,26 @@ class Workspace:
         self.notes.mkdir(parents=True)
         made, self.shown = graph(rng, self.notes, steps)
         if settings:
-            (root / "recipe.toml").write_text(f'[drivers.{driver}]\n{settings}root = "{self.there}"\n')
-        (root / "recipe.yaml").write_text(json.dumps({"recipe": "kills@1", "summary": "Short steps", "steps": made}, indent=1))
+            (root / "recipe.toml").write_text(
+                f'[drivers.{driver}]\n{settings}root = "{self.there}"\n'
+            )
+        (root / "recipe.yaml").write_text(
+            json.dumps({"recipe": "kills@1", "summary": "Short steps", "steps": made}, indent=1)
+        )
 
     def ends(self) -> int:
         return sum(path.read_text().count("ended") for path in self.notes.iterdir())
 
     def start(self) -> subprocess.Popen[bytes]:
         with (self.root / "said").open("wb") as said:
-            return subprocess.Popen(self.words, cwd=self.root, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+            return subprocess.Popen(
+                self.words,
+                cwd=self.root,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
 
     def killed(self) -> tuple[bool, int]:
         """Have a run under way and kill something at some moment: whether that was in time, and else its exit code."""
@@ -139,7 +181,9 @@ class Workspace:
         some_time = self.rng.choice([0.3, 1.0, 3.0]) * self.rng.random()
         after_an_end = self.rng.random() < 0.6
         while process.poll() is None and time.monotonic() - begun < PATIENCE:
-            if (after_an_end and self.ends() > before) or (not after_an_end and time.monotonic() - begun > some_time):
+            if (after_an_end and self.ends() > before) or (
+                not after_an_end and time.monotonic() - begun > some_time
+            ):
                 time.sleep(self.rng.random() * 0.2 if after_an_end else 0.0)
                 break
             time.sleep(0.002)
@@ -147,7 +191,9 @@ class Workspace:
         hit = process.poll() is None
         for pid in self.programs(whom):
             with contextlib.suppress(OSError):
-                if self.kind(pid) in whom.split():  # a job that its agent is just forking looks like the agent for a moment
+                if (
+                    self.kind(pid) in whom.split()
+                ):  # a job that its agent is just forking looks like the agent for a moment
                     os.kill(pid, signal.SIGKILL)
         if "worker" not in whom and hit:
             return True, 0
@@ -169,7 +215,13 @@ class Workspace:
         """What a process is to this workspace: its agent, attach, or nothing.  Raises OSError when it is gone."""
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         agent = f"{self.there}/agent" if self.there.name == "there" else str(self.there)
-        return "agent" if agent.encode() in words else "attach" if str(self.there).encode() in words else ""
+        return (
+            "agent"
+            if agent.encode() in words
+            else "attach"
+            if str(self.there).encode() in words
+            else ""
+        )
 
     def finish(self) -> int:
         process, self.process = self.process or self.start(), None
@@ -188,11 +240,25 @@ class Workspace:
                 tally.again.append(where)
             elif lines.count("begun") > 1:
                 tally.doubled.append(where)
-            if lines.count("ended") != lines.count("begun") or not lines or not path.exists() or not path.read_text().endswith(f"{id}\n"):
+            if (
+                lines.count("ended") != lines.count("begun")
+                or not lines
+                or not path.exists()
+                or not path.read_text().endswith(f"{id}\n")
+            ):
                 tally.lost.append(where)
 
 
-def run(kills: int, seed: int, steps: int, jobs: int, driver: str, whom: str, top: Path, settings: str = "") -> Tally:
+def run(
+    kills: int,
+    seed: int,
+    steps: int,
+    jobs: int,
+    driver: str,
+    whom: str,
+    top: Path,
+    settings: str = "",
+) -> Tally:
     """Kill so often, in as many workspaces as that takes; those in which nothing went wrong are deleted."""
     rng, tally = random.Random(seed), Tally()
     while tally.kills < kills:
@@ -208,7 +274,9 @@ def run(kills: int, seed: int, steps: int, jobs: int, driver: str, whom: str, to
             code = 0
         code = code or space.finish()
         if code:
-            faults.failed.append(f"{space.root}: exit code {code}: {(space.root / 'said').read_text(errors='replace')[-600:]}")
+            faults.failed.append(
+                f"{space.root}: exit code {code}: {(space.root / 'said').read_text(errors='replace')[-600:]}"
+            )
         space.look(faults)
         tally.again += faults.again
         tally.doubled += faults.doubled
@@ -230,14 +298,20 @@ def _writable(do: Callable[..., object], path: str, _error: object) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=100, help="how often somebody is killed")
     parser.add_argument("--whom", choices=(*WHOM, "any"), default="any", help="who is killed")
     parser.add_argument("--steps", type=int, default=24, help="in each workspace")
     parser.add_argument("--seed", type=int, default=1, help="of the graphs and the moments")
     parser.add_argument("--jobs", type=int, default=2, help="steps at once")
-    parser.add_argument("--driver", default="local", choices=("local", "ssh"), help="where steps run")
-    parser.add_argument("--root", type=Path, help="where workspaces are made; those that show a fault stay")
+    parser.add_argument(
+        "--driver", default="local", choices=("local", "ssh"), help="where steps run"
+    )
+    parser.add_argument(
+        "--root", type=Path, help="where workspaces are made; those that show a fault stay"
+    )
     given = parser.parse_args()
     top = Path(tempfile.mkdtemp(prefix="kills-", dir=given.root))
     begun = time.monotonic()
@@ -248,10 +322,22 @@ def main() -> int:
 
             sshd = stack.enter_context(Sshd(top / "sshd"))
             settings = (
-                f'hosts = ["{sshd.address}"]\nagent = false\nknown_hosts = "{sshd.known_hosts}"\nidentity = "{sshd.identity}"\nslots = {given.jobs}\n'
+                f'hosts = ["{sshd.address}"]\nagent = false\nknown_hosts = "{sshd.known_hosts}"\n'
             )
-        tally = run(given.kills, given.seed, given.steps, given.jobs, given.driver, given.whom, top, settings)
-    print(f"{tally.kills} kills in {tally.workspaces} workspaces of {given.steps} steps, {time.monotonic() - begun:.0f} s")
+            f'identity = "{sshd.identity}"\nslots = {given.jobs}\n'
+        tally = run(
+            given.kills,
+            given.seed,
+            given.steps,
+            given.jobs,
+            given.driver,
+            given.whom,
+            top,
+            settings,
+        )
+    print(
+        f"{tally.kills} kills in {tally.workspaces} workspaces of {given.steps} steps, {time.monotonic() - begun:.0f} s"
+    )
     for words, found in (
         ("finished steps begun twice", tally.again),
         ("running steps begun twice", tally.doubled),

@@ -26,7 +26,9 @@ from random import Random
 
 RECIPE = str(Path(sys.executable).with_name("recipe"))
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},  # as installed: compiled once
+    **{
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    },  # as installed: compiled once
     "RESTIC_PASSWORD": "benchmark",
     "DVC_NO_ANALYTICS": "1",
     "CORE_ANALYTICS": "false",
@@ -71,14 +73,22 @@ def peers(folder: str, work: Path) -> dict[str, tuple[Callable[[], None], list[s
     tar = ["sh", "-c", "tar --sort=name -cf - data | sha256sum"]
     backup = [peer("restic"), "backup", "-q", "-r", "repository", "data"]
     found = {
-        "recipe pack": (forget(".recipe"), [RECIPE, "pack", "data", "-q"], [RECIPE, "pack", "data", "-q"]),
+        "recipe pack": (
+            forget(".recipe"),
+            [RECIPE, "pack", "data", "-q"],
+            [RECIPE, "pack", "data", "-q"],
+        ),
         "recipe pack --out": (
             forget(".recipe", "packed"),
             [RECIPE, "pack", "data", "-q", "--out", "packed"],
             [RECIPE, "pack", "data", "-q", "--out", "packed"],
         ),
         "GNU tar | sha256sum": (lambda: None, tar, tar),
-        "dvc add, dvc status": (dvc, [peer("dvc"), "add", "-q", "data"], [peer("dvc"), "status", "-q"]),
+        "dvc add, dvc status": (
+            dvc,
+            [peer("dvc"), "add", "-q", "data"],
+            [peer("dvc"), "status", "-q"],
+        ),
         "restic backup": (restic, backup, backup),
     }
     for name, (_, argv, _) in list(found.items()):
@@ -89,7 +99,14 @@ def peers(folder: str, work: Path) -> dict[str, tuple[Callable[[], None], list[s
 
 
 def quietly(argv: list[str], cwd: Path) -> None:
-    done = subprocess.run(argv, cwd=cwd, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        argv,
+        cwd=cwd,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     if done.returncode:
         sys.exit(f"{' '.join(argv)} failed with {done.returncode}: {done.stderr.decode()[-500:]}")
 
@@ -125,7 +142,10 @@ def beside_a_walk(work: Path, rounds: int) -> None:
     cache.changes()
     walks, looks, loads = [], [], []
     for _ in range(rounds):
-        for times, what in ((walks, lambda: walked(str(work / "data"))), (looks, lambda: cache.content_of("data"))):
+        for times, what in (
+            (walks, lambda: walked(str(work / "data"))),
+            (looks, lambda: cache.content_of("data")),
+        ):
             begun = time.process_time()
             what()
             times.append(time.process_time() - begun)
@@ -133,20 +153,29 @@ def beside_a_walk(work: Path, rounds: int) -> None:
         DigestCache(work, (), work / "listings").content_of("data")
         loads.append(time.process_time() - begun)
     walk, look, load = (statistics.median(times) for times in (walks, looks, loads))
-    print(f"CPU seconds: scandir + stat {walk:.3f}; an unchanged tree {look:.3f} ({look / walk:.2f}), listing read {load:.3f} ({load / walk:.2f})")
+    print(
+        f"CPU seconds: scandir + stat {walk:.3f}; an unchanged tree {look:.3f} ({look / walk:.2f}), listing read {load:.3f} ({load / walk:.2f})"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=50_000)
     parser.add_argument("--size", type=int, default=20_000)
     parser.add_argument("--large", type=int, default=1_000_000_000)
-    parser.add_argument("--bin", default=str(Path(sys.executable).parent), help="where dvc and restic are installed")
+    parser.add_argument(
+        "--bin", default=str(Path(sys.executable).parent), help="where dvc and restic are installed"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--at", help="a folder on the disk to measure on")
     parser.add_argument("--walk", action="store_true")
     given = parser.parse_args()
-    for shape, files, size in ((f"{given.files:,} x {given.size:,} B", given.files, given.size), (f"1 x {given.large:,} B", 1, given.large)):
+    for shape, files, size in (
+        (f"{given.files:,} x {given.size:,} B", given.files, given.size),
+        (f"1 x {given.large:,} B", 1, given.large),
+    ):
         work = Path(tempfile.mkdtemp(prefix="pack-bench-", dir=given.at))
         try:
             fill(work / "data", files, size)
@@ -166,7 +195,9 @@ def main() -> None:
             for name in tools:
                 cells = []
                 for what in ("cold", "unchanged"):
-                    wall, cpu = (statistics.median(column) for column in zip(*took[name, what], strict=True))
+                    wall, cpu = (
+                        statistics.median(column) for column in zip(*took[name, what], strict=True)
+                    )
                     base = statistics.median(wall for wall, _ in took["GNU tar | sha256sum", what])
                     cells.append(f"{f'{wall:.2f} s ({cpu:.2f} cpu)  {wall / base:.2f}':>30}")
                 print(f"{name:22}" + "".join(cells))

@@ -48,7 +48,9 @@ def timed(argv: list[str], cwd: Path, log: Path) -> float:
     """Seconds of wall time of one command that must succeed."""
     with log.open("ab") as out:
         begun = time.perf_counter()
-        code = subprocess.run(argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False).returncode
+        code = subprocess.run(
+            argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False
+        ).returncode
         took = time.perf_counter() - begun
     if code:
         sys.exit(f"{argv[0]} failed with {code}; see {log}")
@@ -56,10 +58,14 @@ def timed(argv: list[str], cwd: Path, log: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--peers", default="ninja,make,doit,snakemake")
-    parser.add_argument("--bin", default=str(Path(sys.executable).parent), help="where the peers are installed")
+    parser.add_argument(
+        "--bin", default=str(Path(sys.executable).parent), help="where the peers are installed"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
@@ -73,7 +79,9 @@ def main() -> None:
         for tool in tools:
             home, log = top / tool, top / f"{tool}.log"
             for name in STATE[tool]:
-                shutil.rmtree(home / name) if (home / name).is_dir() else (home / name).unlink(missing_ok=True)
+                shutil.rmtree(home / name) if (home / name).is_dir() else (home / name).unlink(
+                    missing_ok=True
+                )
             shutil.rmtree(home / "out")
             (home / "out").mkdir()
             took.setdefault((tool, "cold"), []).append(timed(how[tool], home, log))
@@ -84,7 +92,9 @@ def main() -> None:
             (home / "src/s7.txt").write_text(f"edited in round {n}\n")
             took.setdefault((tool, "edit"), []).append(timed(how[tool], home, log))
     base = tools[1]
-    print(f"{given.steps} steps, {given.jobs} jobs, median of {given.rounds} rounds; in brackets the ratio to {base}")
+    print(
+        f"{given.steps} steps, {given.jobs} jobs, median of {given.rounds} rounds; in brackets the ratio to {base}"
+    )
     for tool in tools:
         cells = []
         for what in ("cold", "no-op", "edit"):

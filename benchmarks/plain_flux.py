@@ -48,13 +48,21 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     accelerator = Accelerator(
-        mixed_precision=options.precision, gradient_accumulation_steps=options.global_batch // options.micro_batch, cpu=not torch.cuda.is_available()
+        mixed_precision=options.precision,
+        gradient_accumulation_steps=options.global_batch // options.micro_batch,
+        cpu=not torch.cuda.is_available(),
     )
     where, dtype = accelerator.device, DTYPES[options.precision]
-    scheduler = copy.deepcopy(FlowMatchEulerDiscreteScheduler.from_pretrained(options.base / "scheduler", use_dynamic_shifting=False, shift=1.0))
+    scheduler = copy.deepcopy(
+        FlowMatchEulerDiscreteScheduler.from_pretrained(
+            options.base / "scheduler", use_dynamic_shifting=False, shift=1.0
+        )
+    )
     transformer = denoiser(options.base, options.init, dtype)
     draw("adapter", options.seed)
-    transformer.add_adapter(LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=TARGETS))
+    transformer.add_adapter(
+        LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=TARGETS)
+    )
     transformer.to(where)
     if options.checkpoint_activations:
         transformer.enable_gradient_checkpointing()
@@ -66,7 +74,13 @@ def main() -> None:
 
     images = [row for row in rows(options.manifest) if not row.held_out]
     latents = [load_file(options.latents / f"{row.id}.safetensors")["latent"] for row in images]
-    captions = [{name: value.to(where) for name, value in load_file(options.text / caption_file(row.caption)).items()} for row in images]
+    captions = [
+        {
+            name: value.to(where)
+            for name, value in load_file(options.text / caption_file(row.caption)).items()
+        }
+        for row in images
+    ]
     reading = Reading(images, options)
     losses, ends = [], []
     for step in range(1, options.max_steps + 1):
@@ -79,7 +93,9 @@ def main() -> None:
                 for place, index in part:
                     # The same luck as the recipe's: one step's noise and noise levels would else differ by more than what is looked for.
                     draw("noise", options.seed, step, place)
-                    drawn.append(1 - compute_density_for_timestep_sampling("logit_normal", 1, 0.0, 1.0))
+                    drawn.append(
+                        1 - compute_density_for_timestep_sampling("logit_normal", 1, 0.0, 1.0)
+                    )
                     noises.append(torch.randn_like(latents[index]))
                 loss = loss_of(transformer, scheduler, torch.stack([latents[index] for _, index in part]).to(where), torch.stack(noises).to(where),
                                torch.cat(drawn), [captions[index] for _, index in part], dtype)  # fmt: skip
@@ -92,7 +108,11 @@ def main() -> None:
         losses.append(summed)
         ends.append(time.perf_counter())
     seconds = [end - begin for begin, end in pairwise(ends)]
-    print(json.dumps({"losses": losses, "seconds": seconds, "memory_gb": memory() / 1e9, **gpu_memory()}))
+    print(
+        json.dumps(
+            {"losses": losses, "seconds": seconds, "memory_gb": memory() / 1e9, **gpu_memory()}
+        )
+    )
 
 
 def loss_of(
@@ -102,11 +122,19 @@ def loss_of(
     """The mean squared error of the velocity, at the noise levels of the scheduler that were drawn."""
     where = latents.device
     batch, channels, height, width = latents.shape
-    numbers = (drawn * scheduler.config.num_train_timesteps).long().clamp(max=scheduler.config.num_train_timesteps - 1)
+    numbers = (
+        (drawn * scheduler.config.num_train_timesteps)
+        .long()
+        .clamp(max=scheduler.config.num_train_timesteps - 1)
+    )
     sigmas = scheduler.sigmas[numbers].to(where).view(-1, 1, 1, 1)
     noisy = ((1.0 - sigmas) * latents + sigmas * noise).to(dtype)
     packed = FluxPipeline._pack_latents(noisy, batch, channels, height, width)
-    guidance = torch.ones(batch, device=where) if getattr(transformer, "module", transformer).config.guidance_embeds else None
+    guidance = (
+        torch.ones(batch, device=where)
+        if getattr(transformer, "module", transformer).config.guidance_embeds
+        else None
+    )
     said = transformer(
         hidden_states=packed, timestep=scheduler.timesteps[numbers].to(where) / 1000, guidance=guidance,
         pooled_projections=torch.stack([each["pooled"] for each in captions]).to(dtype),

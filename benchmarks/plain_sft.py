@@ -40,8 +40,16 @@ def row(tokens: Tokens, number: int) -> dict[str, Any]:
     """A sequence as TRL packs it."""
     documents = tokens.documents(number)
     ids = [int(token) for document, _ in documents for token in document]
-    labels = [int(token) if learned else -100 for document, marks in documents for token, learned in zip(document, marks, strict=True)]
-    return {"input_ids": ids, "labels": labels, "seq_lengths": [len(document) for document, _ in documents]}
+    labels = [
+        int(token) if learned else -100
+        for document, marks in documents
+        for token, learned in zip(document, marks, strict=True)
+    ]
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "seq_lengths": [len(document) for document, _ in documents],
+    }
 
 
 def parsed() -> argparse.Namespace:
@@ -63,7 +71,10 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     tokens = Tokens(options.data, "train")
-    rows = [row(tokens, number) for number in order(len(tokens), options.seed, 0, options.max_steps * options.global_batch)]
+    rows = [
+        row(tokens, number)
+        for number in order(len(tokens), options.seed, 0, options.max_steps * options.global_batch)
+    ]
     tokenizer = AutoTokenizer.from_pretrained(options.base)
     tokenizer.pad_token = tokenizer.eos_token
     config = SFTConfig(
@@ -78,12 +89,31 @@ def main() -> None:
     )  # fmt: skip
     clock = Clock()
     arithmetic = "no" if options.method == "full" else options.precision
-    model = adapted(load_base(options.base, options.init, options.seed, arithmetic, four_bits=options.method == "qlora"), options)
-    trainer = SFTTrainer(model=model, args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[clock])
+    model = adapted(
+        load_base(
+            options.base,
+            options.init,
+            options.seed,
+            arithmetic,
+            four_bits=options.method == "qlora",
+        ),
+        options,
+    )
+    trainer = SFTTrainer(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[clock],
+    )
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     seconds = [end - begin for begin, end in zip(clock.ends, clock.ends[1:], strict=False)]
-    print(json.dumps({"losses": losses, "seconds": seconds, "memory_gb": memory() / 1e9, **gpu_memory()}))
+    print(
+        json.dumps(
+            {"losses": losses, "seconds": seconds, "memory_gb": memory() / 1e9, **gpu_memory()}
+        )
+    )
 
 
 if __name__ == "__main__":

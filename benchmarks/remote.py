@@ -39,7 +39,9 @@ BLOCK = os.urandom(1 << 20)
 
 def cpu() -> float:
     """Seconds of this process and of its children that ended."""
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(
+        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
 
 
 async def timed(doing: Callable[[], Awaitable[object]]) -> tuple[float, float]:
@@ -49,7 +51,9 @@ async def timed(doing: Callable[[], Awaitable[object]]) -> tuple[float, float]:
 
 
 async def spawned(*argv: str, feed: int = 0) -> None:
-    process = await asyncio.create_subprocess_exec(*argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert process.stdin is not None and process.stdout is not None
 
     async def fill() -> None:
@@ -82,12 +86,22 @@ def row(what: str, times: list[tuple[float, float]], unit: float, of: str) -> No
     walls, cpus = sorted(wall for wall, _ in times), sorted(used for _, used in times)
     at = [walls[min(len(walls) - 1, int(len(walls) * share))] for share in (0.5, 0.95)]
     if unit:
-        print(f"| {what} | {unit / walls[0]:.0f} {of} | {unit / at[0]:.0f} {of} | {cpus[len(cpus) // 2] / unit * 1000:.2f} s/GB |")
+        print(
+            f"| {what} | {unit / walls[0]:.0f} {of} | {unit / at[0]:.0f} {of} | {cpus[len(cpus) // 2] / unit * 1000:.2f} s/GB |"
+        )
     else:
-        print(f"| {what} | {at[0] * 1000:.1f} ms | {at[1] * 1000:.1f} ms | {sum(cpus) / len(cpus) * 1000:.1f} ms |")
+        print(
+            f"| {what} | {at[0] * 1000:.1f} ms | {at[1] * 1000:.1f} ms | {sum(cpus) / len(cpus) * 1000:.1f} ms |"
+        )
 
 
-async def nothing(host: Client, connection: asyncssh.SSHClientConnection, ssh: list[str], master: list[str], jobs: int) -> None:
+async def nothing(
+    host: Client,
+    connection: asyncssh.SSHClientConnection,
+    ssh: list[str],
+    master: list[str],
+    jobs: int,
+) -> None:
     number = iter(range(10**9))
     step = Command(("true",), cwd="/", env={"PATH": os.environ["PATH"]})
 
@@ -118,12 +132,24 @@ async def nothing(host: Client, connection: asyncssh.SSHClientConnection, ssh: l
 def chain(sshd: Sshd, place: Path, steps: int) -> None:
     """`recipe run` of a chain of steps that do nothing, there and here: from the start of one step to the start of the next."""
     lines = ["recipe: chain@1", "summary: Steps that do nothing", "steps:"]
-    lines += [f"  s{number}: {{run: 'true'" + (f", needs: [s{number - 1}]" if number else "") + "}" for number in range(steps)]
-    settings = {"known_hosts": str(sshd.known_hosts), "identity": str(sshd.identity), "python": sys.executable}
-    toml = [f'[drivers.ssh]\nhosts = ["{sshd.address}"]\nagent = false', *(f'{name} = "{value}"' for name, value in settings.items())]
+    lines += [
+        f"  s{number}: {{run: 'true'" + (f", needs: [s{number - 1}]" if number else "") + "}"
+        for number in range(steps)
+    ]
+    settings = {
+        "known_hosts": str(sshd.known_hosts),
+        "identity": str(sshd.identity),
+        "python": sys.executable,
+    }
+    toml = [
+        f'[drivers.ssh]\nhosts = ["{sshd.address}"]\nagent = false',
+        *(f'{name} = "{value}"' for name, value in settings.items()),
+    ]
     code = "import sys; from runner.interface.cli.main import main; sys.exit(main())"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    print(f"\n| a step of a chain of {steps} that do nothing | p50 | p95 | CPU here |\n|---|---|---|---|")
+    print(
+        f"\n| a step of a chain of {steps} that do nothing | p50 | p95 | CPU here |\n|---|---|---|---|"
+    )
     for what, driver in (("**recipe run --driver ssh**", ["--driver", "ssh"]), ("recipe run", [])):
         space = place / f"chain-{len(driver)}"
         space.mkdir()
@@ -131,7 +157,12 @@ def chain(sshd: Sshd, place: Path, steps: int) -> None:
         (space / "recipe.toml").write_text("\n".join(toml) + "\n")
         used = cpu()
         subprocess.run(
-            [sys.executable, "-c", code, "run", *driver], cwd=space, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [sys.executable, "-c", code, "run", *driver],
+            cwd=space,
+            env=env,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         used = cpu() - used
         with contextlib.closing(sqlite3.connect(space / ".recipe" / "recipe.db")) as told:
@@ -141,7 +172,9 @@ def chain(sshd: Sshd, place: Path, steps: int) -> None:
         row(what, [(wall, used / steps) for wall in between], 0, "")
 
 
-async def bulk(host: Client, connection: asyncssh.SSHClientConnection, ssh: list[str], size: int) -> None:
+async def bulk(
+    host: Client, connection: asyncssh.SSHClientConnection, ssh: list[str], size: int
+) -> None:
     async def plain() -> None:
         async with connection.create_process("cat > /dev/null", encoding=None) as process:
             async for data in blocks(size):
@@ -169,7 +202,12 @@ async def bulk(host: Client, connection: asyncssh.SSHClientConnection, ssh: list
 
 async def logs(host: Client, place: Path, size: int) -> None:
     job = await host.start(
-        Command(("/bin/sh", "-c", f"yes a line of a log | head -c {size * MB}"), cwd=str(place), env={"PATH": os.environ["PATH"]}), "log"
+        Command(
+            ("/bin/sh", "-c", f"yes a line of a log | head -c {size * MB}"),
+            cwd=str(place),
+            env={"PATH": os.environ["PATH"]},
+        ),
+        "log",
     )
     assert await host.wait(job, LONG) is not None
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -179,14 +217,36 @@ async def logs(host: Client, place: Path, size: int) -> None:
     wall = time.perf_counter() - began
     assert read == size * MB
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(f"\n{size} MB of log read in {wall:.1f} s: **{size / wall:.0f} MB/s**, memory grown by {grown:.0f} MiB")
+    print(
+        f"\n{size} MB of log read in {wall:.1f} s: **{size / wall:.0f} MB/s**, memory grown by {grown:.0f} MiB"
+    )
 
 
 async def main(jobs: int, steps: int, size: int, log_size: int) -> None:
     with tempfile.TemporaryDirectory() as place, Sshd(Path(place) / "sshd") as sshd:
-        known = ["-F", "none", "-i", str(sshd.identity), "-p", str(sshd.port), "-o", f"UserKnownHostsFile={sshd.known_hosts}", "-o", "LogLevel=ERROR"]
+        known = [
+            "-F",
+            "none",
+            "-i",
+            str(sshd.identity),
+            "-p",
+            str(sshd.port),
+            "-o",
+            f"UserKnownHostsFile={sshd.known_hosts}",
+            "-o",
+            "LogLevel=ERROR",
+        ]
         ssh = ["ssh", *known, "-c", "aes128-gcm@openssh.com", f"{sshd.user}@127.0.0.1"]
-        master = [*ssh[:-1], "-o", "ControlMaster=auto", "-o", "ControlPersist=30", "-o", f"ControlPath={place}/control", ssh[-1]]
+        master = [
+            *ssh[:-1],
+            "-o",
+            "ControlMaster=auto",
+            "-o",
+            "ControlPersist=30",
+            "-o",
+            f"ControlPath={place}/control",
+            ssh[-1],
+        ]
         ciphers = ["aes128-gcm@openssh.com"]
         async with (
             hosted(sshd.settings(root=f"{place}/root")) as host,

@@ -57,7 +57,16 @@ def with_history(count: int) -> None:
     for before in (0, count):
         if before:
             remember(home, before)
-        for words in ("run n={}", "run", "status", "why a", "show last", "logs last", "runs", "diff"):
+        for words in (
+            "run n={}",
+            "run",
+            "status",
+            "why a",
+            "show last",
+            "logs last",
+            "runs",
+            "diff",
+        ):
             times = []
             for _ in range(11):
                 number += 1
@@ -69,12 +78,16 @@ def with_history(count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", default="100,1000,10000,100000")
     parser.add_argument("--run-up-to", type=int, default=10_000)
     parser.add_argument("--history", type=int, default=20_000)
     given = parser.parse_args()
-    print(f"{'steps':>7}  {'plan s':>7}  {'plan MB':>7}  {'run s':>7}  {'CPU ms/step':>11}  {'no-op s':>7}  {'no-op MB':>8}")
+    print(
+        f"{'steps':>7}  {'plan s':>7}  {'plan MB':>7}  {'run s':>7}  {'CPU ms/step':>11}  {'no-op s':>7}  {'no-op MB':>8}"
+    )
     for steps in map(int, filter(None, given.steps.split(","))):
         home = Path(tempfile.mkdtemp(prefix="scale-"))
         write(home, steps, width=min(1000, max(10, steps // 10)))
@@ -84,7 +97,12 @@ def main() -> None:
             run, cpu, _ = measured([RECIPE, "run", "./recipe.yaml", "-j2", "-q"], home)
             noop, _, memory = measured([RECIPE, "run", "./recipe.yaml", "-j2", "-q"], home)
             start = measured([RECIPE, "--help"], home)[1]
-            cells += [f"{run:7.2f}", f"{(cpu - start) / steps * 1000:11.2f}", f"{noop:7.2f}", f"{memory:8.0f}"]
+            cells += [
+                f"{run:7.2f}",
+                f"{(cpu - start) / steps * 1000:11.2f}",
+                f"{noop:7.2f}",
+                f"{memory:8.0f}",
+            ]
         print(f"{steps:7}  " + "  ".join(cells), flush=True)
         shutil.rmtree(home)
     home = Path(tempfile.mkdtemp(prefix="scale-"))

@@ -32,14 +32,21 @@ from tests.servers.moto import Moto
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scale", type=float, default=1.0, help="of 5,000 files of 20 kB, and of one of 256 MB")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="of 5,000 files of 20 kB, and of one of 256 MB"
+    )
     scale = parser.parse_args().scale
     place = Path(tempfile.mkdtemp(prefix="recipe-stores-"))
     try:
         with Moto() as server:
             os.environ.update(server.environ)
-            print(f"{'what':<22}{'who':<10}{'put':>16}{'again':>16}{'1 %':>16}{'get':>16}   seconds of wall (of processor)")
-            for name, count, size in (("small files", int(5000 * scale), 20_000), ("one large file", 1, int((256 << 20) * scale))):
+            print(
+                f"{'what':<22}{'who':<10}{'put':>16}{'again':>16}{'1 %':>16}{'get':>16}   seconds of wall (of processor)"
+            )
+            for name, count, size in (
+                ("small files", int(5000 * scale), 20_000),
+                ("one large file", 1, int((256 << 20) * scale)),
+            ):
                 data = made(place / name.replace(" ", "-"), count, size)
                 for who, peer in PEERS.items():
                     print(f"{name:<22}{who:<10}{peer(server, data, place / 'work')}", flush=True)
@@ -71,7 +78,10 @@ def changed(top: Path, work: Path) -> Path:
 
 def timed(do: Callable[[], object]) -> str:
     def spent() -> float:
-        return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(
+            sum(resource.getrusage(who)[:2])
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
 
     wall, cpu = time.monotonic(), spent()
     do()
@@ -90,20 +100,33 @@ def ours(server: Moto, data: Path, work: Path) -> str:
 
     shutil.copytree(data, work / "copy")
     content, other = here.take(work / "copy"), here.take(changed(data, work))
-    told = [timed(lambda: remote().put(content, here)), timed(lambda: remote().put(content, here)), timed(lambda: remote().put(other, here))]
+    told = [
+        timed(lambda: remote().put(content, here)),
+        timed(lambda: remote().put(content, here)),
+        timed(lambda: remote().put(other, here)),
+    ]
     return "".join([*told, timed(lambda: remote().fetch(content, there))])
 
 
 def s3fs_(server: Moto, data: Path, work: Path) -> str:
     import s3fs
 
-    fs = s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True, config_kwargs={"max_pool_connections": 32})
+    fs = s3fs.S3FileSystem(
+        endpoint_url=server.endpoint,
+        skip_instance_cache=True,
+        config_kwargs={"max_pool_connections": 32},
+    )
     base, work_get = f"{server.bucket()}/p", str(work / "got")
     work.mkdir(parents=True)
     other = changed(data, work)
     put = timed(lambda: fs.put(str(data), base, recursive=True))
     again = timed(lambda: fs.put(str(data), base, recursive=True))
-    return put + again + timed(lambda: fs.put(str(other), base, recursive=True)) + timed(lambda: fs.get(base, work_get, recursive=True))
+    return (
+        put
+        + again
+        + timed(lambda: fs.put(str(other), base, recursive=True))
+        + timed(lambda: fs.get(base, work_get, recursive=True))
+    )
 
 
 def boto(server: Moto, data: Path, work: Path) -> str:
@@ -115,17 +138,29 @@ def boto(server: Moto, data: Path, work: Path) -> str:
 
     def put(top: Path) -> None:
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda p: server.s3.upload_file(str(p), bucket, str(p.relative_to(top))), [p for p in top.rglob("*") if p.is_file()]))
+            list(
+                pool.map(
+                    lambda p: server.s3.upload_file(str(p), bucket, str(p.relative_to(top))),
+                    [p for p in top.rglob("*") if p.is_file()],
+                )
+            )
 
     def get() -> None:
         names = [str(p.relative_to(data)) for p in data.rglob("*") if p.is_file()]
         for name in names:
             (work / "got" / name).parent.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda name: server.s3.download_file(bucket, name, str(work / "got" / name)), names))
+            list(
+                pool.map(
+                    lambda name: server.s3.download_file(bucket, name, str(work / "got" / name)),
+                    names,
+                )
+            )
 
     other = changed(data, work)
-    return timed(lambda: put(data)) + timed(lambda: put(data)) + timed(lambda: put(other)) + timed(get)
+    return (
+        timed(lambda: put(data)) + timed(lambda: put(data)) + timed(lambda: put(other)) + timed(get)
+    )
 
 
 def restic(server: Moto, data: Path, work: Path) -> str:

@@ -49,7 +49,9 @@ RATES, RANKS, MORE = "1e-4,2e-4,3e-4,4e-4", "4,8,16", "1e-4,2e-4,3e-4,4e-4,5e-4,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dvc", default="")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -77,12 +79,31 @@ def theirs(dvc: str) -> tuple[float, float]:
         _repository(folder)
         Path(folder, "dvc.yaml").write_text(DVC)
         Path(folder, "params.yaml").write_text("lr: 1e-4\nrank: 4\n")
-        _timed(folder, [["git", "init", "-q"], [dvc, "init", "-q"], [dvc, "config", "core.analytics", "false"]])
-        _timed(folder, [["git", "add", "-A"], ["git", "-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x"]])
+        _timed(
+            folder,
+            [
+                ["git", "init", "-q"],
+                [dvc, "init", "-q"],
+                [dvc, "config", "core.analytics", "false"],
+            ],
+        )
+        _timed(
+            folder,
+            [
+                ["git", "add", "-A"],
+                ["git", "-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x"],
+            ],
+        )
 
         def sweep(rates: str) -> float:
             run = [dvc, "exp", "run", "-q"]
-            return _timed(folder, [[*run, "--queue", "-S", f"lr={rates}", "-S", f"rank={RANKS}"], [*run, "--run-all", "-j", "2"]])
+            return _timed(
+                folder,
+                [
+                    [*run, "--queue", "-S", f"lr={rates}", "-S", f"rank={RANKS}"],
+                    [*run, "--run-all", "-j", "2"],
+                ],
+            )
 
         return sweep(RATES), sweep("5e-4,6e-4")
 
@@ -95,7 +116,10 @@ def _repository(folder: str) -> None:
 def _timed(folder: str, commands: list[list[str]]) -> float:
     # dvc starts its workers by its name
     path = f"{os.path.dirname(commands[-1][0])}:{os.environ['PATH']}"
-    env = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"} | {"PATH": path, "DVC_NO_ANALYTICS": "1"}
+    env = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"} | {
+        "PATH": path,
+        "DVC_NO_ANALYTICS": "1",
+    }
     began = time.monotonic()
     for command in commands:
         subprocess.run(command, cwd=folder, env=env, check=True, stdout=subprocess.DEVNULL)

@@ -43,7 +43,12 @@ from runner.storage.content.digest_cache import DigestCache
 from tests.servers.long_wire import LongWire
 from tests.servers.sshd import Sshd
 
-SHAPES = {"small": (50_000, 20_000), "medium": (2_000, 2_000_000), "large": (4, 1_000_000_000), "text": (4, 1_000_000_000)}
+SHAPES = {
+    "small": (50_000, 20_000),
+    "medium": (2_000, 2_000_000),
+    "large": (4, 1_000_000_000),
+    "text": (4, 1_000_000_000),
+}
 FEW = ("large", "text")
 
 
@@ -69,7 +74,12 @@ def _lines(rng: random.Random, size: int) -> bytes:
     words = [rng.randbytes(rng.randrange(2, 6)).hex() for _ in range(4000)]
     text = bytearray()
     while len(text) < size:
-        text += json.dumps({"id": rng.randrange(1 << 30), "text": " ".join(rng.choices(words, k=60))}).encode() + b"\n"
+        text += (
+            json.dumps(
+                {"id": rng.randrange(1 << 30), "text": " ".join(rng.choices(words, k=60))}
+            ).encode()
+            + b"\n"
+        )
     return bytes(text[:size])
 
 
@@ -95,7 +105,9 @@ class Ours:
 
     async def _rent(self) -> Host:
         offers = await self.driver.offers(Wish())
-        lease = await self.driver.acquire(Order(offers[0], "benchmark", datetime.now(UTC) + timedelta(hours=1)))
+        lease = await self.driver.acquire(
+            Order(offers[0], "benchmark", datetime.now(UTC) + timedelta(hours=1))
+        )
         hosts = await self.driver.hosts(lease)
         assert hosts
         await self.driver.aclose()
@@ -125,7 +137,9 @@ class Ours:
         size = sum(entry.size for entry in manifest)
         home = self.top.parent / "home"
         began = time.perf_counter()
-        await host_store.fetch(host_store.path(content), Taken(content, tuple(manifest), size), str(home))
+        await host_store.fetch(
+            host_store.path(content), Taken(content, tuple(manifest), size), str(home)
+        )
         down = time.perf_counter() - began
         await self._close(host_store)
         shutil.rmtree(home)
@@ -149,20 +163,36 @@ class Ours:
 
 
 def peers(sshd: Sshd, top: Path, cipher: str) -> dict[str, Callable[[], None]]:
-    ssh = ["ssh", "-F", "none", "-p", str(sshd.port), "-i", str(sshd.identity), "-o", f"UserKnownHostsFile={sshd.known_hosts}", "-o", "BatchMode=yes"]
+    ssh = [
+        "ssh",
+        "-F",
+        "none",
+        "-p",
+        str(sshd.port),
+        "-i",
+        str(sshd.identity),
+        "-o",
+        f"UserKnownHostsFile={sshd.known_hosts}",
+        "-o",
+        "BatchMode=yes",
+    ]
     if cipher != "default":
         ssh += ["-c", cipher]
     there, login = str(sshd.home / "theirs"), f"{sshd.user}@127.0.0.1"
     scp = ["scp", *("-P" if word == "-p" else word for word in ssh[1:]), "-q", "-r"]
 
     def rsync() -> None:
-        subprocess.run(["rsync", "-a", "-e", " ".join(ssh), f"{top}/", f"{login}:{there}/rsync/"], check=True)
+        subprocess.run(
+            ["rsync", "-a", "-e", " ".join(ssh), f"{top}/", f"{login}:{there}/rsync/"], check=True
+        )
 
     def copy() -> None:
         subprocess.run([*scp, f"{top}", f"{login}:{there}/scp"], check=True)
 
     def tar() -> None:
-        with subprocess.Popen(["tar", "-C", str(top), "-cf", "-", "."], stdout=subprocess.PIPE) as pack:
+        with subprocess.Popen(
+            ["tar", "-C", str(top), "-cf", "-", "."], stdout=subprocess.PIPE
+        ) as pack:
             command = f"mkdir -p {there}/tar && tar -C {there}/tar -xf -"
             subprocess.run([*ssh, login, command], stdin=pack.stdout, check=True)
 
@@ -222,16 +252,26 @@ def behind(sshd: Sshd, rtt: float, rate: float) -> Iterator[None]:
             sshd.port = real
 
 
-def measure(shape: str, options: argparse.Namespace) -> tuple[str, int, dict[tuple[str, str], tuple[float, float, float]]]:
+def measure(
+    shape: str, options: argparse.Namespace
+) -> tuple[str, int, dict[tuple[str, str], tuple[float, float, float]]]:
     """What was sent, its bytes, and for each state and way its seconds: wall, CPU here, CPU there."""
-    with workplace(options.place) as place, Sshd(place / "sshd") as sshd, behind(sshd, options.rtt / 1000, options.mb * 1e6):
+    with (
+        workplace(options.place) as place,
+        Sshd(place / "sshd") as sshd,
+        behind(sshd, options.rtt / 1000, options.mb * 1e6),
+    ):
         top = make(place / "data", shape, options.scale)
         count = sum(1 for path in top.rglob("*") if path.is_file())
         size = sum(path.stat().st_size for path in top.rglob("*") if path.is_file())
         (sshd.home / "theirs").mkdir()
         ours = Ours(sshd, top)
         ways: dict[str, Callable[[], None]] = {"ours": ours}
-        ways |= {name: way for name, way in peers(sshd, top, options.cipher).items() if any(word in name for word in options.only.split(","))}
+        ways |= {
+            name: way
+            for name, way in peers(sshd, top, options.cipher).items()
+            if any(word in name for word in options.only.split(","))
+        }
         results = {}
         for state in ("cold", "unchanged", "1 % changed"):
             if state == "1 % changed":
@@ -241,7 +281,9 @@ def measure(shape: str, options: argparse.Namespace) -> tuple[str, int, dict[tup
                     continue  # these send everything, always
                 results[state, name] = timed(way, sshd)
                 if name.startswith(("scp", "tar")):
-                    subprocess.run(["rm", "-rf", str(sshd.home / "theirs" / name.split()[0])], check=True)
+                    subprocess.run(
+                        ["rm", "-rf", str(sshd.home / "theirs" / name.split()[0])], check=True
+                    )
             if state == "cold":
                 up, down = ours.held()
                 results["held", "ours"], results["down", "ours"] = (up, 0.0, 0.0), (down, 0.0, 0.0)
@@ -249,24 +291,46 @@ def measure(shape: str, options: argparse.Namespace) -> tuple[str, int, dict[tup
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--shapes", default="small,medium,large")
     parser.add_argument("--place", default="/dev/shm")
     parser.add_argument("--cipher", default="aes128-gcm@openssh.com")
-    parser.add_argument("--only", default="", help="of the others, only those with one of these in their name: rsync,tar")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="of the others, only those with one of these in their name: rsync,tar",
+    )
     parser.add_argument("--rtt", type=float, default=0.0, help="milliseconds of a round trip")
-    parser.add_argument("--mb", type=float, default=0.0, help="megabytes a second, for each connection and direction; 0: as many as go through")
+    parser.add_argument(
+        "--mb",
+        type=float,
+        default=0.0,
+        help="megabytes a second, for each connection and direction; 0: as many as go through",
+    )
     options = parser.parse_args()
-    print(f"cipher of the others: {options.cipher}; on {options.place}; × is the time of each over ours")
+    print(
+        f"cipher of the others: {options.cipher}; on {options.place}; × is the time of each over ours"
+    )
     for shape in options.shapes.split(","):
         rounds = [measure(shape, options) for _ in range(options.rounds)]
-        medians = {key: [median(times) for times in zip(*(results[key] for *_, results in rounds), strict=True)] for key in rounds[0][2]}
+        medians = {
+            key: [
+                median(times)
+                for times in zip(*(results[key] for *_, results in rounds), strict=True)
+            ]
+            for key in rounds[0][2]
+        }
         for (state, name), (wall, mine, theirs) in medians.items():
             ratio, speed = wall / medians[state, "ours"][0], rounds[0][1] / 1e6 / wall
             cpu = f"cpu here {mine:6.2f} s, there {theirs:6.2f} s" if mine else ""
-            print(f"{rounds[0][0]}  {state:12} {name:14} {wall:7.2f} s {ratio:5.2f}×  {speed:7.1f} MB/s  {cpu}", flush=True)
+            print(
+                f"{rounds[0][0]}  {state:12} {name:14} {wall:7.2f} s {ratio:5.2f}×  {speed:7.1f} MB/s  {cpu}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

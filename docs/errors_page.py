@@ -9,15 +9,26 @@ from typing import Final
 from runner.language import library
 from runner.planning import causes
 
-_LINE: Final = re.compile(r"^\S+?:\d+:\d+: \w+: (?P<message>.*?)(?: \((?P<fix>[^()]*(?:\([^()]*\)[^()]*)*)\))?$")
+_LINE: Final = re.compile(
+    r"^\S+?:\d+:\d+: \w+: (?P<message>.*?)(?: \((?P<fix>[^()]*(?:\([^()]*\)[^()]*)*)\))?$"
+)
 
 
 def refreshed(text: str) -> str:
     """`text` with what stands between its markers written anew."""
     known = [f"| `{cause}` | {_cell(remedy)} |" for cause, remedy in causes.REMEDIES.items()]
-    for name, lines in (("causes", ["| cause | fix |", "|---|---|", *known]), ("errors", ["| message | fix |", "|---|---|", *_rows()])):
+    for name, lines in (
+        ("causes", ["| cause | fix |", "|---|---|", *known]),
+        ("errors", ["| message | fix |", "|---|---|", *_rows()]),
+    ):
         before, begin, rest = text.partition(f"<!-- {name}:begin -->\n")
-        text = before + begin + "\n".join(lines) + f"\n<!-- {name}:end -->" + rest.partition(f"<!-- {name}:end -->")[2]
+        text = (
+            before
+            + begin
+            + "\n".join(lines)
+            + f"\n<!-- {name}:end -->"
+            + rest.partition(f"<!-- {name}:end -->")[2]
+        )
     return text
 
 

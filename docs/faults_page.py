@@ -14,5 +14,9 @@ def refreshed(text: str) -> str:
     """`text` with what stands between its markers written anew."""
     before, _, rest = text.partition(BEGIN)
     lines = ["| fault | value | what happens |", "|---|---|---|"]
-    lines += [f"| `{name}` | {kind} | {what} |" for kind, faults in (("chance", CHANCES), ("amount", AMOUNTS)) for name, what in faults.items()]
+    lines += [
+        f"| `{name}` | {kind} | {what} |"
+        for kind, faults in (("chance", CHANCES), ("amount", AMOUNTS))
+        for name, what in faults.items()
+    ]
     return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{rest.partition(END)[2]}"])

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from docs import cli_page, errors_page, faults_page, library_page, published, rulebook, settings_page
+from docs import (
+    cli_page,
+    errors_page,
+    faults_page,
+    library_page,
+    published,
+    rulebook,
+    settings_page,
+)
 from runner.language import reference, schema
 from runner.paths import shipped
 

@@ -7,7 +7,17 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from runner.interface.cli.show import data, locked
-from runner.interface.datasheet import BARE, Sheet, choices, input_text, locks, machine_text, output_path, preset_text, results
+from runner.interface.datasheet import (
+    BARE,
+    Sheet,
+    choices,
+    input_text,
+    locks,
+    machine_text,
+    output_path,
+    preset_text,
+    results,
+)
 from runner.language import library, parse
 from runner.language.recipe import Input, Preset, Recipe
 
@@ -28,18 +38,27 @@ def markdown(sheet: Sheet, shared: Collection[_Row]) -> list[str]:
     lines = [f"## {recipe.id}", "", f"**{_cell(recipe.summary)}.**"]
     if recipe.doc:
         lines += ["", *recipe.doc.rstrip().splitlines()]
-    presets = [(name or BARE, machine_text(recipe, preset), _chosen(preset)) for name, preset in choices(recipe)]
+    presets = [
+        (name or BARE, machine_text(recipe, preset), _chosen(preset))
+        for name, preset in choices(recipe)
+    ]
     for title, rows in ((_GOT, _outputs(recipe)), ("preset", presets), (_GIVEN, _inputs(recipe))):
         lines += ["", *_table(title, (row for row in rows if row not in shared))]
         if names := [f"`{row[0]}`" for row in rows if row in shared]:
-            lines += ["", f"And, [as in other recipes](#{_SHARED.lower().replace(' ', '-')}): {' '.join(names)}"]
+            lines += [
+                "",
+                f"And, [as in other recipes](#{_SHARED.lower().replace(' ', '-')}): {' '.join(names)}",
+            ]
     used = [*locks(recipe), *(data.folder for data in sheet.data)]
     lines += ["", f"Steps: {' '.join(f'`{id}`' for id in recipe.steps)}."]
     return [*lines, "", f"[Used](#{_USED.lower()}): {', '.join(used)}."] if used else lines
 
 
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> list[str]:
-    lines = [f"| `{_cell(name)}` | {'<br>'.join(_cell(text) for text in (head, *more) if text)} |" for name, head, *more in rows]
+    lines = [
+        f"| `{_cell(name)}` | {'<br>'.join(_cell(text) for text in (head, *more) if text)} |"
+        for name, head, *more in rows
+    ]
     return [f"| {title} | |", "|---|---|", *lines] if lines else []
 
 
@@ -47,14 +66,20 @@ def _outputs(recipe: Recipe) -> list[_Row]:
     rows: list[_Row] = []
     for name, step, output in results(recipe):
         when = recipe.steps[step].when if step in recipe.steps else None
-        head = (output_path(output) if output else step) + (f", when {' '.join(str(when).strip('{} ').split())}" if when is not None else "")
+        head = (output_path(output) if output else step) + (
+            f", when {' '.join(str(when).strip('{} ').split())}" if when is not None else ""
+        )
         rows.append((name, head, output.doc if output else ""))
     return rows
 
 
 def _chosen(preset: Preset | None) -> str:
     """What a preset sets; of one for a try nothing, since its values say nothing of yours."""
-    return preset_text(preset) if preset is not None and preset.inputs and preset.name != "smoke" else ""
+    return (
+        preset_text(preset)
+        if preset is not None and preset.inputs and preset.name != "smoke"
+        else ""
+    )
 
 
 def _inputs(recipe: Recipe) -> list[_Row]:
@@ -64,10 +89,18 @@ def _inputs(recipe: Recipe) -> list[_Row]:
 def _briefly(spec: Input) -> str:
     """Its type, default and choices; `recipe show` has its bounds."""
     head, *_ = input_text(spec).split("; ")
-    if spec.has_default and isinstance(spec.default, str) and "{{" in spec.default and len(spec.default) > 40:
+    if (
+        spec.has_default
+        and isinstance(spec.default, str)
+        and "{{" in spec.default
+        and len(spec.default) > 40
+    ):
         head = f"{spec.type}, by default from other inputs"
     among = spec.limits.get("choices")
-    notes = [" | ".join(map(str, among)) if isinstance(among, list) else "", "raising it continues" if spec.continues else ""]
+    notes = [
+        " | ".join(map(str, among)) if isinstance(among, list) else "",
+        "raising it continues" if spec.continues else "",
+    ]
     return "; ".join([head, *(note for note in notes if note)])
 
 
@@ -82,19 +115,42 @@ def refreshed(page: str, sheets: Sequence[Sheet]) -> str:
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     recipes = [sheet.recipe for sheet in sheets]
-    lines = ["| recipe | what it does |", "|---|---|", *(f"| [{each.id}](#{each.id.replace('@', '')}) | {_cell(each.summary)} |" for each in recipes)]
-    lines += ["", f"## {_SHARED}", "", "A recipe in which one of these is otherwise says so in its own section.", ""]
+    lines = [
+        "| recipe | what it does |",
+        "|---|---|",
+        *(
+            f"| [{each.id}](#{each.id.replace('@', '')}) | {_cell(each.summary)} |"
+            for each in recipes
+        ),
+    ]
+    lines += [
+        "",
+        f"## {_SHARED}",
+        "",
+        "A recipe in which one of these is otherwise says so in its own section.",
+        "",
+    ]
     shared: set[_Row] = set()
     for title, rows_of in ((_GOT, _outputs), (_GIVEN, _inputs)):
         having = Counter(row for each in recipes for row in rows_of(each))
-        common = {row[0]: row for row, count in sorted(having.items(), key=lambda item: (item[1], item[0])) if count > 1}
+        common = {
+            row[0]: row
+            for row, count in sorted(having.items(), key=lambda item: (item[1], item[0]))
+            if count > 1
+        }
         lines += [*_table(title, sorted(common.values())), ""]
         shared |= {*common.values()}
     for sheet in sheets:
         lines += [*markdown(sheet, shared), ""]
     found = {each for sheet in sheets for each in sheet.locks.items()}
     found |= {(data.folder, data.licence) for sheet in sheets for data in sheet.data}
-    lines += [f"## {_USED}", "", "What locks hold, and the licences of data.", "", *_table("used", sorted(found))]
+    lines += [
+        f"## {_USED}",
+        "",
+        "What locks hold, and the licences of data.",
+        "",
+        *_table("used", sorted(found)),
+    ]
     return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
 
 

@@ -47,27 +47,52 @@ def rows() -> list[Row]:
 def _row(row: dict[str, Any], models: dict[str, Any]) -> Row:
     found = Row(row["id"], row["what"], row["source"], row["known"], row["gb"], row["counts"])
     if "out" in row:
-        return Row(found.id, found.what, found.source, False, found.measured, found.counts, said=f"not estimated: {row['out']}")
+        return Row(
+            found.id,
+            found.what,
+            found.source,
+            False,
+            found.measured,
+            found.counts,
+            said=f"not estimated: {row['out']}",
+        )
     training = Training(**row["training"], context=row["counts"] == "device")
     model = read(models[row["model"]])
     terms = dict(estimate(model, training).terms)
     if row["counts"] == "allocated":
         del terms["lost between tensors"]  # which is what PyTorch holds beyond it
-    rule = RULE[training.method] * model.parameters / (training.devices if training.stage == 3 else 1)
+    rule = (
+        RULE[training.method] * model.parameters / (training.devices if training.stage == 3 else 1)
+    )
     said = f"assumed: {row['assumed']}" if "assumed" in row else ""
-    return Row(found.id, found.what, found.source, found.known, found.measured, found.counts, sum(terms.values()) / 1e9, rule / 1e9, said)
+    return Row(
+        found.id,
+        found.what,
+        found.source,
+        found.known,
+        found.measured,
+        found.counts,
+        sum(terms.values()) / 1e9,
+        rule / 1e9,
+        said,
+    )
 
 
 def table() -> str:
     """The rows as Markdown."""
-    lines = ["| # | what | measured, GB | estimated | error | by the weight | its error | |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| # | what | measured, GB | estimated | error | by the weight | its error | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows():
         start = f"| [{row.id}]({row.source.split(' (')[0]}) | {row.what} | {row.measured:g} {row.counts} |"
         if not row.estimated:
             lines.append(f"{start} | | | | {row.said} |")
             continue
         error = f"**{row.error:+.0%}**" if row.known else f"{row.error:+.0%}"
-        lines.append(f"{start} {row.estimated:.1f} | {error} | {row.rule:.1f} | {row.error_of_rule:+.0%} | {row.said} |")
+        lines.append(
+            f"{start} {row.estimated:.1f} | {error} | {row.rule:.1f} | {row.error_of_rule:+.0%} | {row.said} |"
+        )
     return "\n".join(lines)
 
 

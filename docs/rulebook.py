@@ -21,7 +21,10 @@ def markdown() -> str:
     for rule in library.rules:
         lines += ["", f"### {rule.id}", "", *_section(rule)]
     lines += ["", "### Names of settings", "", "| a rule says | tools say |", "|---|---|"]
-    lines += [f"| `{name}` | {', '.join(f'`{other}`' for other in others)} |" for name, others in library.names.items()]
+    lines += [
+        f"| `{name}` | {', '.join(f'`{other}`' for other in others)} |"
+        for name, others in library.names.items()
+    ]
     return "\n".join(lines[1:])
 
 
@@ -35,7 +38,12 @@ def refreshed(text: str) -> str:
 def _section(rule: Rule) -> Iterator[str]:
     yield f"**{rule.severity}** · {rule.title}."
     yield ""
-    needs = dict.fromkeys(each.path[0] for text in (rule.when, rule.each) for each in references(text) if each.path[0] not in ALWAYS)
+    needs = dict.fromkeys(
+        each.path[0]
+        for text in (rule.when, rule.each)
+        for each in references(text)
+        if each.path[0] not in ALWAYS
+    )
     if needs:
         yield f"- Needs: {', '.join(f'`{name}`' for name in needs)}."
     remedy = _plain(rule.remedy)
@@ -53,7 +61,11 @@ def _section(rule: Rule) -> Iterator[str]:
 def _plain(text: str) -> str:
     """A template as people read it: what is filled in is named after what it comes from."""
     text = re.sub(r"\{\{ '(\{\{|\}\})' \}\}", r"\1", text)
-    return re.sub(r"\{\{(?! state)\s*(.+?)\s*\}\}", lambda found: _named(found[1]), text).strip().rstrip(".")
+    return (
+        re.sub(r"\{\{(?! state)\s*(.+?)\s*\}\}", lambda found: _named(found[1]), text)
+        .strip()
+        .rstrip(".")
+    )
 
 
 def _named(expression: str) -> str:

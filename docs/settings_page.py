@@ -14,7 +14,11 @@ def refreshed(text: str) -> str:
     """`text` with what stands between its markers written anew."""
     schema = json.loads((shipped() / "schemas" / "config.schema.json").read_text("utf-8"))
     before, _, rest = text.partition(BEGIN)
-    lines = [line for heading, path in _tables(schema) for line in table(schema, heading, _said(schema, path), path)]
+    lines = [
+        line
+        for heading, path in _tables(schema)
+        for line in table(schema, heading, _said(schema, path), path)
+    ]
     return f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{rest.partition(END)[2]}"
 
 

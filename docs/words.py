@@ -39,19 +39,30 @@ TESTS_MAY = ("nobody", "told")
 NAMES_MAY = ("told",)
 """Words that are names in Python still."""
 
-_WORDS = re.compile(r"(?<![A-Za-z])(?:" + "|".join(f"({words})" for words in REPLACED) + r")(?![A-Za-z])", re.IGNORECASE)
+_WORDS = re.compile(
+    r"(?<![A-Za-z])(?:" + "|".join(f"({words})" for words in REPLACED) + r")(?![A-Za-z])",
+    re.IGNORECASE,
+)
 
 
 def found(text: str) -> Iterator[tuple[int, str, str]]:
     """(line, word, better) of each replaced word; `_` separates words, as in the names of tests."""
     for match in _WORDS.finditer(text):
-        yield text.count("\n", 0, match.start()) + 1, match[0], list(REPLACED.values())[(match.lastindex or 1) - 1]
+        yield (
+            text.count("\n", 0, match.start()) + 1,
+            match[0],
+            list(REPLACED.values())[(match.lastindex or 1) - 1],
+        )
 
 
 def main(names: list[str]) -> int:
-    tracked = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
+    tracked = subprocess.run(
+        ["git", "ls-files"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     wrong = 0
-    for name in [name for name in names or tracked if not name.startswith(EXCEPT) and Path(name).is_file()]:
+    for name in [
+        name for name in names or tracked if not name.startswith(EXCEPT) and Path(name).is_file()
+    ]:
         for line, word, better in found(Path(name).read_bytes().decode("utf-8", "ignore")):
             if name.startswith("tests/") and word.lower() in TESTS_MAY:
                 continue

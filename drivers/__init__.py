@@ -44,7 +44,11 @@ def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[
         from difflib import get_close_matches
 
         near = get_close_matches(name, known, n=1)
-        raise Rejected(f'there is no driver "{name}"' + (f', did you mean "{near[0]}"?' if near else "") + f" (known: {', '.join(sorted(known))})")
+        raise Rejected(
+            f'there is no driver "{name}"'
+            + (f', did you mean "{near[0]}"?' if near else "")
+            + f" (known: {', '.join(sorted(known))})"
+        )
     target, install = known[name]
     module, _, attribute = target.partition(":")
     try:
@@ -52,5 +56,7 @@ def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[
     except ModuleNotFoundError as error:
         raise Denied(f'the driver "{name}" needs {error.name}: {install}') from error
     except (ImportError, AttributeError) as error:
-        raise Denied(f'the driver "{name}" is {target}, which cannot be imported ({error}): {install}') from error
+        raise Denied(
+            f'the driver "{name}" is {target}, which cannot be imported ({error}): {install}'
+        ) from error
     return made

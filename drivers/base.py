@@ -77,10 +77,14 @@ class Traits(NamedTuple):
     identity: Literal["", "given", "attested", "first_use"] = ""
     """Whence we know a rented machine's host key: we gave it, the provider says it, or the first one is believed."""
     poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
-    comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
+    comes_up: timedelta = timedelta(
+        minutes=15
+    )  # in which a machine that was asked for is up, or is given up
     notice: Argv = ()  # a program that ends on a spot machine when it is about to be taken away; empty: there is no notice
     prices: str = ""  # what prices are, in words, where they are not asked of the provider
-    hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know
+    hosts_at_once: int | None = (
+        None  # how many leases one account may have; None: no limit that we know
+    )
     images: bool = False  # a machine is a container of the image that is ordered, so a step with that image runs in it as it is
     image: str = ""  # what a machine runs where no other image is ordered
     billed: bool = False  # what it gives costs money, and is taken as what costs nothing is: a cluster with prices in its settings
@@ -100,7 +104,9 @@ class Offer:
     data: Mapping[str, str] = field(default_factory=dict)
     market: Market = "on-demand"
     reliability: float | None = None  # from 0 to 1, as the provider measures it
-    disk_price: float = 0.0  # the part of `price` that is for the disk: what a stopped machine costs an hour
+    disk_price: float = (
+        0.0  # the part of `price` that is for the disk: what a stopped machine costs an hour
+    )
     egress_price: float = 0.0  # US dollars for a GB that leaves it
     longest: float | None = None  # hours after which it is taken away; None: no limit that we know
     fetched: float = 0.0  # seconds since the epoch: when the price was asked
@@ -155,7 +161,9 @@ class Command:
     timeout: float | None = None  # seconds of wall time, kept by the supervisor of the job
     idle_timeout: float | None = None  # seconds without a byte of log
     log: str | None = None  # a path on the host for stdout and stderr; None: the agent chooses
-    locks: tuple[str, ...] = ()  # names, per machine and login, that the job holds while any process of it lives
+    locks: tuple[
+        str, ...
+    ] = ()  # names, per machine and login, that the job holds while any process of it lives
     outlives: bool = False  # its end is to be known even if its supervisor is killed meanwhile, at the price of a shell above it
 
 
@@ -419,7 +427,9 @@ class Marking(Driver, Protocol):
 class Exporting(Driver, Protocol):
     """A driver that can say what it would rent as a program for another tool."""
 
-    def program(self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str) -> str:
+    def program(
+        self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str
+    ) -> str:
         """A program for Pulumi that makes the machine of the settings, what is beside it, and a bucket where one is named.  Asks no server.
 
         Raises Rejected where the settings do not say enough for one machine.
@@ -494,7 +504,13 @@ class NoCapacity(DriverError):
 class Throttled(DriverError):
     """Asked too often: ask again after `after`."""
 
-    def __init__(self, message: str = "", *, after: timedelta = timedelta(seconds=5), lease: Lease | None = None) -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        after: timedelta = timedelta(seconds=5),
+        lease: Lease | None = None,
+    ) -> None:
         super().__init__(message, lease=lease)
         self.after = after
 

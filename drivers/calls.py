@@ -16,7 +16,9 @@ ENDED = (-1, -2, -9, -15)  # signals of who ends a program from outside: it did 
 SAID = 4096  # bytes of its last words
 
 
-async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], cwd: Path | None = None) -> AsyncGenerator[bytes, None]:
+async def call(
+    argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], cwd: Path | None = None
+) -> AsyncGenerator[bytes, None]:
     """What `argv` prints, as it comes.  Raises Rejected with its stderr when it fails, Unreachable when it was killed.
 
     One that is given up, or whose input breaks off, is killed with its group: it must not take half of the input for the whole.
@@ -36,7 +38,9 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
             )
         )
         try:
-            process = await asyncio.shield(making)  # asyncio waits for ever for one that is given up while it begins
+            process = await asyncio.shield(
+                making
+            )  # asyncio waits for ever for one that is given up while it begins
         except asyncio.CancelledError:
             with suppress(OSError, ValueError):
                 await _end(await making)
@@ -60,7 +64,9 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
         if code:
             said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))
             words = said.read().decode("utf-8", "replace").strip()
-            raise (Unreachable if code in ENDED else Rejected)(f"{argv[0]} ended with {code}" + (f": {words}" if words else ""))
+            raise (Unreachable if code in ENDED else Rejected)(
+                f"{argv[0]} ended with {code}" + (f": {words}" if words else "")
+            )
 
 
 @asynccontextmanager
@@ -72,7 +78,9 @@ async def _outputs() -> AsyncIterator[tuple[BinaryIO, asyncio.StreamReader, Bina
     printed = asyncio.StreamReader()
     with os.fdopen(theirs, "wb", 0) as written, tempfile.TemporaryFile() as said:
         loop = asyncio.get_running_loop()
-        pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(printed), os.fdopen(ours, "rb", 0))
+        pipe, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(printed), os.fdopen(ours, "rb", 0)
+        )
         try:
             yield written, printed, said
         finally:

@@ -26,7 +26,23 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from . import installation
-from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Traits, Unreachable, Unsure, Wish, file_name, meant
+from .base import (
+    ROOT,
+    Denied,
+    DriverError,
+    HostLost,
+    Lease,
+    Market,
+    Offer,
+    Order,
+    Rejected,
+    Traits,
+    Unreachable,
+    Unsure,
+    Wish,
+    file_name,
+    meant,
+)
 from .machine import enough
 from .ssh import Machine, SshHost
 from .sshlink import Link, NotLetIn, Route
@@ -71,7 +87,9 @@ class Installation(installation.Installation):
         return known.read_text("ascii")
 
     def _pair(self, what: str) -> bytes:
-        return Ed25519PrivateKey.from_private_bytes(self.derived(what)).private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        return Ed25519PrivateKey.from_private_bytes(self.derived(what)).private_bytes(
+            Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
+        )
 
 
 def public(private: bytes) -> str:
@@ -119,7 +137,11 @@ def boot(installation: Installation, order: Order, now: datetime, end: str) -> s
     left = max(0, int((order.until - now).total_seconds()))
     login = public(installation.login(order.key))
     return prove(installation, order.key) + _BOOT.format(
-        login=login, end=end, left=left, until=int(order.until.timestamp()), renewed="rm -f ~/.recipe-until\n" * order.keep
+        login=login,
+        end=end,
+        left=left,
+        until=int(order.until.timestamp()),
+        renewed="rm -f ~/.recipe-until\n" * order.keep,
     )
 
 
@@ -135,7 +157,9 @@ def prove(installation: Installation, key: str) -> str:
 class Login(Link):
     """A connection to a rented machine.  `failed` looks into why it cannot be made, and answers what to raise."""
 
-    def __init__(self, route: Route, failed: Callable[[DriverError], Awaitable[DriverError]]) -> None:
+    def __init__(
+        self, route: Route, failed: Callable[[DriverError], Awaitable[DriverError]]
+    ) -> None:
         super().__init__(route)
         self._failed = failed
 
@@ -159,19 +183,32 @@ class Logins:
         poll: timedelta,
         let_in: Callable[[Lease], Awaitable[None]] | None = None,
     ) -> None:
-        self._installation, self._alive, self._poll, self._let_in = installation, alive, poll, let_in
+        self._installation, self._alive, self._poll, self._let_in = (
+            installation,
+            alive,
+            poll,
+            let_in,
+        )
         self.hosts: dict[str, SshHost] = {}
         self._looked: dict[str, float] = {}
 
-    async def open(self, lease: Lease, user: str, name: str, port: int, trust: str = "", login: bytes = b"") -> SshHost | None:
+    async def open(
+        self, lease: Lease, user: str, name: str, port: int, trust: str = "", login: bytes = b""
+    ) -> SshHost | None:
         """The machine of a lease, once it lets us in and has shown the host key that we gave it; None until then.
 
         `trust`, `login`: its host key and a private key that opens it, where we could give it none.
         """
         trust = trust or public(self._installation.host_key(lease.key))
-        route = Route(user, name, port, host_key=trust, login=login or self._installation.login(lease.key))
+        route = Route(
+            user, name, port, host_key=trust, login=login or self._installation.login(lease.key)
+        )
         link = Login(route, lambda error: self._failed(lease, error))
-        made = SshHost(Machine(route, ROOT, lease.data.get("python", "python3"), 1, link=link), lease.data.get("root", ROOT), self._closed)
+        made = SshHost(
+            Machine(route, ROOT, lease.data.get("python", "python3"), 1, link=link),
+            lease.data.get("root", ROOT),
+            self._closed,
+        )
         try:
             async for _ in made.call(("true",)):
                 pass
@@ -198,7 +235,9 @@ class Logins:
 
     async def _failed(self, lease: Lease, error: DriverError) -> DriverError:
         """Why a connection could not be made, as what to do next: the provider knows whether the machine is there, and lets our key in again."""
-        if lease.id not in self.hosts or (isinstance(error, Denied) and not isinstance(error, NotLetIn)):
+        if lease.id not in self.hosts or (
+            isinstance(error, Denied) and not isinstance(error, NotLetIn)
+        ):
             return error
         if time.monotonic() - self._looked.get(lease.id, -3600.0) >= self._poll.total_seconds():
             self._looked[lease.id] = time.monotonic()
@@ -262,7 +301,14 @@ class Filters(NamedTuple):
 
 def _read(name: str, value: Value, default: Value) -> Value:
     if isinstance(default, bool):
-        known: Mapping[object, bool] = {True: True, False: False, "true": True, "false": False, "yes": True, "no": False}
+        known: Mapping[object, bool] = {
+            True: True,
+            False: False,
+            "true": True,
+            "false": False,
+            "yes": True,
+            "no": False,
+        }
         if value in known:
             return known[value]
         raise Rejected(f"the filter {name} is true or false, not {json.dumps(value)}")
@@ -273,7 +319,14 @@ def _read(name: str, value: Value, default: Value) -> Value:
         raise Rejected(f"the filter {name} is a number, not {json.dumps(value)}")
     if isinstance(default, tuple):
         return tuple(
-            str(each).strip() for each in (value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value])
+            str(each).strip()
+            for each in (
+                value.split(",")
+                if isinstance(value, str)
+                else value
+                if isinstance(value, Sequence)
+                else [value]
+            )
         )
     return str(value)
 
@@ -294,21 +347,43 @@ def excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
     tests = (
         ("fewer GPUs than needed", (have.gpus or 0) < (need.gpus or 0)),
         ("another GPU", bool(told) and told not in (have.gpu or "").lower()),
-        ("another GPU", bool(need.gpu) and (need.gpu or "").lower() not in (have.gpu or "").lower()),
-        ("less GPU memory", (have.gpu_memory or 0) < max(need.gpu_memory or 0, filters.gpu_memory * 1e9)),
+        (
+            "another GPU",
+            bool(need.gpu) and (need.gpu or "").lower() not in (have.gpu or "").lower(),
+        ),
+        (
+            "less GPU memory",
+            (have.gpu_memory or 0) < max(need.gpu_memory or 0, filters.gpu_memory * 1e9),
+        ),
         ("less disk", (have.disk or 0) < max(need.disk or 0, wish.disk or 0)),
-        ("less memory or processors", not enough(have, Wish(replace(need, market="any", nodes=1, gpu=None), wish.disk))),
+        (
+            "less memory or processors",
+            not enough(have, Wish(replace(need, market="any", nodes=1, gpu=None), wish.disk)),
+        ),
         ("several machines are one order", need.nodes != 1),
-        ("another region", bool(filters.regions) and not any(region.lower() in offer.region.lower() for region in filters.regions)),
-        ("another kind of machine", filters.machine.lower() not in offer.data.get("shape", offer.id).lower()),
+        (
+            "another region",
+            bool(filters.regions)
+            and not any(region.lower() in offer.region.lower() for region in filters.regions),
+        ),
+        (
+            "another kind of machine",
+            filters.machine.lower() not in offer.data.get("shape", offer.id).lower(),
+        ),
         ("another zone", filters.zone.lower() not in offer.data.get("zone", offer.region).lower()),
-        ("less reliable", offer.reliability is not None and offer.reliability < filters.reliability),
+        (
+            "less reliable",
+            offer.reliability is not None and offer.reliability < filters.reliability,
+        ),
         ("not verified", filters.verified and not about.verified),
         ("not in a datacenter", filters.datacenter and not about.datacenter),
         ("a slower network", about.inet < filters.inet),
         ("an older CUDA", about.cuda < filters.cuda),
         ("dearer than max_price", offer.price > filters.max_price),
-        ("not for that long", offer.longest is not None and wish.hours is not None and offer.longest < wish.hours),
+        (
+            "not for that long",
+            offer.longest is not None and wish.hours is not None and offer.longest < wish.hours,
+        ),
     )
     return next((words for words, out in tests if out), "")
 
@@ -346,7 +421,9 @@ class Rented(ABC, Generic[_Wire]):
         self._wire, self._image, self._data = wire, image, {"python": python}
         self._filters = Filters().given(filters)
         self._installation = Installation.of(installation)
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
+        self.traits = self.traits._replace(
+            poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image
+        )
         self._logins = Logins(self._installation, self._alive, self.traits.poll, let_in)
         self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
         self.excluded: Mapping[str, int] = {}

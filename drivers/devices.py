@@ -85,13 +85,26 @@ def _ask() -> tuple[Card, ...]:
     if shutil.which("nvidia-smi") is None:
         return ()
     try:
-        return listed(subprocess.run(("nvidia-smi", "-L"), capture_output=True, text=True, errors="replace", timeout=PATIENCE).stdout)
+        return listed(
+            subprocess.run(
+                ("nvidia-smi", "-L"),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=PATIENCE,
+            ).stdout
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ()
 
 
 def _nodes() -> tuple[Card, ...]:
-    return tuple(Card(number) for number in range(sum(1 for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name))))
+    return tuple(
+        Card(number)
+        for number in range(
+            sum(1 for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name))
+        )
+    )
 
 
 def _whole(card: Card) -> list[Device]:
@@ -109,9 +122,15 @@ def _named(text: str, cards: Sequence[Card]) -> Device | None:
         return _whole(card)[0]._replace(name=name)  # of a card with MIG devices CUDA sees the first
     if not text.startswith(("GPU-", "MIG-")):
         return None
-    if not any(card.uuid for card in cards) or text.startswith("MIG-GPU-"):  # names of drivers before 470: nvidia-smi lists them no more
+    if not any(card.uuid for card in cards) or text.startswith(
+        "MIG-GPU-"
+    ):  # names of drivers before 470: nvidia-smi lists them no more
         return Device(text, text)
-    known = {device.uuid: device for card in cards for device in (Device("", card.uuid, str(card.number)), *_whole(card))}
+    known = {
+        device.uuid: device
+        for card in cards
+        for device in (Device("", card.uuid, str(card.number)), *_whole(card))
+    }
     found = [device for uuid, device in known.items() if uuid.startswith(text)]
     return found[0]._replace(name=text) if len(found) == 1 else None
 

@@ -17,7 +17,23 @@ from typing import Final, Literal
 from uuid import NAMESPACE_URL, uuid5
 
 from . import cloud, gcp_catalog, gcp_prices, gcp_pulumi
-from .base import Denied, DriverError, HostLost, Lease, Market, Need, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish, meant
+from .base import (
+    Denied,
+    DriverError,
+    HostLost,
+    Lease,
+    Market,
+    Need,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Resources,
+    Traits,
+    Unreachable,
+    Wish,
+    meant,
+)
 from .cloud import Filters, Value, harmless, markets
 from .gcp_prices import PriceList
 from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire
@@ -32,18 +48,34 @@ ABOUT: Final = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=C
 RESTS: Final = 600.0  # seconds for which a zone that had no machine left is offered last
 KNOWN: Final = 3600.0  # seconds for which it is believed which zone has which GPU
 LEAST: Final = 30  # seconds: the shortest maxRunDuration
-ENDED: Final = ("STOPPING", "PENDING_STOP", "TERMINATED", "STOPPED", "SUSPENDING", "SUSPENDED", "DEPROVISIONING")
+ENDED: Final = (
+    "STOPPING",
+    "PENDING_STOP",
+    "TERMINATED",
+    "STOPPED",
+    "SUSPENDING",
+    "SUSPENDED",
+    "DEPROVISIONING",
+)
 STOPPED: Final = ("TERMINATED", "STOPPED", "SUSPENDED")
 """A machine that stands still: its disk is billed."""
-_METADATA: Final = "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
+_METADATA: Final = (
+    "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
+)
 _ASK: Final = "curl -fsS -m 90 -H 'Metadata-Flavor: Google'"
 # Guest attributes are what Google hands on of what a machine says of itself: no party between it and us can change them.
-_ATTEST: Final = """{ask} -X PUT --data-binary '{value}' "{metadata}/guest-attributes/hostkeys/{kind}"\n"""
+_ATTEST: Final = (
+    """{ask} -X PUT --data-binary '{value}' "{metadata}/guest-attributes/hostkeys/{kind}"\n"""
+)
 _TOLD: Final = {
     "enable-guest-attributes": "TRUE", "enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE", "install-nvidia-driver": "True",
 }  # fmt: skip
 """Metadata that every machine has."""
-NOTICE: Final = ("/bin/sh", "-c", f'until [ "$({_ASK} "{_METADATA}/preempted?wait_for_change=true&timeout_sec=60")" = TRUE ]; do sleep 1; done')
+NOTICE: Final = (
+    "/bin/sh",
+    "-c",
+    f'until [ "$({_ASK} "{_METADATA}/preempted?wait_for_change=true&timeout_sec=60")" = TRUE ]; do sleep 1; done',
+)
 """Ends on a spot machine when Google is about to take it away."""
 
 
@@ -70,8 +102,18 @@ class Gcp(cloud.Rented[Wire]):
         self, *, api: str = "", project: str = "", image: str = IMAGE, network: str = "global/networks/default", port: int = 0,
         python: str = "python3", installation: str | None = None, poll: float = 5.0, settles: float = 30.0, **filters: Value,
     ) -> None:  # fmt: skip
-        wire = Wire(api or os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE") or API, project)
-        super().__init__(wire, image=image, python=python, installation=installation, poll=poll, settles=settles, filters=filters)
+        wire = Wire(
+            api or os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE") or API, project
+        )
+        super().__init__(
+            wire,
+            image=image,
+            python=python,
+            installation=installation,
+            poll=poll,
+            settles=settles,
+            filters=filters,
+        )
         self._project, self._network = project, network
         self._port = port or int(os.environ.get("GCP_SSH_PORT", "22"))
         self._prices = gcp_catalog.latest(gcp_catalog.file_of(self._installation))
@@ -90,18 +132,34 @@ class Gcp(cloud.Rented[Wire]):
         filters = _regions(self._prices, self._filters.given(wish.filters))
         disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0) // 10**9))
         judged = [
-            (offer, "a larger disk than there is" if disk > MOST_DISK else cloud.excluded(offer, ABOUT, wish, filters))
+            (
+                offer,
+                "a larger disk than there is"
+                if disk > MOST_DISK
+                else cloud.excluded(offer, ABOUT, wish, filters),
+            )
             for offer in self._listed(await self._zones(), markets(wish.need.market), disk)
         ]
         fit = [offer for offer, why in judged if not why]
         barred = await self._barred(fit)
         found = self._fitting((offer, why or barred.get(offer.id, "")) for offer, why in judged)
         if fit and not found:
-            raise Denied(f"{'; '.join(dict.fromkeys(barred.values()))}. Ask for more at {self._wire.quotas_page}")
+            raise Denied(
+                f"{'; '.join(dict.fromkeys(barred.values()))}. Ask for more at {self._wire.quotas_page}"
+            )
         now = time.monotonic()
-        return sorted(found, key=lambda offer: (now - self._empty.get(offer.id, -RESTS) < RESTS, offer.hourly, offer.id))
+        return sorted(
+            found,
+            key=lambda offer: (
+                now - self._empty.get(offer.id, -RESTS) < RESTS,
+                offer.hourly,
+                offer.id,
+            ),
+        )
 
-    def _listed(self, zones: Mapping[str, set[str]], wanted: Sequence[Market], disk: int) -> list[Offer]:
+    def _listed(
+        self, zones: Mapping[str, set[str]], wanted: Sequence[Market], disk: int
+    ) -> list[Offer]:
         found = []
         for zone, gpus in zones.items():
             region = zone.rpartition("-")[0]
@@ -126,7 +184,11 @@ class Gcp(cloud.Rented[Wire]):
         asked, known = self._accelerators
         if time.monotonic() - asked >= KNOWN:
             every = await harmless(self._wire.accelerators())
-            known = {zone: gpus for zone, gpus in sorted(every.items()) if zone.rpartition("-")[0] in self._prices.rates}
+            known = {
+                zone: gpus
+                for zone, gpus in sorted(every.items())
+                if zone.rpartition("-")[0] in self._prices.rates
+            }
             self._accelerators = time.monotonic(), known
         return known
 
@@ -135,30 +197,46 @@ class Gcp(cloud.Rented[Wire]):
         if not offers:
             return {}
         regions = sorted({offer.region for offer in offers})
-        total, *several = await asyncio.gather(*(harmless(self._wire.quotas(region)) for region in ("", *regions)))
+        total, *several = await asyncio.gather(
+            *(harmless(self._wire.quotas(region)) for region in ("", *regions))
+        )
         of_region = dict(zip(regions, several, strict=True))
         found = {}
         for offer in offers:
             metric = f"{'PREEMPTIBLE_' * (offer.market == 'spot')}{gcp_prices.CARDS[gcp_prices.SHAPES[offer.data['shape']].gpu].metric}"
             wanted = offer.resources.gpus or 0
-            for name, quotas, where in ((metric, of_region[offer.region], f" in {offer.region}"), ("GPUS_ALL_REGIONS", total, "")):
+            for name, quotas, where in (
+                (metric, of_region[offer.region], f" in {offer.region}"),
+                ("GPUS_ALL_REGIONS", total, ""),
+            ):
                 if short := _short(name, quotas.get(name), wanted, where):
                     found[offer.id] = short
         return found
 
     async def update(self) -> str:
-        self._prices = await asyncio.to_thread(gcp_catalog.update, gcp_catalog.file_of(self._installation))
+        self._prices = await asyncio.to_thread(
+            gcp_catalog.update, gcp_catalog.file_of(self._installation)
+        )
         self.traits = self.traits._replace(prices=self._prices.words)
         return self._prices.described
 
-    def program(self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str) -> str:
+    def program(
+        self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str
+    ) -> str:
         zone = self._filters.zone
         if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone):
-            raise Rejected('a program makes a machine in one zone, and the stack names none: add zone = "us-central1-a", say')
-        wish, listed = Wish(Need(market=market)), self._listed({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK)
+            raise Rejected(
+                'a program makes a machine in one zone, and the stack names none: add zone = "us-central1-a", say'
+            )
+        wish, listed = (
+            Wish(Need(market=market)),
+            self._listed({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK),
+        )
         fit = [offer for offer in listed if not cloud.excluded(offer, ABOUT, wish, self._filters)]
         if not fit:
-            raise Rejected(f"no machine of the {self._prices.words} in {zone} is what the stack asks for")
+            raise Rejected(
+                f"no machine of the {self._prices.words} in {zone} is what the stack asks for"
+            )
         offer = min(fit, key=lambda each: (each.hourly, each.id))
         shape, kind = gcp_prices.SHAPES[offer.data["shape"]], offer.data["shape"].partition("+")[0]
         own = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack"
@@ -173,7 +251,9 @@ class Gcp(cloud.Rented[Wire]):
         """Rent what was offered.  Raises NoCapacity when the zone has none left, Unsure when it is not known whether we have it."""
         offer, zone, name = order.offer, order.offer.data["zone"], self._name(order.key)
         lease = Lease("gcp", f"{zone}/{name}", order.key, self._data)
-        asked = await self._wire.insert(zone, self._body(order), str(uuid5(NAMESPACE_URL, self._installation.mark(order.key))))
+        asked = await self._wire.insert(
+            zone, self._body(order), str(uuid5(NAMESPACE_URL, self._installation.mark(order.key)))
+        )
         if asked is None or (asked.done and not asked.code):
             return lease
         if not asked.done:
@@ -199,19 +279,39 @@ class Gcp(cloud.Rented[Wire]):
         shape = gcp_prices.SHAPES[offer.data["shape"]]
         host_key = cloud.public(self._installation.host_key(order.key))
         kind, value = host_key.split()[:2]
-        script = cloud.prove(self._installation, order.key) + _ATTEST.format(ask=_ASK, value=value, metadata=_METADATA, kind=kind)
+        script = cloud.prove(self._installation, order.key) + _ATTEST.format(
+            ask=_ASK, value=value, metadata=_METADATA, kind=kind
+        )
         items = {
             "recipe-key": order.key, "startup-script": f"#!/bin/sh\n{script}", **_TOLD,
             "ssh-keys": f"{USER}:{cloud.public(self._installation.login(order.key))}",
         }  # fmt: skip
-        attached = [{"acceleratorType": f"zones/{zone}/acceleratorTypes/{shape.gpu}", "acceleratorCount": shape.gpus}] if shape.attached else []
-        disk = {"sourceImage": self._image, "diskSizeGb": offer.data["disk"], "diskType": f"zones/{zone}/diskTypes/pd-balanced"}
+        attached = (
+            [
+                {
+                    "acceleratorType": f"zones/{zone}/acceleratorTypes/{shape.gpu}",
+                    "acceleratorCount": shape.gpus,
+                }
+            ]
+            if shape.attached
+            else []
+        )
+        disk = {
+            "sourceImage": self._image,
+            "diskSizeGb": offer.data["disk"],
+            "diskType": f"zones/{zone}/diskTypes/pd-balanced",
+        }
         seconds = max(LEAST, int(order.until.timestamp() - time.time()))
         return {
             "name": self._name(order.key),
             "machineType": f"zones/{zone}/machineTypes/{offer.data['shape'].partition('+')[0]}",
             "disks": [{"boot": True, "autoDelete": True, "initializeParams": disk}],
-            "networkInterfaces": [{"network": self._network, "accessConfigs": [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]}],
+            "networkInterfaces": [
+                {
+                    "network": self._network,
+                    "accessConfigs": [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}],
+                }
+            ],
             **({"guestAccelerators": attached} if attached else {}),
             "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
             "labels": {"recipe": self._installation.name},
@@ -230,7 +330,9 @@ class Gcp(cloud.Rented[Wire]):
         mark = self._installation.mark(key)
         if re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", mark):
             return mark
-        return self._installation.mark(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16])
+        return self._installation.mark(
+            hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        )
 
     async def _opened(self, lease: Lease) -> SshHost | None:
         """The machine, once it has attested the host key that we gave it and lets us in."""
@@ -245,7 +347,9 @@ class Gcp(cloud.Rented[Wire]):
     async def release(self, lease: Lease) -> bool:
         """Delete the machine.  True once Google itself says that there is none."""
         await self._logins.end(lease)
-        if (asked := await harmless(self._wire.delete(*_place(lease)))) is not None and not asked.done:
+        if (
+            asked := await harmless(self._wire.delete(*_place(lease)))
+        ) is not None and not asked.done:
             await harmless(self._wire.wait(asked))
         return await harmless(self._wire.show(*_place(lease))) is None
 
@@ -257,7 +361,9 @@ class Gcp(cloud.Rented[Wire]):
         if found is not None and found.status not in STOPPED:
             raise Unreachable(f"the instance {lease.id} is {found.status}")
         seconds = max(LEAST, int(until.timestamp() - time.time()))
-        asked = await harmless(self._wire.start(*_place(lease), seconds)) if found is not None else None
+        asked = (
+            await harmless(self._wire.start(*_place(lease), seconds)) if found is not None else None
+        )
         if asked is None:
             raise HostLost(f"Google has no instance {lease.id} any more")
         if not asked.done:
@@ -270,7 +376,11 @@ class Gcp(cloud.Rented[Wire]):
     async def stop(self, lease: Lease) -> bool:
         """Have a machine stand still.  True once Google says so; its disk is billed on."""
         await self._logins.end(lease)
-        asked = await harmless(self._wire.stop(*_place(lease))) if await self.stands(lease) == "runs" else None
+        asked = (
+            await harmless(self._wire.stop(*_place(lease)))
+            if await self.stands(lease) == "runs"
+            else None
+        )
         if asked is not None and not asked.done:
             await harmless(self._wire.wait(asked))
         return await self.stands(lease) != "runs"
@@ -284,9 +394,13 @@ class Gcp(cloud.Rented[Wire]):
         ours = self._installation.name
         found = await harmless(self._wire.listing(f"labels.recipe={ours}"))
         return [
-            Lease("gcp", f"{each.zone}/{each.name}", key, self._data, price=_price(self._prices, each))
+            Lease(
+                "gcp", f"{each.zone}/{each.name}", key, self._data, price=_price(self._prices, each)
+            )
             for each in found
-            if each.labels.get("recipe") == ours and (key := each.items.get("recipe-key") or self._installation.key(each.name)) is not None
+            if each.labels.get("recipe") == ours
+            and (key := each.items.get("recipe-key") or self._installation.key(each.name))
+            is not None
         ]
 
     async def ensure(self) -> Sequence[str]:
@@ -294,7 +408,11 @@ class Gcp(cloud.Rented[Wire]):
         name = self._installation.mark("ssh")
         if await harmless(self._wire.rule(name)):
             return []
-        made = await harmless(self._wire.make_rule(name, self._network, self._installation.mark("machine"), self._port))
+        made = await harmless(
+            self._wire.make_rule(
+                name, self._network, self._installation.mark("machine"), self._port
+            )
+        )
         return [f"the firewall rule {name}"] if made else []
 
     async def drop(self) -> Sequence[str]:
@@ -303,14 +421,22 @@ class Gcp(cloud.Rented[Wire]):
             return []
         if left := await self.leases():
             return [f"the firewall rule {name} stays: {len(left)} other machine(s) use it"]
-        return [f"the firewall rule {name} is removed"] if await harmless(self._wire.drop_rule(name)) else []
+        return (
+            [f"the firewall rule {name} is removed"]
+            if await harmless(self._wire.drop_rule(name))
+            else []
+        )
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
         project = await self._wire.project()
         total = (await harmless(self._wire.quotas())).get("GPUS_ALL_REGIONS")
         none = f": nothing can be rented; ask for some at {self._wire.quotas_page}"
-        quota = "not listed" if total is None else f"{total.usage:g} of {total.limit:g} GPUs in all regions{'' if total.limit else none}"
+        quota = (
+            "not listed"
+            if total is None
+            else f"{total.usage:g} of {total.limit:g} GPUs in all regions{'' if total.limit else none}"
+        )
         return [
             ("account", f"the project {project}, by {self._wire.source}"),
             ("quota", quota),
@@ -331,7 +457,11 @@ class Gcp(cloud.Rented[Wire]):
             taken = await self._wire.preempted(*_place(lease))
         if taken:
             raise HostLost(f"Google took the spot machine {lease.id} away")
-        raise HostLost(f"Google has no instance {lease.id} any more" if found is None else f"the instance {lease.id} was stopped")
+        raise HostLost(
+            f"Google has no instance {lease.id} any more"
+            if found is None
+            else f"the instance {lease.id} was stopped"
+        )
 
 
 def _place(lease: Lease) -> tuple[str, str]:
@@ -344,24 +474,39 @@ def _regions(prices: PriceList, filters: Filters) -> Filters:
     """The filters, if there are prices for a region of each name.  Raises NoCapacity."""
     for asked in filters.regions:
         if not any(asked.lower() in known for known in prices.rates):
-            raise NoCapacity(f'no prices are known of a region "{asked}"{meant(asked, prices.rates)}')
+            raise NoCapacity(
+                f'no prices are known of a region "{asked}"{meant(asked, prices.rates)}'
+            )
     return filters
 
 
 def _price(prices: PriceList, made: Instance) -> float:
     """US dollars an hour by the list; 0 where it does not say."""
     rate = prices.price(made.zone.rpartition("-")[0], made.kind)
-    return 0.0 if rate is None else round((rate.spot if made.spot else rate.on_demand) + made.disk * gcp_prices.DISK, 5)
+    return (
+        0.0
+        if rate is None
+        else round((rate.spot if made.spot else rate.on_demand) + made.disk * gcp_prices.DISK, 5)
+    )
 
 
 def _resources(name: str, disk: int) -> Resources:
     shape = gcp_prices.SHAPES[name]
     card = gcp_prices.CARDS[shape.gpu]
-    return Resources(float(shape.cpus), shape.memory << 20, shape.gpus, card.name, card.memory << 20, disk * 10**9)
+    return Resources(
+        float(shape.cpus),
+        shape.memory << 20,
+        shape.gpus,
+        card.name,
+        card.memory << 20,
+        disk * 10**9,
+    )
 
 
 def _short(name: str, quota: Quota | None, wanted: int, where: str) -> str:
     """Why a quota does not allow so many GPUs more; empty when it does."""
     if quota is None or quota.limit - quota.usage >= wanted:
         return ""
-    return f"the quota {name} is {quota.limit:g}{where}" + (f", of which {quota.usage:g} are used" if quota.usage else "")
+    return f"the quota {name} is {quota.limit:g}{where}" + (
+        f", of which {quota.usage:g} are used" if quota.usage else ""
+    )

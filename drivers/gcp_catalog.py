@@ -42,7 +42,11 @@ def latest(file: Path) -> PriceList:
     try:
         kept = json.loads(file.read_text("utf-8"))
         rates = {
-            str(region): {str(name): Rate(float(each[0]), float(each[1])) for name, each in of.items() if name in SHAPES}
+            str(region): {
+                str(name): Rate(float(each[0]), float(each[1]))
+                for name, each in of.items()
+                if name in SHAPES
+            }
             for region, of in kept["rates"].items()
         }
         found = PriceList(str(kept["date"]), rates)
@@ -65,10 +69,22 @@ def update(file: Path) -> PriceList:
             data = _read(client, f"{base}/gcp/{version}/catalog.zip")
         with zipfile.ZipFile(io.BytesIO(data)) as archive, archive.open("gcp.csv") as table:
             rates = rates_of(csv.DictReader(io.StringIO(table.read(LARGEST).decode("utf-8"))))
-    except (httpx.HTTPError, httpx.InvalidURL, zipfile.BadZipFile, csv.Error, KeyError, ValueError, NotImplementedError) as error:
-        raise Unreachable(f"the catalog of prices at {base} cannot be read: {error or type(error).__name__}") from error
+    except (
+        httpx.HTTPError,
+        httpx.InvalidURL,
+        zipfile.BadZipFile,
+        csv.Error,
+        KeyError,
+        ValueError,
+        NotImplementedError,
+    ) as error:
+        raise Unreachable(
+            f"the catalog of prices at {base} cannot be read: {error or type(error).__name__}"
+        ) from error
     if not rates:
-        raise Rejected(f"the catalog of prices at {base} says nothing of the machines that are offered here: the prices stay as they were")
+        raise Rejected(
+            f"the catalog of prices at {base} says nothing of the machines that are offered here: the prices stay as they were"
+        )
     found = PriceList(f"{datetime.now(UTC):%Y-%m-%d}", rates)
     new = file.with_name(f".{file.name}.{os.getpid()}")
     new.write_text(json.dumps(found._asdict()) + "\n", "utf-8")
@@ -87,14 +103,22 @@ def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Rate]]:
         name, count, price = row["instance_name"], int(row["gpu_count"] or 0), float(row["price"])
         if (gpu := _ATTACHED.get(row["gpu_name"])) is not None:
             name = f"{name}+{count}x{gpu}"
-        if row.get("flags") or name not in SHAPES or SHAPES[name].gpus != count or not (math.isfinite(price) and price > 0):
+        if (
+            row.get("flags")
+            or name not in SHAPES
+            or SHAPES[name].gpus != count
+            or not (math.isfinite(price) and price > 0)
+        ):
             continue
         prices = seen.setdefault((row["location"].rpartition("-")[0], name), {})
         sold_spot = row["spot"].lower() == "true"
         prices[sold_spot] = max(price, prices.get(sold_spot, 0.0))
     rates: dict[str, dict[str, Rate]] = {}
     for (region, name), prices in sorted(seen.items()):
-        spot, on_demand = prices.get(True), prices.get(False, prices.get(True) if SHAPES[name].spot_only else None)
+        spot, on_demand = (
+            prices.get(True),
+            prices.get(False, prices.get(True) if SHAPES[name].spot_only else None),
+        )
         if spot is not None and on_demand is not None:
             rates.setdefault(region, {})[name] = Rate(round(on_demand, 5), round(spot, 5))
     return rates

@@ -73,11 +73,19 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 _G2_CORE, _G2_GB, _N1_CORE = Rate(0.024988, 0.009995), Rate(0.002927, 0.001171), Rate(0.0475, 0.01)
 _HOSTS: Final[Mapping[str, Mapping[str, Rate]]] = {
-    "us-central1": {A100: Rate(0.73948, 0.36975), A100_80: Rate(1.09962, 0.54978), H100: Rate(1.18251, 0.36117)},
+    "us-central1": {
+        A100: Rate(0.73948, 0.36975),
+        A100_80: Rate(1.09962, 0.54978),
+        H100: Rate(1.18251, 0.36117),
+    },
     "us-east1": {A100: Rate(0.73948, 0.36975)},
     "us-west1": {A100: Rate(0.73948, 0.36975), H100: Rate(1.18251, 0.36117)},
     "us-east4": {A100_80: Rate(1.23833, 0.49613), H100: Rate(1.18251, 0.26996)},
-    "europe-west4": {A100: Rate(0.81406, 0.31824), A100_80: Rate(1.2105, 0.47328), H100: Rate(1.24163, 0.28434)},
+    "europe-west4": {
+        A100: Rate(0.81406, 0.31824),
+        A100_80: Rate(1.2105, 0.47328),
+        H100: Rate(1.24163, 0.28434),
+    },
 }
 """region -> the part of a machine that comes with one GPU of this kind."""
 _GPUS: Final[Mapping[str, Mapping[str, Rate]]] = {
@@ -132,4 +140,10 @@ def _sum(one: Rate, other: Rate) -> Rate:
     return Rate(round(one.on_demand + other.on_demand, 5), round(one.spot + other.spot, 5))
 
 
-SHIPPED: Final = PriceList(DATE, {region: {name: rate for name in SHAPES if (rate := _shipped(region, name)) is not None} for region in _GPUS})
+SHIPPED: Final = PriceList(
+    DATE,
+    {
+        region: {name: rate for name in SHAPES if (rate := _shipped(region, name)) is not None}
+        for region in _GPUS
+    },
+)

@@ -107,8 +107,15 @@ def program(made: Machine) -> str:
     """The text of `__main__.py`."""
     tag, q = f"recipe-stack-{made.name}", json.dumps
     project = f"\n    project={q(made.project)}," if made.project else ""
-    attached = ", ".join(f"gcp.compute.InstanceGuestAcceleratorArgs(type={q(gpu)}, count={count})" for gpu, count in made.gpus.items())
-    common = {"tag": q(tag), "project": project, "network": q(made.network.removeprefix("global/networks/"))}
+    attached = ", ".join(
+        f"gcp.compute.InstanceGuestAcceleratorArgs(type={q(gpu)}, count={count})"
+        for gpu, count in made.gpus.items()
+    )
+    common = {
+        "tag": q(tag),
+        "project": project,
+        "network": q(made.network.removeprefix("global/networks/")),
+    }
     parts = [
         _HEAD.format(stack=made.name, name=q(made.name), project="" if made.project else "\npulumi config set gcp:project PROJECT"),
         _RULE.format(port=q(str(made.port)), **common),
@@ -120,5 +127,11 @@ def program(made: Machine) -> str:
         _ENDS.format(login=q(f"{made.user}@")),
     ]  # fmt: skip
     if made.bucket:
-        parts.append(_BUCKET.format(bucket=q(made.bucket), project=project, location=q(made.zone.rpartition("-")[0].upper())))
+        parts.append(
+            _BUCKET.format(
+                bucket=q(made.bucket),
+                project=project,
+                location=q(made.zone.rpartition("-")[0].upper()),
+            )
+        )
     return "".join(parts)

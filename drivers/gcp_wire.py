@@ -21,7 +21,13 @@ TOKEN: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN"  # noqa: S105  # the name of a varia
 PATIENCE: Final = 150.0
 """Seconds for one request: an operation is waited for up to two minutes there."""
 PAGE: Final = "500"
-FULL: Final = ("ZONE_RESOURCE_POOL_EXHAUSTED", "insufficientCapacity", "UNSUPPORTED_OPERATION", "RESOURCE_NOT_READY", "VM_MIN_COUNT_NOT_REACHED")
+FULL: Final = (
+    "ZONE_RESOURCE_POOL_EXHAUSTED",
+    "insufficientCapacity",
+    "UNSUPPORTED_OPERATION",
+    "RESOURCE_NOT_READY",
+    "VM_MIN_COUNT_NOT_REACHED",
+)
 """What the codes of errors begin with that mean: not in this zone, now."""
 QUOTAS: Final = ("QUOTA_EXCEEDED", "quotaExceeded")
 RATES: Final = ("rateLimitExceeded", "userRateLimitExceeded", "RESOURCE_OPERATION_RATE_EXCEEDED")
@@ -66,7 +72,11 @@ class Wire:
 
     def __init__(self, api: str, project: str) -> None:
         self.web = Web(api, PATIENCE)
-        self._project = project or os.environ.get("CLOUDSDK_CORE_PROJECT") or os.environ.get("GOOGLE_CLOUD_PROJECT", "")
+        self._project = (
+            project
+            or os.environ.get("CLOUDSDK_CORE_PROJECT")
+            or os.environ.get("GOOGLE_CLOUD_PROJECT", "")
+        )
         self._credentials: Any = None
         self.source = TOKEN
 
@@ -83,7 +93,12 @@ class Wire:
 
     async def wait(self, asked: Operation) -> Operation:
         """The operation once it is done, or as it is after two minutes."""
-        return _operation(_good(await self._ask("POST", f"zones/{asked.zone}/operations/{asked.name}/wait"), "an operation"))
+        return _operation(
+            _good(
+                await self._ask("POST", f"zones/{asked.zone}/operations/{asked.name}/wait"),
+                "an operation",
+            )
+        )
 
     async def show(self, zone: str, name: str) -> Instance | None:
         """One machine; None when Google says in its own words that there is none."""
@@ -122,7 +137,14 @@ class Wire:
     async def make_rule(self, name: str, network: str, tag: str, port: int) -> bool:
         """Let connections to a port of machines with this tag in.  False: there is such a rule."""
         allowed = [{"IPProtocol": "tcp", "ports": [f"{port}"]}]
-        body = {"name": name, "network": network, "direction": "INGRESS", "sourceRanges": ["0.0.0.0/0"], "targetTags": [tag], "allowed": allowed}
+        body = {
+            "name": name,
+            "network": network,
+            "direction": "INGRESS",
+            "sourceRanges": ["0.0.0.0/0"],
+            "targetTags": [tag],
+            "allowed": allowed,
+        }
         answer = await self._ask("POST", "global/firewalls", body)
         return answer.code != "alreadyExists" and bool(_good(answer, f"the rule {name}"))
 
@@ -135,21 +157,36 @@ class Wire:
         """Whether Google took a machine away."""
         query = {"filter": 'operationType="compute.instances.preempted"', "maxResults": PAGE}
         found = _good(await self._ask("GET", f"zones/{zone}/operations", query=query), "operations")
-        return any(_last(row.get("targetLink")) == name for row in rows(found, "items", WHOSE)) if "items" in found else False
+        return (
+            any(_last(row.get("targetLink")) == name for row in rows(found, "items", WHOSE))
+            if "items" in found
+            else False
+        )
 
     async def host_keys(self, zone: str, name: str) -> set[str]:
         """The host keys that a machine has attested, as they stand in authorized_keys."""
-        answer = await self._ask("GET", f"zones/{zone}/instances/{name}/getGuestAttributes", query={"queryPath": "hostkeys/"})
+        answer = await self._ask(
+            "GET",
+            f"zones/{zone}/instances/{name}/getGuestAttributes",
+            query={"queryPath": "hostkeys/"},
+        )
         if answer.status == 404:
             return set()
-        found = inner(_good(answer, "guest attributes").get("queryValue") or {}, "guest attributes", WHOSE)
-        return {f"{row.get('key')} {row.get('value')}" for row in rows({"items": [], **found}, "items", WHOSE)}
+        found = inner(
+            _good(answer, "guest attributes").get("queryValue") or {}, "guest attributes", WHOSE
+        )
+        return {
+            f"{row.get('key')} {row.get('value')}"
+            for row in rows({"items": [], **found}, "items", WHOSE)
+        }
 
     async def listing(self, filter: str) -> list[Instance]:
         """All machines that a filter lets through, in all zones.  Raises Unreachable when a zone did not answer: missing is not empty."""
         found = []
         for scope in await self._aggregated("instances", filter):
-            found += [_instance(row) for row in rows({"instances": [], **scope}, "instances", WHOSE)]
+            found += [
+                _instance(row) for row in rows({"instances": [], **scope}, "instances", WHOSE)
+            ]
         return found
 
     async def accelerators(self) -> dict[str, set[str]]:
@@ -162,9 +199,15 @@ class Wire:
 
     async def quotas(self, region: str = "") -> dict[str, Quota]:
         """How many of what a project may have in a region, or in all of them together."""
-        fields = _good(await self._ask("GET", f"regions/{region}" if region else ""), f"the quotas of {region or 'the project'}")
+        fields = _good(
+            await self._ask("GET", f"regions/{region}" if region else ""),
+            f"the quotas of {region or 'the project'}",
+        )
         found = rows({"quotas": [], **fields}, "quotas", WHOSE)
-        return {f"{row.get('metric')}": Quota(number(row, "limit"), number(row, "usage")) for row in found}
+        return {
+            f"{row.get('metric')}": Quota(number(row, "limit"), number(row, "usage"))
+            for row in found
+        }
 
     @property
     def quotas_page(self) -> str:
@@ -176,26 +219,52 @@ class Wire:
         if not self._project:
             await self._token()
         if not self._project:
-            raise Denied("no Google Cloud project is named: set `project` in [drivers.gcp], or CLOUDSDK_CORE_PROJECT")
+            raise Denied(
+                "no Google Cloud project is named: set `project` in [drivers.gcp], or CLOUDSDK_CORE_PROJECT"
+            )
         return self._project
 
     async def _aggregated(self, what: str, filter: str) -> list[Fields]:
         scopes: list[Fields] = []
         token, seen = "", set[str]()
         while True:
-            query = {"maxResults": PAGE, **({"filter": filter} if filter else {}), **({"pageToken": token} if token else {})}
-            fields = _good(await self._ask("GET", f"aggregated/{what}", query=query), f"the list of {what}")
+            query = {
+                "maxResults": PAGE,
+                **({"filter": filter} if filter else {}),
+                **({"pageToken": token} if token else {}),
+            }
+            fields = _good(
+                await self._ask("GET", f"aggregated/{what}", query=query), f"the list of {what}"
+            )
             if fields.get("unreachables"):
-                raise Unreachable(f"the list of {what} is not complete: Google did not reach {printable(str(fields['unreachables']))}")
-            for where, scope in inner(fields.get("items", {}), f"the list of {what}", WHOSE).items():
-                code = inner(inner(scope, where, WHOSE).get("warning") or {}, where, WHOSE).get("code")
+                raise Unreachable(
+                    f"the list of {what} is not complete: Google did not reach {printable(str(fields['unreachables']))}"
+                )
+            for where, scope in inner(
+                fields.get("items", {}), f"the list of {what}", WHOSE
+            ).items():
+                code = inner(inner(scope, where, WHOSE).get("warning") or {}, where, WHOSE).get(
+                    "code"
+                )
                 if code not in (None, "NO_RESULTS_ON_PAGE"):
-                    raise Unreachable(f"the list of {what} is not complete: {printable(where)}: {printable(str(code))}")
+                    raise Unreachable(
+                        f"the list of {what} is not complete: {printable(where)}: {printable(str(code))}"
+                    )
                 scopes.append(inner(scope, where, WHOSE))
-            if not (token := following(fields.get("nextPageToken"), seen, f"the list of {what} of Google")):
+            if not (
+                token := following(
+                    fields.get("nextPageToken"), seen, f"the list of {what} of Google"
+                )
+            ):
                 return scopes
 
-    async def _ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Fields | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
         token = await self._token()
         where = f"/projects/{quote(await self.project(), safe=':.')}{path and '/'}{path}"
@@ -203,13 +272,18 @@ class Wire:
 
     def _checked(self, answer: Answer) -> Answer:
         if answer.status == 429 or answer.code in RATES:
-            raise Throttled(f"Google was asked too often: {answer.words}", after=wait(answer.headers.get("retry-after", "")))
+            raise Throttled(
+                f"Google was asked too often: {answer.words}",
+                after=wait(answer.headers.get("retry-after", "")),
+            )
         if answer.status == 401:
             raise Denied(
                 f"Google does not accept the credentials of {self.source}: {answer.words} `gcloud auth application-default login` makes new ones"
             )
         if answer.status == 403 and answer.code not in (*QUOTAS, "alreadyExists"):
-            raise Denied(f"Google allows this account nothing here (project {self._project}): {answer.words}")
+            raise Denied(
+                f"Google allows this account nothing here (project {self._project}): {answer.words}"
+            )
         if answer.status >= 500:
             raise Unsure(f"Google has a problem of its own ({answer.status}): {answer.words}")
         return answer
@@ -230,7 +304,10 @@ class Wire:
                     raise exceptions.DefaultCredentialsError("this machine is none of Google's")
                 self._credentials, project = google.auth.default(scopes=[SCOPE], request=_request)
                 self._project = self._project or project or ""
-                self.source = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or "the application default credentials"
+                self.source = (
+                    os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+                    or "the application default credentials"
+                )
             if not self._credentials.valid:
                 self._credentials.refresh(_request)
             return f"{self._credentials.token}"
@@ -245,12 +322,18 @@ class Wire:
 
 def _may_have() -> bool:
     """Whether it is worth asking for credentials: where there are none, google-auth looks for Google's own network for many seconds."""
-    folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.join(os.path.expanduser("~"), ".config", "gcloud")
+    folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.join(
+        os.path.expanduser("~"), ".config", "gcloud"
+    )
     try:
         ours = "Google" in Path("/sys/class/dmi/id/product_name").read_text("utf-8", "replace")
     except OSError:
         ours = False
-    return ours or bool(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")) or Path(folder, "application_default_credentials.json").exists()
+    return (
+        ours
+        or bool(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"))
+        or Path(folder, "application_default_credentials.json").exists()
+    )
 
 
 class _Replied(NamedTuple):
@@ -262,7 +345,12 @@ class _Replied(NamedTuple):
 
 
 def _request(
-    url: str, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None, timeout: float | None = None, **_more: object
+    url: str,
+    method: str = "GET",
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    **_more: object,
 ) -> _Replied:
     """One request of google-auth, for a token."""
     from google.auth import exceptions
@@ -276,7 +364,9 @@ def _request(
 
 def _gone(answer: Answer, name: str) -> bool:
     """Whether a reply says that there is no such instance: a project or a zone that is not there says 404, too."""
-    return answer.status == 404 and answer.code == "notFound" and f"/instances/{name}'" in answer.text
+    return (
+        answer.status == 404 and answer.code == "notFound" and f"/instances/{name}'" in answer.text
+    )
 
 
 def _good(answer: Answer, what: str) -> Fields:
@@ -284,7 +374,9 @@ def _good(answer: Answer, what: str) -> Fields:
     if answer.status >= 400:
         raise Rejected(f"Google refuses {what}: {answer.words}")
     if not answer.fields or ("error" in answer.fields and "operationType" not in answer.fields):
-        raise Unsure(f"the reply of Google about {what} cannot be read: {printable(answer.text[:80])}")
+        raise Unsure(
+            f"the reply of Google about {what} cannot be read: {printable(answer.text[:80])}"
+        )
     return answer.fields
 
 
@@ -293,7 +385,9 @@ def _operation(row: Fields) -> Operation:
         raise Unsure("the reply of Google about an operation cannot be read")
     done = row.get("status") == "DONE"
     made = Operation(f"{row['name']}", _last(row.get("zone")), done)
-    errors = rows({"errors": [], **inner(row.get("error") or {}, "an operation", WHOSE)}, "errors", WHOSE)
+    errors = rows(
+        {"errors": [], **inner(row.get("error") or {}, "an operation", WHOSE)}, "errors", WHOSE
+    )
     if not errors:
         return made
     zones: list[str] = []
@@ -301,15 +395,25 @@ def _operation(row: Fields) -> Operation:
         info = inner(detail.get("errorInfo") or {}, "an error", WHOSE)
         told = inner(info.get("metadatas") or {}, "an error", WHOSE).get("zonesAvailable")
         zones += [zone.strip() for zone in f"{told or ''}".split(",") if zone.strip()]
-    return made._replace(code=f"{errors[0].get('code') or 'unknown'}", words=printable(f"{errors[0].get('message') or ''}"), zones=tuple(zones))
+    return made._replace(
+        code=f"{errors[0].get('code') or 'unknown'}",
+        words=printable(f"{errors[0].get('message') or ''}"),
+        zones=tuple(zones),
+    )
 
 
 def _instance(row: Fields) -> Instance:
-    items = rows({"items": [], **inner(row.get("metadata") or {}, "an instance", WHOSE)}, "items", WHOSE)
+    items = rows(
+        {"items": [], **inner(row.get("metadata") or {}, "an instance", WHOSE)}, "items", WHOSE
+    )
     nics = rows({"networkInterfaces": [], **row}, "networkInterfaces", WHOSE)
     access = rows({"accessConfigs": [], **nics[0]}, "accessConfigs", WHOSE) if nics else []
     kind = _last(row.get("machineType"))
-    for each in rows({"guestAccelerators": [], **row}, "guestAccelerators", WHOSE) if kind.startswith("n1-") else []:
+    for each in (
+        rows({"guestAccelerators": [], **row}, "guestAccelerators", WHOSE)
+        if kind.startswith("n1-")
+        else []
+    ):
         kind += f"+{number(each, 'acceleratorCount'):.0f}x{_last(each.get('acceleratorType'))}"
     if not row.get("name") or not row.get("status"):
         raise Unsure("the reply of Google about an instance cannot be read")

@@ -24,7 +24,9 @@ class Installation:
     @classmethod
     def of(cls, path: str | None = None) -> Self:
         """The installation whose secret is in a file, by default of this user.  Raises Denied when it cannot be read or made."""
-        folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+        folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(
+            os.path.expanduser("~"), ".config"
+        )
         file = Path(path or os.path.join(folder, "recipe", "installation"))
         try:
             if not file.exists():
@@ -37,8 +39,14 @@ class Installation:
                 new.unlink()
             return cls(bytes.fromhex(file.read_text("ascii").strip()), file.parent)
         except (OSError, ValueError) as error:
-            way = "remove it if no machine is rented" if isinstance(error, ValueError) else "let XDG_CONFIG_HOME name a folder that can be written"
-            raise Denied(f"the secret of this installation, {file}, cannot be used: {error}; {way}") from error
+            way = (
+                "remove it if no machine is rented"
+                if isinstance(error, ValueError)
+                else "let XDG_CONFIG_HOME name a folder that can be written"
+            )
+            raise Denied(
+                f"the secret of this installation, {file}, cannot be used: {error}; {way}"
+            ) from error
 
     def called(self, name: str) -> Self:
         """The installation of this name, as far as its marks go: its secret is not known here."""
@@ -57,4 +65,6 @@ class Installation:
 
     def derived(self, what: str) -> bytes:
         """32 bytes for one purpose, the same for every process of this installation."""
-        return hmac.digest(self._secret, f"recipe {what}\x01".encode(), "sha256")  # expand, one block
+        return hmac.digest(
+            self._secret, f"recipe {what}\x01".encode(), "sha256"
+        )  # expand, one block

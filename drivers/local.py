@@ -21,7 +21,9 @@ class LocalHost:
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         from . import calls
 
-        return calls.call(argv, stdin, {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"})
+        return calls.call(
+            argv, stdin, {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"}
+        )
 
     async def aclose(self) -> None:
         """There is no connection."""

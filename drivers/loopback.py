@@ -14,7 +14,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
@@ -89,7 +97,11 @@ class Faults:
             if name not in known:
                 raise Rejected(f'there is no fault "{name}"{meant(name, known)}')
             wanted = (int, float) if known[name] is float else known[name]
-            if not isinstance(value, wanted) or (isinstance(value, bool) and known[name] is not bool) or value < 0:  # type: ignore[operator]
+            if (
+                not isinstance(value, wanted)
+                or (isinstance(value, bool) and known[name] is not bool)
+                or value < 0  # type: ignore[operator]
+            ):
                 raise Rejected(f"the fault {name} is a {known[name].__name__}, not {value!r}")
         return cls(**given)  # type: ignore[arg-type]  # looked at above
 
@@ -129,7 +141,11 @@ class _Faulty:
     def dark(self, host: str) -> bool:
         """Whether that host is one of those that never answer again."""
         into = self._folder / "dark" / host
-        if not into.exists() and self._faults.dark and self.count("darkened", self._faults.dark) <= self._faults.dark:
+        if (
+            not into.exists()
+            and self._faults.dark
+            and self.count("darkened", self._faults.dark) <= self._faults.dark
+        ):
             into.parent.mkdir(exist_ok=True)
             into.touch()
         return into.exists()
@@ -176,13 +192,17 @@ class Loopback:
         self._price, self._boots, self._gpus = float(price), float(boots), gpus
         if price:
             slots, short = 1, timedelta(seconds=0.05)
-            self.traits = self.traits._replace(priced=True, settles=short, poll=short, ends="provider", hosts_at_once=hosts)
+            self.traits = self.traits._replace(
+                priced=True, settles=short, poll=short, ends="provider", hosts_at_once=hosts
+            )
         self._root = Path(root).absolute()
         self._names = [f"host-{number}" for number in range(1, hosts + 1)]
         self._addresses = dict(zip(self._names, addresses, strict=False))
         self._slots = slots
         self._python = python
-        self._agent_python = sys.executable if python == "python3" else python  # the system of this machine need not have one
+        self._agent_python = (
+            sys.executable if python == "python3" else python
+        )  # the system of this machine need not have one
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
         self._faulty = _Faulty(self._faults, self._root)
         self._made: dict[str, LoopbackHost] = {}
@@ -194,7 +214,9 @@ class Loopback:
             return ()
         with _translated():
             self._root.mkdir(parents=True, exist_ok=True)
-        question = calls.call(machine.question(str(self._root)), NOTHING, _environment(self._root), self._root)
+        question = calls.call(
+            machine.question(str(self._root)), NOTHING, _environment(self._root), self._root
+        )
         have = machine.resources(machine.facts(b"".join([data async for data in question])))
         if self._gpus:
             have = replace(have, gpus=self._gpus, gpu="loopback", gpu_memory=have.memory)
@@ -202,7 +224,17 @@ class Loopback:
             return ()
         taken = [lease.data["host"] for lease in self._leases()]
         free_first = sorted(self._names, key=lambda name: taken.count(name) >= self._slots)
-        return tuple(Offer("loopback", name, have, price=self._price, disk_price=self._price / 10, fetched=time.time()) for name in free_first)
+        return tuple(
+            Offer(
+                "loopback",
+                name,
+                have,
+                price=self._price,
+                disk_price=self._price / 10,
+                fetched=time.time(),
+            )
+            for name in free_first
+        )
 
     async def acquire(self, order: Order) -> Lease:
         """Take a place on the machine that was offered, or keep it for longer.  Raises NoCapacity when others have them all."""
@@ -214,7 +246,10 @@ class Loopback:
         with self._alone():
             self._expire()
             known = {lease.key: lease for lease in self._leases()}
-            if order.key not in known and sum(lease.data["host"] == name for lease in known.values()) >= self._slots:
+            if (
+                order.key not in known
+                and sum(lease.data["host"] == name for lease in known.values()) >= self._slots
+            ):
                 raise NoCapacity(f"all places of {name} are taken ({self._slots})")
             data = {"host": name, "root": str(self._root / name / ROOT), "python": self._python}
             if self._boots:
@@ -247,7 +282,9 @@ class Loopback:
         if lease.id not in self._made:
             address = self._addresses.get(lease.data["host"], "127.0.0.1")
             root = str(self._root / lease.data["host"] / ROOT)
-            self._made[lease.id] = LoopbackHost(partial(self._carry, lease), root, self._agent_python, address)
+            self._made[lease.id] = LoopbackHost(
+                partial(self._carry, lease), root, self._agent_python, address
+            )
         return (self._made[lease.id],)
 
     async def release(self, lease: Lease) -> bool:
@@ -303,7 +340,15 @@ class Loopback:
             home = self._root / name
             with _translated():
                 home.mkdir(parents=True, exist_ok=True)
-            yield name, LoopbackHost(partial(_look, home), str(home / ROOT), self._agent_python, self._addresses.get(name, "127.0.0.1"))
+            yield (
+                name,
+                LoopbackHost(
+                    partial(_look, home),
+                    str(home / ROOT),
+                    self._agent_python,
+                    self._addresses.get(name, "127.0.0.1"),
+                ),
+            )
 
     def _leases(self) -> list[Lease]:
         """Those whose time is not over: what a killed worker had is not given back."""
@@ -311,9 +356,16 @@ class Loopback:
 
     def _rented(self) -> list[_Rented]:
         with _translated():
-            paths = [path for path in sorted((self._root / "leases").glob("[!.]*")) if path.name != "lock"]
+            paths = [
+                path
+                for path in sorted((self._root / "leases").glob("[!.]*"))
+                if path.name != "lock"
+            ]
             told = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        return [_Rented(Lease("loopback", name, key, data), until, state) for name, key, data, until, state in told]
+        return [
+            _Rented(Lease("loopback", name, key, data), until, state)
+            for name, key, data, until, state in told
+        ]
 
     def _named(self, lease: Lease) -> _Rented | None:
         return next((each for each in self._rented() if each.lease.id == lease.id), None)
@@ -322,18 +374,25 @@ class Loopback:
         """The place of a lease, after what is past its time has ended.  Raises HostLost."""
         self._expire()
         if (found := self._named(lease)) is None:
-            raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
+            raise HostLost(
+                f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone'
+            )
         return found
 
     def _runs(self, lease: Lease) -> bool:
         try:
-            return bool(json.loads((self._root / "leases" / lease.id).read_text("utf-8"))[-1] != "stopped")
+            return bool(
+                json.loads((self._root / "leases" / lease.id).read_text("utf-8"))[-1] != "stopped"
+            )
         except FileNotFoundError:
             return False
 
     def _write(self, rented: _Rented) -> None:
         lease, new = rented.lease, self._root / "leases" / f".{rented.lease.id}"
-        new.write_text(json.dumps([lease.id, lease.key, dict(lease.data), rented.until, rented.state]), encoding="utf-8")
+        new.write_text(
+            json.dumps([lease.id, lease.key, dict(lease.data), rented.until, rented.state]),
+            encoding="utf-8",
+        )
         new.rename(self._root / "leases" / lease.id)
 
     def _expire(self) -> None:
@@ -363,7 +422,14 @@ class Loopback:
 
     def _note(self, what: str, lease: Lease, by: str) -> None:
         if self._price:
-            line = {"at": time.time(), "what": what, "key": lease.key, "host": lease.data["host"], "rate": self._price, "by": by}
+            line = {
+                "at": time.time(),
+                "what": what,
+                "key": lease.key,
+                "host": lease.data["host"],
+                "rate": self._price,
+                "by": by,
+            }
             with (self._root / "provider.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -388,18 +454,26 @@ class Loopback:
             if not self._faults.keeps_disk:
                 shutil.rmtree(home, ignore_errors=True)
 
-    async def _carry(self, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    async def _carry(
+        self, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]
+    ) -> AsyncGenerator[bytes, None]:
         """The `call` of the machine of this lease."""
         faults, home = self._faults, self._root / lease.data["host"]
         if not self._runs(lease):
             raise HostLost(f"{home.name} is gone or was stopped, or the lease was given back")
-        now = self._faulty.count("calls", max(faults.lost_on_call, faults.unreachable_on_call, faults.cut_on_call))
+        now = self._faulty.count(
+            "calls", max(faults.lost_on_call, faults.unreachable_on_call, faults.cut_on_call)
+        )
         if now == faults.lost_on_call:
             self._lose(lease)
             raise HostLost(f"{home.name} is gone")
-        if now >= faults.unreachable_on_call and (now < faults.unreachable_on_call + faults.unreachable or self._faulty.dark(home.name)):
+        if now >= faults.unreachable_on_call and (
+            now < faults.unreachable_on_call + faults.unreachable or self._faulty.dark(home.name)
+        ):
             raise Unreachable(f"{home.name} does not answer")
-        passage = _Passage(faults.bytes_per_second, faults.cut_after if now == faults.cut_on_call else None)
+        passage = _Passage(
+            faults.bytes_per_second, faults.cut_after if now == faults.cut_on_call else None
+        )
         sent = stdin if stdin is NOTHING else self._sent(stdin, passage)
         try:
             async with aclosing(calls.call(argv, sent, _environment(home), home)) as stream:
@@ -417,7 +491,11 @@ class Loopback:
     async def _sent(self, stdin: AsyncIterable[bytes], passage: _Passage) -> AsyncIterator[bytes]:
         async for data in stdin:
             passed, cut = await passage.let(data)
-            over = self._faulty.count("sent", self._faults.disk, len(passed)) - self._faults.disk if self._faults.disk else 0
+            over = (
+                self._faulty.count("sent", self._faults.disk, len(passed)) - self._faults.disk
+                if self._faults.disk
+                else 0
+            )
             if over > 0:
                 passed, cut = passed[:-over], Denied("write error: No space left on device")
             if passed:
@@ -429,7 +507,13 @@ class Loopback:
 class LoopbackHost:
     """A machine: a directory, and what is called in it."""
 
-    def __init__(self, call: Callable[[Argv, AsyncIterable[bytes]], AsyncIterator[bytes]], root: str, python: str, address: str) -> None:
+    def __init__(
+        self,
+        call: Callable[[Argv, AsyncIterable[bytes]], AsyncIterator[bytes]],
+        root: str,
+        python: str,
+        address: str,
+    ) -> None:
         self.root, self.python, self.address = root, python, address
         self.deadman: float | None = None
         self._call = call
@@ -472,7 +556,9 @@ def _end_all(home: Path) -> None:
     agent = f"\0{home / ROOT / 'agent'}\0".encode()
     with suppress(FileNotFoundError):
         root = (home / ROOT / "agent").stat()
-        marks.append(f"@{root.st_dev}-{root.st_ino}\0".encode())  # which its jobs bear, wherever they are
+        marks.append(
+            f"@{root.st_dev}-{root.st_ino}\0".encode()
+        )  # which its jobs bear, wherever they are
     while True:
         found: list[int] = []
         for entry in Path("/proc").iterdir():
@@ -481,12 +567,19 @@ def _end_all(home: Path) -> None:
             with suppress(OSError):
                 at = os.readlink(entry / "cwd").removesuffix(" (deleted)")
                 environ = b"\0" + (entry / "environ").read_bytes() + b"\0"
-                there = at == str(home) or at.startswith(f"{home}/") or any(mark in environ for mark in marks)
+                there = (
+                    at == str(home)
+                    or at.startswith(f"{home}/")
+                    or any(mark in environ for mark in marks)
+                )
                 if there or agent in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
         if not found:
             return
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: the agent may not see how its jobs ended
+        for number in (
+            signal.SIGSTOP,
+            signal.SIGKILL,
+        ):  # all at once: the agent may not see how its jobs ended
             for pid in found:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)

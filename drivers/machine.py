@@ -93,7 +93,10 @@ def enough(have: Resources, wish: Wish) -> bool:
     if need.nodes != 1 or need.market == "spot":
         return False
     wanted = replace(need, disk=max(need.disk or 0, wish.disk or 0))
-    pairs = ((getattr(wanted, name), getattr(have, name)) for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"))
+    pairs = (
+        (getattr(wanted, name), getattr(have, name))
+        for name in ("cpus", "memory", "gpus", "gpu_memory", "disk")
+    )
     same = not need.gpu or (have.gpu is not None and need.gpu.lower() in have.gpu.lower())
     return same and all(amount is None or amount <= (there or 0) for amount, there in pairs)
 
@@ -111,7 +114,10 @@ def less(sold: Resources, need: Need, told: Facts, image: str = "", least: str =
 
     What cannot be measured counts as there.  `least`: the CUDA version that counts where the name of the image says none.
     """
-    needs, runs = cuda(image) or cuda(f"cuda{least}"), cuda(f"cuda{next(iter(told.get('cuda', ())), '')}")
+    needs, runs = (
+        cuda(image) or cuda(f"cuda{least}"),
+        cuda(f"cuda{next(iter(told.get('cuda', ())), '')}"),
+    )
     if needs and runs and runs < needs:
         who = f"{image} needs" if cuda(image) else "the setting `cuda` says"
         return f"its driver runs CUDA {runs[0]}.{runs[1]} (nvidia-smi: CUDA Version), and {who} {needs[0]}.{needs[1]}"

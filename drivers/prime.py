@@ -17,7 +17,19 @@ from typing import Final
 import asyncssh
 
 from . import cloud
-from .base import Charge, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Traits, Unsure, Wish
+from .base import (
+    Charge,
+    Denied,
+    HostLost,
+    Lease,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Traits,
+    Unsure,
+    Wish,
+)
 from .cloud import Value, harmless, markets
 from .prime_wire import FULL, Ask, Pod, Wire, config, key_source, pod, words
 from .ssh import SshHost
@@ -26,7 +38,9 @@ API: Final = "https://api.primeintellect.ai"
 IMAGE: Final = "ubuntu_22_cuda_12"
 ENDED: Final = ("STOPPED", "ERROR", "DELETING", "TERMINATED")
 PATIENCE: Final = 20.0  # seconds in which a pod must show its host key
-EMPTY: Final = ": nothing can be rented; add some at https://app.primeintellect.ai/dashboard/billing"
+EMPTY: Final = (
+    ": nothing can be rented; add some at https://app.primeintellect.ai/dashboard/billing"
+)
 FIRST_USE: Final = (
     "Prime's pods cannot prove who they are: the first host key that one shows is believed. Write `first_use = true` below `[drivers.prime]` "
     "to rent there; who sits between you and the pod at that moment could read what a step sends, its secrets too"
@@ -56,11 +70,23 @@ class Prime(cloud.Rented[Wire]):
         installation: str | None = None, poll: float = 10.0, settles: float = 60.0, **filters: Value,
     ) -> None:  # fmt: skip
         wire = Wire(
-            api or os.environ.get("PRIME_API_BASE_URL") or os.environ.get("PRIME_BASE_URL") or config("base_url") or API,
+            api
+            or os.environ.get("PRIME_API_BASE_URL")
+            or os.environ.get("PRIME_BASE_URL")
+            or config("base_url")
+            or API,
             team or os.environ.get("PRIME_TEAM_ID") or config("team_id"),
         )
         self._key = Path(os.path.expanduser(key or config("ssh_key_path") or "~/.ssh/id_rsa"))
-        super().__init__(wire, image=image, python=python, installation=installation, poll=poll, settles=settles, filters=filters)
+        super().__init__(
+            wire,
+            image=image,
+            python=python,
+            installation=installation,
+            poll=poll,
+            settles=settles,
+            filters=filters,
+        )
         self._first_use = first_use
 
     # --- offers
@@ -75,10 +101,22 @@ class Prime(cloud.Rented[Wire]):
             offer = _offer(ask)
             # What CUDA a pod has is unknown before it is there.
             about = cloud.About(ask.secure, ask.secure, ask.inet, 0.0)
-            why = "on another market" if ask.market not in wanted else cloud.excluded(offer, about, wish, filters)
-            if not why and ask.images and (image := wish.need.image or self._image) not in ask.images:
+            why = (
+                "on another market"
+                if ask.market not in wanted
+                else cloud.excluded(offer, about, wish, filters)
+            )
+            if (
+                not why
+                and ask.images
+                and (image := wish.need.image or self._image) not in ask.images
+            ):
                 why = f"without the image {image}"
-            why = why or ("" if ask.there else "none to be had now") or ("less disk" if (ask.resources.disk or 0) < disk * 10**9 else "")
+            why = (
+                why
+                or ("" if ask.there else "none to be had now")
+                or ("less disk" if (ask.resources.disk or 0) < disk * 10**9 else "")
+            )
             judged.append((offer, why))
         return sorted(self._fitting(judged), key=lambda offer: (offer.hourly, offer.id))
 
@@ -88,23 +126,34 @@ class Prime(cloud.Rented[Wire]):
         """Rent what was offered.  Raises NoCapacity when there is none or it is dearer, Unsure when it is not known whether we have it."""
         await self.solvent()
         offer = order.offer
-        data = {name: offer.data[name] for name in ("cloudId", "gpuType", "socket", "country", "security") if offer.data[name]}
+        data = {
+            name: offer.data[name]
+            for name in ("cloudId", "gpuType", "socket", "country", "security")
+            if offer.data[name]
+        }
         wanted = {
             "name": self._installation.mark(order.key), **data, "gpuCount": offer.resources.gpus, "image": order.image or self._image,
             "diskSize": int(offer.data["disk"]), "maxPrice": round(offer.price * cloud.RISE, 4), "autoRestart": False,
             **({"dataCenterId": offer.data["dataCenter"]} if offer.data["dataCenter"] else {}),
         }  # fmt: skip
         team = {"teamId": self._wire.team} if self._wire.team else None
-        answer = await self._wire.create({"pod": wanted, "provider": {"type": offer.data["provider"]}, "disks": [], "team": team})
+        answer = await self._wire.create(
+            {"pod": wanted, "provider": {"type": offer.data["provider"]}, "disks": [], "team": team}
+        )
         said = words(answer)
-        if answer.status == 404 or (answer.status in (400, 409) and any(word in said.lower().replace(" ", "") for word in _FULL)):
+        if answer.status == 404 or (
+            answer.status in (400, 409)
+            and any(word in said.lower().replace(" ", "") for word in _FULL)
+        ):
             raise NoCapacity(f"{offer.id} cannot be had: {said}")
         if answer.status >= 400:
             raise Rejected(f"Prime refuses the order of {offer.id}: {said}")
         try:
             made = pod(answer.fields)
         except Unsure as error:
-            raise Unsure(f"the reply of Prime to the order cannot be read: {answer.words[:80]}") from error
+            raise Unsure(
+                f"the reply of Prime to the order cannot be read: {answer.words[:80]}"
+            ) from error
         self._agreed[made.id] = offer.price
         return Lease("prime", made.id, order.key, self._data)
 
@@ -129,15 +178,24 @@ class Prime(cloud.Rented[Wire]):
                 shown = await asyncssh.get_server_host_key(name, port, config=None)
         except (OSError, asyncssh.Error):  # TimeoutError is an OSError
             return None
-        return None if shown is None else self._installation.believe(lease.key, shown.export_public_key().decode())
+        return (
+            None
+            if shown is None
+            else self._installation.believe(lease.key, shown.export_public_key().decode())
+        )
 
     async def release(self, lease: Lease) -> bool:
         """Delete the pod.  True once it is not at its address and not in the complete list."""
         await self._logins.end(lease)
         await harmless(self._wire.destroy(lease.id))
-        if (found := await harmless(self._wire.show(lease.id))) is not None and found.status != "TERMINATED":
+        if (
+            found := await harmless(self._wire.show(lease.id))
+        ) is not None and found.status != "TERMINATED":
             return False
-        if any(each.id == lease.id and each.status != "TERMINATED" for each in await harmless(self._wire.listing())):
+        if any(
+            each.id == lease.id and each.status != "TERMINATED"
+            for each in await harmless(self._wire.listing())
+        ):
             return False
         self._installation.first_seen(lease.key).unlink(missing_ok=True)
         return True
@@ -147,7 +205,8 @@ class Prime(cloud.Rented[Wire]):
         return [
             Lease("prime", each.id, key, self._data, price=each.price)
             for each in found
-            if each.status != "TERMINATED" and (key := self._installation.key(each.name)) is not None
+            if each.status != "TERMINATED"
+            and (key := self._installation.key(each.name)) is not None
         ]
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
@@ -163,10 +222,17 @@ class Prime(cloud.Rented[Wire]):
         except Denied as error:
             key = str(error)
         return [
-            ("account", f"by the key of {key_source()}" + f", team {self._wire.team}" * bool(self._wire.team)),
+            (
+                "account",
+                f"by the key of {key_source()}"
+                + f", team {self._wire.team}" * bool(self._wire.team),
+            ),
             ("credit", f"${balance:.2f}" + ("" if balance > 0 else EMPTY)),
             ("login", key),
-            ("host keys", "the first that a pod shows is believed" if self._first_use else FIRST_USE),
+            (
+                "host keys",
+                "the first that a pod shows is believed" if self._first_use else FIRST_USE,
+            ),
             self._clock(),
         ]
 
@@ -191,7 +257,9 @@ class Prime(cloud.Rented[Wire]):
             found = self._key.read_bytes()
             asyncssh.import_private_key(found)
         except (OSError, asyncssh.KeyImportError) as error:
-            raise Denied(f"the SSH key {self._key} cannot be used: {error}; name another as `key` in `[drivers.prime]`") from error
+            raise Denied(
+                f"the SSH key {self._key} cannot be used: {error}; name another as `key` in `[drivers.prime]`"
+            ) from error
         return found
 
     async def _alive(self, lease: Lease) -> Pod:

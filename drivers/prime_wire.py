@@ -16,9 +16,20 @@ from .web import Answer, Fields, Web, inner, number, printable, rows, seconds
 PAGE: Final = 100
 PAGES: Final = 1000
 TOO_OFTEN: Final = timedelta(seconds=10)
-FULL: Final = ("no capacity", "capacity", "unavailable", "out of stock", "insufficient", "quota exceeded", "limit exceeded", "maxprice")
+FULL: Final = (
+    "no capacity",
+    "capacity",
+    "unavailable",
+    "out of stock",
+    "insufficient",
+    "quota exceeded",
+    "limit exceeded",
+    "maxprice",
+)
 """Words of a refusal that is about this offer alone."""
-_LOGIN: Final = re.compile(r"(?:ssh\s+)?(?P<user>[\w.-]+)@(?P<host>[\w.:-]+?)(?:\s+-p\s+(?P<port>\d{1,5}))?")
+_LOGIN: Final = re.compile(
+    r"(?:ssh\s+)?(?P<user>[\w.-]+)@(?P<host>[\w.:-]+?)(?:\s+-p\s+(?P<port>\d{1,5}))?"
+)
 
 
 class Ask(NamedTuple):
@@ -35,7 +46,9 @@ class Ask(NamedTuple):
     inet: float
     there: bool
     order: Mapping[str, str]
-    images: tuple[str, ...]  # that can be ordered there, by Prime's own names; empty: it does not say
+    images: tuple[
+        str, ...
+    ]  # that can be ordered there, by Prime's own names; empty: it does not say
 
 
 class Pod(NamedTuple):
@@ -65,7 +78,9 @@ class Wire:
         found: list[Ask] = []
         for page in range(1, PAGES):
             query = {"page": str(page), "page_size": str(PAGE)}
-            fields = _good(await self.ask("GET", "/api/v1/availability/gpus", query=query), "the search")
+            fields = _good(
+                await self.ask("GET", "/api/v1/availability/gpus", query=query), "the search"
+            )
             items = rows(fields, "items", "Prime")
             found += [ask for row in items if (ask := _ask(row, disk)) is not None]
             if len(items) < PAGE or page * PAGE >= number(fields, "totalCount"):
@@ -88,13 +103,25 @@ class Wire:
         """What pods have cost that are gone, by their ids."""
         found = await self._pages("/api/v1/pods/history", "the history")
         ended = [row for row in found if row.get("terminatedAt")]
-        return [(f"{row.get('id')}", Charge(_at(row, "createdAt"), _at(row, "terminatedAt"), number(row, "totalBilledPrice"))) for row in ended]
+        return [
+            (
+                f"{row.get('id')}",
+                Charge(
+                    _at(row, "createdAt"), _at(row, "terminatedAt"), number(row, "totalBilledPrice")
+                ),
+            )
+            for row in ended
+        ]
 
     async def _pages(self, path: str, what: str) -> list[Fields]:
         found: dict[str, Fields] = {}
         totals: set[float] = set()
         for page in range(PAGES):
-            query = {"offset": str(page * PAGE), "limit": str(PAGE), **({"team_id": self.team} if self.team else {})}
+            query = {
+                "offset": str(page * PAGE),
+                "limit": str(PAGE),
+                **({"team_id": self.team} if self.team else {}),
+            }
             fields = _good(await self.ask("GET", path, query=query), what)
             items = rows(fields, "data", "Prime")
             found |= {f"{row.get('id')}": row for row in items}
@@ -119,9 +146,18 @@ class Wire:
     async def balance(self) -> float:
         """US dollars in the wallet."""
         query = {"limit": "1", "offset": "0", **({"teamId": self.team} if self.team else {})}
-        return number(_good(await self.ask("GET", "/api/v1/billing/wallet", query=query), "the wallet"), "balance_usd")
+        return number(
+            _good(await self.ask("GET", "/api/v1/billing/wallet", query=query), "the wallet"),
+            "balance_usd",
+        )
 
-    async def ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Fields | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
         answer = await self.web.ask(method, path, api_key(), body, query)
         if answer.status == 429:
@@ -129,7 +165,9 @@ class Wire:
         if answer.status in (401, 403):
             raise Denied(f"Prime does not accept the key of {key_source()}: {words(answer)}")
         if answer.status == 402:
-            raise Denied(f"Prime rents nothing to this account: {words(answer)} See https://app.primeintellect.ai/dashboard/billing")
+            raise Denied(
+                f"Prime rents nothing to this account: {words(answer)} See https://app.primeintellect.ai/dashboard/billing"
+            )
         if answer.status >= 500:
             raise Unsure(f"Prime has a problem of its own ({answer.status}): {words(answer)}")
         return answer
@@ -170,7 +208,12 @@ def words(answer: Answer) -> str:
     if not isinstance(wrong, list):
         return answer.words
     told = [(each.get("loc"), each.get("msg")) for each in wrong[:5] if isinstance(each, dict)]
-    return printable("; ".join(f"{'.'.join(map(str, loc)) if isinstance(loc, list) else ''}: {msg}" for loc, msg in told))
+    return printable(
+        "; ".join(
+            f"{'.'.join(map(str, loc)) if isinstance(loc, list) else ''}: {msg}"
+            for loc, msg in told
+        )
+    )
 
 
 def pod(row: Fields) -> Pod:
@@ -178,9 +221,18 @@ def pod(row: Fields) -> Pod:
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
         raise Unsure("the reply of Prime about a pod cannot be read")
     logins = row.get("sshConnection")
-    first = next((each for each in (logins if isinstance(logins, list) else [logins]) if isinstance(each, str)), "")
+    first = next(
+        (
+            each
+            for each in (logins if isinstance(logins, list) else [logins])
+            if isinstance(each, str)
+        ),
+        "",
+    )
     match = _LOGIN.fullmatch(first.strip())
-    ready = row.get("installationStatus") == "FINISHED" or number(row, "installationProgress") >= 100
+    ready = (
+        row.get("installationStatus") == "FINISHED" or number(row, "installationProgress") >= 100
+    )
     return Pod(
         f"{row['id']}", f"{row.get('name') or ''}", f"{row['status']}", ready, printable(f"{row.get('installationFailure') or ''}"),
         (match["user"], match["host"], int(match["port"] or 22)) if match else None, number(row, "priceHr"),
@@ -201,20 +253,46 @@ def _ask(row: Fields, disk: int) -> Ask | None:
     prices = inner(row.get("prices") or {}, "a price", "Prime")
     price = number(prices, "communityPrice") or number(prices, "onDemand")
     count = int(number(row, "gpuCount"))
-    if not price or not count or not isinstance(row.get("cloudId"), str) or prices.get("currency", "USD") != "USD":
+    if (
+        not price
+        or not count
+        or not isinstance(row.get("cloudId"), str)
+        or prices.get("currency", "USD") != "USD"
+    ):
         return None
-    disks, cpus, memory = (inner(row.get(name) or {}, "an offer", "Prime") for name in ("disk", "vcpu", "memory"))
-    least, default, most = (int(number(disks, name)) for name in ("minCount", "defaultCount", "maxCount"))
-    size = min(max(disk, least or 0), most or max(disk, default)) if most or least else max(disk, default)
+    disks, cpus, memory = (
+        inner(row.get(name) or {}, "an offer", "Prime") for name in ("disk", "vcpu", "memory")
+    )
+    least, default, most = (
+        int(number(disks, name)) for name in ("minCount", "defaultCount", "maxCount")
+    )
+    size = (
+        min(max(disk, least or 0), most or max(disk, default))
+        if most or least
+        else max(disk, default)
+    )
     free = default if disks.get("defaultIncludedInPrice") else 0
     stored = max(0, size - free) * number(disks, "pricePerUnit")
     have = Resources(
         number(cpus, "defaultCount"), int(number(memory, "defaultCount")) * 10**9, count, f"{row.get('gpuType', '')}".replace("_", " "),
         int(number(row, "gpuMemory")) * 10**9, size * 10**9,
     )  # fmt: skip
-    order = {name: f"{row.get(name) or ''}" for name in ("cloudId", "gpuType", "socket", "dataCenter", "country", "security", "provider")}
+    order = {
+        name: f"{row.get(name) or ''}"
+        for name in (
+            "cloudId",
+            "gpuType",
+            "socket",
+            "dataCenter",
+            "country",
+            "security",
+            "provider",
+        )
+    }
     named = row.get("images")
-    images = tuple(each for each in named if isinstance(each, str)) if isinstance(named, list) else ()
+    images = (
+        tuple(each for each in named if isinstance(each, str)) if isinstance(named, list) else ()
+    )
     return Ask(
         f"{row['cloudId']}", have, price + stored, stored, size, f"{row.get('dataCenter') or ''}, {row.get('country') or ''}",
         "spot" if row.get("isSpot") else "on-demand", row.get("security") == "secure_cloud", number(row, "internetSpeed"),

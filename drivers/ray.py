@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RaySystemError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+    RaySystemError,
+    RayTaskError,
+)
 from ray.util import placement_group_table
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -56,7 +63,13 @@ AT_ONCE = 1000
 """Calls that an actor answers beside each other: each open stream has one that waits."""
 DIALS = 5.0
 """Seconds in which the head of a cluster takes a connection."""
-SILENT = ("timed out", "connection", "unavailable", "could not find any running ray instance", "failed to connect")
+SILENT = (
+    "timed out",
+    "connection",
+    "unavailable",
+    "could not find any running ray instance",
+    "failed to connect",
+)
 """What is said of a cluster that does not answer."""
 GPU = "accelerator_type:"
 GONE = "REMOVED"
@@ -71,7 +84,9 @@ class Ray:
     secret that names ours.
     """
 
-    traits = Traits(shared_disk=True, replays=True, ends="machine", poll=timedelta(seconds=0.2), allocates=True)
+    traits = Traits(
+        shared_disk=True, replays=True, ends="machine", poll=timedelta(seconds=0.2), allocates=True
+    )
 
     def __init__(
         self,
@@ -92,7 +107,13 @@ class Ray:
         self.waits = ""
         self._installation = Installation.of(installation)
         self._namespace = f"recipe-{self._installation.name}"
-        self._address, self._root, self._python, self._idle, self._grace = address, root, python, idle, grace
+        self._address, self._root, self._python, self._idle, self._grace = (
+            address,
+            root,
+            python,
+            idle,
+            grace,
+        )
         self._share = Resources(cpus=cpus, memory=memory, gpus=gpus)
         self._hosts: dict[str, tuple[RayHost, ...]] = {}
 
@@ -100,13 +121,25 @@ class Ray:
         """The cluster, where it has enough nodes that do for `wish`.  `excluded` says why not."""
         nodes = [_resources(node) for node in await self._ask(ray.nodes) if node["Alive"]]
         one = wish._replace(need=replace(wish.need, nodes=1))
-        fitting = [have for have in nodes if all(machine.enough(each, one) for each in (have, self._part(have, wish))) and self._holds(have)]
+        fitting = [
+            have
+            for have in nodes
+            if all(machine.enough(each, one) for each in (have, self._part(have, wish)))
+            and self._holds(have)
+        ]
         if not fitting or len(fitting) < wish.need.nodes:
-            what = f"{len(fitting)} nodes that do for it, and {wish.need.nodes} are asked for" if fitting else "no node that does for it"
+            what = (
+                f"{len(fitting)} nodes that do for it, and {wish.need.nodes} are asked for"
+                if fitting
+                else "no node that does for it"
+            )
             self.excluded = {f"the Ray cluster has {what}": len(nodes) or 1}
             return []
         self.excluded = {}
-        share = min((self._part(have, wish) for have in fitting), key=lambda each: (each.gpus or 0, each.cpus or 0.0, each.memory or 0))
+        share = min(
+            (self._part(have, wish) for have in fitting),
+            key=lambda each: (each.gpus or 0, each.cpus or 0.0, each.memory or 0),
+        )
         bundle = {"CPU": share.cpus or 0.0, "GPU": share.gpus or 0}
         if self._share.memory or wish.together.memory:
             bundle["memory"] = share.memory or 0
@@ -125,11 +158,19 @@ class Ray:
         _group, state, bundles = await self._ask(partial(self._found, lease.id))
         if state in ("PENDING", "PREPARED"):
             asked = ", ".join(f"{amount:g} {name}" for name, amount in bundles[0].items())
-            self.waits = f"Ray has no room yet for {len(bundles)} nodes with {asked}" if state == "PENDING" else ""
+            self.waits = (
+                f"Ray has no room yet for {len(bundles)} nodes with {asked}"
+                if state == "PENDING"
+                else ""
+            )
             return None
         if state != "CREATED":
             self._hosts.pop(lease.id, None)
-            raise HostLost("a node of Ray is gone" if state == "RESCHEDULING" else "the placement group of Ray is gone")
+            raise HostLost(
+                "a node of Ray is gone"
+                if state == "RESCHEDULING"
+                else "the placement group of Ray is gone"
+            )
         self.waits = ""
         if lease.id not in self._hosts:
             found = []
@@ -151,7 +192,12 @@ class Ray:
         group, state, bundles = await self._ask(partial(self._found, lease.id))
         if group is None:
             return True
-        left = await asyncio.gather(*(self._leave(name, group, index, state) for index, name in enumerate(_names(lease.id, len(bundles)))))
+        left = await asyncio.gather(
+            *(
+                self._leave(name, group, index, state)
+                for index, name in enumerate(_names(lease.id, len(bundles)))
+            )
+        )
         if not all(left):
             return False
         await self._ask(partial(remove_placement_group, group))
@@ -159,7 +205,11 @@ class Ray:
 
     async def leases(self) -> Sequence[Lease]:
         groups = await self._ask(placement_group_table)
-        keys = [self._installation.key(group["name"]) for group in groups.values() if group["state"] != GONE]
+        keys = [
+            self._installation.key(group["name"])
+            for group in groups.values()
+            if group["state"] != GONE
+        ]
         return [self._lease(key) for key in keys if key is not None]
 
     async def about(self) -> Sequence[tuple[str, str]]:
@@ -171,7 +221,11 @@ class Ray:
             ("namespace", self._namespace),
             ("nodes", f"{len(nodes)}"),
             ("processors", f"{sum(have.cpus or 0 for have in nodes):g}"),
-            ("GPUs", f"{sum(have.gpus or 0 for have in nodes)}" + (f" ({', '.join(gpus)})" if gpus else "")),
+            (
+                "GPUs",
+                f"{sum(have.gpus or 0 for have in nodes)}"
+                + (f" ({', '.join(gpus)})" if gpus else ""),
+            ),
         ]
 
     async def answer(self, ref: Awaitable[_T]) -> _T:
@@ -187,10 +241,16 @@ class Ray:
 
         def ask() -> _T:
             if not ray.is_initialized():
-                address = os.environ.get("RAY_ADDRESS", self._address) if self._address == "auto" else self._address
+                address = (
+                    os.environ.get("RAY_ADDRESS", self._address)
+                    if self._address == "auto"
+                    else self._address
+                )
                 _dial(address)
                 logging.getLogger("ray").setLevel(logging.CRITICAL)
-                ray.init(address, namespace=self._namespace, log_to_driver=False, configure_logging=False)
+                ray.init(
+                    address, namespace=self._namespace, log_to_driver=False, configure_logging=False
+                )
             return question()
 
         try:
@@ -200,11 +260,16 @@ class Ray:
             raise foreign(error) from error
 
     def _create(self, order: Order) -> None:
-        name, bundle = self._installation.mark(order.key), {name: float(amount) for name, amount in order.offer.data.items()}
+        name, bundle = (
+            self._installation.mark(order.key),
+            {name: float(amount) for name, amount in order.offer.data.items()},
+        )
         group, names = self._found(name)[0], _names(name, order.offer.nodes)
         if group is None:
             strategy = "STRICT_SPREAD" if order.offer.nodes > 1 else "PACK"
-            group = placement_group([bundle] * order.offer.nodes, strategy=strategy, name=name, lifetime="detached")
+            group = placement_group(
+                [bundle] * order.offer.nodes, strategy=strategy, name=name, lifetime="detached"
+            )
         text = Path(ray_node.__file__).read_text("utf-8")
         ray.cloudpickle.register_pickle_by_value(ray_node)  # nodes have none of our modules
         for index, each in enumerate(names):
@@ -215,15 +280,28 @@ class Ray:
                 "get_if_exists": True,
                 "max_restarts": 0,
             }
-            settings |= {"max_concurrency": AT_ONCE, "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index)}
-            settings |= {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "memory": bundle.get("memory")}
-            ray.remote(ray_node.Node).options(**settings).remote(text, each, names, self._namespace, self._root, self._grace, self._idle)
+            settings |= {
+                "max_concurrency": AT_ONCE,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
+            }
+            settings |= {
+                "num_cpus": bundle.get("CPU", 0),
+                "num_gpus": bundle.get("GPU", 0),
+                "memory": bundle.get("memory"),
+            }
+            ray.remote(ray_node.Node).options(**settings).remote(
+                text, each, names, self._namespace, self._root, self._grace, self._idle
+            )
 
     def _found(self, name: str) -> tuple[PlacementGroup | None, str, list[dict[str, float]]]:
         """A placement group by its name, its state and its bundles."""
         for id, group in placement_group_table().items():
             if group["name"] == name and group["state"] != GONE:
-                return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(id))), group["state"], list(group["bundles"].values())
+                return (
+                    PlacementGroup(ray.PlacementGroupID(bytes.fromhex(id))),
+                    group["state"],
+                    list(group["bundles"].values()),
+                )
         return None, GONE, []
 
     def _actor(self, name: str) -> Any:
@@ -239,7 +317,11 @@ class Ray:
                 return state != "CREATED" or await self.answer(actor.leave.remote())
         if state != "CREATED":
             return True  # its node is gone, or never was
-        task = ray.remote(ray_node.over).options(num_cpus=0, max_retries=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index))
+        task = ray.remote(ray_node.over).options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+        )
         return await self.answer(task.remote(self._root, name))
 
     def _lease(self, key: str) -> Lease:
@@ -248,12 +330,19 @@ class Ray:
     def _holds(self, have: Resources) -> bool:
         """Whether a node has what the settings ask for."""
         share = self._share
-        return (share.cpus or 0) <= (have.cpus or 0) and (share.memory or 0) <= (have.memory or 0) and (share.gpus or 0) <= (have.gpus or 0)
+        return (
+            (share.cpus or 0) <= (have.cpus or 0)
+            and (share.memory or 0) <= (have.memory or 0)
+            and (share.gpus or 0) <= (have.gpus or 0)
+        )
 
     def _part(self, have: Resources, wish: Wish) -> Resources:
         """What a bundle has of one node: what the settings say, else as much as steps use at once, else all."""
         wanted, share = wish.together, self._share
-        cpus, memory = share.cpus or (wanted.cpus and ceil(wanted.cpus)), share.memory or wanted.memory
+        cpus, memory = (
+            share.cpus or (wanted.cpus and ceil(wanted.cpus)),
+            share.memory or wanted.memory,
+        )
         gpus = share.gpus if share.gpus is not None else wanted.gpus
         return replace(
             have,
@@ -268,11 +357,20 @@ class RayHost:
 
     deadman: float | None = None  # the watch of its actor is
 
-    def __init__(self, driver: Ray, actor: Any, name: str, python: str, root: str, address: str) -> None:
-        self.name, self.python, self.root, self.address = name.rpartition("/")[2], python, root, address
+    def __init__(
+        self, driver: Ray, actor: Any, name: str, python: str, root: str, address: str
+    ) -> None:
+        self.name, self.python, self.root, self.address = (
+            name.rpartition("/")[2],
+            python,
+            root,
+            address,
+        )
         self._driver, self._actor = driver, actor
 
-    async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncGenerator[bytes, None]:
+    async def call(
+        self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING
+    ) -> AsyncGenerator[bytes, None]:
         """Run a program by the actor.  See `Host.call`."""
         answer, actor, id = self._driver.answer, self._actor, secrets.token_hex(8)
         if why := await answer(actor.begin.remote(id, [os.fsencode(word) for word in argv])):
@@ -293,7 +391,9 @@ class RayHost:
         code, words = end
         if code:
             said = words.decode("utf-8", "replace").strip()
-            raise (Unreachable if code in ENDED else Rejected)(f"{argv[0]} ended with {code}" + (f": {said}" if said else ""))
+            raise (Unreachable if code in ENDED else Rejected)(
+                f"{argv[0]} ended with {code}" + (f": {said}" if said else "")
+            )
 
     async def _feed(self, id: str, stdin: AsyncIterable[bytes]) -> None:
         answer, actor = self._driver.answer, self._actor
@@ -326,7 +426,12 @@ def _resources(node: Mapping[str, Any]) -> Resources:
     """What a node has, by the resources that Ray knows of it."""
     told = node["Resources"]
     gpu = next((name.removeprefix(GPU) for name in told if name.startswith(GPU)), None)
-    return Resources(cpus=told.get("CPU", 0.0), memory=int(told.get("memory", 0)), gpus=int(told.get("GPU", 0)), gpu=gpu)
+    return Resources(
+        cpus=told.get("CPU", 0.0),
+        memory=int(told.get("memory", 0)),
+        gpus=int(told.get("GPU", 0)),
+        gpu=gpu,
+    )
 
 
 def foreign(error: Exception) -> DriverError:
@@ -334,13 +439,19 @@ def foreign(error: Exception) -> DriverError:
     words = " ".join(str(error).split())[:500] or type(error).__name__
     if isinstance(error, RayTaskError):
         cause = error.cause
-        return Denied(f"the folder of ours on a node of Ray cannot be used: {cause}: name another as `root` in [drivers.ray]")
-    if isinstance(error, ActorUnavailableError | GetTimeoutError | RaySystemError) or not str(error):
+        return Denied(
+            f"the folder of ours on a node of Ray cannot be used: {cause}: name another as `root` in [drivers.ray]"
+        )
+    if isinstance(error, ActorUnavailableError | GetTimeoutError | RaySystemError) or not str(
+        error
+    ):
         return Unreachable(f"the Ray cluster does not answer: {words}")
     if isinstance(error, RayActorError):
         return HostLost(f"its actor of Ray is gone: {words}")
     if "ersion mismatch" in words:
         return Denied(f"the Ray cluster is of another version, or of another Python: {words}")
     if isinstance(error, OSError) or any(sign in words.lower() for sign in SILENT):
-        return Unreachable(f"no Ray cluster answers: {words}: start one, or name its `address` in [drivers.ray]")
+        return Unreachable(
+            f"no Ray cluster answers: {words}: start one, or name its `address` in [drivers.ray]"
+        )
     return Denied(f"Ray refuses this: {words}")

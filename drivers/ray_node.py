@@ -64,7 +64,9 @@ class Stream:
             data = await asyncio.wait_for(self.process.stdout.read(CHUNK), LONGEST_POLL)
             if not data:
                 code = await self.process.wait()
-                await asyncio.wait([self._drained], timeout=0.2)  # what the program left behind may hold its stderr
+                await asyncio.wait(
+                    [self._drained], timeout=0.2
+                )  # what the program left behind may hold its stderr
                 return b"", (code, self.words)
             return data, None
         return b"", None
@@ -80,7 +82,16 @@ class Stream:
 class Node:
     """The actor of one bundle: begins programs for the holder of its name."""
 
-    def __init__(self, text: str, name: str, names: list[str], namespace: str, root: str, grace: float, idle: float) -> None:
+    def __init__(
+        self,
+        text: str,
+        name: str,
+        names: list[str],
+        namespace: str,
+        root: str,
+        grace: float,
+        idle: float,
+    ) -> None:
         self._text, self._name, self._names, self._namespace = text, name, names, namespace
         self._root, self._grace, self._idle = root, grace, idle
         self._streams: dict[str, Stream] = {}
@@ -98,13 +109,26 @@ class Node:
             if self._watch is None:
                 root = at_home(self._root)
                 os.makedirs(root, exist_ok=True)
-                argv = (sys.executable, "-I", "-S", "-c", self._text, root, self._name, str(self._grace))
+                argv = (
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-c",
+                    self._text,
+                    root,
+                    self._name,
+                    str(self._grace),
+                )
                 pipe = asyncio.subprocess.PIPE
-                watch = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=_env())
+                watch = await asyncio.create_subprocess_exec(
+                    *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=_env()
+                )
                 assert watch.stdout is not None and watch.stderr is not None
                 self._folder = os.fsdecode((await watch.stdout.readline()).rstrip(b"\n"))
                 if not self._folder:
-                    raise OSError((await watch.stderr.read()).decode("utf-8", "replace").strip()[-WORDS:])
+                    raise OSError(
+                        (await watch.stderr.read()).decode("utf-8", "replace").strip()[-WORDS:]
+                    )
                 self._watch = watch
                 self._minding = asyncio.ensure_future(self._mind())
         return self._folder, ray.util.get_node_ip_address()
@@ -114,7 +138,14 @@ class Node:
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
-                *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, cwd=at_home(""), env=_env(), limit=CHUNK
+                *argv,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
+                cwd=at_home(""),
+                env=_env(),
+                limit=CHUNK,
             )
         except (OSError, ValueError) as error:
             return str(error)
@@ -175,7 +206,11 @@ class Node:
                 self._quiet_since = now
             if self._idle and now - self._quiet_since >= self._idle:
                 with contextlib.suppress(ValueError, ray.exceptions.RayError):
-                    others = [ray.get_actor(name, namespace=self._namespace) for name in self._names if name != self._name]
+                    others = [
+                        ray.get_actor(name, namespace=self._namespace)
+                        for name in self._names
+                        if name != self._name
+                    ]
                     if all([await other.quiet.remote() >= self._idle for other in others]):
                         ray.util.remove_placement_group(ray.util.get_current_placement_group())
 
@@ -183,7 +218,10 @@ class Node:
 def over(root: str, name: str) -> bool:
     """Whether nothing is left on this node of an actor that is gone."""
     for path in glob.glob(os.path.join(glob.escape(at_home(root)), "*.ray")):
-        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(path, encoding="utf-8", errors="surrogateescape") as file,
+        ):
             if file.read() == name and held(path):
                 return False
     return True
@@ -212,7 +250,9 @@ def held(path: str) -> bool:
 def watch(root: str, name: str, grace: float) -> None:
     """Take a folder below `root` that no other has, and print it.  When our input is over, end what runs there, and let go of our output."""
     if os.fork():
-        os._exit(0)  # Ray kills the children of an actor that ends; a child's child it does not know
+        os._exit(
+            0
+        )  # Ray kills the children of an actor that ends; a child's child it does not know
     taken, folder = next(filter(None, map(_taker(root), range(1000))))
     os.makedirs(os.path.join(folder, "agent"), mode=0o700, exist_ok=True)
     os.ftruncate(taken, 0)
@@ -246,7 +286,9 @@ def _taker(root: str) -> Callable[[int], tuple[int, str] | None]:
 
 def _env() -> dict[str, str]:
     """The environment of this node, without what Ray adds for its own workers."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))
+    }
 
 
 if __name__ == "__main__":

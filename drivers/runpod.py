@@ -83,7 +83,15 @@ class Runpod(cloud.Deadman[Wire]):
         poll: float = 5.0, settles: float = 30.0, **filters: Value,
     ) -> None:  # fmt: skip
         wire = Wire(api or os.environ.get("RUNPOD_API_URL") or API)
-        super().__init__(wire, image=image, python=python, installation=installation, poll=poll, settles=settles, filters=filters)
+        super().__init__(
+            wire,
+            image=image,
+            python=python,
+            installation=installation,
+            poll=poll,
+            settles=settles,
+            filters=filters,
+        )
 
     # --- offers
 
@@ -122,11 +130,22 @@ class Runpod(cloud.Deadman[Wire]):
         centers = await harmless(self._wire.centers())
         for asked in regions:
             if not any(asked.lower() in center.lower() for center in centers):
-                raise NoCapacity(f'RunPod has no data center "{asked}"{meant(asked.upper(), centers)}')
+                raise NoCapacity(
+                    f'RunPod has no data center "{asked}"{meant(asked.upper(), centers)}'
+                )
 
-    def _offer(self, gpu: Gpu, name: str, count: int, disk: int, filters: Filters, *, keep: bool) -> Offer:
-        regions = [center for center in gpu.centers if not filters.regions or any(each.lower() in center.lower() for each in filters.regions)]
-        have = Resources(float(CPUS * count), MEMORY * count, count, gpu.id, gpu.memory * 10**9, disk * 10**9)
+    def _offer(
+        self, gpu: Gpu, name: str, count: int, disk: int, filters: Filters, *, keep: bool
+    ) -> Offer:
+        regions = [
+            center
+            for center in gpu.centers
+            if not filters.regions
+            or any(each.lower() in center.lower() for each in filters.regions)
+        ]
+        have = Resources(
+            float(CPUS * count), MEMORY * count, count, gpu.id, gpu.memory * 10**9, disk * 10**9
+        )
         data = {
             "gpu": gpu.id, "cloud": CLOUDS[name], "disk": str(disk), "centers": ",".join(regions if filters.regions else ()),
             "cuda": f"{filters.cuda:g}" if filters.cuda else "",
@@ -147,12 +166,18 @@ class Runpod(cloud.Deadman[Wire]):
             try:
                 made = pod(answer.fields)
             except Unsure as error:
-                raise Unsure(f"the reply of RunPod to the order cannot be read: {answer.words[:80]}") from error
+                raise Unsure(
+                    f"the reply of RunPod to the order cannot be read: {answer.words[:80]}"
+                ) from error
             self._agreed[made.id] = offer.price
             return Lease("runpod", made.id, order.key, self._data)
         if answer.status == 402:
-            raise Denied(f"RunPod rents nothing to this account: {said} See https://console.runpod.io/user/billing")
-        if answer.status in (400, 403):  # 400: nothing is there, or the request is wrong: when all are refused, the words say which
+            raise Denied(
+                f"RunPod rents nothing to this account: {said} See https://console.runpod.io/user/billing"
+            )
+        if (
+            answer.status in (400, 403)
+        ):  # 400: nothing is there, or the request is wrong: when all are refused, the words say which
             raise NoCapacity(f"{offer.id} cannot be had: {said}")
         if answer.status < 400:
             raise Unsure(f"the reply of RunPod to the order cannot be read: {answer.words[:80]}")
@@ -161,16 +186,27 @@ class Runpod(cloud.Deadman[Wire]):
     def _body(self, order: Order) -> Mapping[str, object]:
         data = order.offer.data
         script = _SERVER + cloud.boot(
-            self._installation, order, datetime.now(UTC), _END.format(api=self._wire.web.api, delete="" if order.keep else _DELETE)
+            self._installation,
+            order,
+            datetime.now(UTC),
+            _END.format(api=self._wire.web.api, delete="" if order.keep else _DELETE),
         )
-        gpu = {"id": data["gpu"], "count": order.offer.resources.gpus, **({"minCudaVersion": f"{float(data['cuda']):.1f}"} if data["cuda"] else {})}
+        gpu = {
+            "id": data["gpu"],
+            "count": order.offer.resources.gpus,
+            **({"minCudaVersion": f"{float(data['cuda']):.1f}"} if data["cuda"] else {}),
+        }
         return {
             "name": self._installation.mark(order.key),
             "image": order.image or self._image,
             "gpu": gpu,
             "cloud": data["cloud"],
             "disk": int(data["disk"]),
-            **({"mounts": {"persistent": {"size": int(data["disk"]), "path": VOLUME}}} if order.keep else {}),
+            **(
+                {"mounts": {"persistent": {"size": int(data["disk"]), "path": VOLUME}}}
+                if order.keep
+                else {}
+            ),
             "ports": ["22/tcp"],
             "env": {"PUBLIC_KEY": cloud.public(self._installation.login(order.key))},
             "args": _COMMAND.format(script=base64.b64encode(script.encode()).decode()),
@@ -201,13 +237,20 @@ class Runpod(cloud.Deadman[Wire]):
         if found is not None and found.status in STOPPED:
             answer = await harmless(self._wire.act(lease.id, "start"))
             if answer.status == 402:
-                raise Denied(f"RunPod starts nothing for this account: {words(answer)} See https://console.runpod.io/user/billing")
+                raise Denied(
+                    f"RunPod starts nothing for this account: {words(answer)} See https://console.runpod.io/user/billing"
+                )
             if answer.status in (400, 403):
                 raise NoCapacity(f"the pod {lease.id} cannot be started: {words(answer)}")
-            if answer.status >= 400 and answer.status != 409 and not none(answer):  # 409: somebody else was faster
+            if (
+                answer.status >= 400 and answer.status != 409 and not none(answer)
+            ):  # 409: somebody else was faster
                 raise Rejected(f"RunPod cannot start {lease.id}: {words(answer)}")
         deadline = time.monotonic() + STARTS.total_seconds()
-        while (found := await harmless(self._wire.show(lease.id))) is not None and found.status in ("PROVISIONING", "STARTING"):
+        while (found := await harmless(self._wire.show(lease.id))) is not None and found.status in (
+            "PROVISIONING",
+            "STARTING",
+        ):
             if time.monotonic() > deadline:
                 return
             await asyncio.sleep(self.traits.poll.total_seconds())
@@ -240,13 +283,20 @@ class Runpod(cloud.Deadman[Wire]):
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
         """What RunPod has charged for a lease."""
-        return [charge for charge in await harmless(self._wire.charges(lease.id)) if charge.till >= since.timestamp()]
+        return [
+            charge
+            for charge in await harmless(self._wire.charges(lease.id))
+            if charge.till >= since.timestamp()
+        ]
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
         pods = await harmless(self._wire.listing())
         return [
-            ("account", f"by the key of RUNPOD_API_KEY; it has {len(pods)} pods, which cost ${sum(each.price for each in pods):.2f} an hour"),
+            (
+                "account",
+                f"by the key of RUNPOD_API_KEY; it has {len(pods)} pods, which cost ${sum(each.price for each in pods):.2f} an hour",
+            ),
             ("credit", "not shown by RunPod before an order: it must cover an hour of the pod"),
             self._clock(),
         ]

@@ -75,10 +75,17 @@ class Wire:
         found: list[Pod] = []
         cursor, seen = "", set[str]()
         while True:
-            fields = _good(await self.ask("GET", "/v2/pods", query={"cursor": cursor} if cursor else None), "the list of pods")
+            fields = _good(
+                await self.ask("GET", "/v2/pods", query={"cursor": cursor} if cursor else None),
+                "the list of pods",
+            )
             found += [pod(row) for row in rows(fields, "pods", "RunPod")]
             paged = fields.get("pagination")
-            cursor = following((paged if isinstance(paged, dict) else fields).get("nextCursor"), seen, "the list of RunPod's pods")
+            cursor = following(
+                (paged if isinstance(paged, dict) else fields).get("nextCursor"),
+                seen,
+                "the list of RunPod's pods",
+            )
             if not cursor:
                 return [each for each in found if each.status != "TERMINATED"]
 
@@ -94,19 +101,40 @@ class Wire:
 
     async def charges(self, id: str) -> list[Charge]:
         """What a pod has cost."""
-        fields = _good(await self.ask("GET", "/v2/billing/pods", query={"podId": id, "bucketSize": "hour"}), "the bill")
+        fields = _good(
+            await self.ask("GET", "/v2/billing/pods", query={"podId": id, "bucketSize": "hour"}),
+            "the bill",
+        )
         found = [row for row in rows(fields, "records", "RunPod") if row.get("podId") == id]
-        return [Charge(seconds(row.get("startTime"), "RunPod"), seconds(row.get("endTime"), "RunPod"), number(row, "totalAmount")) for row in found]
+        return [
+            Charge(
+                seconds(row.get("startTime"), "RunPod"),
+                seconds(row.get("endTime"), "RunPod"),
+                number(row, "totalAmount"),
+            )
+            for row in found
+        ]
 
-    async def ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Fields | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
         answer = await self.web.ask(method, path, api_key(), body, query)
         if answer.status == 429:
-            raise Throttled(f"RunPod was asked too often: {words(answer)}", after=wait(answer.headers.get("retry-after", "")))
+            raise Throttled(
+                f"RunPod was asked too often: {words(answer)}",
+                after=wait(answer.headers.get("retry-after", "")),
+            )
         if answer.status == 401:
             raise Denied(f"RunPod does not accept the key of RUNPOD_API_KEY: {words(answer)}")
         if answer.status == 410:
-            raise Denied(f"RunPod has ended this interface: {words(answer)} Install a newer recipe-runner")
+            raise Denied(
+                f"RunPod has ended this interface: {words(answer)} Install a newer recipe-runner"
+            )
         if answer.status >= 500:
             raise Unsure(f"RunPod has a problem of its own ({answer.status}): {words(answer)}")
         return answer
@@ -116,7 +144,9 @@ def api_key() -> str:
     """The key of the account.  Raises Denied, and names where it was looked for."""
     if key := os.environ.get("RUNPOD_API_KEY", "").strip():
         return key
-    raise Denied("there is no key for RunPod in RUNPOD_API_KEY; make one at https://console.runpod.io/user/settings")
+    raise Denied(
+        "there is no key for RunPod in RUNPOD_API_KEY; make one at https://console.runpod.io/user/settings"
+    )
 
 
 def words(answer: Answer) -> str:
@@ -131,12 +161,26 @@ def pod(row: Fields) -> Pod:
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
         raise Unsure("the reply of RunPod about a pod cannot be read")
     ssh = row.get("ssh")
-    direct = ssh.get("direct") if isinstance(ssh, dict) else None  # `proxy` takes no commands with their input, and is never used
-    address = (f"{direct.get('host', '')}", int(number(direct, "port"))) if isinstance(direct, dict) and number(direct, "port") else None
+    direct = (
+        ssh.get("direct") if isinstance(ssh, dict) else None
+    )  # `proxy` takes no commands with their input, and is never used
+    address = (
+        (f"{direct.get('host', '')}", int(number(direct, "port")))
+        if isinstance(direct, dict) and number(direct, "port")
+        else None
+    )
     volume = _inside(_inside(row, "mounts"), "persistent")
     gpus = int(number(_inside(row, "gpu"), "count"))
     sizes = int(number(row, "disk")), int(number(volume, "size"))
-    return Pod(f"{row['id']}", f"{row.get('name') or ''}", f"{row['status']}", address, number(row, "cost"), *sizes, gpus)
+    return Pod(
+        f"{row['id']}",
+        f"{row.get('name') or ''}",
+        f"{row['status']}",
+        address,
+        number(row, "cost"),
+        *sizes,
+        gpus,
+    )
 
 
 def none(answer: Answer) -> bool:
@@ -163,12 +207,36 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
 
 def _gpu(row: Fields) -> Gpu | None:
     """A type of GPU; None for one that lacks what must be known of it."""
-    price, most = inner(row.get("price") or {}, "a price", "RunPod"), inner(row.get("maxCount") or {}, "a type of GPU", "RunPod")
+    price, most = (
+        inner(row.get("price") or {}, "a price", "RunPod"),
+        inner(row.get("maxCount") or {}, "a type of GPU", "RunPod"),
+    )
     if not number(row, "memory") or not isinstance(row.get("id"), str):
         return None
-    centers = [f"{each.get('id', '')}" for each in rows(row, "dataCenters", "RunPod") if each.get("availability") != "NONE"]
-    versions = [f"{each.get('version', '')}" for each in rows(row, "cudaVersions", "RunPod") if each.get("available")]
+    centers = [
+        f"{each.get('id', '')}"
+        for each in rows(row, "dataCenters", "RunPod")
+        if each.get("availability") != "NONE"
+    ]
+    versions = [
+        f"{each.get('version', '')}"
+        for each in rows(row, "cudaVersions", "RunPod")
+        if each.get("available")
+    ]
     clouds = [name for name in ("secure", "community") if row.get(name) and number(price, name)]
-    prices, most_of = {name: number(price, name) for name in clouds}, {name: int(number(most, name)) for name in clouds}
-    cuda = max((float(text) for text in versions if text.replace(".", "", 1).isdigit()), default=0.0)
-    return Gpu(f"{row['id']}", int(number(row, "memory")), prices, most_of, tuple(centers), cuda, row.get("availability", "NONE") != "NONE")
+    prices, most_of = (
+        {name: number(price, name) for name in clouds},
+        {name: int(number(most, name)) for name in clouds},
+    )
+    cuda = max(
+        (float(text) for text in versions if text.replace(".", "", 1).isdigit()), default=0.0
+    )
+    return Gpu(
+        f"{row['id']}",
+        int(number(row, "memory")),
+        prices,
+        most_of,
+        tuple(centers),
+        cuda,
+        row.get("availability", "NONE") != "NONE",
+    )

@@ -106,12 +106,31 @@ class Slurm:
     ) -> None:
         if wrong := commands.check(options, container):
             raise WrongSetting(wrong)
-        self._prices = {partition: float(price.removesuffix(" USD")) for partition, price in prices.items()}  # the schema knows no other form
+        self._prices = {
+            partition: float(price.removesuffix(" USD")) for partition, price in prices.items()
+        }  # the schema knows no other form
         billed = any(self._prices.values())
-        self.traits = self.traits._replace(comes_up=timedelta(hours=queue), billed=billed, prices="by `prices` of [drivers.slurm]" * billed)
+        self.traits = self.traits._replace(
+            comes_up=timedelta(hours=queue),
+            billed=billed,
+            prices="by `prices` of [drivers.slurm]" * billed,
+        )
         self.excluded: Mapping[str, int] = {}
         self.waits = ""
-        self._pattern = commands.Order("", "", 1, partition, account, qos, gres, constraint, str(time), cpus, memory, tuple(options))
+        self._pattern = commands.Order(
+            "",
+            "",
+            1,
+            partition,
+            account,
+            qos,
+            gres,
+            constraint,
+            str(time),
+            cpus,
+            memory,
+            tuple(options),
+        )
         self._root, self._python, self._idle, self._grace = root, python, idle, grace
         self._setup = (setup,) if isinstance(setup, str) else tuple(setup)
         self._mark = hashlib.sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:8]
@@ -120,13 +139,19 @@ class Slurm:
         self._node: Host | None = None  # that login, once it was reached
         self._hosts: dict[str, tuple[SlurmHost, ...]] = {}
         self._again: dict[str, float] = {}
-        self._begins: dict[str, str] = {}  # by key: when the job may begin, as Slurm estimated before it was submitted
+        self._begins: dict[
+            str, str
+        ] = {}  # by key: when the job may begin, as Slurm estimated before it was submitted
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """Partitions with enough nodes that do for `wish`, the named or the default one first.  `excluded` says why others do not."""
         said = await self._ask(commands.sinfo())
         if self._pattern.partition and self._pattern.partition not in commands.partitions(said):
-            raise commands.refused("sbatch", f"invalid partition specified: {self._pattern.partition}", commands.partitions(said))
+            raise commands.refused(
+                "sbatch",
+                f"invalid partition specified: {self._pattern.partition}",
+                commands.partitions(said),
+            )
         self._priced(commands.partitions(said))
         by_name: dict[str, list[Group]] = {}
         for group in commands.groups(said):
@@ -137,14 +162,36 @@ class Slurm:
             fitting = [group for group in groups if self._fits(group, wish)]
             if fitting and sum(group.nodes for group in fitting) >= wish.need.nodes:
                 longest = min(group.longest for group in fitting)
-                share, hours = self._share(commands.least(fitting), wish), None if longest == inf else longest / 3600
-                asked = self._pattern._asdict() | {"time": commands.walltime(self._pattern.time, wish.hours, longest), **self._asked(share, wish)}
+                share, hours = (
+                    self._share(commands.least(fitting), wish),
+                    None if longest == inf else longest / 3600,
+                )
+                asked = self._pattern._asdict() | {
+                    "time": commands.walltime(self._pattern.time, wish.hours, longest),
+                    **self._asked(share, wish),
+                }
                 data = {key: str(asked[key]) for key in DECIDED if asked[key]}
                 price = wish.need.nodes * self._prices.get(name, 0.0)
-                found.append(Offer("slurm", name, share, wish.need.nodes, price, data=data, longest=hours, fetched=time.time(), queued=True))
+                found.append(
+                    Offer(
+                        "slurm",
+                        name,
+                        share,
+                        wish.need.nodes,
+                        price,
+                        data=data,
+                        longest=hours,
+                        fetched=time.time(),
+                        queued=True,
+                    )
+                )
             else:
                 nodes = sum(group.nodes for group in fitting or groups)
-                short = f"{nodes} nodes, and {wish.need.nodes} are asked for" if fitting else "no node that does for it"
+                short = (
+                    f"{nodes} nodes, and {wish.need.nodes} are asked for"
+                    if fitting
+                    else "no node that does for it"
+                )
                 left_out[f"partition {name} has {short}"] = nodes or 1
         self.excluded = left_out
         return found
@@ -166,13 +213,17 @@ class Slurm:
             memory=data.get("memory", ""),
         )
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
-        script = commands.script(keeper, self._python, self._kept(commands.seconds(asked.time)), self._setup)
+        script = commands.script(
+            keeper, self._python, self._kept(commands.seconds(asked.time)), self._setup
+        )
         try:
             said = await self._ask(commands.trial(commands.sbatch(asked)), script, "sbatch")
         except Unsure as error:  # nothing was submitted
             raise Unreachable(str(error)) from error
         self._begins[order.key] = commands.begins(said, datetime.now())
-        return self._lease(commands.submitted(await self._ask(commands.sbatch(asked), script)), order.key)
+        return self._lease(
+            commands.submitted(await self._ask(commands.sbatch(asked), script)), order.key
+        )
 
     async def hosts(self, lease: Lease) -> Sequence[SlurmHost] | None:
         """The nodes of an allocation; None while it waits in the queue, which is asked less and less often.  Raises Denied when it never begins."""
@@ -186,12 +237,19 @@ class Slurm:
                 end = time.time() + job.left, commands.grace(self._grace, job.walltime)
                 folders = await asyncio.gather(*(self._folder(lease, name) for name, _ in nodes))
                 self._hosts[lease.id] = tuple(
-                    SlurmHost(self, lease, name, address, folder, *end) for (name, address), folder in zip(nodes, folders, strict=True)
+                    SlurmHost(self, lease, name, address, folder, *end)
+                    for (name, address), folder in zip(nodes, folders, strict=True)
                 )
             return self._hosts[lease.id]
         age = max(0.0, time.time() - job.submitted) if job.submitted else 0.0
-        begins = f", and may begin at {self._begins[lease.key]}" if self._begins.get(lease.key) else ""
-        self.waits = f"job {job.id} waits in the queue of Slurm ({job.reason}){begins}" if job.reason != "None" else ""
+        begins = (
+            f", and may begin at {self._begins[lease.key]}" if self._begins.get(lease.key) else ""
+        )
+        self.waits = (
+            f"job {job.id} waits in the queue of Slurm ({job.reason}){begins}"
+            if job.reason != "None"
+            else ""
+        )
         if (why := commands.hopeless(job.reason)) and age > PATIENCE:
             raise Denied(f"job {job.id} never begins: {why} ({job.reason})")
         self._again[lease.id] = time.monotonic() + commands.pause(age)
@@ -210,13 +268,24 @@ class Slurm:
     async def work(self, command: Argv, cwd: str, log: str) -> str:
         """A job of one processor, as long as its partition allows, which submits the next before its time is over.  Raises DriverError."""
         if self._login is not None:
-            raise Denied("a worker in the cluster needs the disk of this machine, and `login` names another: run the command there")
+            raise Denied(
+                "a worker in the cluster needs the disk of this machine, and `login` names another: run the command there"
+            )
         groups = commands.groups(await self._ask(commands.sinfo()))
-        group = next((group for group in groups if self._pattern.partition in ("", group.partition)), None)
+        group = next(
+            (group for group in groups if self._pattern.partition in ("", group.partition)), None
+        )
         if group is None:
-            raise Denied(f"no node of partition {self._pattern.partition or 'any'} may begin a job now")
+            raise Denied(
+                f"no node of partition {self._pattern.partition or 'any'} may begin a job now"
+            )
         asked = self._pattern._replace(
-            name="recipe-worker", partition=group.partition, time=commands.walltime("", None, group.longest), cpus=1, gres="", memory=""
+            name="recipe-worker",
+            partition=group.partition,
+            time=commands.walltime("", None, group.longest),
+            cpus=1,
+            gres="",
+            memory="",
         )
         job = commands.worker_job(asked, cwd, log, commands.grace(None, group.longest))
         script = commands.worker_script(job, command, f"{log.removesuffix('.log')}.sh")
@@ -229,8 +298,16 @@ class Slurm:
             raise Denied(wrong)
         said = await self._ask(commands.sinfo())
         self._priced(commands.partitions(said))
-        names = {"slurm": "SLURM_VERSION", "proctrack": "ProctrackType", "accounting": "AccountingStorageType", "largest job array": "MaxArraySize"}
-        shown = [*((name, told.get(key, "unknown")) for name, key in names.items()), ("partitions", commands.limits(commands.groups(said)))]
+        names = {
+            "slurm": "SLURM_VERSION",
+            "proctrack": "ProctrackType",
+            "accounting": "AccountingStorageType",
+            "largest job array": "MaxArraySize",
+        }
+        shown = [
+            *((name, told.get(key, "unknown")) for name, key in names.items()),
+            ("partitions", commands.limits(commands.groups(said))),
+        ]
         return [*shown, *await self._look()]
 
     def _priced(self, known: Sequence[str]) -> None:
@@ -243,13 +320,18 @@ class Slurm:
         """What a node has for us that is free now.  Raises Denied where it lacks something."""
         root = Path.home() / self._root  # an absolute one is itself
         probe = f".probe-{secrets.token_hex(8)}"
-        made, seen = [each for each in (root, *root.parents) if not each.exists()], self._login is None
+        made, seen = (
+            [each for each in (root, *root.parents) if not each.exists()],
+            self._login is None,
+        )
         try:
             if seen:
                 with suppress(OSError):
                     root.mkdir(parents=True, exist_ok=True)
                     (root / probe).touch()
-            said = await self._ask(commands.look(self._pattern, self._python, self._root, probe, self._setup))
+            said = await self._ask(
+                commands.look(self._pattern, self._python, self._root, probe, self._setup)
+            )
         except (Denied, Unreachable) as error:
             return [("a node", f"none could be looked at now: {error}")]
         finally:
@@ -262,17 +344,40 @@ class Slurm:
             raise Denied(commands.WITHOUT_PYTHON)
         if "root" not in has:
             raise Denied(commands.WITHOUT_ROOM)
-        disk = ", on a disk that this machine sees" if "shared" in has else ", not seen from this machine" if seen else ""
-        return [("a node", f"{has.get('node', '')}: Python {has['python']}"), ("root there", has["root"] + disk)]
+        disk = (
+            ", on a disk that this machine sees"
+            if "shared" in has
+            else ", not seen from this machine"
+            if seen
+            else ""
+        )
+        return [
+            ("a node", f"{has.get('node', '')}: Python {has['python']}"),
+            ("root there", has["root"] + disk),
+        ]
 
-    async def call(self, lease: Lease, node: str, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    async def call(
+        self, lease: Lease, node: str, argv: Argv, stdin: AsyncIterable[bytes]
+    ) -> AsyncGenerator[bytes, None]:
         """The `call` of one node."""
         mark = f"\x1e{secrets.token_hex(8)} "
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
-        program = (self._python or "python3", "-I", "-S", "-c", keeper, "call", commands.kept(lease.id, node), mark, *argv)
+        program = (
+            self._python or "python3",
+            "-I",
+            "-S",
+            "-c",
+            keeper,
+            "call",
+            commands.kept(lease.id, node),
+            mark,
+            *argv,
+        )
         end = _End(mark.encode())
         try:
-            async with aclosing(await self._run(commands.srun(lease.id, node, program), stdin)) as stream:
+            async with aclosing(
+                await self._run(commands.srun(lease.id, node, program), stdin)
+            ) as stream:
                 async for data in stream:
                     if ours := end.feed(data):
                         yield ours
@@ -300,7 +405,12 @@ class Slurm:
             if job.id == lease.id:
                 return job
         self._hosts.pop(lease.id, None)
-        raise commands.ended(lease.id, await self._told(commands.story(lease.id)), await self._told(commands.record(lease.id)), self._user)
+        raise commands.ended(
+            lease.id,
+            await self._told(commands.story(lease.id)),
+            await self._told(commands.record(lease.id)),
+            self._user,
+        )
 
     async def _told(self, argv: Argv) -> str:
         """What a command says that is for words alone; nothing where it fails, or takes long."""
@@ -362,12 +472,21 @@ class Slurm:
 
     def _fits(self, group: Group, wish: Wish) -> bool:
         """Whether one of these nodes does for one node of a wish, and has what the settings ask for."""
-        if not set(filter(None, self._pattern.constraint.replace("&", ",").split(","))) <= group.features and self._pattern.constraint.isalnum():
+        if (
+            not set(filter(None, self._pattern.constraint.replace("&", ",").split(",")))
+            <= group.features
+            and self._pattern.constraint.isalnum()
+        ):
             return False
-        if (self._pattern.cpus or 0) > (group.have.cpus or 0) or commands.gpus(self._pattern.gres) > (group.have.gpus or 0):
+        if (self._pattern.cpus or 0) > (group.have.cpus or 0) or commands.gpus(
+            self._pattern.gres
+        ) > (group.have.gpus or 0):
             return False
         model = wish.need.gpu and wish.need.gpu.replace(" ", "_")  # no name in Slurm has a space
-        return machine.enough(self._share(group.have, wish), wish._replace(need=replace(wish.need, nodes=1, gpu=model)))
+        return machine.enough(
+            self._share(group.have, wish),
+            wish._replace(need=replace(wish.need, nodes=1, gpu=model)),
+        )
 
     def _share(self, have: Resources, wish: Wish) -> Resources:
         """What an allocation has of one node: what the settings say, else as much as steps use at once, else all."""
@@ -391,7 +510,11 @@ class Slurm:
         """That share, as sbatch is asked for it, where the settings leave it open."""
         asked: dict[str, object] = {}
         if share.gpus and not self._pattern.gres:
-            asked["gres"] = f"gpu:{share.gpu}:{share.gpus}" if wish.need.gpu and share.gpu else f"gpu:{share.gpus}"
+            asked["gres"] = (
+                f"gpu:{share.gpu}:{share.gpus}"
+                if wish.need.gpu and share.gpu
+                else f"gpu:{share.gpus}"
+            )
         if wish.together.cpus and not self._pattern.cpus:
             asked["cpus"] = int(share.cpus or 1)
             if wish.together.memory and not self._pattern.memory:
@@ -404,8 +527,23 @@ class SlurmHost:
 
     deadman: float | None = None
 
-    def __init__(self, driver: Slurm, lease: Lease, name: str, address: str, root: str, until: float = inf, grace: float = 0.0) -> None:
-        self.name, self.address, self.root, self.until, self.grace = name, address, root, until, grace
+    def __init__(
+        self,
+        driver: Slurm,
+        lease: Lease,
+        name: str,
+        address: str,
+        root: str,
+        until: float = inf,
+        grace: float = 0.0,
+    ) -> None:
+        self.name, self.address, self.root, self.until, self.grace = (
+            name,
+            address,
+            root,
+            until,
+            grace,
+        )
         self.python = lease.data.get("python", "python3")
         self._driver, self._lease = driver, lease
 
@@ -433,7 +571,14 @@ class _End:
             self._held, self._over = rest, True
             self._close()
             return ours
-        kept = next((n for n in range(min(len(self._mark) - 1, len(ours)), 0, -1) if self._mark.startswith(ours[-n:])), 0)
+        kept = next(
+            (
+                n
+                for n in range(min(len(self._mark) - 1, len(ours)), 0, -1)
+                if self._mark.startswith(ours[-n:])
+            ),
+            0,
+        )
         self._held = ours[len(ours) - kept :]
         return ours[: len(ours) - kept]
 

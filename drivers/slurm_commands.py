@@ -11,12 +11,57 @@ from math import ceil, inf
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from .base import Argv, Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure, meant
+from .base import (
+    Argv,
+    Denied,
+    DriverError,
+    HostLost,
+    Rejected,
+    Resources,
+    Throttled,
+    Unreachable,
+    Unsure,
+    meant,
+)
 
 OURS = (
-    *("--account", "--chdir", "--comment", "--constraint", "--cpus-per-task", "--exclusive", "--export", "--gres", "--job-name", "--mem", "--nodes"),
-    *("--no-requeue", "--ntasks", "--ntasks-per-node", "--output", "--parsable", "--partition", "--qos", "--requeue", "--time", "--wait", "--wrap"),
-    *("--array", "--deadline", "--hold", "--input", "--mem-per-cpu", "--mem-per-gpu", "--ntasks-per-socket", "--test-only", "--time-min"),
+    *(
+        "--account",
+        "--chdir",
+        "--comment",
+        "--constraint",
+        "--cpus-per-task",
+        "--exclusive",
+        "--export",
+        "--gres",
+        "--job-name",
+        "--mem",
+        "--nodes",
+    ),
+    *(
+        "--no-requeue",
+        "--ntasks",
+        "--ntasks-per-node",
+        "--output",
+        "--parsable",
+        "--partition",
+        "--qos",
+        "--requeue",
+        "--time",
+        "--wait",
+        "--wrap",
+    ),
+    *(
+        "--array",
+        "--deadline",
+        "--hold",
+        "--input",
+        "--mem-per-cpu",
+        "--mem-per-gpu",
+        "--ntasks-per-socket",
+        "--test-only",
+        "--time-min",
+    ),
     *("-H", "-a", "-i"),
     *("-A", "-C", "-D", "-J", "-N", "-W", "-c", "-n", "-o", "-p", "-q", "-t"),
 )
@@ -26,7 +71,19 @@ CONTAINERS = ("apptainer", "singularity", "pyxis", "podman", "docker")
 TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}")
 """Minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
 OVER = frozenset(
-    ("COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED")
+    (
+        "COMPLETING",
+        "COMPLETED",
+        "CANCELLED",
+        "FAILED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "BOOT_FAIL",
+        "DEADLINE",
+        "OUT_OF_MEMORY",
+        "REVOKED",
+    )
 )
 """States of a job that is charged no more."""
 ENDS = {
@@ -54,14 +111,22 @@ NEVER = {
     "Licenses": "a licence that `options` ask for is not there",
 }
 """Reasons for which a job waits that do not pass by themselves, in words; those that begin with AssocGrp, AssocMax or QOSMax are others."""
-SILENT = ("unable to contact", "socket timed out", "connection refused", "connection timed out", "communication connection")
+SILENT = (
+    "unable to contact",
+    "socket timed out",
+    "connection refused",
+    "connection timed out",
+    "communication connection",
+)
 """What is said of a controller that does not answer."""
 NO_PYTHON, NO_ROOM = 93, 94
 """How the batch script ends when a node has no Python, or no folder can be made there."""
 YEAR = 365 * 86400
 """Seconds from now after which nothing is estimated: Slurm means that it does not know."""
 WITHOUT_PYTHON = "a node of the cluster has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`"
-WITHOUT_ROOM = "the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]"
+WITHOUT_ROOM = (
+    "the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]"
+)
 OLDEST = (20, 11)
 """The first version that has `srun --overlap`."""
 NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%L|%l|%j|%k"
@@ -155,11 +220,31 @@ def config_of() -> Argv:
 def sbatch(order: Order) -> Argv:
     """Ask for an allocation: whole nodes, but for a number of `cpus`.  The script is its input."""
     share = [f"--cpus-per-task={order.cpus}"] if order.cpus else ["--exclusive"]
-    share += [f"--mem={order.memory or 0}"] if order.memory or not order.cpus else []  # 0: all of it
-    said = {"account": order.account, "qos": order.qos, "gres": order.gres, "constraint": order.constraint, "time": order.time}
+    share += (
+        [f"--mem={order.memory or 0}"] if order.memory or not order.cpus else []
+    )  # 0: all of it
+    said = {
+        "account": order.account,
+        "qos": order.qos,
+        "gres": order.gres,
+        "constraint": order.constraint,
+        "time": order.time,
+    }
     return (
-        *("sbatch", "--parsable", f"--job-name={order.name}", f"--comment={order.comment}", "--no-requeue", f"--nodes={order.nodes}"),
-        *("--ntasks-per-node=1", "--output=/dev/null", "--chdir=/", f"--partition={order.partition}"),
+        *(
+            "sbatch",
+            "--parsable",
+            f"--job-name={order.name}",
+            f"--comment={order.comment}",
+            "--no-requeue",
+            f"--nodes={order.nodes}",
+        ),
+        *(
+            "--ntasks-per-node=1",
+            "--output=/dev/null",
+            "--chdir=/",
+            f"--partition={order.partition}",
+        ),
         *share,
         *(f"--{name}={value}" for name, value in said.items() if value),
         *order.options,
@@ -168,7 +253,12 @@ def sbatch(order: Order) -> Argv:
 
 def look(order: Order, python: str, root: str, probe: str, setup: Sequence[str]) -> Argv:
     """See what a node has that is free now: lines of name=value.  `probe`: the name of a file in `root`, as a machine has it that shares its disk."""
-    said = {"partition": order.partition, "account": order.account, "qos": order.qos, "constraint": order.constraint}
+    said = {
+        "partition": order.partition,
+        "account": order.account,
+        "qos": order.qos,
+        "constraint": order.constraint,
+    }
     script = [
         *setup,
         'case $1 in /*) root=$1 ;; *) root=$HOME/$1 ;; esac; echo "node=$SLURMD_NODENAME"',
@@ -176,7 +266,16 @@ def look(order: Order, python: str, root: str, probe: str, setup: Sequence[str])
         '[ -e "$root/$2" ] && echo shared=yes; mkdir -p "$root" && [ -w "$root" ] && echo "root=$root"; rmdir "$root" 2>/dev/null; :',
     ]
     return (
-        *("srun", "--quiet", "--immediate=10", "--time=1", "--nodes=1", "--ntasks=1", "--chdir=/", "--input=none"),
+        *(
+            "srun",
+            "--quiet",
+            "--immediate=10",
+            "--time=1",
+            "--nodes=1",
+            "--ntasks=1",
+            "--chdir=/",
+            "--input=none",
+        ),
         *(f"--{name}={value}" for name, value in said.items() if value),
         *order.options,
         *(("/bin/bash", "-lc") if setup else ("/bin/sh", "-c")),
@@ -188,18 +287,39 @@ def limits(found: Iterable[Group]) -> str:
     """Partitions, with their nodes and how long they let a job last."""
     nodes: dict[tuple[str, float], int] = {}
     for group in found:
-        nodes[group.partition, group.longest] = nodes.get((group.partition, group.longest), 0) + group.nodes
+        nodes[group.partition, group.longest] = (
+            nodes.get((group.partition, group.longest), 0) + group.nodes
+        )
     return ", ".join(
-        f"{name} ({count} nodes, {'no limit' if longest == inf else f'{longest / 60:g} minutes'})" for (name, longest), count in nodes.items()
+        f"{name} ({count} nodes, {'no limit' if longest == inf else f'{longest / 60:g} minutes'})"
+        for (name, longest), count in nodes.items()
     )
 
 
 def worker_job(order: Order, cwd: str, log: str, grace: float) -> Argv:
     """Ask for a job that works on a run.  What it needs of its own is small, so that it shares a node."""
-    said = {"partition": order.partition, "account": order.account, "qos": order.qos, "time": order.time}
+    said = {
+        "partition": order.partition,
+        "account": order.account,
+        "qos": order.qos,
+        "time": order.time,
+    }
     return (
-        *("sbatch", "--parsable", f"--job-name={order.name}", "--no-requeue", "--nodes=1", "--ntasks=1", "--cpus-per-task=1"),
-        *(f"--signal=B:USR1@{max(1, round(grace))}", f"--output={log}", "--open-mode=append", f"--chdir={cwd}"),
+        *(
+            "sbatch",
+            "--parsable",
+            f"--job-name={order.name}",
+            "--no-requeue",
+            "--nodes=1",
+            "--ntasks=1",
+            "--cpus-per-task=1",
+        ),
+        *(
+            f"--signal=B:USR1@{max(1, round(grace))}",
+            f"--output={log}",
+            "--open-mode=append",
+            f"--chdir={cwd}",
+        ),
         *(f"--{name}={value}" for name, value in said.items() if value),
     )
 
@@ -234,7 +354,17 @@ def srun(job: str, node: str, program: Argv) -> Argv:
     A srun that is killed leaves its step running; one that is asked to end does not.  So it is below a process that may be killed.
     """
     mind = ("setpriv", "--pdeathsig", "KILL", "setsid", "--wait", "setpriv", "--pdeathsig", "TERM")
-    step = ("srun", "--quiet", "--overlap", "--mem=0", f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--unbuffered")
+    step = (
+        "srun",
+        "--quiet",
+        "--overlap",
+        "--mem=0",
+        f"--jobid={job}",
+        f"--nodelist={node}",
+        "--nodes=1",
+        "--ntasks=1",
+        "--unbuffered",
+    )
     return (*mind, *step, *program)
 
 
@@ -266,7 +396,9 @@ def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes
     given = (f"{asked.idle:g}", asked.root, f"{asked.leave:g}", f"{asked.grace:g}")
     words = " ".join(shlex.quote(word) for word in (task, python or "python3", keeper, *given))
     shell = "#!/bin/bash -l" if setup else "#!/bin/sh"
-    return "\n".join([shell, "recipe_began=$(date +%s)", *setup, f'exec {step} {words} "$recipe_began"', ""]).encode()
+    return "\n".join(
+        [shell, "recipe_began=$(date +%s)", *setup, f'exec {step} {words} "$recipe_began"', ""]
+    ).encode()
 
 
 # --- answers
@@ -279,15 +411,34 @@ def groups(said: str) -> list[Group]:
         partition, count, state, cpus, memory, disk, longest, gres, features = line.split("|", 8)
         if state.startswith(DOWN) or state.endswith("*"):
             continue
-        have = Resources(cpus=float(_number(cpus)), memory=_number(memory) << 20, gpus=gpus(gres), gpu=model(gres), disk=_number(disk) << 20)
+        have = Resources(
+            cpus=float(_number(cpus)),
+            memory=_number(memory) << 20,
+            gpus=gpus(gres),
+            gpu=model(gres),
+            disk=_number(disk) << 20,
+        )
         asked = frozenset(features.split(","))
-        found.append(Group(partition.rstrip("*"), partition.endswith("*"), _number(count), have, asked, seconds(longest)))
+        found.append(
+            Group(
+                partition.rstrip("*"),
+                partition.endswith("*"),
+                _number(count),
+                have,
+                asked,
+                seconds(longest),
+            )
+        )
     return sorted(found, key=lambda group: not group.default)
 
 
 def config(said: str) -> dict[str, str]:
     """What the cluster says of itself, by name."""
-    return {name.strip(): value.strip() for name, equals, value in (line.partition("=") for line in said.splitlines()) if equals}
+    return {
+        name.strip(): value.strip()
+        for name, equals, value in (line.partition("=") for line in said.splitlines())
+        if equals
+    }
 
 
 def too_old(version: str) -> str:
@@ -305,7 +456,12 @@ def partitions(said: str) -> list[str]:
 
 def addresses(said: str) -> list[tuple[str, str]]:
     """Nodes and where others dial them, in the order of ranks."""
-    return list(dict.fromkeys((name, address or name) for name, _, address in (line.partition("|") for line in said.splitlines() if line)))
+    return list(
+        dict.fromkeys(
+            (name, address or name)
+            for name, _, address in (line.partition("|") for line in said.splitlines() if line)
+        )
+    )
 
 
 def jobs(said: str) -> list[Listed]:
@@ -318,7 +474,11 @@ def jobs(said: str) -> list[Listed]:
         except ValueError:
             since = 0.0
         if state not in OVER:
-            found.append(Listed(id, state, reason, since, nodes, seconds(left), seconds(walltime), name, comment))
+            found.append(
+                Listed(
+                    id, state, reason, since, nodes, seconds(left), seconds(walltime), name, comment
+                )
+            )
     return found
 
 
@@ -356,9 +516,16 @@ def ended(job: str, said: str, recorded: str = "", name: Callable[[str], str] = 
         return Denied(WITHOUT_PYTHON)
     if code == NO_ROOM:
         return Denied(WITHOUT_ROOM)
-    marks = ", ".join(mark for mark in (state, told.get("Reason", "None")) if mark not in ("", "COMPLETING", "None"))
+    marks = ", ".join(
+        mark
+        for mark in (state, told.get("Reason", "None"))
+        if mark not in ("", "COMPLETING", "None")
+    )
     why = ENDS.get(state, "") + (f" by {name(by)}" if by else "")
-    return HostLost(f"job {job} of Slurm is over" + (f": {why} ({marks})" if why else f": {marks}" if marks else ""))
+    return HostLost(
+        f"job {job} of Slurm is over"
+        + (f": {why} ({marks})" if why else f": {marks}" if marks else "")
+    )
 
 
 def comment(mark: str, key: str) -> str:
@@ -386,7 +553,11 @@ def gpus(gres: str) -> int:
     for each in re.sub(r"\([^)]*\)", "", gres).split(","):
         kind, _, rest = each.strip().partition(":")
         if kind in ("gpu", "gres/gpu"):
-            found += _number(rest.rpartition(":")[2]) if rest and rest.rpartition(":")[2].isdigit() else 1
+            found += (
+                _number(rest.rpartition(":")[2])
+                if rest and rest.rpartition(":")[2].isdigit()
+                else 1
+            )
     return found
 
 
@@ -399,12 +570,23 @@ def model(gres: str) -> str | None:
 def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     """What a command of Slurm complained of, as an error that says what to do.  `known`: partitions."""
     said = re.sub(r"^\S+ ended with \d+: ", "", words.strip())
-    said = re.sub(r"^(sbatch|squeue|sinfo|sacct|scancel|srun|scontrol|slurmstepd|allocation failure)\S*: (error: )?", "", said, flags=re.MULTILINE)
+    said = re.sub(
+        r"^(sbatch|squeue|sinfo|sacct|scancel|srun|scontrol|slurmstepd|allocation failure)\S*: (error: )?",
+        "",
+        said,
+        flags=re.MULTILINE,
+    )
     low = said.lower()
-    if ("no such file" in low and "cannot run" in low) or re.search(rf"\b{program}: (command )?not found", words):
-        return Denied(f"there is no {program} here: install the commands of Slurm (the package slurm-client), or name a login node as `login`")
+    if ("no such file" in low and "cannot run" in low) or re.search(
+        rf"\b{program}: (command )?not found", words
+    ):
+        return Denied(
+            f"there is no {program} here: install the commands of Slurm (the package slurm-client), or name a login node as `login`"
+        )
     if "munge" in low or "authentication" in low:
-        return Denied(f"munge does not vouch for us to Slurm: start munged, or ask the administrators ({_line(said)})")
+        return Denied(
+            f"munge does not vouch for us to Slurm: start munged, or ask the administrators ({_line(said)})"
+        )
     if "socket timed out" in low and program == "sbatch":
         return Unsure(f"the reply to sbatch was lost: {_line(said)}")
     if any(sign in low for sign in SILENT):
@@ -415,7 +597,13 @@ def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
         return Denied(f"{program}: {_line(said)}")
     if "partition" in low and "invalid" in low and (named := re.search(r"specified: (\S+)", said)):
         return Denied(no_partition(named[1], known))
-    for sign, setting in (("account", "account"), ("qos", "qos"), ("time limit", "time"), ("generic resource", "gres"), ("feature", "constraint")):
+    for sign, setting in (
+        ("account", "account"),
+        ("qos", "qos"),
+        ("time limit", "time"),
+        ("generic resource", "gres"),
+        ("feature", "constraint"),
+    ):
         if sign in low:
             return Denied(f"Slurm refuses the `{setting}` of [drivers.slurm]: {_line(said)}")
     if "option" in low or "usage" in low:
@@ -436,7 +624,9 @@ def check(options: Sequence[str], container: str) -> str:
         return f'nothing runs images that is called "{container}": {known}'
     for option in options:
         name = option.partition("=")[0] if option.startswith("--") else option[:2]
-        if any(ours.startswith(name) for ours in OURS) and len(name) > 1 and name != "--":  # sbatch takes the beginning of a name for the name
+        if (
+            any(ours.startswith(name) for ours in OURS) and len(name) > 1 and name != "--"
+        ):  # sbatch takes the beginning of a name for the name
             return f'the option "{option}" is the driver\'s own: leave it out of `options`, and use the setting of [drivers.slurm]'
         if not name.startswith("-"):
             return f'"{option}" in `options` is no option of sbatch: write it as one word, such as "--reservation=NAME"'
@@ -450,7 +640,9 @@ def seconds(time: str) -> float:
     days, dash, rest = time.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+    return int(days or 0) * 86400 + sum(
+        part * unit for part, unit in zip(parts, units, strict=False)
+    )
 
 
 def walltime(time: str, hours: float | None, longest: float) -> str:

@@ -48,7 +48,9 @@ def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> 
 
     os.chdir(os.path.expanduser("~"))
     folder, taken = _take(folder)
-    reaps = ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0  # what a call leaves behind is then a child of ours, and counted
+    reaps = (
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0
+    )  # what a call leaves behind is then a child of ours, and counted
     with taken, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen(64)
@@ -132,9 +134,15 @@ def _serve(connection: socket.socket, folder: str) -> None:
         os.write(given[1], os.fsencode(folder))
         connection.sendall(b"ended with 0")
         return
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SRUN_", "PMI"))}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SLURM_", "SRUN_", "PMI"))
+    }
     try:
-        program = subprocess.Popen(argv, stdin=given[0], stdout=given[1], stderr=given[2], env=env, start_new_session=True)
+        program = subprocess.Popen(
+            argv, stdin=given[0], stdout=given[1], stderr=given[2], env=env, start_new_session=True
+        )
     except (OSError, ValueError) as error:
         connection.sendall(f"cannot be run: {error}".encode())
         return
@@ -149,13 +157,19 @@ def _serve(connection: socket.socket, folder: str) -> None:
     threading.Thread(target=watch, daemon=True).start()
     code = program.wait()
     with contextlib.suppress(OSError):
-        connection.sendall((f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}").encode())
+        connection.sendall(
+            (
+                f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+            ).encode()
+        )
 
 
 def call(name: str, mark: str, argv: list[str]) -> None:
     """Have the keeper run a program with our input and output.  Our last words are a mark, how it ended, and what it complained of."""
     give_up_at = time.monotonic() + COMES_UP
-    printed, out = os.pipe()  # our own output is a terminal where srun does not hold back what lacks the end of a line
+    printed, out = (
+        os.pipe()
+    )  # our own output is a terminal where srun does not hold back what lacks the end of a line
     said, err = os.pipe()
     with socket.socket(socket.AF_UNIX) as connection:
         while True:
@@ -164,13 +178,17 @@ def call(name: str, mark: str, argv: list[str]) -> None:
                 break
             except ConnectionRefusedError:
                 if time.monotonic() > give_up_at:
-                    sys.exit("nothing in this allocation begins programs: its batch script did not come so far, or has ended")
+                    sys.exit(
+                        "nothing in this allocation begins programs: its batch script did not come so far, or has ended"
+                    )
                 time.sleep(0.02)
         if _peer(connection) != os.getuid():
             sys.exit("what answers in this allocation is another user's")
         body = json.dumps(argv).encode()
         given = array.array("i", (0, out, err))
-        connection.sendmsg([len(body).to_bytes(4, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)])
+        connection.sendmsg(
+            [len(body).to_bytes(4, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)]
+        )
         connection.sendall(body)
         os.close(out)
         os.close(err)
@@ -211,13 +229,21 @@ def _write(data: bytes) -> None:
 
 def _peer(connection: socket.socket) -> int:
     """The user at the other end: names of this kind of socket are free to all."""
-    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    _pid, uid, _gid = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    )
     return int(uid)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "keep":
         _, _, name, idle, folder, leave, grace, began = sys.argv
-        keep(name, float(idle), folder, float(began) + float(leave) if float(leave) else 0.0, float(grace))
+        keep(
+            name,
+            float(idle),
+            folder,
+            float(began) + float(leave) if float(leave) else 0.0,
+            float(grace),
+        )
     else:
         call(sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -20,14 +20,31 @@ from datetime import timedelta
 from pathlib import Path
 
 from . import machine, sshconfig
-from .base import NOTHING, ROOT, Argv, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Traits, Unreachable, Wish
+from .base import (
+    NOTHING,
+    ROOT,
+    Argv,
+    Denied,
+    DriverError,
+    HostLost,
+    Lease,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Traits,
+    Unreachable,
+    Wish,
+)
 from .sshconfig import Said
 from .sshlink import KNOWN_HOSTS, Link, Route, client
 
 TTL = timedelta(seconds=30)  # for which a machine is believed to be as it was
 PORT = 22
 LONGEST_WAY = 8  # hops
-ADDRESS = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<bare>[^\]\s]+)\]|(?P<name>[^@:\s\[\]-][^@:\s\[\]]*))(?::(?P<port>\d{1,5}))?")
+ADDRESS = re.compile(
+    r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<bare>[^\]\s]+)\]|(?P<name>[^@:\s\[\]-][^@:\s\[\]]*))(?::(?P<port>\d{1,5}))?"
+)
 # What a question about a machine asks besides: which of its places are taken.
 TAKEN = 'for place in "$root"/leases/slot.*; do [ -f "$place" ] && echo "lease=$place"; done'
 
@@ -126,11 +143,20 @@ class Ssh:
         deadman: float | None = None,
     ) -> None:
         if not hosts:
-            raise Rejected('the ssh driver has no hosts: name one with `--host user@name`, or in recipe.toml: [drivers.ssh] hosts = ["user@name"]')
+            raise Rejected(
+                'the ssh driver has no hosts: name one with `--host user@name`, or in recipe.toml: [drivers.ssh] hosts = ["user@name"]'
+            )
         trust = (known_hosts,) if known_hosts else KNOWN_HOSTS
         socket = os.environ.get("SSH_AUTH_SOCK") if agent is True else agent or None
         files = (identity,) if isinstance(identity, str) else tuple(identity)
-        pattern = Route("", "", known_hosts=trust, identity=files, agent=str(socket) if socket else None, keep_alive=keepalive)
+        pattern = Route(
+            "",
+            "",
+            known_hosts=trust,
+            identity=files,
+            agent=str(socket) if socket else None,
+            keep_alive=keepalive,
+        )
         config = _config() if use_config else None
         self._machines: dict[str, Machine] = {}
         for entry in hosts:
@@ -153,7 +179,9 @@ class Ssh:
 
     async def connect(self) -> None:
         machines = list(self._machines.values())
-        made = await asyncio.gather(*(each.link.connection() for each in machines), return_exceptions=True)
+        made = await asyncio.gather(
+            *(each.link.connection() for each in machines), return_exceptions=True
+        )
         for each, trouble in zip(machines, made, strict=True):
             if isinstance(trouble, DriverError):
                 each.trouble = trouble
@@ -180,7 +208,9 @@ class Ssh:
                         -(have.cpus or 0.0),
                         -float(have.memory or 0),
                     )
-                    found.append((rank, Offer("ssh", str(each.route), have, data=each.data(answer))))
+                    found.append(
+                        (rank, Offer("ssh", str(each.route), have, data=each.data(answer)))
+                    )
                 elif not any(host.machine is each for host in self._hosts.values()):
                     await each.link.aclose()
         self.left_out = left_out
@@ -197,10 +227,16 @@ class Ssh:
         logging.getLogger("drivers.ssh").debug("asking %s for a place", each.route)
         each.forget()
         took = await each.places(
-            "take", lease.id, str(int(order.until.timestamp() - time.time())), str(each.slots), json.dumps([lease.id, lease.key, dict(lease.data)])
+            "take",
+            lease.id,
+            str(int(order.until.timestamp() - time.time())),
+            str(each.slots),
+            json.dumps([lease.id, lease.key, dict(lease.data)]),
         )
         if not took:
-            raise NoCapacity(f"all places of {each.route} are taken ({each.slots}; `slots` in the settings says how many it has)")
+            raise NoCapacity(
+                f"all places of {each.route} are taken ({each.slots}; `slots` in the settings says how many it has)"
+            )
         self._took.add(lease.id)
         return lease
 
@@ -211,17 +247,27 @@ class Ssh:
         elif not await each.places("has", lease.id):
             raise HostLost(f'the lease "{lease.key}" of {each.route} was given back')
         if lease.id not in self._hosts:
-            self._hosts[lease.id] = SshHost(each, lease.data.get("root") or (await each.facts())["root"][0], self._closed, self._deadman)
+            self._hosts[lease.id] = SshHost(
+                each,
+                lease.data.get("root") or (await each.facts())["root"][0],
+                self._closed,
+                self._deadman,
+            )
         return (self._hosts[lease.id],)
 
     def connected(self) -> Mapping[str, SshHost]:
         there = {name: each for name, each in self._machines.items() if each.link.connected}
-        return {name: SshHost(each, each.folder, self._closed, self._deadman) for name, each in there.items()}
+        return {
+            name: SshHost(each, each.folder, self._closed, self._deadman)
+            for name, each in there.items()
+        }
 
     async def release(self, lease: Lease) -> bool:
         each = self._machines.get(lease.data.get("host", ""))
         if each is None:
-            raise Denied(f"{lease.data.get('host')} is not among the hosts in the settings any more: its lease cannot be given back")
+            raise Denied(
+                f"{lease.data.get('host')} is not among the hosts in the settings any more: its lease cannot be given back"
+            )
         each.forget()
         self._took.discard(lease.id)
         await each.places("give", lease.id)
@@ -234,12 +280,16 @@ class Ssh:
     async def leases(self) -> Sequence[Lease]:
         found: list[Lease] = []
         machines = list(self._machines.values())
-        for each, said in zip(machines, await asyncio.gather(*(each.places("list") for each in machines)), strict=True):
+        for each, said in zip(
+            machines, await asyncio.gather(*(each.places("list") for each in machines)), strict=True
+        ):
             try:
                 for id, key, data in map(json.loads, filter(None, said.splitlines())):
                     found.append(Lease("ssh", id, key, data))
             except (ValueError, TypeError) as error:
-                raise Denied(f"what is kept in leases/ on {each.route} is no list of leases: look there, and remove what is not ours") from error
+                raise Denied(
+                    f"what is kept in leases/ on {each.route} is no list of leases: look there, and remove what is not ours"
+                ) from error
         return found
 
     async def visit(self) -> AsyncIterator[tuple[str, SshHost | DriverError]]:
@@ -259,7 +309,9 @@ class Ssh:
 
     def _machine(self, name: str) -> Machine:
         if name not in self._machines:
-            raise Rejected(f'"{name}" is not among the hosts in the settings (they are {", ".join(self._machines)})')
+            raise Rejected(
+                f'"{name}" is not among the hosts in the settings (they are {", ".join(self._machines)})'
+            )
         return self._machines[name]
 
     async def _closed(self, host: SshHost) -> None:
@@ -273,14 +325,22 @@ class Ssh:
 class SshHost:
     """A place on a server."""
 
-    def __init__(self, machine: Machine, root: str, when_closed: Callable[[SshHost], Awaitable[None]], deadman: float | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        root: str,
+        when_closed: Callable[[SshHost], Awaitable[None]],
+        deadman: float | None = None,
+    ) -> None:
         self.machine, self.root, self.deadman = machine, root, deadman
         self.python, self.address = machine.python, machine.address
         self._when_closed = when_closed
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         setup = self.machine.setup
-        return self.machine.link.call(("/bin/sh", "-c", SETUP, "sh", setup, *argv) if setup else argv, stdin)
+        return self.machine.link.call(
+            ("/bin/sh", "-c", SETUP, "sh", setup, *argv) if setup else argv, stdin
+        )
 
     def way(self, folder: str) -> Argv:
         """The words of OpenSSH's client that lead there, by the same keys and the same host key as ours."""
@@ -293,8 +353,24 @@ class SshHost:
 class Machine:
     """A server, the connection to it, and what it last said it has."""
 
-    def __init__(self, route: Route, root: str, python: str, slots: int, address: str = "", *, link: Link | None = None, setup: str = "") -> None:
-        self.route, self.python, self.slots, self.address, self.setup = route, python, slots, address, setup
+    def __init__(
+        self,
+        route: Route,
+        root: str,
+        python: str,
+        slots: int,
+        address: str = "",
+        *,
+        link: Link | None = None,
+        setup: str = "",
+    ) -> None:
+        self.route, self.python, self.slots, self.address, self.setup = (
+            route,
+            python,
+            slots,
+            address,
+            setup,
+        )
         self.link = link or Link(route)
         self._root = root
         self._told: machine.Facts | None = None
@@ -305,7 +381,9 @@ class Machine:
     @property
     def folder(self) -> str:
         """Our root there, absolute or from the login's home."""
-        return self._root.removeprefix("~").lstrip("/") if self._root.startswith("~") else self._root
+        return (
+            self._root.removeprefix("~").lstrip("/") if self._root.startswith("~") else self._root
+        )
 
     async def facts(self) -> machine.Facts:
         """What it has, as it was not long ago."""
@@ -315,7 +393,9 @@ class Machine:
         if self._told is None or time.monotonic() - self._asked > TTL.total_seconds():
             told = machine.facts(await self._said(machine.question(self._root, TAKEN)))
             if not told.get("root", ("",))[0].startswith("/"):
-                raise Denied(f"{self.route}: the login has no home directory to put {self._root} in: name an absolute `root` in the settings")
+                raise Denied(
+                    f"{self.route}: the login has no home directory to put {self._root} in: name an absolute `root` in the settings"
+                )
             self._told, self._asked = told, time.monotonic()
         return self._told
 
@@ -330,7 +410,11 @@ class Machine:
     async def places(self, verb: str, *others: str) -> str:
         """Do something about its places, all said in PLACES."""
         root = (self._told or await self.facts())["root"][0]
-        return (await self._said(("/bin/sh", "-c", PLACES, "sh", root, verb, *others))).decode("utf-8", "surrogateescape").strip()
+        return (
+            (await self._said(("/bin/sh", "-c", PLACES, "sh", root, verb, *others)))
+            .decode("utf-8", "surrogateescape")
+            .strip()
+        )
 
     async def _said(self, argv: Argv) -> bytes:
         return b"".join([data async for data in self.link.call(argv)])
@@ -348,11 +432,19 @@ def _id(key: str) -> str:
 # --- addresses
 
 
-def _route(address: str, pattern: Route, jump: str | None, configured: Callable[[str], Said] | None, depth: int = 0) -> Route:
+def _route(
+    address: str,
+    pattern: Route,
+    jump: str | None,
+    configured: Callable[[str], Said] | None,
+    depth: int = 0,
+) -> Route:
     """The way to `[user@]name[:port]`: what the address says, then the settings, then the configuration, then what is usual."""
     parts = ADDRESS.fullmatch(address)
     if parts is None or not 0 < int(parts["port"] or PORT) < 65536:
-        raise Rejected(f'"{address}" is not the address of a server: write user@name or user@name:port')
+        raise Rejected(
+            f'"{address}" is not the address of a server: write user@name or user@name:port'
+        )
     name = parts["bare"] or parts["name"]
     said = configured(name) if configured is not None else Said()
     route = replace(
@@ -362,11 +454,17 @@ def _route(address: str, pattern: Route, jump: str | None, configured: Callable[
         port=int(parts["port"] or said.port or PORT),
         identity=pattern.identity or said.identity,
     )
-    hops = [hop.strip().removeprefix("ssh://") for hop in (jump or said.jump).split(",") if hop.strip()]
-    if not hops or hops == [name]:  # a `Host *` that names the way for all names it for that server, too
+    hops = [
+        hop.strip().removeprefix("ssh://") for hop in (jump or said.jump).split(",") if hop.strip()
+    ]
+    if not hops or hops == [
+        name
+    ]:  # a `Host *` that names the way for all names it for that server, too
         return route
     if depth == LONGEST_WAY:
-        raise Denied(f"the way to {route} goes through more than {LONGEST_WAY} servers, or in a circle")
+        raise Denied(
+            f"the way to {route} goes through more than {LONGEST_WAY} servers, or in a circle"
+        )
     # The last hop is the one next to the server, and is itself reached through those before it.
     before = ",".join(hops[:-1]) or None
     return replace(route, jump=_route(hops[-1], pattern, before, configured, depth + 1))

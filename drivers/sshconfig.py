@@ -65,17 +65,27 @@ def _words(name: str, path: Path, home: Path, depth: int) -> Iterator[tuple[str,
         elif applies and word == "include" and depth < DEPTH:
             for value in values:
                 place = Path(_filled(value, name, home))
-                for file in sorted((home / ".ssh").glob(str(place)) if not place.is_absolute() else Path("/").glob(str(place)[1:])):
+                for file in sorted(
+                    (home / ".ssh").glob(str(place))
+                    if not place.is_absolute()
+                    else Path("/").glob(str(place)[1:])
+                ):
                     yield from _words(name, file, home, depth + 1)
-        elif applies and word in ("hostname", "user", "port", "identityfile", "proxyjump") and values:
+        elif (
+            applies and word in ("hostname", "user", "port", "identityfile", "proxyjump") and values
+        ):
             yield word, values[0]
 
 
 def _fits(name: str, patterns: list[str]) -> bool:
     low = name.lower()
-    if any(pattern.startswith("!") and fnmatchcase(low, pattern[1:].lower()) for pattern in patterns):
+    if any(
+        pattern.startswith("!") and fnmatchcase(low, pattern[1:].lower()) for pattern in patterns
+    ):
         return False
-    return any(fnmatchcase(low, pattern.lower()) for pattern in patterns if not pattern.startswith("!"))
+    return any(
+        fnmatchcase(low, pattern.lower()) for pattern in patterns if not pattern.startswith("!")
+    )
 
 
 def _split(text: str) -> list[str]:
@@ -83,12 +93,16 @@ def _split(text: str) -> list[str]:
     lexer.whitespace_split, lexer.commenters, lexer.escape, lexer.quotes = True, "#", "", '"'
     try:
         return list(lexer)
-    except ValueError:  # a quote that is not closed: OpenSSH refuses the file, we pass over the line
+    except (
+        ValueError
+    ):  # a quote that is not closed: OpenSSH refuses the file, we pass over the line
         return []
 
 
 def _filled(value: str, name: str, home: Path) -> str:
-    value = value.replace("%%", "\0").replace("%d", str(home)).replace("%h", name).replace("\0", "%")
+    value = (
+        value.replace("%%", "\0").replace("%d", str(home)).replace("%h", name).replace("\0", "%")
+    )
     return f"{home}/{value[2:]}" if value.startswith("~/") else value
 
 

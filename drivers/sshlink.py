@@ -29,17 +29,31 @@ CONNECTIONS = 3  # at once to one login: TCP's window and some servers let one c
 FAR = 0.25  # seconds: a connection that took as long to make has a long way
 PIECE = 1 << 18  # bytes written in one go
 WAITING = 1 << 20  # bytes of output kept for a slow reader, beyond what the window lets in
-WINDOW, FAR_WINDOW = 4 << 20, 16 << 20  # bytes that a server may send ahead on one channel; twice what is on the way on a fat wire
+WINDOW, FAR_WINDOW = (
+    4 << 20,
+    16 << 20,
+)  # bytes that a server may send ahead on one channel; twice what is on the way on a fat wire
 PACKET = 1 << 17
 LONGEST = 120_000  # bytes of a command: the kernel takes 128 KiB in one argument
 NOISE = 1 << 20  # bytes that a login may print before the command begins
 WORDS = 4096  # bytes of stderr kept for an error
 AGAIN = 0.1  # seconds after a refusal until another channel is tried
 REFUSALS = 8  # of a channel, while we have none, before we believe that there are none for us
-ENDED = ("HUP", "INT", "KILL", "TERM")  # signals of who ends a program from outside: it did nothing wrong
+ENDED = (
+    "HUP",
+    "INT",
+    "KILL",
+    "TERM",
+)  # signals of who ends a program from outside: it did nothing wrong
 KILLING = 3.0  # seconds in which an abandoned command must be gone
 SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
-CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr", "chacha20-poly1305@openssh.com")
+CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "aes256-ctr",
+    "aes128-ctr",
+    "chacha20-poly1305@openssh.com",
+)
 # After the kinds of key that we know of a host: one of another kind is shown and refused by name, instead of a connection that ends without a word.
 HOST_KEYS = "+ssh-ed25519,ecdsa-sha2-nistp256,ecdsa-sha2-nistp384,ecdsa-sha2-nistp521,rsa-sha2-512,rsa-sha2-256"
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
@@ -67,13 +81,22 @@ class Route:
     patience: float = 20.0  # seconds in which it must have let us in
 
     def __str__(self) -> str:
-        return f"{self.user}@{f'[{self.host}]' if ':' in self.host else self.host}" + (f":{self.port}" if self.port != 22 else "")
+        return f"{self.user}@{f'[{self.host}]' if ':' in self.host else self.host}" + (
+            f":{self.port}" if self.port != 22 else ""
+        )
 
 
 def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
     """The words of OpenSSH's client for a route.  Keys that are no files are written below `folder`; `n`: of which server on the way they are."""
-    options = {"StrictHostKeyChecking": "yes", "ServerAliveInterval": f"{max(1, round(route.keep_alive))}", "IdentityAgent": route.agent or "none"}
-    known, identity = [f'"{Path(each).expanduser()}"' for each in route.known_hosts], list(route.identity)
+    options = {
+        "StrictHostKeyChecking": "yes",
+        "ServerAliveInterval": f"{max(1, round(route.keep_alive))}",
+        "IdentityAgent": route.agent or "none",
+    }
+    known, identity = (
+        [f'"{Path(each).expanduser()}"' for each in route.known_hosts],
+        list(route.identity),
+    )
     if route.host_key is not None:
         name = route.host if route.port == PORT else f"[{route.host}]:{route.port}"
         (folder / f"known_hosts.{n}").write_text(f"{name} {route.host_key}\n", "utf-8")
@@ -90,7 +113,18 @@ def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
         options["ProxyCommand"] = shlex.join([*client(route.jump, folder, n + 1), "-W", "[%h]:%p"])
     options["UserKnownHostsFile"] = " ".join(known)
     told = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return ("ssh", "-F", "none", *told, *(word for each in identity for word in ("-i", each)), "-p", f"{route.port}", "-l", route.user, route.host)
+    return (
+        "ssh",
+        "-F",
+        "none",
+        *told,
+        *(word for each in identity for word in ("-i", each)),
+        "-p",
+        f"{route.port}",
+        "-l",
+        route.user,
+        route.host,
+    )
 
 
 class NotLetIn(Denied):
@@ -141,7 +175,9 @@ class Link:
                     if rest:
                         yield rest
                 if not session.pid and len(noise) > NOISE:
-                    raise Rejected(f"{self.route} prints {NOISE >> 20} MB and more at login, before any command: silence its start-up files")
+                    raise Rejected(
+                        f"{self.route} prints {NOISE >> 20} MB and more at login, before any command: silence its start-up files"
+                    )
         finally:
             await session.leave()
             if session.pid > 1 and not session.over:  # the group of process 1 is everybody
@@ -225,14 +261,18 @@ class Link:
                     keepalive_count_max=4,
                 )
         except TimeoutError as error:
-            raise Unreachable(f"{route} timed out after {route.patience:g} s while logging in") from error
+            raise Unreachable(
+                f"{route} timed out after {route.patience:g} s while logging in"
+            ) from error
         except asyncssh.PermissionDenied as error:
             raise NotLetIn(_not_let_in(route)) from error
         except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
             if isinstance(error, asyncssh.HostKeyNotVerifiable) or "host key" in str(error).lower():
                 raise Denied(_unverified(route, greeter.shown, trusted, str(error))) from error
             if "matching" in str(error):
-                raise Denied(f"{route} has no cipher or key exchange in common with us: {error}") from error
+                raise Denied(
+                    f"{route} has no cipher or key exchange in common with us: {error}"
+                ) from error
             raise Unreachable(f"{route}: the key exchange broke ({error})") from error
         except (asyncssh.Error, OSError, ValueError) as error:
             raise _foreign(error, route) from error
@@ -265,7 +305,13 @@ class Link:
             await room.take()
             session = _Session(room)
             opening = asyncio.ensure_future(
-                connection.create_session(session.itself, command.decode(), encoding=None, window=self._window, max_pktsize=PACKET)
+                connection.create_session(
+                    session.itself,
+                    command.decode(),
+                    encoding=None,
+                    window=self._window,
+                    max_pktsize=PACKET,
+                )
             )
             try:
                 await asyncio.shield(opening)
@@ -340,7 +386,9 @@ class _Greeter(asyncssh.SSHClient):
 
     shown: asyncssh.SSHKey | None = None
 
-    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+    def validate_host_public_key(
+        self, host: str, addr: str, port: int, key: asyncssh.SSHKey
+    ) -> bool:
         self.shown = key
         return False
 
@@ -479,7 +527,9 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                     await self._may_write.wait()
                     if self.over or self._left:
                         return  # its exit code says whether that matters
-                    self._channel.write(data if len(data) <= PIECE else memoryview(data)[begin : begin + PIECE])
+                    self._channel.write(
+                        data if len(data) <= PIECE else memoryview(data)[begin : begin + PIECE]
+                    )
             self._end()
         except BrokenPipeError:
             pass  # it closed its input; its exit code says whether that matters
@@ -503,27 +553,42 @@ def _framed(argv: Argv) -> tuple[bytes, bytes]:
     if any(b"\0" in word for word in words):
         raise Rejected("a command's arguments cannot contain a NUL character")
     if all(PLAIN.fullmatch(word) for word in words):
-        command = b"exec /bin/sh -c '" + begin + b"' sh" + b"".join(b" '" + word + b"'" for word in words)
+        command = (
+            b"exec /bin/sh -c '" + begin + b"' sh" + b"".join(b" '" + word + b"'" for word in words)
+        )
     else:
-        script = b"set -- " + b" ".join(b"'" + word.replace(b"'", b"'\\''") + b"'" for word in words) + b"\n" + begin
+        script = (
+            b"set -- "
+            + b" ".join(b"'" + word.replace(b"'", b"'\\''") + b"'" for word in words)
+            + b"\n"
+            + begin
+        )
         coded = UNSAFE.sub(lambda match: b"\\0%03o" % ord(match[0]), script)
         command = b"""exec /bin/sh -c 'eval "$(printf %b "$1")"' sh '""" + coded + b"'"
     if len(command) > LONGEST:
-        raise Rejected(f"{argv[0][:100]} is given {len(command)} bytes of arguments, and {LONGEST} are possible: send them as its input")
+        raise Rejected(
+            f"{argv[0][:100]} is given {len(command)} bytes of arguments, and {LONGEST} are possible: send them as its input"
+        )
     return f"\x1e{one}{other} ".encode(), command
 
 
 def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Route) -> None:
     before, found, words = bytes(session.words).rpartition(mark)
     said = _readable(words.partition(b"\n")[2] if found else words)
-    if not session.whole or (session.code is None and not session.signal):  # the code often arrives before the last of the output
+    if not session.whole or (
+        session.code is None and not session.signal
+    ):  # the code often arrives before the last of the output
         raise Unreachable(f"the connection to {route} broke while {argv[0]} ran there")
     if not session.pid:
         told = _readable(noise + before + words)
-        raise Denied(f"{route} does not run commands in a POSIX shell" + (f"; it says: {told}" if told else ""))
+        raise Denied(
+            f"{route} does not run commands in a POSIX shell"
+            + (f"; it says: {told}" if told else "")
+        )
     if session.signal:
         raise (Unreachable if session.signal in ENDED else Rejected)(
-            f"{argv[0]} was ended by SIG{_readable(session.signal.encode())}" + (f": {said}" if said else "")
+            f"{argv[0]} was ended by SIG{_readable(session.signal.encode())}"
+            + (f": {said}" if said else "")
         )
     if session.code:
         raise Rejected(f"{argv[0]} ended with {session.code}" + (f": {said}" if said else ""))
@@ -532,7 +597,10 @@ def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Rout
 def _readable(words: bytes) -> str:
     """The end of what a stranger said, without what would move a cursor or colour a terminal."""
     text = words.decode("utf-8", "replace")[-WORDS:].strip()
-    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else "\ufffd"
+        for character in text
+    )
 
 
 # --- keys, ours and theirs
@@ -552,11 +620,17 @@ def _keys(route: Route) -> tuple[Sequence[str | asyncssh.SSHKey], list[str] | No
         except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
             public = path.with_name(path.name + ".pub")
             if "passphrase" not in str(error).lower():
-                raise Denied(f"{path} is not a private key that can be used for {route}: {error}") from error
+                raise Denied(
+                    f"{path} is not a private key that can be used for {route}: {error}"
+                ) from error
             if not route.agent or not public.exists():
-                raise Denied(f"the key {path} for {route} has a passphrase: give it to the agent first (ssh-add {shlex.quote(str(path))})") from error
+                raise Denied(
+                    f"the key {path} for {route} has a passphrase: give it to the agent first (ssh-add {shlex.quote(str(path))})"
+                ) from error
             of_agent.append(str(public))
-    return [str(Path(name).expanduser()) for name in route.identity], of_agent if route.identity else None
+    return [
+        str(Path(name).expanduser()) for name in route.identity
+    ], of_agent if route.identity else None
 
 
 def _trusted(route: Route) -> _Trusted:
@@ -565,7 +639,9 @@ def _trusted(route: Route) -> _Trusted:
         try:
             return [asyncssh.import_public_key(route.host_key)], [], []
         except (asyncssh.KeyImportError, ValueError) as error:
-            raise Denied(f'the pinned host key of {route} is not one: it reads like "ssh-ed25519 AAAA…"') from error
+            raise Denied(
+                f'the pinned host key of {route} is not one: it reads like "ssh-ed25519 AAAA…"'
+            ) from error
     lines = []
     for name in route.known_hosts:
         try:
@@ -583,7 +659,11 @@ def _trusted(route: Route) -> _Trusted:
 def _unverified(route: Route, shown: asyncssh.SSHKey | None, trusted: _Trusted, why: str) -> str:
     """What to tell a person whose machine has not proved that it is the one."""
     name = route.host if route.port == 22 else f"[{route.host}]:{route.port}"
-    known = trusted[0] if isinstance(trusted, tuple) else trusted.match(route.host, "", route.port if route.port != 22 else None)[0]
+    known = (
+        trusted[0]
+        if isinstance(trusted, tuple)
+        else trusted.match(route.host, "", route.port if route.port != 22 else None)[0]
+    )
     if shown is None:
         return f"the host key of {name} is not accepted, and nothing was sent: {why}"
     shows = f"it shows {shown.get_algorithm()} {shown.get_fingerprint()}"
@@ -592,7 +672,11 @@ def _unverified(route: Route, shown: asyncssh.SSHKey | None, trusted: _Trusted, 
         scan = f"ssh-keyscan -p {route.port} -t {_kind(shown)} {route.host} >> {route.known_hosts[0] if route.known_hosts else 'known_hosts'}"
         return f"the host key of {name} is not known here, and nothing was sent: {shows}.\n{check}; if it is this one: {scan}"
     was = ", ".join(f"{key.get_algorithm()} {key.get_fingerprint()}" for key in known)
-    forget = "change `host_key`" if route.host_key is not None else f"ssh-keygen -R '{name}', and learn the new one"
+    forget = (
+        "change `host_key`"
+        if route.host_key is not None
+        else f"ssh-keygen -R '{name}', and learn the new one"
+    )
     return f"the host key of {name} has changed, and nothing was sent: {shows}; known is {was}.\n{check}; if it was installed anew: {forget}"
 
 
@@ -602,19 +686,31 @@ def _kind(key: asyncssh.SSHKey) -> str:
 
 
 def _not_let_in(route: Route) -> str:
-    tried = ", ".join(route.identity) or "the keys in ~/.ssh" + (" and those of the agent" if route.agent else "")
+    tried = ", ".join(route.identity) or "the keys in ~/.ssh" + (
+        " and those of the agent" if route.agent else ""
+    )
     return f"{route} does not let us in with {tried}: add the public key to its ~/.ssh/authorized_keys, or name another key (`identity`)"
 
 
 def _foreign(error: Exception, route: Route) -> DriverError:
     """An error of the library or the system as one that says what to do next."""
     match error:
-        case asyncssh.KeyImportError() | asyncssh.KeyEncryptionError() | asyncssh.IllegalUserName() | asyncssh.ProtocolNotSupported() | ValueError():
+        case (
+            asyncssh.KeyImportError()
+            | asyncssh.KeyEncryptionError()
+            | asyncssh.IllegalUserName()
+            | asyncssh.ProtocolNotSupported()
+            | ValueError()
+        ):
             return Denied(f"{route}: {error}")
         case socket.gaierror():
-            return Unreachable(f'the name "{route.host}" of {route} leads nowhere: {error.strerror}')
+            return Unreachable(
+                f'the name "{route.host}" of {route} leads nowhere: {error.strerror}'
+            )
         case asyncssh.DisconnectError() if "authentication failures" in str(error):
-            return Denied(f"{route} accepts none of the first keys, and takes no more: name the one that opens it (`identity`)")
+            return Denied(
+                f"{route} accepts none of the first keys, and takes no more: name the one that opens it (`identity`)"
+            )
         case OSError() if error.errno:
             return Unreachable(f"{route} cannot be reached: {os.strerror(error.errno)}")
         case _:

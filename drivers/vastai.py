@@ -37,7 +37,9 @@ API: Final = "https://console.vast.ai"
 IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
 EMPTY: Final = ": nothing can be rented; add some at https://cloud.vast.ai/billing/"
 SEARCHED: Final = 3000  # offers in one reply
-OVER_BID: Final = 1.1  # so much above the least bid: a machine that is bid for at that is taken away at once
+OVER_BID: Final = (
+    1.1  # so much above the least bid: a machine that is bid for at that is taken away at once
+)
 # Asked by the machine itself once its time is over, with the key that it was given.
 _ITSELF: Final = """curl -fsS -m 60 -X {method} -H "Authorization: Bearer $CONTAINER_API_KEY" -H 'Content-Type: application/json' -d '{body}' \
 {api}/api/v0/instances/$CONTAINER_ID/ || python3 -c "import os, urllib.request as u
@@ -70,7 +72,14 @@ class Vastai(cloud.Deadman[Wire]):
     ) -> None:  # fmt: skip
         wire = Wire(api or os.environ.get("VAST_URL") or API)
         super().__init__(
-            wire, image=image, python=python, installation=installation, poll=poll, settles=settles, filters=filters, let_in=self._attach
+            wire,
+            image=image,
+            python=python,
+            installation=installation,
+            poll=poll,
+            settles=settles,
+            filters=filters,
+            let_in=self._attach,
         )
         self._bid = float(bid)
         self._attached: set[str] = set()
@@ -85,15 +94,29 @@ class Vastai(cloud.Deadman[Wire]):
         for market in markets(wish.need.market):
             for ask in await harmless(self._search(market, disk, filters)):
                 offer = self._offer(ask, market, disk)
-                judged.append((offer, _unsuited(ask, market, disk, self._bid) or cloud.excluded(offer, ask.traits, wish, filters)))
-        return sorted(self._fitting(judged), key=lambda offer: (offer.hourly, -(offer.reliability or 0.0), offer.id))
+                judged.append(
+                    (
+                        offer,
+                        _unsuited(ask, market, disk, self._bid)
+                        or cloud.excluded(offer, ask.traits, wish, filters),
+                    )
+                )
+        return sorted(
+            self._fitting(judged),
+            key=lambda offer: (offer.hourly, -(offer.reliability or 0.0), offer.id),
+        )
 
     async def _search(self, market: Market, disk: int, filters: Filters) -> list[Ask]:
-        query: dict[str, object] = {name: {"eq": value} for name, value in (("rentable", True), ("rented", False), ("external", False))}
+        query: dict[str, object] = {
+            name: {"eq": value}
+            for name, value in (("rentable", True), ("rented", False), ("external", False))
+        }
         query["verified"] = {"eq": True} if filters.verified else {"in": [True, False]}
         kind = "bid" if market == "spot" else "ondemand"
         order = [["dph_total", "asc"]]
-        return await self._wire.search({**query, "type": kind, "order": order, "limit": SEARCHED, "allocated_storage": disk})
+        return await self._wire.search(
+            {**query, "type": kind, "order": order, "limit": SEARCHED, "allocated_storage": disk}
+        )
 
     def _offer(self, ask: Ask, market: Market, disk: int) -> Offer:
         data = {"disk": str(disk)}
@@ -112,7 +135,9 @@ class Vastai(cloud.Deadman[Wire]):
     async def acquire(self, order: Order) -> Lease:
         """Rent what was offered.  Raises NoCapacity when another has it, Unsure when it is not known whether we do."""
         offer = order.offer
-        script = cloud.boot(self._installation, order, datetime.now(UTC), _itself(self._wire.web.api, order.keep))
+        script = cloud.boot(
+            self._installation, order, datetime.now(UTC), _itself(self._wire.web.api, order.keep)
+        )
         wanted = {
             "client_id": "me", "image": order.image or self._image, "disk": int(offer.data.get("disk", "32")),
             "label": self._installation.mark(order.key),
@@ -126,13 +151,22 @@ class Vastai(cloud.Deadman[Wire]):
         if answer.status == 200 and answer.fields.get("success") is not False and lease is not None:
             return lease
         if answer.status < 400:
-            raise Unsure(f"the reply of Vast.ai to the order cannot be read: {answer.words[:80]}", lease=lease)
+            raise Unsure(
+                f"the reply of Vast.ai to the order cannot be read: {answer.words[:80]}",
+                lease=lease,
+            )
         if "no_such_ask" in answer.words + answer.code or answer.status == 410:
             raise NoCapacity(f"{offer.id} is not on offer any more", lease=lease)
         if answer.code == "invalid_price":
             raise NoCapacity(f"the price of {offer.id} has risen: {answer.words}", lease=lease)
-        if any(word in answer.words.lower() + answer.code for word in ("credit", "billing", "spend_rate")):
-            raise Denied(f"Vast.ai rents nothing to this account: {answer.words} See https://cloud.vast.ai/billing/", lease=lease)
+        if any(
+            word in answer.words.lower() + answer.code
+            for word in ("credit", "billing", "spend_rate")
+        ):
+            raise Denied(
+                f"Vast.ai rents nothing to this account: {answer.words} See https://cloud.vast.ai/billing/",
+                lease=lease,
+            )
         raise Rejected(f"Vast.ai refuses the order of {offer.id}: {answer.words}", lease=lease)
 
     async def _opened(self, lease: Lease) -> SshHost | None:
@@ -156,7 +190,9 @@ class Vastai(cloud.Deadman[Wire]):
 
         Vast.ai takes the order also where others have its GPUs meanwhile: then it does not come up.  Raises HostLost when it is gone.
         """
-        if await self.stands(lease) != "runs" and not await harmless(self._wire.become(lease.id, "running")):
+        if await self.stands(lease) != "runs" and not await harmless(
+            self._wire.become(lease.id, "running")
+        ):
             raise HostLost(f"Vast.ai has no instance {lease.id} any more")
 
     async def stop(self, lease: Lease) -> bool:
@@ -174,20 +210,29 @@ class Vastai(cloud.Deadman[Wire]):
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [
-            Lease("vastai", each.id, key, self._data, price=each.price) for each in found if (key := self._installation.key(each.label)) is not None
+            Lease("vastai", each.id, key, self._data, price=each.price)
+            for each in found
+            if (key := self._installation.key(each.label)) is not None
         ]
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
         """What Vast.ai has charged for a lease."""
         mark = self._installation.mark(lease.key)
-        return [charge for label, charge in await harmless(self._wire.charges(since.timestamp())) if label == mark]
+        return [
+            charge
+            for label, charge in await harmless(self._wire.charges(since.timestamp()))
+            if label == mark
+        ]
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
         fields = await harmless(self._wire.user())
         credit = number(fields, "credit")
         return [
-            ("account", f"{fields.get('username') or fields.get('id')}, by the key of {key_source()}"),
+            (
+                "account",
+                f"{fields.get('username') or fields.get('id')}, by the key of {key_source()}",
+            ),
             ("credit", f"${credit:.2f}" + ("" if credit > 0 else EMPTY)),
             self._clock(),
         ]
@@ -204,13 +249,19 @@ class Vastai(cloud.Deadman[Wire]):
         if found is None:
             raise HostLost(f"Vast.ai has no instance {lease.id} any more")
         if found.stopped:
-            raise HostLost(f"the instance {lease.id} was stopped: outbid, or the account has no credit left")
+            raise HostLost(
+                f"the instance {lease.id} was stopped: outbid, or the account has no credit left"
+            )
         if found.broken:
-            raise HostLost(f"the instance {lease.id} cannot run: {found.states[0]} {found.said[:200]}".strip())
+            raise HostLost(
+                f"the instance {lease.id} cannot run: {found.states[0]} {found.said[:200]}".strip()
+            )
         return found
 
     async def _attach(self, lease: Lease) -> None:
-        await harmless(self._wire.attach(lease.id, cloud.public(self._installation.login(lease.key))))
+        await harmless(
+            self._wire.attach(lease.id, cloud.public(self._installation.login(lease.key)))
+        )
         self._attached.add(lease.id)
 
 

@@ -56,7 +56,10 @@ class Instance(NamedTuple):
     @property
     def broken(self) -> bool:
         actual, _intended, _current, _next = self.states
-        return actual == "offline" or (actual not in ("running", "loading", "") and any(word in self.said.lower() for word in BROKEN))
+        return actual == "offline" or (
+            actual not in ("running", "loading", "")
+            and any(word in self.said.lower() for word in BROKEN)
+        )
 
 
 class Wire:
@@ -67,7 +70,11 @@ class Wire:
 
     async def search(self, query: Fields) -> list[Ask]:
         answer = await self.ask("POST", "/api/v0/bundles/", query)
-        return [found for row in rows(_good(answer, "the search"), "offers", "Vast.ai") if (found := _ask(row)) is not None]
+        return [
+            found
+            for row in rows(_good(answer, "the search"), "offers", "Vast.ai")
+            if (found := _ask(row)) is not None
+        ]
 
     async def create(self, ask: str, order: Fields) -> Answer:
         return await self.ask("PUT", f"/api/v0/asks/{ask}/", order)
@@ -87,11 +94,19 @@ class Wire:
         found: list[Instance] = []
         last = 0
         for _ in range(web.PAGES):
-            query = {"limit": str(PAGE), "order_by": json.dumps([{"col": "id", "dir": "asc"}]), "select_filters": json.dumps({"id": {"gt": last}})}
-            fields = _good(await self.ask("GET", "/api/v1/instances/", query=query), "the list of instances")
+            query = {
+                "limit": str(PAGE),
+                "order_by": json.dumps([{"col": "id", "dir": "asc"}]),
+                "select_filters": json.dumps({"id": {"gt": last}}),
+            }
+            fields = _good(
+                await self.ask("GET", "/api/v1/instances/", query=query), "the list of instances"
+            )
             page = [_instance(row) for row in rows(fields, "instances", "Vast.ai")]
             if any(int(each.id) <= last for each in page):
-                raise Unreachable("Vast.ai lists instances that were not asked for: the list cannot be read")
+                raise Unreachable(
+                    "Vast.ai lists instances that were not asked for: the list cannot be read"
+                )
             found += page
             if len(page) < PAGE:
                 return found
@@ -112,26 +127,49 @@ class Wire:
         return True
 
     async def attach(self, id: str, key: str) -> None:
-        _good(await self.ask("POST", f"/api/v0/instances/{id}/ssh/", {"ssh_key": key}), f"the key of the instance {id}")
+        _good(
+            await self.ask("POST", f"/api/v0/instances/{id}/ssh/", {"ssh_key": key}),
+            f"the key of the instance {id}",
+        )
 
     async def charges(self, since: float) -> list[tuple[str, Charge]]:
         """What instances cost, with the label of each."""
         found: list[tuple[str, Charge]] = []
         token, seen = "", set[str]()
         while True:
-            days = {"day": {"gte": int(since), "lte": int(time.time()) + 86400}, "type": {"in": ["instance"]}}
-            query = {"select_filters": json.dumps(days), "limit": "500", **({"after_token": token} if token else {})}
+            days = {
+                "day": {"gte": int(since), "lte": int(time.time()) + 86400},
+                "type": {"in": ["instance"]},
+            }
+            query = {
+                "select_filters": json.dumps(days),
+                "limit": "500",
+                **({"after_token": token} if token else {}),
+            }
             fields = _good(await self.ask("GET", "/api/v0/charges/", query=query), "the charges")
             for row in rows(fields, "results", "Vast.ai"):
                 label = inner(row.get("metadata") or {}, "a charge", "Vast.ai").get("label")
-                found.append((f"{label or ''}", Charge(number(row, "start"), number(row, "end"), number(row, "amount"))))
-            if not (token := following(fields.get("next_token"), seen, "the list of Vast.ai's charges")):
+                found.append(
+                    (
+                        f"{label or ''}",
+                        Charge(number(row, "start"), number(row, "end"), number(row, "amount")),
+                    )
+                )
+            if not (
+                token := following(fields.get("next_token"), seen, "the list of Vast.ai's charges")
+            ):
                 return found
 
     async def user(self) -> Fields:
         return _good(await self.ask("GET", "/api/v0/users/current/"), "the account")
 
-    async def ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Fields | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
         return _checked(await self.web.ask(method, path, api_key(), body, query))
 
@@ -151,7 +189,9 @@ def api_key() -> str:
             return key
     except (OSError, ValueError):
         pass
-    raise Denied(f"there is no key for Vast.ai: neither in VAST_API_KEY nor in {key_file()}; make one at https://cloud.vast.ai/manage-keys/")
+    raise Denied(
+        f"there is no key for Vast.ai: neither in VAST_API_KEY nor in {key_file()}; make one at https://cloud.vast.ai/manage-keys/"
+    )
 
 
 def key_source() -> str:
@@ -164,7 +204,11 @@ def _checked(answer: Answer) -> Answer:
     if answer.status == 429:
         if answer.code == "search_quota_exceeded":
             at = answer.headers.get("x-ratelimit-reset", "")
-            when = f"{datetime.fromtimestamp(int(at), UTC):%Y-%m-%d %H:%M} UTC" if at.isdigit() else "midnight UTC"
+            when = (
+                f"{datetime.fromtimestamp(int(at), UTC):%Y-%m-%d %H:%M} UTC"
+                if at.isdigit()
+                else "midnight UTC"
+            )
             raise Denied(f"Vast.ai allows no more searches until {when}")
         told = answer.headers.get("retry-after") or answer.words.rpartition("threshold=")[2]
         raise Throttled(f"Vast.ai was asked too often: {answer.words}", after=wait(told))
@@ -208,11 +252,18 @@ def _ask(row: Fields) -> Ask | None:
 
 
 def _instance(row: Fields) -> Instance:
-    actual, intended, current, coming = (f"{row.get(name) or ''}" for name in ("actual_status", "intended_status", "cur_state", "next_state"))
+    actual, intended, current, coming = (
+        f"{row.get(name) or ''}"
+        for name in ("actual_status", "intended_status", "cur_state", "next_state")
+    )
     address: tuple[str, int] | None = None
     ports = row.get("ports")
     mapped = ports.get("22/tcp") if isinstance(ports, dict) else None
-    if isinstance(mapped, list) and mapped and f"{(port := inner(mapped[0], 'a port', 'Vast.ai').get('HostPort'))}".isdigit():
+    if (
+        isinstance(mapped, list)
+        and mapped
+        and f"{(port := inner(mapped[0], 'a port', 'Vast.ai').get('HostPort'))}".isdigit()
+    ):
         address = f"{row.get('public_ipaddr') or ''}".strip(), int(f"{port}")
     return Instance(
         f"{int(number(row, 'id'))}",

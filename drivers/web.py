@@ -37,13 +37,22 @@ class Answer(NamedTuple):
         if not isinstance(error, dict):
             return f"{error}"
         causes = error.get("errors")
-        return f"{causes[0].get('reason', '')}" if isinstance(causes, list) and causes and isinstance(causes[0], dict) else ""
+        return (
+            f"{causes[0].get('reason', '')}"
+            if isinstance(causes, list) and causes and isinstance(causes[0], dict)
+            else ""
+        )
 
     @property
     def words(self) -> str:
         """What the provider says of an error, without what would move a cursor."""
         fields = error if isinstance(error := self.fields.get("error"), dict) else self.fields
-        return printable(f"{fields.get('msg') or fields.get('message') or fields.get('detail') or self.text or self.code}") or f"status {self.status}"
+        return (
+            printable(
+                f"{fields.get('msg') or fields.get('message') or fields.get('detail') or self.text or self.code}"
+            )
+            or f"status {self.status}"
+        )
 
 
 class Web:
@@ -56,10 +65,23 @@ class Web:
         self.ahead = 0.0
         """Seconds by which the provider's clock was ahead of ours in the last reply."""
 
-    async def ask(self, method: str, path: str, key: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        key: str,
+        body: Fields | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known."""
         try:
-            request = self._of_loop().build_request(method, self.api + path, json=body, params=query, headers={"Authorization": f"Bearer {key}"})
+            request = self._of_loop().build_request(
+                method,
+                self.api + path,
+                json=body,
+                params=query,
+                headers={"Authorization": f"Bearer {key}"},
+            )
             reply = await self._of_loop().send(request, stream=True)
             text = bytearray()
             async for data in reply.aiter_bytes():
@@ -67,14 +89,28 @@ class Web:
                 if len(text) > LARGEST:
                     raise Unsure(f"the reply of {self.api} has more than {LARGEST >> 20} MB")
             await reply.aclose()
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise Unreachable(f"{self.api} cannot be reached: {error or type(error).__name__}") from error
+        except (
+            httpx.ConnectError,
+            httpx.ConnectTimeout,
+            httpx.PoolTimeout,
+            httpx.UnsupportedProtocol,
+            httpx.InvalidURL,
+        ) as error:
+            raise Unreachable(
+                f"{self.api} cannot be reached: {error or type(error).__name__}"
+            ) from error
         except httpx.HTTPError as error:
             raise Unsure(f"{self.api} gave no reply: {error or type(error).__name__}") from error
-        if 300 <= reply.status_code < 400:  # a redirect is not from the provider: what comes with it is no reply of its own
+        if (
+            300 <= reply.status_code < 400
+        ):  # a redirect is not from the provider: what comes with it is no reply of its own
             raise Unsure(f"{self.api} redirects ({reply.status_code}) instead of answering")
         with suppress(TypeError, ValueError):
-            self.ahead = parsedate_to_datetime(reply.headers["date"]).timestamp() - time.time() if "date" in reply.headers else 0.0
+            self.ahead = (
+                parsedate_to_datetime(reply.headers["date"]).timestamp() - time.time()
+                if "date" in reply.headers
+                else 0.0
+            )
         return answered(reply.status_code, bytes(text), reply.headers)
 
     async def aclose(self) -> None:
@@ -152,4 +188,9 @@ def answered(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
         read = json.loads(body)
     except (ValueError, RecursionError):
         read = None
-    return Answer(status, read if isinstance(read, dict) else {}, body[:300].decode("utf-8", "replace"), headers)
+    return Answer(
+        status,
+        read if isinstance(read, dict) else {},
+        body[:300].decode("utf-8", "replace"),
+        headers,
+    )

@@ -32,7 +32,17 @@ if TYPE_CHECKING:
     from .storage.workspace import Workspace
     from .survey.survey import Request, Survey
 
-__all__ = ["__version__", "load", "plan", "results", "run", "run_of", "run_of_async", "submit", "submit_async"]
+__all__ = [
+    "__version__",
+    "load",
+    "plan",
+    "results",
+    "run",
+    "run_of",
+    "run_of_async",
+    "submit",
+    "submit_async",
+]
 
 
 def load(recipe: str | Path, *, workspace: str | Path | None = None) -> Recipe:
@@ -69,7 +79,9 @@ def plan(
     location = _standing(workspace, recipe)
     with Workspace.open(location.root) as ws:
         ws.share(store)
-        found = look(ws, _request(location, recipe, inputs, preset, out, python, nodes), choice or Choice())
+        found = look(
+            ws, _request(location, recipe, inputs, preset, out, python, nodes), choice or Choice()
+        )
         found.plan.specs()  # read while the workspace is open
         return found
 
@@ -106,7 +118,9 @@ def run(
         how = settings or Settings()
         stack = ws.config.stack(how.stack) if how.stack else None
         ws.share(store or (stack.store if stack else "") or None)
-        request = _request(location, recipe, inputs, preset, out, python, nodes or (stack.nodes if stack else 0))
+        request = _request(
+            location, recipe, inputs, preset, out, python, nodes or (stack.nodes if stack else 0)
+        )
         if python and not request.current_python:
             how = replace(how, python=python)
         if isinstance(place := results_place(out or ""), str):
@@ -125,14 +139,20 @@ def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: U
     """
     from .interface.handle.opening import submitted
 
-    return submitted(_new(recipe, inputs, how), how.get("to"), _standing(how.get("workspace"), recipe).root)
+    return submitted(
+        _new(recipe, inputs, how), how.get("to"), _standing(how.get("workspace"), recipe).root
+    )
 
 
-async def submit_async(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]) -> AsyncRun:
+async def submit_async(
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
+) -> AsyncRun:
     """`submit`, by `await`: the handle's methods are awaited, its events and logs are read by `async for`."""
     from .interface.handle.opening import submitted_async
 
-    return await submitted_async(_new(recipe, inputs, how), how.get("to"), _standing(how.get("workspace"), recipe).root)
+    return await submitted_async(
+        _new(recipe, inputs, how), how.get("to"), _standing(how.get("workspace"), recipe).root
+    )
 
 
 def run_of(id: str, *, to: str | None = None, workspace: str | Path | None = None) -> Run:
@@ -142,14 +162,21 @@ def run_of(id: str, *, to: str | None = None, workspace: str | Path | None = Non
     return opening.run_of(id, to, _standing(workspace, "").root)
 
 
-async def run_of_async(id: str, *, to: str | None = None, workspace: str | Path | None = None) -> AsyncRun:
+async def run_of_async(
+    id: str, *, to: str | None = None, workspace: str | Path | None = None
+) -> AsyncRun:
     """`run_of`, by `await`."""
     from .interface.handle import opening
 
     return await opening.run_of_async(id, to, _standing(workspace, "").root)
 
 
-def results(recipe: str | Path | None = None, *, workspace: str | Path | None = None, frame: bool | None = None) -> Any:
+def results(
+    recipe: str | Path | None = None,
+    *,
+    workspace: str | Path | None = None,
+    frame: bool | None = None,
+) -> Any:
     """What the runs of a recipe gave: a row for each instance and run with inputs, metrics and time in seconds, as `recipe results --csv` prints it.
 
     A pandas.DataFrame where pandas is installed, else a list of mappings; `frame` asks for one of the two.  Without a recipe that of the last run.
@@ -195,7 +222,15 @@ def _request(
     place = None if out is None else results_place(out)
     below = Path(location.typed(str(place))) if isinstance(place, Path) else None
     given = dict(inputs or {})
-    return Request(meant(location, str(recipe)), given, preset, below, python == "current", typed_in=location.folders(given), nodes=nodes)
+    return Request(
+        meant(location, str(recipe)),
+        given,
+        preset,
+        below,
+        python == "current",
+        typed_in=location.folders(given),
+        nodes=nodes,
+    )
 
 
 def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
@@ -210,15 +245,32 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
 
     checked(how)
     out, python, due = how.get("out"), how.get("python"), how.get("not_before")
-    request = _request(_standing(how.get("workspace"), recipe), recipe, inputs, how.get("preset"), out, python, how.get("nodes", 0))
+    request = _request(
+        _standing(how.get("workspace"), recipe),
+        recipe,
+        inputs,
+        how.get("preset"),
+        out,
+        python,
+        how.get("nodes", 0),
+    )
     if is_server(how.get("to") or ""):
-        request = replace(request, recipe=str(recipe))  # a name there is one of its catalog, whatever is here
-    settings = how.get("settings") or Settings(how.get("driver", "local"), store=how.get("store", ""), limits=dict(how.get("limits", {})))
+        request = replace(
+            request, recipe=str(recipe)
+        )  # a name there is one of its catalog, whatever is here
+    settings = how.get("settings") or Settings(
+        how.get("driver", "local"), store=how.get("store", ""), limits=dict(how.get("limits", {}))
+    )
     if python and not request.current_python:
         settings = replace(settings, python=python)
     if isinstance(place := results_place(out or ""), str):
         settings = replace(settings, upload=place)
-    ticket = Ticket(how.get("priority", 0), due.timestamp() if due is not None else None, how.get("key", ""), dict(how.get("labels", {})))
+    ticket = Ticket(
+        how.get("priority", 0),
+        due.timestamp() if due is not None else None,
+        how.get("key", ""),
+        dict(how.get("labels", {})),
+    )
     ticket = ticket._replace(user=how.get("user", ""), here=how.get("here", False))
     return New(request, how.get("choice") or Choice(), settings, ticket, how.get("webhooks", ()))
 

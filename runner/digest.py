@@ -15,7 +15,9 @@ from typing import NewType
 Digest = NewType("Digest", str)
 """64 lowercase hex digits of a SHA-256."""
 
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, check_circular=False).encode
+_encode = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, check_circular=False
+).encode
 
 
 def of_bytes(data: bytes) -> Digest:

@@ -72,7 +72,10 @@ def drivers(wanted: str) -> dict[str, tuple[str, str]]:
     problems = [problem for problem in driver_faults() if f'"{wanted}"' in problem.message]
     if problems:
         raise Invalid(problems)
-    return {each.name: (each.target, f"reinstall {each.origin}, which brings the driver") for each in brought} | OURS
+    return {
+        each.name: (each.target, f"reinstall {each.origin}, which brings the driver")
+        for each in brought
+    } | OURS
 
 
 def driver_faults() -> list[Problem]:
@@ -87,7 +90,12 @@ def driver_faults() -> list[Problem]:
 
 def clash(kind: str, name: str, origins: list[str]) -> Problem:
     """That a thing of one name comes from several places."""
-    return Problem("name-clash", f'the {kind} "{name}" comes from {" and from ".join(origins)}', None, "uninstall one of them")
+    return Problem(
+        "name-clash",
+        f'the {kind} "{name}" comes from {" and from ".join(origins)}',
+        None,
+        "uninstall one of them",
+    )
 
 
 @cache
@@ -100,7 +108,10 @@ def _found(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
     for package in distributions(path=list(path)):
         for point in package.entry_points:
             if point.group == group:
-                brought.setdefault((point.name, point.value, package.name), Extension(point.name, point.value, package.name, package.version))
+                brought.setdefault(
+                    (point.name, point.value, package.name),
+                    Extension(point.name, point.value, package.name, package.version),
+                )
     return tuple(sorted(brought.values(), key=lambda each: (each.name, each.package)))
 
 

@@ -73,12 +73,17 @@ def begin(verbose: int, wish: str) -> None:
 
     level, _, path = wish.partition(":")
     if wish and level.lower() not in LEVELS:
-        raise NotFound(f'RECIPE_LOG: there is no level "{level}"', fix=f"write {', '.join(LEVELS)}, or a level, a colon and a file")
+        raise NotFound(
+            f'RECIPE_LOG: there is no level "{level}"',
+            fix=f"write {', '.join(LEVELS)}, or a level, a colon and a file",
+        )
     wanted = logging.getLevelName(level.upper()) if wish else logging.WARNING
     shown = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handlers: list[tuple[logging.Handler, int]] = []
     if path:
-        handlers.append((logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"), wanted))
+        handlers.append(
+            (logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"), wanted)
+        )
         handlers[-1][0].setFormatter(_formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     else:
         shown = min(shown, wanted)
@@ -118,7 +123,9 @@ def _formatter(style: str) -> logging.Formatter:
 
     class Formatter(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            return record.getMessage() if record.name == f"recipe.{REMOTE}" else super().format(record)
+            return (
+                record.getMessage() if record.name == f"recipe.{REMOTE}" else super().format(record)
+            )
 
     return Formatter(style)
 

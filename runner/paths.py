@@ -39,7 +39,9 @@ class Location(NamedTuple):
         """A path as it was typed, from the workspace.  One that is absolute, begins with `~`, or is an address stays as it is."""
         if not self.below or path.startswith(("/", "~")) or "://" in path:
             return path
-        return os.path.relpath(f"{self.here}/{path}", self.root) + ("/" if path.endswith("/") else "")
+        return os.path.relpath(f"{self.here}/{path}", self.root) + (
+            "/" if path.endswith("/") else ""
+        )
 
     def folders(self, inputs: Iterable[str]) -> dict[str, str]:
         """In which folder of the workspace each of these inputs is typed; nothing where that is the workspace itself."""
@@ -70,7 +72,10 @@ def _is_workspace(folder: str, environ: Mapping[str, str]) -> bool:
     """Whether a folder bears a marker.  `/`, the user's home and a folder in which all users may write, such as /tmp, are none by that alone."""
     if folder == "/" or not any(os.path.lexists(f"{folder}/{marker}") for marker in MARKERS):
         return False
-    if stat.S_IMODE(os.stat(folder).st_mode) & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH:
+    if (
+        stat.S_IMODE(os.stat(folder).st_mode) & (stat.S_ISVTX | stat.S_IWOTH)
+        == stat.S_ISVTX | stat.S_IWOTH
+    ):
         return False
     return folder != os.path.realpath(environ.get("HOME") or os.path.expanduser("~"))
 
@@ -96,7 +101,9 @@ def cache_folder(environ: Mapping[str, str]) -> str:
 
 
 def _of_user(environ: Mapping[str, str], variable: str, usual: str) -> str:
-    return (environ.get(variable) or f"{environ.get('HOME') or os.path.expanduser('~')}/{usual}") + "/recipe"
+    return (
+        environ.get(variable) or f"{environ.get('HOME') or os.path.expanduser('~')}/{usual}"
+    ) + "/recipe"
 
 
 @cache
@@ -116,7 +123,11 @@ def beside(path: str) -> str:
 def from_here(root: Path, path: str) -> str:
     """A path of a workspace as it can be typed: from the current folder, where that is in the workspace."""
     here = os.getcwd()
-    return os.path.relpath(f"{root}/{path}", here) if here.startswith(f"{root}/") and path[:1] != "/" else path
+    return (
+        os.path.relpath(f"{root}/{path}", here)
+        if here.startswith(f"{root}/") and path[:1] != "/"
+        else path
+    )
 
 
 def is_path(word: str) -> bool:
@@ -155,7 +166,12 @@ def glob(pattern: str) -> Callable[[str], bool]:
         elif token == "?":  # noqa: S105
             parts.append("[^/]")
         elif len(token) > 1:
-            parts.append("[" + ("^" if token[1] == "!" else "") + re.escape(token[2 if token[1] == "!" else 1 : -1]).replace(r"\-", "-") + "]")
+            parts.append(
+                "["
+                + ("^" if token[1] == "!" else "")
+                + re.escape(token[2 if token[1] == "!" else 1 : -1]).replace(r"\-", "-")
+                + "]"
+            )
         else:
             parts.append(re.escape(token))
     compiled = re.compile("".join(parts), re.S)

@@ -23,7 +23,11 @@ def pause(failures: int, first: float, longest: float) -> float:
 
 
 def backoff(
-    on: type[Exception] | tuple[type[Exception], ...], tries: int, first: float, longest: float, chance: Callable[[], float] | None = None
+    on: type[Exception] | tuple[type[Exception], ...],
+    tries: int,
+    first: float,
+    longest: float,
+    chance: Callable[[], float] | None = None,
 ) -> Policy:
     """The usual policy: `tries` in all where the error is one of `on`, with pauses that double.
 
@@ -38,7 +42,12 @@ def backoff(
     return policy
 
 
-def retry(do: Callable[[], T], policy: Policy, sleep: Callable[[float], object] = time.sleep, on_retry: OnRetry = nothing) -> T:
+def retry(
+    do: Callable[[], T],
+    policy: Policy,
+    sleep: Callable[[float], object] = time.sleep,
+    on_retry: OnRetry = nothing,
+) -> T:
     """The answer of `do`.  Raises its error when the policy gives up."""
     tried = 0
     while True:
@@ -53,7 +62,10 @@ def retry(do: Callable[[], T], policy: Policy, sleep: Callable[[float], object] 
 
 
 async def retry_async(
-    ask: Callable[[], Awaitable[T]], policy: Policy, sleep: Callable[[float], Awaitable[object]] | None = None, on_retry: OnRetry = nothing
+    ask: Callable[[], Awaitable[T]],
+    policy: Policy,
+    sleep: Callable[[float], Awaitable[object]] | None = None,
+    on_retry: OnRetry = nothing,
 ) -> T:
     """The same for a coroutine function."""
     import asyncio

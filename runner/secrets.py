@@ -16,7 +16,21 @@ SHORTEST: Final = 6
 
 STARS: Final = b"***"
 _NAMES: Final = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
-_TOKENS: Final = ("hf_", "sk-", "ghp_", "gho_", "ghs_", "ghu_", "github_pat_", "glpat-", "xoxb-", "xoxp-", "AKIA", "eyJ", "-----BEGIN ")
+_TOKENS: Final = (
+    "hf_",
+    "sk-",
+    "ghp_",
+    "gho_",
+    "ghs_",
+    "ghu_",
+    "github_pat_",
+    "glpat-",
+    "xoxb-",
+    "xoxp-",
+    "AKIA",
+    "eyJ",
+    "-----BEGIN ",
+)
 """How well-known kinds of tokens begin; one has at least 16 characters."""
 _LINE_END: Final = re.compile(rb"[\r\n]")
 
@@ -47,14 +61,23 @@ def unusable(variable: str, value: str | None, *, required: bool) -> str:
 
 def tokenlike(name: str, value: str) -> bool:
     """Whether a variable looks like a secret: a part of its name ends as those of secrets do, or its value begins as well-known tokens do."""
-    named = len(value) >= SHORTEST and any(part.endswith(_NAMES) for part in name.upper().split("_"))
+    named = len(value) >= SHORTEST and any(
+        part.endswith(_NAMES) for part in name.upper().split("_")
+    )
     return named or (len(value) >= 16 and value.startswith(_TOKENS))
 
 
 def passwords(variables: Mapping[str, str]) -> list[Secret]:
     """Those in addresses such as `http://user:password@proxy`, which have to be passed on and must not be shown."""
-    users = {name: value.partition("://")[2].partition("/")[0].rpartition("@")[0] for name, value in variables.items()}
-    return [Secret(name, password) for name, user in users.items() if len(password := user.partition(":")[2]) >= SHORTEST]
+    users = {
+        name: value.partition("://")[2].partition("/")[0].rpartition("@")[0]
+        for name, value in variables.items()
+    }
+    return [
+        Secret(name, password)
+        for name, user in users.items()
+        if len(password := user.partition(":")[2]) >= SHORTEST
+    ]
 
 
 class Masker:
@@ -68,7 +91,9 @@ class Masker:
         """Mask these, too, from now on."""
         self._known |= {pair for secret in secrets for pair in _forms(secret.reveal)}
         self._forms: dict[bytes, list[bytes]] = {}  # by how they begin, the longest first
-        self._heads: dict[bytes, dict[bytes, None]] = {}  # those beginnings, by a word that a text has to have in it for any of them to be there
+        self._heads: dict[
+            bytes, dict[bytes, None]
+        ] = {}  # those beginnings, by a word that a text has to have in it for any of them to be there
         for word, form in sorted(self._known, key=lambda pair: (-len(pair[1]), pair)):
             self._forms.setdefault(form[:SHORTEST], []).append(form)
             self._heads.setdefault(word, {})[form[:SHORTEST]] = None
@@ -94,7 +119,9 @@ class Masker:
         if not self._forms:
             return text
         try:
-            return self.mask(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+            return self.mask(text.encode("utf-8", "surrogateescape")).decode(
+                "utf-8", "surrogateescape"
+            )
         except UnicodeError:  # half a character, as JSON may name one
             return self.mask(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 
@@ -116,14 +143,23 @@ class Masker:
         for head in {head for word, heads in self._heads.items() if word in flat for head in heads}:
             at = flat.find(head)
             while at >= 0:
-                if form := next((form for form in self._forms[head] if flat.startswith(form, at)), b""):
+                if form := next(
+                    (form for form in self._forms[head] if flat.startswith(form, at)), b""
+                ):
                     spans.append((at, at + len(form)))
                 at = flat.find(head, at + 1)
         return _merged(spans)
 
     def begun(self, flat: bytes) -> int:
         """From where on the end of a text without line ends may be the beginning of a secret."""
-        first = next((at for at in range(max(0, len(flat) - SHORTEST + 1), len(flat)) if flat[at:] in self._begun), len(flat))
+        first = next(
+            (
+                at
+                for at in range(max(0, len(flat) - SHORTEST + 1), len(flat))
+                if flat[at:] in self._begun
+            ),
+            len(flat),
+        )
         for head, forms in self._forms.items():
             at = flat.find(head, max(0, len(flat) - self._longest + 1))
             while -1 < at < first:
@@ -141,7 +177,9 @@ class Stream:
     def __init__(self, masker: Masker) -> None:
         self._masker = masker
         self.held = b""
-        self._covered = 0  # bytes of it, without line ends, that belong to a secret whose stars were given out
+        self._covered = (
+            0  # bytes of it, without line ends, that belong to a secret whose stars were given out
+        )
 
     def feed(self, piece: bytes) -> bytes:
         """What is safe to show now."""
@@ -169,7 +207,9 @@ class Stream:
             done = place(end - 1) + 1
         stop = len(data) if cut == len(flat) else place(cut)
         shown.append(data[done:stop])
-        self._covered = max(0, max((end for start, end in spans if start < cut), default=self._covered) - cut)
+        self._covered = max(
+            0, max((end for start, end in spans if start < cut), default=self._covered) - cut
+        )
         self.held = data[stop:]
         return b"".join(shown)
 
@@ -206,11 +246,17 @@ def _places(data: bytes, flat: bytes) -> Callable[[int], int]:
 def _forms(value: str) -> Iterator[tuple[bytes, bytes]]:
     """All forms of a value, and its lines one by one, each without line ends and with a word that is in it."""
     raw = _bytes(value)
-    texts = {value: 2, raw.decode("utf-8", "replace"): 2} | {line.strip(): 1 for line in value.splitlines() if line.strip() != value}
+    texts = {value: 2, raw.decode("utf-8", "replace"): 2} | {
+        line.strip(): 1 for line in value.splitlines() if line.strip() != value
+    }
     for text, times in texts.items():
         # All escapes of a text have its longest word in common: where that is not, none of them need be looked for.
         word = max(re.findall(r"[A-Za-z0-9]+", text), key=len, default="").encode()
-        yield from ((word, form) for each in escaped(text, times) if len(form := _flat(_bytes(each))) >= SHORTEST)
+        yield from (
+            (word, form)
+            for each in escaped(text, times)
+            if len(form := _flat(_bytes(each))) >= SHORTEST
+        )
     yield from ((form, form) for form in encoded(raw) if len(form) >= SHORTEST)
 
 
@@ -218,7 +264,9 @@ def escaped(text: str, times: int) -> set[str]:
     """A text as it is, escaped by any rule, and what came of that escaped again, so many times."""
     found = newest = {text}
     for _ in range(times):
-        newest = {form for each in newest for escape in ESCAPES.values() for form in escape(each)} - found
+        newest = {
+            form for each in newest for escape in ESCAPES.values() for form in escape(each)
+        } - found
         found = found | newest
     return found
 
@@ -245,7 +293,9 @@ def _json(text: str) -> Iterator[str]:
     import json
 
     for ascii_only in (True, False):
-        for form in _both_cases(json.dumps(text, ensure_ascii=ascii_only)[1:-1], r"(?<=\\u)[0-9a-f]{4}"):
+        for form in _both_cases(
+            json.dumps(text, ensure_ascii=ascii_only)[1:-1], r"(?<=\\u)[0-9a-f]{4}"
+        ):
             yield form
             yield form.replace("/", "\\/")
             yield form.translate({ord(char): f"\\u{ord(char):04x}" for char in "<>&"})
@@ -253,7 +303,9 @@ def _json(text: str) -> Iterator[str]:
 
 def _python(text: str) -> Iterator[str]:
     for form in (repr(text)[1:-1], ascii(text)[1:-1], repr(_bytes(text))[2:-1]):
-        plain = form.replace("\\'", "'")  # which of the two quotes is escaped depends on the text around it
+        plain = form.replace(
+            "\\'", "'"
+        )  # which of the two quotes is escaped depends on the text around it
         yield from (form, plain, plain.replace("'", "\\'"))
 
 
@@ -263,14 +315,29 @@ def _shell(text: str) -> Iterator[str]:
     yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text)
     yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text, flags=re.ASCII)
     yield re.sub(r'(["$`\\])', r"\\\1", text)
-    quoted = text.translate({ord(char): escape for char, escape in zip("\\'\n\r\t", ("\\\\", "\\'", "\\n", "\\r", "\\t"), strict=True)})  # as in $'…'
+    quoted = text.translate(
+        {
+            ord(char): escape
+            for char, escape in zip("\\'\n\r\t", ("\\\\", "\\'", "\\n", "\\r", "\\t"), strict=True)
+        }
+    )  # as in $'…'
     yield quoted
-    yield "".join(char if char.isascii() else "".join(f"\\{byte:03o}" for byte in _bytes(char)) for char in quoted)
+    yield "".join(
+        char if char.isascii() else "".join(f"\\{byte:03o}" for byte in _bytes(char))
+        for char in quoted
+    )
 
 
 def _html(text: str) -> Iterator[str]:
     form = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for double, single in (('"', "'"), ("&quot;", "'"), ("&quot;", "&#x27;"), ("&quot;", "&#39;"), ("&#34;", "&#39;"), ("&quot;", "&apos;")):
+    for double, single in (
+        ('"', "'"),
+        ("&quot;", "'"),
+        ("&quot;", "&#x27;"),
+        ("&quot;", "&#39;"),
+        ("&#34;", "&#39;"),
+        ("&quot;", "&apos;"),
+    ):
         quoted = form.replace('"', double).replace("'", single)
         yield quoted
         yield quoted.encode("ascii", "xmlcharrefreplace").decode()
@@ -288,16 +355,35 @@ def _base64(raw: bytes) -> Iterator[bytes]:
     for pad in range(3):
         text = base64.b64encode(bytes(pad) + raw).rstrip(b"=")
         middle = text[(pad * 8 + 5) // 6 : len(text) - (1 if (pad + len(raw)) % 3 else 0)]
-        for plus, slash in ((b"+", b"/"), (b"-", b"_"), (b"%2B", b"%2F"), (b"%2b", b"%2f"), (b"+", b"\\/")):
+        for plus, slash in (
+            (b"+", b"/"),
+            (b"-", b"_"),
+            (b"%2B", b"%2F"),
+            (b"%2b", b"%2f"),
+            (b"+", b"\\/"),
+        ):
             yield middle.replace(b"+", plus).replace(b"/", slash)
 
 
 def _both_cases(text: str, digits: str) -> tuple[str, str, str]:
     """A text, and the same with all that `digits` matches in small and in capital letters."""
-    return text, re.sub(digits, lambda found: found[0].lower(), text), re.sub(digits, lambda found: found[0].upper(), text)
+    return (
+        text,
+        re.sub(digits, lambda found: found[0].lower(), text),
+        re.sub(digits, lambda found: found[0].upper(), text),
+    )
 
 
-ESCAPES: Final[Mapping[str, Callable[[str], Iterator[str]]]] = {"url": _url, "json": _json, "python": _python, "shell": _shell, "html": _html}
+ESCAPES: Final[Mapping[str, Callable[[str], Iterator[str]]]] = {
+    "url": _url,
+    "json": _json,
+    "python": _python,
+    "shell": _shell,
+    "html": _html,
+}
 """How a text is put into another one.  ASCII letters and digits stay as they are in all of them."""
-ENCODINGS: Final[Mapping[str, Callable[[bytes], Iterator[bytes]]]] = {"hex": _hex, "base64": _base64}
+ENCODINGS: Final[Mapping[str, Callable[[bytes], Iterator[bytes]]]] = {
+    "hex": _hex,
+    "base64": _base64,
+}
 """How bytes are written in letters and digits."""

@@ -19,7 +19,13 @@ from .reading import whole
 NAME: Final = "recipe.toml"
 _TABLES = ("stores", "drivers", "stacks")
 _RECEIVERS = ("webhooks", "notify")
-_LISTS = (("recipes", "allow"), ("data", "roots"), ("data", "allow"), ("server", "hosts"), ("hooks", "spend"))
+_LISTS = (
+    ("recipes", "allow"),
+    ("data", "roots"),
+    ("data", "allow"),
+    ("server", "hosts"),
+    ("hooks", "spend"),
+)
 _PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # the last is the name of a variable
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
@@ -111,7 +117,9 @@ class Config:
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
-    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `recipes.allow`, `data.roots`, `data.allow`, `server.hosts`, `hooks.spend`
+    lists: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # `recipes.allow`, `data.roots`, `data.allow`, `server.hosts`, `hooks.spend`
     said: Mapping[tuple[str, ...], tuple[Any, str]] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
     webhooks: tuple[Receiver, ...] = ()
@@ -122,13 +130,19 @@ class Config:
         """The stack of that name.  Raises NotFound."""
         if name in self.stacks:
             return self.stacks[name]
-        fix = did_you_mean(name, self.stacks) or f"add [stacks.{name}] with a driver to {NAME}; `recipe config` shows those there are"
+        fix = (
+            did_you_mean(name, self.stacks)
+            or f"add [stacks.{name}] with a driver to {NAME}; `recipe config` shows those there are"
+        )
         raise NotFound(f'there is no stack "{name}"', fix=fix)
 
     def on(self, name: str) -> Config:
         """These settings, with what a stack says of its driver.  Raises NotFound."""
         stack = self.stack(name)
-        return replace(self, drivers={**self.drivers, stack.driver: {**self.driver(stack.driver), **stack.settings}})
+        return replace(
+            self,
+            drivers={**self.drivers, stack.driver: {**self.driver(stack.driver), **stack.settings}},
+        )
 
     def store_named(self, name: str | None) -> StoreSettings | None:
         """The store that was asked for by name or as a URL, else the default one, else None.  Raises NotFound."""
@@ -138,16 +152,33 @@ class Config:
         if wanted in self.stores:
             return self.stores[wanted]
         if "/" in wanted:
-            return next((each for each in self.stores.values() if each.url.rstrip("/") == wanted.rstrip("/")), StoreSettings(wanted, wanted))
+            return next(
+                (
+                    each
+                    for each in self.stores.values()
+                    if each.url.rstrip("/") == wanted.rstrip("/")
+                ),
+                StoreSettings(wanted, wanted),
+            )
         fix = did_you_mean(wanted, self.stores)
         raise NotFound(
-            f'there is no store "{wanted}"', fix=fix or f"add [stores.{wanted}] with a url to {NAME}; `recipe config` shows those there are"
+            f'there is no store "{wanted}"',
+            fix=fix
+            or f"add [stores.{wanted}] with a url to {NAME}; `recipe config` shows those there are",
         )
 
     def store_of(self, address: str) -> StoreSettings | None:
         """The settings of a store in the bucket of `address`, which say how it is asked: of several, those of the nearest folder above."""
-        there = {each.url.rstrip("/"): each for each in self.stores.values() if "://" in each.url and _bucket(each.url) == _bucket(address)}
-        nearest = max(there, key=lambda url: len(url) if f"{address}/".startswith(f"{url}/") else 0, default="")
+        there = {
+            each.url.rstrip("/"): each
+            for each in self.stores.values()
+            if "://" in each.url and _bucket(each.url) == _bucket(address)
+        }
+        nearest = max(
+            there,
+            key=lambda url: len(url) if f"{address}/".startswith(f"{url}/") else 0,
+            default="",
+        )
         return there.get(nearest)
 
     def driver(self, name: str) -> dict[str, Any]:
@@ -177,7 +208,10 @@ def load(root: Path, environ: Mapping[str, str]) -> Config:
 
 def listed(config: Config) -> list[tuple[str, Any, str]]:
     """Every setting in force: its name, its value, and where it is from.  What looks like a credential is not shown."""
-    return [(".".join(keys), _masked(keys[-1], value), origin) for keys, (value, origin) in sorted(config.said.items())]
+    return [
+        (".".join(keys), _masked(keys[-1], value), origin)
+        for keys, (value, origin) in sorted(config.said.items())
+    ]
 
 
 def _masked(key: str, value: Any) -> Any:
@@ -185,7 +219,13 @@ def _masked(key: str, value: Any) -> Any:
         return {name: _masked(name, inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_masked("", item) for item in value]
-    return "***" if _SECRET.search(key) and key not in _PUBLIC else list(value) if isinstance(value, tuple) else value
+    return (
+        "***"
+        if _SECRET.search(key) and key not in _PUBLIC
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +249,28 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
     try:
         value = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        problems.append(Problem("not-utf8", "this is not UTF-8 text", Location(str(path), data[: error.start].count(b"\n") + 1, 1)))
+        problems.append(
+            Problem(
+                "not-utf8",
+                "this is not UTF-8 text",
+                Location(str(path), data[: error.start].count(b"\n") + 1, 1),
+            )
+        )
         return None
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
-        line, column = (int(found[2]), int(found[3])) if found and found[2] else (text.count("\n") + 1, 1)
-        problems.append(Problem("not-toml", found[1] if found else str(error), _location(str(path), text, line, column)))
+        found = re.search(
+            r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error)
+        )
+        line, column = (
+            (int(found[2]), int(found[3])) if found and found[2] else (text.count("\n") + 1, 1)
+        )
+        problems.append(
+            Problem(
+                "not-toml",
+                found[1] if found else str(error),
+                _location(str(path), text, line, column),
+            )
+        )
         return None
     file = _File(str(path), text, value)
     problems += _faults(file)
@@ -229,27 +285,63 @@ def _merged(files: list[_File]) -> Config:
     for file in reversed(files):
         for kind, known in receivers.items():
             for n, table in enumerate(file.value.get(kind, ())):
-                said |= {(kind, str(len(known)), key): (value, _origin(file, (kind, str(n), key))) for key, value in table.items()}
-                known.append(Receiver(**table | ({"events": tuple(table["events"])} if "events" in table else {})))
+                said |= {
+                    (kind, str(len(known)), key): (value, _origin(file, (kind, str(n), key)))
+                    for key, value in table.items()
+                }
+                known.append(
+                    Receiver(
+                        **table | ({"events": tuple(table["events"])} if "events" in table else {})
+                    )
+                )
         for kind in _TABLES:
             for name, table in file.value.get(kind, {}).items():
                 tables[kind][name] = table
                 said = {keys: each for keys, each in said.items() if keys[:2] != (kind, name)}
-                said |= {(kind, name, key): (value, _origin(file, (kind, name, key))) for key, value in table.items()}
-        single = [("store",), *_LISTS, *((kind, name) for kind in ("prices", "limits") for name in file.value.get(kind, ()))]
+                said |= {
+                    (kind, name, key): (value, _origin(file, (kind, name, key)))
+                    for key, value in table.items()
+                }
+        single = [
+            ("store",),
+            *_LISTS,
+            *((kind, name) for kind in ("prices", "limits") for name in file.value.get(kind, ())),
+        ]
         for keys in single:
-            value = file.value.get(keys[0]) if len(keys) == 1 else file.value.get(keys[0], {}).get(keys[1])
+            value = (
+                file.value.get(keys[0])
+                if len(keys) == 1
+                else file.value.get(keys[0], {}).get(keys[1])
+            )
             if value is not None and (keys[0] != "limits" or value <= said.get(keys, (value,))[0]):
                 said[keys] = value, _origin(file, keys)
-    prices, limits = ({keys[1]: value for keys, (value, _) in said.items() if keys[0] == kind} for kind in ("prices", "limits"))
+    prices, limits = (
+        {keys[1]: value for keys, (value, _) in said.items() if keys[0] == kind}
+        for kind in ("prices", "limits")
+    )
     lists = {".".join(keys): tuple(said[keys][0]) for keys in _LISTS if keys in said}
     stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
     webhooks, notify = (tuple(receivers[kind]) for kind in _RECEIVERS)
     stacks: dict[str, Stack] = {}
     for name, table in tables["stacks"].items():
         head = Head(**table["head"]) if "head" in table else None
-        stacks[name] = Stack(name, **{**table, "head": head}, file=said["stacks", name, "driver"][1].rpartition(":")[0])
-    return Config(said.get(("store",), ("",))[0], stores, tables["drivers"], prices, lists, said, limits, webhooks, notify, stacks)
+        stacks[name] = Stack(
+            name,
+            **{**table, "head": head},
+            file=said["stacks", name, "driver"][1].rpartition(":")[0],
+        )
+    return Config(
+        said.get(("store",), ("",))[0],
+        stores,
+        tables["drivers"],
+        prices,
+        lists,
+        said,
+        limits,
+        webhooks,
+        notify,
+        stacks,
+    )
 
 
 # -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------
@@ -263,14 +355,20 @@ def _faults(file: _File) -> list[Problem]:
 
     schema = json.loads((shipped() / "schemas" / "config.schema.json").read_text("utf-8"))
     faults = [*_check(schema, schema, file.value, ()), *_strange_extras(schema, file.value)]
-    faults += _strange_drivers(file.value) if faults else [*_strange_drivers(file.value), *_clashes(file.value)]
+    faults += (
+        _strange_drivers(file.value)
+        if faults
+        else [*_strange_drivers(file.value), *_clashes(file.value)]
+    )
     return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
 
 
 def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
     """Tables of drivers that neither we nor an installed package have: a driver that is never used would hide a slip of the pen."""
     tables, stacks = value.get("drivers"), value.get("stacks")
-    named: list[tuple[tuple[str, ...], str]] = [(("drivers", name), name) for name in tables] if isinstance(tables, dict) else []
+    named: list[tuple[tuple[str, ...], str]] = (
+        [(("drivers", name), name) for name in tables] if isinstance(tables, dict) else []
+    )
     for name, stack in stacks.items() if isinstance(stacks, dict) else ():
         if isinstance(stack, dict) and "driver" in stack:
             named.append((("stacks", name, "driver"), f"{stack['driver']}"))
@@ -279,7 +377,12 @@ def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
     from .extensions import drivers
 
     return [
-        ("unknown-driver", f'there is no driver "{name}"', keys, did_you_mean(name, there) or _drivers_fix(there))
+        (
+            "unknown-driver",
+            f'there is no driver "{name}"',
+            keys,
+            did_you_mean(name, there) or _drivers_fix(there),
+        )
         for keys, name in named
         if name != "local" and name not in (there := drivers(name))
     ]
@@ -289,9 +392,15 @@ def _strange_extras(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iter
     """Further settings of a stack's driver that are none, or are wrong, as they would be under [drivers.NAME]."""
     stacks = value.get("stacks")
     for name, stack in stacks.items() if isinstance(stacks, dict) else ():
-        if isinstance(stack, dict) and isinstance(stack.get("driver"), str) and isinstance(stack.get("extra"), dict):
+        if (
+            isinstance(stack, dict)
+            and isinstance(stack.get("driver"), str)
+            and isinstance(stack.get("extra"), dict)
+        ):
             part = schema["properties"]["drivers"]["properties"].get(stack["driver"], {})
-            others = {key: inner for key, inner in stack["extra"].items() if key not in Stack.__slots__}  # of the stack itself: see _clashes
+            others = {
+                key: inner for key, inner in stack["extra"].items() if key not in Stack.__slots__
+            }  # of the stack itself: see _clashes
             yield from _check(schema, part, others, ("stacks", name, "extra"))
 
 
@@ -300,27 +409,60 @@ def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
     found: list[_Fault] = []
     for name, stack in value.get("stacks", {}).items():
         for key in (key for key in stack.get("extra", {}) if key in Stack.__slots__):
-            fix = f"write `{key} = …` beside `driver`" if key in stack or key in _OF_DRIVER else "take it out"
-            found.append(("clash", f"stacks.{name}.extra.{key} is a setting of the stack itself", ("stacks", name, "extra"), fix))
+            fix = (
+                f"write `{key} = …` beside `driver`"
+                if key in stack or key in _OF_DRIVER
+                else "take it out"
+            )
+            found.append(
+                (
+                    "clash",
+                    f"stacks.{name}.extra.{key} is a setting of the stack itself",
+                    ("stacks", name, "extra"),
+                    fix,
+                )
+            )
         if "auto_stop" in stack and "keep" not in stack:
             words = f"stacks.{name}.auto_stop says when a kept machine stops, and none is kept"
-            found.append(("clash", words, ("stacks", name, "auto_stop"), 'add keep = "stopped", or take it out'))
+            found.append(
+                (
+                    "clash",
+                    words,
+                    ("stacks", name, "auto_stop"),
+                    'add keep = "stopped", or take it out',
+                )
+            )
         if "head" in stack:
-            found += [("clash", words, ("stacks", name, "head"), fix) for words, fix in _clashes_of_head(f"stacks.{name}", stack)]
+            found += [
+                ("clash", words, ("stacks", name, "head"), fix)
+                for words, fix in _clashes_of_head(f"stacks.{name}", stack)
+            ]
     return found
 
 
 def _clashes_of_head(name: str, stack: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What the head of a stack and its other settings say against each other, and what to do."""
     if stack["head"]["port"] > 65535:
-        yield f"{name}.head.port cannot be {stack['head']['port']}", "write a number from 1 to 65535"
+        yield (
+            f"{name}.head.port cannot be {stack['head']['port']}",
+            "write a number from 1 to 65535",
+        )
     if stack["driver"] == "local":
-        yield f"{name} has a head, and the driver local has no workers for it", "name a driver that has other machines, such as vastai"
+        yield (
+            f"{name} has a head, and the driver local has no workers for it",
+            "name a driver that has other machines, such as vastai",
+        )
     if "nodes" in stack:
         words = f"{name}.nodes is for steps with `accelerate`, which take no head"
-        yield words, "take `nodes` out: a step with `run` says itself on how many nodes it runs, the head among them"
+        yield (
+            words,
+            "take `nodes` out: a step with `run` says itself on how many nodes it runs, the head among them",
+        )
     if "keep" in stack:
-        yield f"{name} keeps one machine, and a head has as many workers as a step says", "take `keep` or `head` out"
+        yield (
+            f"{name} keeps one machine, and a head has as many workers as a step says",
+            "take `keep` or `head` out",
+        )
 
 
 def _drivers_fix(known: Mapping[str, object]) -> str:
@@ -337,25 +479,41 @@ _KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
 }
 
 
-def _check(root: Mapping[str, Any], part: Mapping[str, Any], value: Any, keys: tuple[str, ...]) -> list[_Fault]:
+def _check(
+    root: Mapping[str, Any], part: Mapping[str, Any], value: Any, keys: tuple[str, ...]
+) -> list[_Fault]:
     """Where `value` is not what the schema says.  Only the words that our own schema uses: importing a validator costs more than a no-op run."""
     if "$ref" in part:
         return _check(root, root["$defs"][part["$ref"].removeprefix("#/$defs/")], value, keys)
     name = ".".join(keys)
     if "anyOf" in part:
         tried = [_check(root, branch, value, keys) for branch in part["anyOf"]]
-        return min(tried, key=lambda faults: (len(faults), faults[:1] and faults[0][0] == "wrong-type"))
+        return min(
+            tried, key=lambda faults: (len(faults), faults[:1] and faults[0][0] == "wrong-type")
+        )
     kind = part.get("type")
-    if kind is not None and (not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) and kind != "boolean")):
+    if kind is not None and (
+        not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) and kind != "boolean")
+    ):
         return [("wrong-type", f"{name} must be {_KINDS[kind][1]}", keys, "")]
     if isinstance(value, str):
         if not re.search(part.get("pattern", ""), value) or len(value) < part.get("minLength", 0):
             shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value
-            return [("bad-value", f'{name} cannot be "{shown}"', keys, str(part.get("description", "")))]
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and value < part.get("minimum", value):
+            return [
+                ("bad-value", f'{name} cannot be "{shown}"', keys, str(part.get("description", "")))
+            ]
+    elif (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and value < part.get("minimum", value)
+    ):
         return [("bad-value", f"{name} must be at least {part['minimum']}", keys, "")]
     elif isinstance(value, list):
-        return [fault for n, item in enumerate(value) for fault in _check(root, part.get("items", {}), item, (*keys, str(n)))]
+        return [
+            fault
+            for n, item in enumerate(value)
+            for fault in _check(root, part.get("items", {}), item, (*keys, str(n)))
+        ]
     if not isinstance(value, dict):
         return []
     known = part.get("properties", {})
@@ -363,14 +521,28 @@ def _check(root: Mapping[str, Any], part: Mapping[str, Any], value: Any, keys: t
     found: list[_Fault] = []
     for missing in part.get("required", ()):
         if missing not in value:
-            found.append(("missing-key", f"{name} says no {missing}", keys, str(known[missing].get("description", ""))))
+            found.append(
+                (
+                    "missing-key",
+                    f"{name} says no {missing}",
+                    keys,
+                    str(known[missing].get("description", "")),
+                )
+            )
     for key, inner in value.items():
         if key in known:
             found += _check(root, known[key], inner, (*keys, key))
         elif isinstance(others, dict):
             found += _check(root, others, inner, (*keys, key))
         elif not others:
-            found.append(("unknown-key", f'there is no setting "{".".join((*keys, key))}"', (*keys, key), _advice(key, known)))
+            found.append(
+                (
+                    "unknown-key",
+                    f'there is no setting "{".".join((*keys, key))}"',
+                    (*keys, key),
+                    _advice(key, known),
+                )
+            )
     return found
 
 
@@ -407,7 +579,9 @@ def _where(file: _File, keys: tuple[str, ...]) -> Location:
             best, depth = number, len(here)
     line = lines[best - 1]
     begin = len(line) - len(line.lstrip())
-    return Location(file.path, best, begin + 1, max(1, len(line.split("=")[0].rstrip()) - begin), line)
+    return Location(
+        file.path, best, begin + 1, max(1, len(line.split("=")[0].rstrip()) - begin), line
+    )
 
 
 def _dotted(text: str) -> tuple[str, ...]:

@@ -24,9 +24,13 @@ settings.register_profile("shared", deadline=None)
 settings.register_profile("check", deadline=None, max_examples=20)
 settings.load_profile("shared")
 
-os.environ["VIRTUAL_ENV"] = sys.prefix  # steps run the Python, and find the packages, that the tests run in
+os.environ["VIRTUAL_ENV"] = (
+    sys.prefix
+)  # steps run the Python, and find the packages, that the tests run in
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun behind a shell's &: what we start would never hear of an interrupt
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # begun behind a shell's &: what we start would never hear of an interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -44,7 +48,9 @@ def room(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def statvfs(path: int | str | os.PathLike[str]) -> os.statvfs_result:
         real(path)  # raises for what is not there
-        return os.statvfs_result((4096, 4096, 10**9, 9 * 10**8, 9 * 10**8, 10**8, 10**8, 10**8, 0, 255))
+        return os.statvfs_result(
+            (4096, 4096, 10**9, 9 * 10**8, 9 * 10**8, 10**8, 10**8, 10**8, 0, 255)
+        )
 
     monkeypatch.setattr(os, "statvfs", statvfs)
 
@@ -66,7 +72,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _demand(report: Report) -> Report:
     """A skip that is not allowed here becomes a failure."""
-    if report.skipped and isinstance(report.longrepr, tuple) and not tools.allowed(report.longrepr[2]):
+    if (
+        report.skipped
+        and isinstance(report.longrepr, tuple)
+        and not tools.allowed(report.longrepr[2])
+    ):
         report.outcome = "failed"
         report.longrepr = f"everything has to run here (RECIPE_TEST_ALL): {report.longrepr[2]}\ninstall it, as .ci/run does"
     return report

@@ -26,8 +26,15 @@ class Account:
         self.now = self.world.account.now
         self.replies: list[tuple[str, str, Reply]] = []
 
-    def call(self, method: str, path: str, body: object = None, key: bool = True, **query: object) -> Reply:
-        text = urlencode({name: value if isinstance(value, str) else json.dumps(value) for name, value in query.items()})
+    def call(
+        self, method: str, path: str, body: object = None, key: bool = True, **query: object
+    ) -> Reply:
+        text = urlencode(
+            {
+                name: value if isinstance(value, str) else json.dumps(value)
+                for name, value in query.items()
+            }
+        )
         sent = b"" if body is None else json.dumps(body).encode()
         reply = self.world.handle(Request(method, path, text, KEY if key else {}, sent), self.now)
         self.replies.append((method, path, reply))
@@ -35,7 +42,11 @@ class Account:
 
     def data(self, reply: Reply) -> dict[str, Any]:
         """The JSON object of a good reply that arrived; else an empty one."""
-        return reply.body if isinstance(reply.body, dict) and reply.status < 300 and not reply.lost else {}
+        return (
+            reply.body
+            if isinstance(reply.body, dict) and reply.status < 300 and not reply.lost
+            else {}
+        )
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -45,7 +56,11 @@ class Account:
         return [entry.event for entry in self.world.account.settled() if entry.event != "billed"]
 
     def billed(self, machine: str = "") -> float:
-        return sum(entry.usd for entry in self.world.account.settled() if entry.machine == machine or not machine)
+        return sum(
+            entry.usd
+            for entry in self.world.account.settled()
+            if entry.machine == machine or not machine
+        )
 
     def create(self, mark: str) -> str | None:
         raise NotImplementedError
@@ -64,12 +79,22 @@ class VastaiAccount(Account):
     name = "vastai"
 
     def offers(self, **filters: object) -> list[dict[str, Any]]:
-        body = self.call("POST", "/api/v0/bundles/", {"limit": 100, "order": [["dph_total", "asc"]], **filters})
+        body = self.call(
+            "POST", "/api/v0/bundles/", {"limit": 100, "order": [["dph_total", "asc"]], **filters}
+        )
         return list(self.data(body).get("offers", []))
 
     def rent(self, offer: int, **body: object) -> Reply:
         return self.call(
-            "PUT", f"/api/v0/asks/{offer}/", {"client_id": "me", "image": "pytorch/pytorch", "disk": 20, "runtype": "ssh_direc ssh_proxy", **body}
+            "PUT",
+            f"/api/v0/asks/{offer}/",
+            {
+                "client_id": "me",
+                "image": "pytorch/pytorch",
+                "disk": 20,
+                "runtype": "ssh_direc ssh_proxy",
+                **body,
+            },
         )
 
     def create(self, mark: str) -> str | None:
@@ -86,7 +111,14 @@ class VastaiAccount(Account):
     def pages(self, size: int = 25) -> Iterator[list[dict[str, Any]]]:
         token: str | None = ""
         while token is not None:
-            body = self.data(self.call("GET", "/api/v1/instances/", limit=size, **({"after_token": token} if token else {})))
+            body = self.data(
+                self.call(
+                    "GET",
+                    "/api/v1/instances/",
+                    limit=size,
+                    **({"after_token": token} if token else {}),
+                )
+            )
             yield body.get("instances", [])
             token = body.get("next_token")
 
@@ -97,18 +129,34 @@ class VastaiAccount(Account):
         return self.call("DELETE", f"/api/v0/instances/{machine}/", {})
 
     def pause(self, machine: str, running: bool) -> Reply:
-        return self.call("PUT", f"/api/v0/instances/{machine}/", {"state": "running" if running else "stopped"})
+        return self.call(
+            "PUT", f"/api/v0/instances/{machine}/", {"state": "running" if running else "stopped"}
+        )
 
 
 class RunpodAccount(Account):
     name = "runpod"
 
     def gpu(self, count: int = 1) -> str:
-        found = self.data(self.call("GET", "/v2/catalog/gpus", include="AVAILABILITY", count=str(count))).get("gpus", [])
-        return next((gpu["id"] for gpu in found if gpu["availability"] != "NONE"), "NVIDIA GeForce RTX 4090")
+        found = self.data(
+            self.call("GET", "/v2/catalog/gpus", include="AVAILABILITY", count=str(count))
+        ).get("gpus", [])
+        return next(
+            (gpu["id"] for gpu in found if gpu["availability"] != "NONE"), "NVIDIA GeForce RTX 4090"
+        )
 
     def rent(self, mark: str, gpu: str, **body: object) -> Reply:
-        return self.call("POST", "/v2/pods", {"name": mark, "image": "pytorch/pytorch", "gpu": {"id": gpu}, "ports": ["22/tcp"], **body})
+        return self.call(
+            "POST",
+            "/v2/pods",
+            {
+                "name": mark,
+                "image": "pytorch/pytorch",
+                "gpu": {"id": gpu},
+                "ports": ["22/tcp"],
+                **body,
+            },
+        )
 
     def create(self, mark: str) -> str | None:
         made = self.data(self.rent(mark, self.gpu()))
@@ -124,7 +172,9 @@ class RunpodAccount(Account):
         return self.call("DELETE", f"/v2/pods/{machine}")
 
     def pause(self, machine: str, running: bool) -> Reply:
-        return self.call("POST", f"/v2/pods/{machine}/action", {"action": "start" if running else "stop"})
+        return self.call(
+            "POST", f"/v2/pods/{machine}/action", {"action": "start" if running else "stop"}
+        )
 
 
 class GcpAccount(Account):
@@ -137,17 +187,32 @@ class GcpAccount(Account):
 
     def instance(self, name: str, **body: object) -> dict[str, object]:
         disk = {"boot": True, "autoDelete": True, "initializeParams": {"diskSizeGb": "50"}}
-        return {"name": name, "machineType": f"zones/{self.zone}/machineTypes/e2-standard-4", "disks": [disk], **body}
+        return {
+            "name": name,
+            "machineType": f"zones/{self.zone}/machineTypes/e2-standard-4",
+            "disks": [disk],
+            **body,
+        }
 
-    def gpu_instance(self, name: str, kind: str = "g2-standard-4", **scheduling: object) -> dict[str, object]:
+    def gpu_instance(
+        self, name: str, kind: str = "g2-standard-4", **scheduling: object
+    ) -> dict[str, object]:
         kinds = f"zones/{self.zone}/machineTypes/{kind}"
-        return self.instance(name, machineType=kinds, scheduling={"onHostMaintenance": "TERMINATE", **scheduling})
+        return self.instance(
+            name, machineType=kinds, scheduling={"onHostMaintenance": "TERMINATE", **scheduling}
+        )
 
     def insert(self, body: object, zone: str = "", **query: str) -> Reply:
-        return self.call("POST", f"{self.project}/zones/{zone or self.zone}/instances", body, **query)
+        return self.call(
+            "POST", f"{self.project}/zones/{zone or self.zone}/instances", body, **query
+        )
 
     def of(self, name: str, action: str = "", method: str = "POST", body: object = None) -> Reply:
-        return self.call(method, f"{self.project}/zones/{self.zone}/instances/{name}{action and '/'}{action}", body)
+        return self.call(
+            method,
+            f"{self.project}/zones/{self.zone}/instances/{name}{action and '/'}{action}",
+            body,
+        )
 
     def create(self, mark: str) -> str | None:
         return mark if self.data(self.insert(self.instance(mark))) else None
@@ -156,14 +221,31 @@ class GcpAccount(Account):
         return self.data(self.of(machine, method="GET"))
 
     def operation(self, reply: Reply) -> dict[str, Any]:
-        return self.data(self.call("POST", f"{self.project}/zones/{self.zone}/operations/{self.data(reply)['name']}/wait"))
+        return self.data(
+            self.call(
+                "POST",
+                f"{self.project}/zones/{self.zone}/operations/{self.data(reply)['name']}/wait",
+            )
+        )
 
     def pages(self, size: int = 2, **query: str) -> Iterator[list[dict[str, Any]]]:
         token = ""
         while True:
             path = f"{self.project}/aggregated/instances"
-            body = self.data(self.call("GET", path, maxResults=str(size), **query, **({"pageToken": token} if token else {})))
-            yield [row for scope in body.get("items", {}).values() for row in scope.get("instances", [])]
+            body = self.data(
+                self.call(
+                    "GET",
+                    path,
+                    maxResults=str(size),
+                    **query,
+                    **({"pageToken": token} if token else {}),
+                )
+            )
+            yield [
+                row
+                for scope in body.get("items", {}).values()
+                for row in scope.get("instances", [])
+            ]
             if not (token := body.get("nextPageToken", "")):
                 return
 
@@ -182,12 +264,23 @@ class PrimeAccount(Account):
     pauses = False
 
     def offers(self, nodes: str = "gpus", **query: str) -> list[dict[str, Any]]:
-        found = self.data(self.call("GET", f"/api/v1/availability/{nodes}", **query)).get("items", [])
+        found = self.data(self.call("GET", f"/api/v1/availability/{nodes}", **query)).get(
+            "items", []
+        )
         return [offer for offer in found if offer["stockStatus"] != "Unavailable"]
 
     def rent(self, offer: dict[str, Any], mark: str, **body: object) -> Reply:
-        pod = {"name": mark, "maxPrice": 0, **{name: offer[name] for name in ("cloudId", "gpuType", "socket", "gpuCount")}, **body}
-        return self.call("POST", "/api/v1/pods", {"pod": pod, "provider": {"type": offer["provider"]}, "disks": [], "team": None})
+        pod = {
+            "name": mark,
+            "maxPrice": 0,
+            **{name: offer[name] for name in ("cloudId", "gpuType", "socket", "gpuCount")},
+            **body,
+        }
+        return self.call(
+            "POST",
+            "/api/v1/pods",
+            {"pod": pod, "provider": {"type": offer["provider"]}, "disks": [], "team": None},
+        )
 
     def create(self, mark: str) -> str | None:
         found = self.offers()

@@ -22,7 +22,9 @@ class Provider(NamedTuple):
     exports: dict[str, str]
 
     def ask(self, path: str, body: str | None = None) -> str:
-        with urllib.request.urlopen(self.url + path, None if body is None else body.encode(), timeout=20) as reply:
+        with urllib.request.urlopen(
+            self.url + path, None if body is None else body.encode(), timeout=20
+        ) as reply:
             return str(reply.read().decode())
 
     def wait(self, seconds: float) -> None:
@@ -38,7 +40,16 @@ class Provider(NamedTuple):
 @contextmanager
 def provider(name: str, *words: str) -> Iterator[Provider]:
     """A provider on a free port with a virtual clock, for as long as the block lasts."""
-    command = [sys.executable, "-m", "runner.interface.cli.main", "fake-provider", name, "--clock", "virtual", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "runner.interface.cli.main",
+        "fake-provider",
+        name,
+        "--clock",
+        "virtual",
+        *words,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         exports = {}
@@ -75,14 +86,26 @@ for words in commands:
 class Client:
     """An official client in its own environment, as a command line."""
 
-    def __init__(self, python: Path, main: str, program: Sequence[str], home: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self, python: Path, main: str, program: Sequence[str], home: Path, env: dict[str, str]
+    ) -> None:
         self._command = [str(python), "-c", IN_TURN, *main.split(":")]
         self._program = list(program)
-        self._env = {"PATH": os.environ["PATH"], "HOME": str(home), "COLUMNS": "300", "LINES": "50", "NO_COLOR": "1", "CI": "1", **env}
+        self._env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "COLUMNS": "300",
+            "LINES": "50",
+            "NO_COLOR": "1",
+            "CI": "1",
+            **env,
+        }
 
     def run(self, *commands: Sequence[str]) -> list[tuple[int, str]]:
         """The exit status and output of each command."""
         lines = json.dumps([[*self._program, *words] for words in commands])
-        done = subprocess.run([*self._command, lines], env=self._env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [*self._command, lines], env=self._env, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         return [(code, text) for code, text in map(json.loads, done.stdout.splitlines())]

@@ -14,7 +14,11 @@ _NEW = {
     "steps": {"run": _ID},
     "attempts": {"run": _ID, "id": "id || i"},
     "events": {"run": _ID},
-    "traces": {"key": "printf('%064x', i * 1000 + length(step))", "run": _ID, "made_at": "made_at - i"},
+    "traces": {
+        "key": "printf('%064x', i * 1000 + length(step))",
+        "run": _ID,
+        "made_at": "made_at - i",
+    },
     "runs": {"id": _ID, "created": "created - i", "idempotency": "''"},
 }
 """What is new in each copy of a row.  Steps are told apart by the lengths of their ids."""
@@ -26,4 +30,11 @@ def remember(root: Path, count: int) -> None:
         for table, new in _NEW.items():
             names = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
             columns = ", ".join(new.get(name, name) for name in names)
-            db.execute(_COPIES.format(count=count, table=table, run="id" if table == "runs" else "run", columns=columns))
+            db.execute(
+                _COPIES.format(
+                    count=count,
+                    table=table,
+                    run="id" if table == "runs" else "run",
+                    columns=columns,
+                )
+            )

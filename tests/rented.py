@@ -31,24 +31,40 @@ RECIPE = (
 )
 
 
-def rents(space: Space, provider: Provider, monkeypatch: pytest.MonkeyPatch, name: str = "vastai", **settings: object) -> None:
+def rents(
+    space: Space,
+    provider: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str = "vastai",
+    **settings: object,
+) -> None:
     """Have a workspace rent there, with the key of that account and an installation of its own."""
     for variable, value in provider.exports.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("JOB_ID", "job-7")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(space.root.parent / "config"))
     given = {"poll": 0.1, "settles": 0.2, **settings}
-    space.write("recipe.toml", f"[drivers.{name}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()))
+    space.write(
+        "recipe.toml",
+        f"[drivers.{name}]\n"
+        + "".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()),
+    )
 
 
 def ours(provider: Provider) -> list[str]:
     """What happened to machines that bear a mark of `recipe`."""
-    return [entry["event"] for entry in provider.ledger() if entry["mark"].startswith("recipe-") and entry["event"] != "billed"]
+    return [
+        entry["event"]
+        for entry in provider.ledger()
+        if entry["mark"].startswith("recipe-") and entry["event"] != "billed"
+    ]
 
 
 def alive(provider: Provider, foreign: bool = False) -> set[str]:
     """The machines of ours, or of others, that are there still."""
-    told = [entry for entry in provider.ledger() if entry["mark"].startswith("recipe-") is not foreign]
+    told = [
+        entry for entry in provider.ledger() if entry["mark"].startswith("recipe-") is not foreign
+    ]
     gone = {entry["machine"] for entry in told if entry["event"] == "destroyed"}
     return {entry["machine"] for entry in told} - gone
 
@@ -82,8 +98,15 @@ def key_of_the_account(provider: Provider, place: Path) -> str:
     """The file of a new private SSH key, whose public half the account at Prime has."""
     made = asyncssh.generate_private_key("ssh-ed25519")
     made.write_private_key(place / "key")
-    body = json.dumps({"name": "ours", "publicKey": made.export_public_key().decode().strip()}).encode()
-    headers = {"Authorization": f"Bearer {provider.exports['PRIME_API_KEY']}", "Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(f"{provider.url}/api/v1/ssh_keys", body, headers), timeout=20) as reply:
+    body = json.dumps(
+        {"name": "ours", "publicKey": made.export_public_key().decode().strip()}
+    ).encode()
+    headers = {
+        "Authorization": f"Bearer {provider.exports['PRIME_API_KEY']}",
+        "Content-Type": "application/json",
+    }
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{provider.url}/api/v1/ssh_keys", body, headers), timeout=20
+    ) as reply:
         assert reply.status == 200
     return str(place / "key")

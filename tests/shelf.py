@@ -9,6 +9,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES: dict[str, dict[str, Any]] = {
-    path.stem: yaml.load(path.read_bytes(), yaml.CSafeLoader) for path in sorted((ROOT / "recipes").glob("*@*.yaml"))
+    path.stem: yaml.load(path.read_bytes(), yaml.CSafeLoader)
+    for path in sorted((ROOT / "recipes").glob("*@*.yaml"))
 }
 """By name and version; libyaml reads them in a tenth of the time."""

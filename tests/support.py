@@ -45,22 +45,40 @@ class Space:
         if isinstance(body, Mapping):
             self.write(name, json.dumps({"recipe": "t@1", "summary": "A test", **body}, indent=1))
         else:
-            self.write(name, body if body.lstrip().startswith("recipe:") else f"recipe: t@1\nsummary: A test\n{body}")
+            self.write(
+                name,
+                body
+                if body.lstrip().startswith("recipe:")
+                else f"recipe: t@1\nsummary: A test\n{body}",
+            )
 
     def run(
-        self, inputs: Mapping[str, Any] | None = None, *, choice: Choice | None = None, settings: Settings | None = None, **more: Any
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        choice: Choice | None = None,
+        settings: Settings | None = None,
+        **more: Any,
     ) -> list[str]:
         """Run, and demand that it worked."""
         ran = self.attempt(inputs, choice=choice, settings=settings, **more)
         assert self.summary is not None
-        assert self.summary.state == "COMPLETED", [(f.id, f.reason, f.hint, f.tail) for f in self.summary.failed]
+        assert self.summary.state == "COMPLETED", [
+            (f.id, f.reason, f.hint, f.tail) for f in self.summary.failed
+        ]
         return ran
 
     def attempt(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> list[str]:
         """Run, however it ends."""
         self.events = []
-        self.summary = runner.run(f"./{self.file}", inputs, workspace=self.root, on_event=self.events.append, **more)
-        return [event.id for event in self.events if event.subject == "step" and event.after == "RUNNING"]
+        self.summary = runner.run(
+            f"./{self.file}", inputs, workspace=self.root, on_event=self.events.append, **more
+        )
+        return [
+            event.id
+            for event in self.events
+            if event.subject == "step" and event.after == "RUNNING"
+        ]
 
     def plan(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> Survey:
         return runner.plan(f"./{self.file}", inputs, workspace=self.root, **more)
@@ -68,13 +86,23 @@ class Space:
     def answers(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> dict[str, str]:
         """What a run would do with each step."""
         survey = self.plan(inputs, **more)
-        return {node.id: verdict.answer for node, verdict in zip(survey.plan.nodes, survey.verdicts, strict=True)}
+        return {
+            node.id: verdict.answer
+            for node, verdict in zip(survey.plan.nodes, survey.verdicts, strict=True)
+        }
 
     def keys(self, inputs: Mapping[str, Any] | None = None, **more: Any) -> dict[str, str]:
         """The key of every step.  All must be known: what they need has been made."""
         survey = self.plan(inputs, **more)
-        found = {node.id: verdict.key for node, verdict in zip(survey.plan.nodes, survey.verdicts, strict=True)}
-        assert None not in found.values(), {id: survey.verdicts[survey.plan.index[id]].reasons for id, key in found.items() if key is None}
+        found = {
+            node.id: verdict.key
+            for node, verdict in zip(survey.plan.nodes, survey.verdicts, strict=True)
+        }
+        assert None not in found.values(), {
+            id: survey.verdicts[survey.plan.index[id]].reasons
+            for id, key in found.items()
+            if key is None
+        }
         return {id: str(key) for id, key in found.items()}
 
     def key(self, step: str, inputs: Mapping[str, Any] | None = None, **more: Any) -> str:
@@ -96,7 +124,9 @@ class Space:
         assert problem.where is not None
         return problem.where.text[problem.where.column - 1 :][: problem.where.length]
 
-    def start(self, *words: str, env: Mapping[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
+    def start(
+        self, *words: str, env: Mapping[str, str] | None = None, **more: Any
+    ) -> subprocess.Popen[str]:
         """The command line, in a process of its own."""
         return subprocess.Popen(
             [*RECIPE, *words],
@@ -133,10 +163,17 @@ def calls(act: Callable[[], object]) -> int:
 
 def old_python() -> str | None:
     """A Python 3.9, the oldest that the agent runs on."""
-    kept = Path(os.environ.get("PYENV_ROOT", "~/.pyenv"), "versions").expanduser()  # pyenv has them, though none may be chosen here
+    kept = Path(
+        os.environ.get("PYENV_ROOT", "~/.pyenv"), "versions"
+    ).expanduser()  # pyenv has them, though none may be chosen here
     for name in ("python3.9", *map(str, kept.glob("3.9.*/bin/python3.9"))):
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            return subprocess.run([name, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=True).stdout.strip()
+            return subprocess.run(
+                [name, "-c", "import sys; print(sys.executable)"],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.strip()
     return None
 
 

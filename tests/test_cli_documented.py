@@ -27,7 +27,9 @@ def test_the_manual_is_what_the_parsers_say() -> None:
 def test_every_verb_and_flag_has_help_that_stands_in_the_manual(verb: str) -> None:
     parts = {part.partition("\n")[0]: part for part in MANUAL.split("\n### ")}
     section = parts[f"recipe {verb}"] + parts["Flags of every verb"]
-    section += "".join(parts[f"recipe {other}"] for other in re.findall(r"those of \[recipe (\w+)\]", section))
+    section += "".join(
+        parts[f"recipe {other}"] for other in re.findall(r"those of \[recipe (\w+)\]", section)
+    )
     assert f"  {verb} " in overview()
     parser, _ = parser_of(verb)
     for action in parser._actions:
@@ -44,17 +46,28 @@ def test_a_flag_means_the_same_with_every_verb() -> None:
         for action in parser_of(verb)[0]._actions:
             for option in action.option_strings:
                 if option.startswith("--") and option != "--format":
-                    kinds.setdefault(option, set()).add((action.nargs == 0, isinstance(action, argparse._StoreTrueAction)))
+                    kinds.setdefault(option, set()).add(
+                        (action.nargs == 0, isinstance(action, argparse._StoreTrueAction))
+                    )
     assert [option for option, kind in kinds.items() if len(kind) > 1] == []
 
 
 def test_every_exit_code_is_documented() -> None:
-    codes = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RecipeError)} | {
+    codes = {
+        kind.exit_code
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.RecipeError)
+    } | {
         0,
         1,
         130,
     }  # 1: a step failed, which is no error of ours
-    assert codes == {int(code) for code in re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "errors.md").read_text("utf-8"), re.MULTILINE)}
+    assert codes == {
+        int(code)
+        for code in re.findall(
+            r"^\| (\d+) \|", (ROOT / "docs" / "errors.md").read_text("utf-8"), re.MULTILINE
+        )
+    }
 
 
 def test_a_verb_without_a_section_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,22 +81,43 @@ def test_a_verb_without_a_section_would_be_noticed(monkeypatch: pytest.MonkeyPat
 def test_a_page_names_no_target_or_extra_that_does_not_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"])
+    extras = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+            "optional-dependencies"
+        ]
+    )
     assert set(re.findall(r"(?:`|^)make ([a-z]+)\b", text, re.MULTILINE)) <= targets
-    assert {extra for words in re.findall(r"pip install '[\w.]+\[([\w,]+)\]", text) for extra in words.split(",")} <= extras
+    assert {
+        extra
+        for words in re.findall(r"pip install '[\w.]+\[([\w,]+)\]", text)
+        for extra in words.split(",")
+    } <= extras
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_command_with_a_recipe_of_the_library_gives_the_inputs_that_it_must_have(page: Path) -> None:
+def test_a_command_with_a_recipe_of_the_library_gives_the_inputs_that_it_must_have(
+    page: Path,
+) -> None:
     """As typed, but for what `…` stands for: an input that the recipe has, and each one without a default, unless a preset or a file gives it."""
     wrong = []
-    for verb, name, rest in re.findall(r"recipe (run|plan|check|offers|pull|submit) ([a-z0-9-]+(?:@\d+)?) ([^`#\n|&>]*)", page.read_text("utf-8")):
+    for verb, name, rest in re.findall(
+        r"recipe (run|plan|check|offers|pull|submit) ([a-z0-9-]+(?:@\d+)?) ([^`#\n|&>]*)",
+        page.read_text("utf-8"),
+    ):
         recipe = LIBRARY.get(name.split("@")[0])
-        given = {word.partition("=")[0].partition(".")[0] for word in rest.split() if re.match(r"[a-z_]+[\w.]*=", word)}
+        given = {
+            word.partition("=")[0].partition(".")[0]
+            for word in rest.split()
+            if re.match(r"[a-z_]+[\w.]*=", word)
+        }
         if recipe is None or "…" in rest:
             continue
         inputs = recipe["inputs"]
-        must = {key for key, says in inputs.items() if "default" not in says and says.get("required", True) and says["type"] != "secret"}
+        must = {
+            key
+            for key, says in inputs.items()
+            if "default" not in says and says.get("required", True) and says["type"] != "secret"
+        }
         if given - inputs.keys() or (must - given and not re.search(r"--preset|-i ", rest)):
             wrong.append((verb, name, rest, sorted(given - inputs.keys()), sorted(must - given)))
     assert wrong == []

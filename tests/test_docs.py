@@ -19,7 +19,12 @@ from runner.planning.schedule import MOVES
 from tests.tools import chromium
 
 HOME = Path(__file__).parents[1]
-PAGES = {path: path.read_text("utf-8") for path in sorted([*HOME.glob("*.md"), *HOME.glob("docs/*.md"), *HOME.glob("examples/**/*.md")])}
+PAGES = {
+    path: path.read_text("utf-8")
+    for path in sorted(
+        [*HOME.glob("*.md"), *HOME.glob("docs/*.md"), *HOME.glob("examples/**/*.md")]
+    )
+}
 QUESTIONS = {
     "use GPU 1 only": "CUDA_VISIBLE_DEVICES=1",
     "why did step run again": "recipe why",
@@ -40,7 +45,9 @@ def anchors(text: str) -> set[str]:
     found: Counter[str] = Counter()
     names = set()
     for heading in re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE):
-        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(" ", "-")
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(
+            " ", "-"
+        )
         names.add(f"{slug}-{found[slug]}" if found[slug] else slug)
         found[slug] += 1
     return names
@@ -55,7 +62,11 @@ def broken(page: Path, text: str) -> list[str]:
         if re.match(r"[a-z]+:", link):
             continue
         elsewhere = page.parent == HOME / "docs" and not target.is_relative_to(HOME / "docs")
-        if not target.exists() or elsewhere or (anchor and anchor not in anchors(PAGES.get(target) or target.read_text("utf-8"))):
+        if (
+            not target.exists()
+            or elsewhere
+            or (anchor and anchor not in anchors(PAGES.get(target) or target.read_text("utf-8")))
+        ):
             wrong.append(link)
     return wrong
 
@@ -65,7 +76,9 @@ def navigation() -> list[str]:
     found: list[str] = []
 
     def walk(part: Any) -> None:
-        for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else []:
+        for inner in (
+            part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+        ):
             walk(inner)
         if isinstance(part, str):
             found.append(part)
@@ -75,7 +88,11 @@ def navigation() -> list[str]:
 
 
 def test_no_link_is_broken() -> None:
-    assert {page.relative_to(HOME).as_posix(): wrong for page, text in PAGES.items() if (wrong := broken(page, text))} == {}
+    assert {
+        page.relative_to(HOME).as_posix(): wrong
+        for page, text in PAGES.items()
+        if (wrong := broken(page, text))
+    } == {}
 
 
 def test_a_broken_link_would_be_noticed() -> None:
@@ -86,7 +103,9 @@ def test_a_broken_link_would_be_noticed() -> None:
 
 def test_the_navigation_names_every_page_once_and_begins_with_the_tutorial() -> None:
     names = navigation()
-    assert names[0] == "tutorial.md" and "tutorial.html" in (HOME / "docs" / "index.html").read_text("utf-8")
+    assert names[0] == "tutorial.md" and "tutorial.html" in (
+        HOME / "docs" / "index.html"
+    ).read_text("utf-8")
     pages = [name for name in names if name.endswith(".md")]
     assert sorted(pages) == sorted(path.name for path in PAGES if path.parent == HOME / "docs")
     for name in set(names) - set(pages):  # a part of a page
@@ -95,30 +114,62 @@ def test_the_navigation_names_every_page_once_and_begins_with_the_tutorial() -> 
 
 
 def test_the_first_line_of_a_page_says_for_whom_it_is() -> None:
-    pages = {path.name: text.split("\n")[2] for path, text in PAGES.items() if path.parent == HOME / "docs"}
+    pages = {
+        path.name: text.split("\n")[2]
+        for path, text in PAGES.items()
+        if path.parent == HOME / "docs"
+    }
     assert [name for name, line in pages.items() if not line.startswith("For ")] == []
 
 
 def test_the_picture_of_the_states_has_every_move_and_no_other() -> None:
-    shown = re.findall(r'data-move="(\w+) (\w+)"', (HOME / "docs" / "assets" / "states.svg").read_text("utf-8"))
-    assert sorted(shown) == sorted((before, after) for before, found in MOVES.items() for after in found)
+    shown = re.findall(
+        r'data-move="(\w+) (\w+)"', (HOME / "docs" / "assets" / "states.svg").read_text("utf-8")
+    )
+    assert sorted(shown) == sorted(
+        (before, after) for before, found in MOVES.items() for after in found
+    )
 
 
 def test_no_page_has_a_diagram_that_the_site_would_show_as_text() -> None:
-    assert [path.name for path, text in PAGES.items() if "```mermaid" in text or "```dot" in text] == []
+    assert [
+        path.name for path, text in PAGES.items() if "```mermaid" in text or "```dot" in text
+    ] == []
 
 
 def test_the_errors_page_quotes_messages_of_the_code_and_is_generated_from_its_fixtures() -> None:
     text = PAGES[HOME / "docs" / "errors.md"]
     assert errors_page.refreshed(text) == text, "run python -m docs.generate"
-    trees = [ast.parse(path.read_text("utf-8")) for part in ("runner", "drivers") for path in (HOME / part).rglob("*.py")]
-    written = "\0".join(node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    trees = [
+        ast.parse(path.read_text("utf-8"))
+        for part in ("runner", "drivers")
+        for path in (HOME / part).rglob("*.py")
+    ]
+    written = "\0".join(
+        node.value
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
     quoted = [
         quote
-        for cell in re.findall(r"^\| (`[^|]*) \|", re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text, flags=re.DOTALL), re.MULTILINE)
+        for cell in re.findall(
+            r"^\| (`[^|]*) \|",
+            re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text, flags=re.DOTALL),
+            re.MULTILINE,
+        )
         for quote in re.findall("`([^`]+)`", cell)
     ]
-    assert len(quoted) > 25 and [quote for quote in quoted for part in quote.split("…") if part.strip(' "') not in written] == []
+    assert (
+        len(quoted) > 25
+        and [
+            quote
+            for quote in quoted
+            for part in quote.split("…")
+            if part.strip(' "') not in written
+        ]
+        == []
+    )
 
 
 def test_a_page_that_a_message_names_is_there() -> None:
@@ -128,13 +179,28 @@ def test_a_page_that_a_message_names_is_there() -> None:
         for path in (HOME / part).rglob("*.*")
         if path.suffix in (".py", ".yaml", ".json")
     ]
-    named = {name for path in sources for name in re.findall(r"\bdocs/([\w-]+\.md)\b", path.read_text("utf-8"))}
-    assert len(named) > 10 and sorted(name for name in named if not (HOME / "docs" / name).is_file()) == []
+    named = {
+        name
+        for path in sources
+        for name in re.findall(r"\bdocs/([\w-]+\.md)\b", path.read_text("utf-8"))
+    }
+    assert (
+        len(named) > 10
+        and sorted(name for name in named if not (HOME / "docs" / name).is_file()) == []
+    )
 
 
 def test_a_word_that_was_replaced_is_found_with_a_better_one() -> None:
-    assert list(words.found("A file\nlies here; test_it_lies_there; belies")) == [(2, "lies", "is"), (2, "lies", "is")]
-    assert [word for _, word, _ in words.found("It goes on from there, Whoever reckoned: nobody, nobody@host.")] == [
+    assert list(words.found("A file\nlies here; test_it_lies_there; belies")) == [
+        (2, "lies", "is"),
+        (2, "lies", "is"),
+    ]
+    assert [
+        word
+        for _, word, _ in words.found(
+            "It goes on from there, Whoever reckoned: nobody, nobody@host."
+        )
+    ] == [
         "goes on from",
         "Whoever",
         "reckoned",
@@ -143,9 +209,17 @@ def test_a_word_that_was_replaced_is_found_with_a_better_one() -> None:
 
 
 @pytest.mark.parametrize(("question", "answer"), QUESTIONS.items())
-def test_a_newcomers_question_is_a_heading_with_its_answer_below_it(question: str, answer: str) -> None:
-    parts = [part for text in PAGES.values() for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE)]
-    found = [part for part in parts if set(question.lower().split()) <= set(re.findall(r"\w+", part.partition("\n")[0].lower()))]
+def test_a_newcomers_question_is_a_heading_with_its_answer_below_it(
+    question: str, answer: str
+) -> None:
+    parts = [
+        part for text in PAGES.values() for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE)
+    ]
+    found = [
+        part
+        for part in parts
+        if set(question.lower().split()) <= set(re.findall(r"\w+", part.partition("\n")[0].lower()))
+    ]
     assert len(found) == 1 and answer in found[0]
 
 
@@ -154,7 +228,12 @@ def test_the_site_opens_from_disk_and_its_search_finds_the_answers(tmp_path: Pat
     """Built with the pinned generator, in a copy; Chromium opens it with no network."""
     shutil.copytree(HOME / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(HOME / "mkdocs.yml", tmp_path)
-    built = subprocess.run([Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"], cwd=tmp_path, capture_output=True, text=True)
+    built = subprocess.run(
+        [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert built.returncode == 0, built.stderr
     with chromium() as browser:
         page = browser.new_page()
@@ -164,10 +243,15 @@ def test_the_site_opens_from_disk_and_its_search_finds_the_answers(tmp_path: Pat
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto((tmp_path / "site" / "index.html").as_uri())
         page.wait_for_url("**/tutorial.html")
-        for question, name in [*((question, "faq") for question in QUESTIONS), ("does not let us in", "errors")]:
+        for question, name in [
+            *((question, "faq") for question in QUESTIONS),
+            ("does not let us in", "errors"),
+        ]:
             page.click(".md-search__button")
             page.fill("dialog[open] input", question)
-            page.wait_for_selector(f"dialog li:first-child a[href*='/{name}.html?']")  # the first that is found
+            page.wait_for_selector(
+                f"dialog li:first-child a[href*='/{name}.html?']"
+            )  # the first that is found
             page.reload()
         page.goto((tmp_path / "site" / "design.html").as_uri())
         assert page.eval_on_selector("img[src$='states.svg']", "image => image.naturalWidth") > 0

@@ -15,7 +15,10 @@ from runner import errors
 from runner.interface.cli.main import main
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-HOSTILE = [*sorted(FIXTURES.glob("documents/*.yaml")), *sorted(FIXTURES.glob("recipes/problems/*.yaml"))]
+HOSTILE = [
+    *sorted(FIXTURES.glob("documents/*.yaml")),
+    *sorted(FIXTURES.glob("recipes/problems/*.yaml")),
+]
 PATHS = "fdm"  # inputs that are read from the disk
 ENDS = {0, 1, 2, 3, 4, 5}
 
@@ -80,22 +83,40 @@ def test_a_hostile_value_of_any_type_ends_in_an_exit_code_of_ours(space: Path, n
         ending("plan", "-C", str(space), "./every.yaml", f"{name}={value}")
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from("sinbclofdmkz"), st.text(st.characters(exclude_characters="\0")), st.sampled_from(["plan", "validate"]))
-def test_an_arbitrary_value_ends_in_an_exit_code_of_ours(space: Path, name: str, value: str, verb: str) -> None:
-    ending("validate" if name in PATHS else verb, "-C", str(space), "./every.yaml", f"{name}={value}")
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.sampled_from("sinbclofdmkz"),
+    st.text(st.characters(exclude_characters="\0")),
+    st.sampled_from(["plan", "validate"]),
+)
+def test_an_arbitrary_value_ends_in_an_exit_code_of_ours(
+    space: Path, name: str, value: str, verb: str
+) -> None:
+    ending(
+        "validate" if name in PATHS else verb, "-C", str(space), "./every.yaml", f"{name}={value}"
+    )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.text(st.characters(exclude_characters="\0"), max_size=60))
 def test_an_arbitrary_file_ends_in_an_exit_code_of_ours(space: Path, text: str) -> None:
-    (space / "any.yaml").write_text("recipe: any@1\nsteps: {a: {run: " + text + "}}\n", "utf-8", errors="surrogatepass")
+    (space / "any.yaml").write_text(
+        "recipe: any@1\nsteps: {a: {run: " + text + "}}\n", "utf-8", errors="surrogatepass"
+    )
     for verb in ("validate", "plan"):
         ending(verb, "-C", str(space), "./any.yaml")
 
 
 def test_every_error_of_ours_has_words_and_a_documented_exit_code() -> None:
-    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.RecipeError)]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if inspect.isclass(kind) and issubclass(kind, errors.RecipeError)
+    ]
     assert len(kinds) >= 8
     for kind in kinds:
         assert kind.exit_code in ENDS - {0}

@@ -74,7 +74,10 @@ def runs_once(space: Space, inputs: dict[str, object] | None = None, **more: obj
 
 @pytest.mark.parametrize("path", RECIPES)
 def test_every_example_is_valid_without_a_warning(path: str) -> None:
-    assert read((EXAMPLES / path).read_bytes(), str(EXAMPLES / path), (EXAMPLES / path).parent, {}) == []
+    assert (
+        read((EXAMPLES / path).read_bytes(), str(EXAMPLES / path), (EXAMPLES / path).parent, {})
+        == []
+    )
 
 
 @pytest.mark.parametrize("path", RECIPES)
@@ -83,7 +86,9 @@ def test_every_example_plans(path: str, example: Example, offline: None) -> None
     space = example(folder)
     space.file = name
     answers = space.answers(GIVEN.get(path))
-    assert answers and {step for step, answer in answers.items() if answer not in ("run", "maybe")} <= {"sft/publish"}
+    assert answers and {
+        step for step, answer in answers.items() if answer not in ("run", "maybe")
+    } <= {"sft/publish"}
 
 
 @pytest.mark.parametrize("path", RECIPES)
@@ -117,7 +122,9 @@ def test_captions_are_checked_where_there_is_no_gpu(example: Example) -> None:
     assert space.summary is not None and "red.png: no caption" in str(space.summary.failed[0].tail)
 
 
-def test_a_training_that_wants_a_gpu_says_so_before_anything_starts(example: Example, offline: None) -> None:
+def test_a_training_that_wants_a_gpu_says_so_before_anything_starts(
+    example: Example, offline: None
+) -> None:
     space = example("01-flux-lora")
     code, _, err = space.command("run", "images=./images", env={"HF_HUB_OFFLINE": "1"})
     assert code == 2 and "train needs 1 GPU" in err
@@ -134,10 +141,16 @@ def test_a_sweep_exports_its_best(example: Example) -> None:
     with (space.root / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6
-    assert space.summary is not None and dict(space.summary.results).keys() == {"formula", "model", "table"}
+    assert space.summary is not None and dict(space.summary.results).keys() == {
+        "formula",
+        "model",
+        "table",
+    }
     weights = json.loads(space.read("best/model.json"))
     assert space.read("formula.txt").startswith(f"y = {weights['a']:.3f} x^2")
-    assert abs(weights["a"] - 1.5) < 0.3 and abs(weights["b"] + 0.7) < 0.2  # the curve that the points were made from
+    assert (
+        abs(weights["a"] - 1.5) < 0.3 and abs(weights["b"] + 0.7) < 0.2
+    )  # the curve that the points were made from
 
     space.write("best/model.json", "{}")
     assert space.plan().conflicts == ["best/model.json"]
@@ -147,7 +160,11 @@ def test_another_seed_trains_nothing_else(example: Example) -> None:
     space = example("02-sweep")
     space.run({"rates": [0.03], "seeds": [1, 2]})
     assert space.run({"rates": [0.03], "seeds": [1, 2, 3]})[0] == "train[lr=0.03,seed=3]"
-    assert [event.id for event in space.events if event.after == "RUNNING" and event.id.startswith("train")] == ["train[lr=0.03,seed=3]"]
+    assert [
+        event.id
+        for event in space.events
+        if event.after == "RUNNING" and event.id.startswith("train")
+    ] == ["train[lr=0.03,seed=3]"]
 
 
 def test_a_rate_that_diverges_is_left_out(example: Example) -> None:
@@ -171,11 +188,15 @@ def test_four_recipes_are_one(example: Example) -> None:
 def test_a_preset_reaches_the_inner_recipes(example: Example) -> None:
     space = example("03-rlhf")
     full, small = space.plan().plan, space.plan(preset="smoke").plan
-    read = [[spec.names.inputs.get("epochs") for spec in plan.specs()[:2]] for plan in (full, small)]
+    read = [
+        [spec.names.inputs.get("epochs") for spec in plan.specs()[:2]] for plan in (full, small)
+    ]
     assert read == [[200, 200], [20, 20]]
 
 
-def test_a_secret_is_handed_on_and_stored_nowhere(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_handed_on_and_stored_nowhere(
+    example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_a_token_of_somebody")
     space = example("03-rlhf")
     space.run()
@@ -236,7 +257,10 @@ def test_a_plan_for_four_nodes_is_refused_by_one(example: Example) -> None:
 
 def test_the_number_of_nodes_is_no_reason_to_train_again(example: Example) -> None:
     space = example("05-pretrain")
-    authors = [[node.author for node in space.plan({"text": "./text", "machines": n}).plan.nodes] for n in (1, 8)]
+    authors = [
+        [node.author for node in space.plan({"text": "./text", "machines": n}).plan.nodes]
+        for n in (1, 8)
+    ]
     assert authors[0] == authors[1]
 
 
@@ -255,7 +279,9 @@ for step in range(process["train"]["steps"]):
 
 def git(folder: Path, *words: str) -> str:
     words = ("-c", "user.name=t", "-c", "user.email=t@example.org", *words)
-    return subprocess.run([needs("git"), "-C", str(folder), *words], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [needs("git"), "-C", str(folder), *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def test_a_trainer_at_a_commit_gets_its_configuration(example: Example, tmp_path: Path) -> None:
@@ -270,8 +296,14 @@ def test_a_trainer_at_a_commit_gets_its_configuration(example: Example, tmp_path
     git(trainer, "commit", "--quiet", "-am", "A later one")
 
     space = example("06-wrapped-trainer")
-    text = re.sub(r'git: "[^"]+", commit: \w+', f'git: "file://{trainer}", commit: {commit}', space.read("recipe.yaml"))
-    text = re.sub(r"(?m)^    (image|resources): .*\n", "", text).replace("adamw8bit", "adamw")  # what this machine has not
+    text = re.sub(
+        r'git: "[^"]+", commit: \w+',
+        f'git: "file://{trainer}", commit: {commit}',
+        space.read("recipe.yaml"),
+    )
+    text = re.sub(r"(?m)^    (image|resources): .*\n", "", text).replace(
+        "adamw8bit", "adamw"
+    )  # what this machine has not
     space.write("recipe.yaml", text)
     space.write("base/config.json", "{}")
     space.write("pictures/one.txt", "a picture")
@@ -280,7 +312,9 @@ def test_a_trainer_at_a_commit_gets_its_configuration(example: Example, tmp_path
     assert runs_once(space, inputs) == ["train"]
     told = json.loads(space.read("out/lora/lora.safetensors"))
     assert told["sample"]["prompts"] == [prompt]
-    assert told["train"]["steps"] == 3 and told["train"]["lr"] == 1e-4 and told["trigger_word"] is None
+    assert (
+        told["train"]["steps"] == 3 and told["train"]["lr"] == 1e-4 and told["trigger_word"] is None
+    )
     assert told["datasets"][0]["resolution"] == [512, 768, 1024]
 
 
@@ -326,13 +360,19 @@ steps: {look: {run: 'ls "{{ inputs.data }}" > "{{ outputs.names }}"', outputs: {
 def test_what_no_server_answers_for_is_not_resolved_yet(example: Example, offline: None) -> None:
     space = example("08-hub-and-bucket")
     survey = space.plan()
-    assert "s3://example-support/chats/ is not resolved yet" in survey.verdicts[survey.plan.index["clean"]].reasons
+    assert (
+        "s3://example-support/chats/ is not resolved yet"
+        in survey.verdicts[survey.plan.index["clean"]].reasons
+    )
     assert not (space.root / "recipe.lock").exists()
 
 
 def test_a_lock_is_honoured_without_a_network(example: Example, offline: None) -> None:
     space = example("08-hub-and-bucket")
-    lock = {"hf://Qwen/Qwen2.5-0.5B@main": f"hf:{COMMIT}", "s3://example-support/chats/": "etag:one"}
+    lock = {
+        "hf://Qwen/Qwen2.5-0.5B@main": f"hf:{COMMIT}",
+        "s3://example-support/chats/": "etag:one",
+    }
     space.write("recipe.lock", json.dumps(lock))
     key = space.key("clean")
     space.write("recipe.lock", json.dumps({**lock, "s3://example-support/chats/": "etag:two"}))
@@ -342,7 +382,9 @@ def test_a_lock_is_honoured_without_a_network(example: Example, offline: None) -
 # -- 9 side effects --------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_good_delivery_is_archived_once_and_a_bad_one_reported_each_time(example: Example, tmp_path: Path) -> None:
+def test_a_good_delivery_is_archived_once_and_a_bad_one_reported_each_time(
+    example: Example, tmp_path: Path
+) -> None:
     space = example("09-side-effects")
     office = tmp_path / "office"
     inputs = {"office": str(office)}
@@ -374,14 +416,27 @@ def test_more_steps_continue_and_fewer_start_over(example: Example) -> None:
 
     def trained(steps: int) -> dict[str, float]:
         assert space.run({"max_steps": steps}) == ["train"]
-        notes.append(next((event.data.get("note") for event in space.events if event.after == "RUNNING" and event.subject == "step"), None))
+        notes.append(
+            next(
+                (
+                    event.data.get("note")
+                    for event in space.events
+                    if event.after == "RUNNING" and event.subject == "step"
+                ),
+                None,
+            )
+        )
         return dict(json.loads(space.read("model.json")))
 
     assert trained(20)["began_at"] == 0
     continued = trained(40)
     assert continued["began_at"] == 20
     assert trained(30)["began_at"] == 0
-    assert notes == [None, "resumes from step-20.json", "earlier state was made under max_steps=40, above what is asked now; starting over"]
+    assert notes == [
+        None,
+        "resumes from step-20.json",
+        "earlier state was made under max_steps=40, above what is asked now; starting over",
+    ]
 
     assert space.run({"max_steps": 20}) == []  # remembered: its model is put back
     assert json.loads(space.read("model.json"))["step"] == 20
@@ -395,18 +450,25 @@ def test_more_steps_continue_and_fewer_start_over(example: Example) -> None:
 
 
 @pytest.mark.proof  # a minute
-def test_a_script_of_hugging_face_trains_unchanged_and_goes_on_from_its_own_checkpoint(example: Example) -> None:
+def test_a_script_of_hugging_face_trains_unchanged_and_goes_on_from_its_own_checkpoint(
+    example: Example,
+) -> None:
     pytest.importorskip("trl")
     space = example("11-trl-script")
     assert len(space.read("recipe.yaml").splitlines()) <= 30
     made = "from transformers import *; AutoModelForCausalLM.from_config(AutoConfig.from_pretrained('base')).save_pretrained('base')"
     shutil.copytree(Path(__file__).parent.parent / "fixtures/tiny-llama", space.root / "base")
     subprocess.run([sys.executable, "-c", made], cwd=space.root, check=True, capture_output=True)
-    space.write("rows/train.jsonl", "".join(json.dumps({"text": f"{n} follows {n - 1}"}) + "\n" for n in range(40)))
+    space.write(
+        "rows/train.jsonl",
+        "".join(json.dumps({"text": f"{n} follows {n - 1}"}) + "\n" for n in range(40)),
+    )
     words = ("run", "base=./base", "rows=./rows", "--preset", "smoke", "--python", sys.executable)
     code, _, err = space.command(*words)
     assert code == 0, err
     code, _, err = space.command(*words, "max_steps=30")
     assert code == 0 and "resumes from checkpoint-20" in err, err
     rows = runner.results(workspace=space.root)
-    assert sorted(row["max_steps"] for row in (rows.to_dict("records") if hasattr(rows, "to_dict") else rows)) == [20, 30]
+    assert sorted(
+        row["max_steps"] for row in (rows.to_dict("records") if hasattr(rows, "to_dict") else rows)
+    ) == [20, 30]

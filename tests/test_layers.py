@@ -34,14 +34,23 @@ def test_classes_are_measured_by_their_methods_and_functions_by_their_lines(tmp_
 
 
 def test_a_circle_is_found_also_in_functions_and_for_types(tmp_path: Path) -> None:
-    for name, line in (("a", "def f():\n    from .b import x"), ("b", "if TYPE_CHECKING:\n    from . import c"), ("c", "from runner.a import y")):
+    for name, line in (
+        ("a", "def f():\n    from .b import x"),
+        ("b", "if TYPE_CHECKING:\n    from . import c"),
+        ("c", "from runner.a import y"),
+    ):
         (tmp_path / "runner").mkdir(exist_ok=True)
         (tmp_path / f"runner/{name}.py").write_text(line)
     assert circles(imports(tmp_path)) == [["runner.a", "runner.b", "runner.c"]]
 
 
 def test_a_circle_of_packages_is_found_though_no_modules_are_in_one(tmp_path: Path) -> None:
-    for name, line in (("p/a", "from ..q.b import x"), ("p/c", ""), ("q/b", ""), ("q/d", "from ..p import c")):
+    for name, line in (
+        ("p/a", "from ..q.b import x"),
+        ("p/c", ""),
+        ("q/b", ""),
+        ("q/d", "from ..p import c"),
+    ):
         (tmp_path / "runner/hosts" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"runner/hosts/{name}.py").write_text(line)
     assert circles(imports(tmp_path)) == []
@@ -51,37 +60,133 @@ def test_a_circle_of_packages_is_found_though_no_modules_are_in_one(tmp_path: Pa
 @pytest.mark.parametrize(
     ("where", "line", "words"),
     [
-        ("runner/agent/jobs.py", "from ..errors import RecipeError", "the agent imports runner.errors.RecipeError"),
+        (
+            "runner/agent/jobs.py",
+            "from ..errors import RecipeError",
+            "the agent imports runner.errors.RecipeError",
+        ),
         ("runner/agent/jobs.py", "import drivers.base", "the agent imports drivers.base"),
-        ("runner/errors.py", "from .language import units", "words imports runner.language.units, which is language"),
-        ("runner/settings.py", "from .storage.workspace import Workspace", "words imports runner.storage.workspace.Workspace, which is storage"),
-        ("runner/language/units.py", "from ..planning.plan import Plan", "language imports runner.planning.plan.Plan, which is planning"),
-        ("runner/language/units.py", "import runner.storage.records.store", "language imports runner.storage.records.store, which is storage"),
-        ("runner/planning/plan.py", "def f():\n    from ..execution import session", "planning imports runner.execution.session, which is execution"),
-        ("runner/planning/plan.py", "from ..advice import memory", "planning imports runner.advice.memory, which is advice"),
-        ("runner/storage/workspace.py", "from .. import interface", "storage imports runner.interface, which is interface"),
-        ("runner/storage/workspace.py", "from ..survey.survey import Survey", "storage imports runner.survey.survey.Survey, which is survey"),
-        ("runner/storage/workspace.py", "from ..hosts import pool", "storage imports runner.hosts.pool, which is hosts"),
-        ("runner/storage/workspace.py", "from .. import plan", "storage imports the front door: runner.plan"),
-        ("runner/hosts/pool.py", "from ..execution import session", "hosts imports runner.execution.session, which is execution"),
-        ("runner/hosts/pool.py", "from ..survey.survey import Survey", "hosts imports runner.survey.survey.Survey, which is survey"),
-        ("runner/hosts/pool.py", "from ..advice import memory", "hosts imports runner.advice.memory, which is advice"),
-        ("runner/hosts/pool.py", "from ..planning.plan import Plan", "hosts imports runner.planning.plan.Plan; a place knows no plan"),
-        ("runner/survey/survey.py", "import runner.interface.console", "survey imports runner.interface.console, which is interface"),
-        ("runner/survey/survey.py", "from drivers import local", "survey imports drivers.local; only hosts load a driver"),
-        ("runner/execution/session.py", "from ..advice import rules", "execution imports runner.advice.rules; only refusals asks for advice"),
-        ("runner/execution/session.py", "import drivers.local", "execution imports drivers.local; only hosts load a driver"),
-        ("drivers/base.py", "from runner.errors import RecipeError", "a driver imports runner.errors.RecipeError"),
+        (
+            "runner/errors.py",
+            "from .language import units",
+            "words imports runner.language.units, which is language",
+        ),
+        (
+            "runner/settings.py",
+            "from .storage.workspace import Workspace",
+            "words imports runner.storage.workspace.Workspace, which is storage",
+        ),
+        (
+            "runner/language/units.py",
+            "from ..planning.plan import Plan",
+            "language imports runner.planning.plan.Plan, which is planning",
+        ),
+        (
+            "runner/language/units.py",
+            "import runner.storage.records.store",
+            "language imports runner.storage.records.store, which is storage",
+        ),
+        (
+            "runner/planning/plan.py",
+            "def f():\n    from ..execution import session",
+            "planning imports runner.execution.session, which is execution",
+        ),
+        (
+            "runner/planning/plan.py",
+            "from ..advice import memory",
+            "planning imports runner.advice.memory, which is advice",
+        ),
+        (
+            "runner/storage/workspace.py",
+            "from .. import interface",
+            "storage imports runner.interface, which is interface",
+        ),
+        (
+            "runner/storage/workspace.py",
+            "from ..survey.survey import Survey",
+            "storage imports runner.survey.survey.Survey, which is survey",
+        ),
+        (
+            "runner/storage/workspace.py",
+            "from ..hosts import pool",
+            "storage imports runner.hosts.pool, which is hosts",
+        ),
+        (
+            "runner/storage/workspace.py",
+            "from .. import plan",
+            "storage imports the front door: runner.plan",
+        ),
+        (
+            "runner/hosts/pool.py",
+            "from ..execution import session",
+            "hosts imports runner.execution.session, which is execution",
+        ),
+        (
+            "runner/hosts/pool.py",
+            "from ..survey.survey import Survey",
+            "hosts imports runner.survey.survey.Survey, which is survey",
+        ),
+        (
+            "runner/hosts/pool.py",
+            "from ..advice import memory",
+            "hosts imports runner.advice.memory, which is advice",
+        ),
+        (
+            "runner/hosts/pool.py",
+            "from ..planning.plan import Plan",
+            "hosts imports runner.planning.plan.Plan; a place knows no plan",
+        ),
+        (
+            "runner/survey/survey.py",
+            "import runner.interface.console",
+            "survey imports runner.interface.console, which is interface",
+        ),
+        (
+            "runner/survey/survey.py",
+            "from drivers import local",
+            "survey imports drivers.local; only hosts load a driver",
+        ),
+        (
+            "runner/execution/session.py",
+            "from ..advice import rules",
+            "execution imports runner.advice.rules; only refusals asks for advice",
+        ),
+        (
+            "runner/execution/session.py",
+            "import drivers.local",
+            "execution imports drivers.local; only hosts load a driver",
+        ),
+        (
+            "drivers/base.py",
+            "from runner.errors import RecipeError",
+            "a driver imports runner.errors.RecipeError",
+        ),
         ("drivers/local.py", "import runner", "a driver imports runner"),
-        ("runner/interface/console.py", "from drivers import local", "interface imports drivers.local; only hosts load a driver"),
+        (
+            "runner/interface/console.py",
+            "from drivers import local",
+            "interface imports drivers.local; only hosts load a driver",
+        ),
         (
             "runner/interface/console.py",
             "from drivers.fakes.world import World",
             "interface imports drivers.fakes.world.World; only hosts load a driver",
         ),
-        ("runner/interface/console.py", "from ..server import app", "interface imports runner.server.app, which is server"),
-        ("runner/execution/queue.py", "from ..server.room import Room", "execution imports runner.server.room.Room, which is server"),
-        ("runner/server/runs.py", "from drivers import local", "server imports drivers.local; only hosts load a driver"),
+        (
+            "runner/interface/console.py",
+            "from ..server import app",
+            "interface imports runner.server.app, which is server",
+        ),
+        (
+            "runner/execution/queue.py",
+            "from ..server.room import Room",
+            "execution imports runner.server.room.Room, which is server",
+        ),
+        (
+            "runner/server/runs.py",
+            "from drivers import local",
+            "server imports drivers.local; only hosts load a driver",
+        ),
         ("runner/language/units.py", "import subprocess", "imports subprocess"),
         ("runner/language/units.py", "from urllib import request", "imports urllib.request"),
         ("runner/language/document.py", "def f(p):\n    return open(p)", "calls open()"),
@@ -89,10 +194,26 @@ def test_a_circle_of_packages_is_found_though_no_modules_are_in_one(tmp_path: Pa
         ("runner/planning/judge.py", "from time import time", "imports time"),
         ("runner/planning/judge.py", "import socket", "imports socket"),
         ("runner/planning/compile.py", "import os\nHOME = os.environ", "uses .environ"),
-        ("runner/execution/session.py", "x = isinstance(place, RemotePlace)", "asks whether a host is this one"),
-        ("runner/execution/session.py", "x = place is self.host_pool.here", "asks whether a host is this one"),
-        ("runner/execution/session.py", "x = os.environ['HOME']", "reads os.environ, which the workspace hands in"),
-        ("runner/survey/survey.py", "x = os.getenv('HOME')", "reads os.environ, which the workspace hands in"),
+        (
+            "runner/execution/session.py",
+            "x = isinstance(place, RemotePlace)",
+            "asks whether a host is this one",
+        ),
+        (
+            "runner/execution/session.py",
+            "x = place is self.host_pool.here",
+            "asks whether a host is this one",
+        ),
+        (
+            "runner/execution/session.py",
+            "x = os.environ['HOME']",
+            "reads os.environ, which the workspace hands in",
+        ),
+        (
+            "runner/survey/survey.py",
+            "x = os.getenv('HOME')",
+            "reads os.environ, which the workspace hands in",
+        ),
     ],
 )
 def test_a_broken_wall_is_found(tmp_path: Path, where: str, line: str, words: str) -> None:

@@ -20,7 +20,11 @@ from runner.paths import shipped
 
 HOME = shipped()
 # Nothing of this checkout may be found by accident: no PYTHONPATH, no cwd of ours, no caller's environment.
-CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR") or name.startswith(("PIP_", "UV_", "SSL_"))}
+CLEAN = {
+    name: value
+    for name, value in os.environ.items()
+    if name in ("PATH", "HOME", "LANG", "TMPDIR") or name.startswith(("PIP_", "UV_", "SSL_"))
+}
 
 TWO_STEPS = """\
 recipe: two@1
@@ -40,7 +44,18 @@ steps:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(HOME)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(HOME),
+    ]
     subprocess.run(pip, check=True, timeout=120)
     (found,) = folder.glob("recipe_runner-*.whl")
     return found
@@ -50,20 +65,52 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `uv tool install` of the wheel puts the command: an environment of its own, with what it needs and nothing else."""
     folder = tmp_path_factory.mktemp("tools")
-    places = {"UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin"), "UV_PYTHON": sys.executable}
-    subprocess.run([uv.here(), "tool", "install", "--quiet", str(wheel)], check=True, timeout=300, env=CLEAN | places)
+    places = {
+        "UV_TOOL_DIR": str(folder / "tools"),
+        "UV_TOOL_BIN_DIR": str(folder / "bin"),
+        "UV_PYTHON": sys.executable,
+    }
+    subprocess.run(
+        [uv.here(), "tool", "install", "--quiet", str(wheel)],
+        check=True,
+        timeout=300,
+        env=CLEAN | places,
+    )
     return folder / "bin"
 
 
 PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-SOURCES = [path for part in ("runner", "drivers", "recipes/trainers") for path in sorted((HOME / part).rglob("*.py"))]
-PAGES = [HOME / name for name in ("Makefile", "constraints.txt", ".ci", ".github", "benchmarks", "docs", "examples", "recipes", "schemas", "tests")]
+SOURCES = [
+    path
+    for part in ("runner", "drivers", "recipes/trainers")
+    for path in sorted((HOME / part).rglob("*.py"))
+]
+PAGES = [
+    HOME / name
+    for name in (
+        "Makefile",
+        "constraints.txt",
+        ".ci",
+        ".github",
+        "benchmarks",
+        "docs",
+        "examples",
+        "recipes",
+        "schemas",
+        "tests",
+    )
+]
 TEXTS = [
     *SOURCES,
     *HOME.glob("*.md"),
     *HOME.glob("*.toml"),
-    *(path for page in PAGES for path in [page, *page.rglob("*")] if path.is_file() and path.suffix != ".pyc"),
+    *(
+        path
+        for page in PAGES
+        for path in [page, *page.rglob("*")]
+        if path.is_file() and path.suffix != ".pyc"
+    ),
 ]
 BRACKETS = re.compile(r"\b([\w-]+)\[([a-z0-9]+(?:,[a-z0-9]+)*)\]")
 
@@ -73,10 +120,28 @@ def test_nothing_here_installs_the_other_project_called_recipe() -> None:
     wrong = []
     for path in TEXTS:
         for line in path.read_bytes().decode("utf-8", "replace").splitlines():
-            named = [(name, extra) for name, extras in BRACKETS.findall(line) for extra in extras.split(",")] if "recipe" in line else []
-            wrong += [f"{path.relative_to(HOME)}: {line.strip()}" for name, extra in named if name == "recipe" and extra in EXTRAS]
-            wrong += [f"{path.relative_to(HOME)}: {line.strip()}" for name, extra in named if name == "recipe-runner" and extra not in EXTRAS]
-            if re.search(r"pip install (-\S+ )*['\"]?recipe\b(?!-runner)", line) and path != Path(__file__):
+            named = (
+                [
+                    (name, extra)
+                    for name, extras in BRACKETS.findall(line)
+                    for extra in extras.split(",")
+                ]
+                if "recipe" in line
+                else []
+            )
+            wrong += [
+                f"{path.relative_to(HOME)}: {line.strip()}"
+                for name, extra in named
+                if name == "recipe" and extra in EXTRAS
+            ]
+            wrong += [
+                f"{path.relative_to(HOME)}: {line.strip()}"
+                for name, extra in named
+                if name == "recipe-runner" and extra not in EXTRAS
+            ]
+            if re.search(r"pip install (-\S+ )*['\"]?recipe\b(?!-runner)", line) and path != Path(
+                __file__
+            ):
                 wrong.append(f"{path.relative_to(HOME)}: {line.strip()}")
     assert wrong == []
 
@@ -85,7 +150,10 @@ def test_what_a_message_says_to_install_exists() -> None:
     import drivers
 
     assert drivers.install_line("ssh", "s3") == f"pip install '{PROJECT['name']}[ssh,s3]'"
-    asked = re.findall(r"install_line\(([^)]*)\)|module_of_extra\([^)]*, (\"\w+\")\)", "\n".join(path.read_text("utf-8") for path in SOURCES))
+    asked = re.findall(
+        r"install_line\(([^)]*)\)|module_of_extra\([^)]*, (\"\w+\")\)",
+        "\n".join(path.read_text("utf-8") for path in SOURCES),
+    )
     words = {word for call in asked for word in re.findall(r"[\"'](\w+)[\"']", "".join(call))}
     assert {"ssh", "train", "s3", "gcs"} <= words <= set(EXTRAS)
 
@@ -93,8 +161,17 @@ def test_what_a_message_says_to_install_exists() -> None:
 def test_an_extra_brings_what_code_here_uses() -> None:
     modules = {"pillow": "PIL"}
     text = "\n".join(path.read_text("utf-8") for path in SOURCES)
-    names = [re.split(r"[\[>=]", line)[0] for extra, lines in EXTRAS.items() if extra != "dev" for line in lines]
-    assert [name for name in names if name != PROJECT["name"] and not re.search(rf"\b{modules.get(name, name)}\b", text)] == []
+    names = [
+        re.split(r"[\[>=]", line)[0]
+        for extra, lines in EXTRAS.items()
+        if extra != "dev"
+        for line in lines
+    ]
+    assert [
+        name
+        for name in names
+        if name != PROJECT["name"] and not re.search(rf"\b{modules.get(name, name)}\b", text)
+    ] == []
 
 
 def test_nothing_points_to_an_address_that_is_not_ours() -> None:
@@ -103,7 +180,9 @@ def test_nothing_points_to_an_address_that_is_not_ours() -> None:
 
 
 def recipe(bin: Path, cwd: Path, *words: str) -> str:
-    done = subprocess.run([bin / "recipe", *words], cwd=cwd, env=CLEAN, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [bin / "recipe", *words], cwd=cwd, env=CLEAN, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -111,11 +190,19 @@ def recipe(bin: Path, cwd: Path, *words: str) -> str:
 def files_that_ship() -> set[str]:
     """Files of the checkout that a user of the program needs."""
     if shutil.which("git"):
-        listed = subprocess.run(["git", "ls-files", "recipes", "schemas", "fixtures"], cwd=HOME, capture_output=True, text=True)
+        listed = subprocess.run(
+            ["git", "ls-files", "recipes", "schemas", "fixtures"],
+            cwd=HOME,
+            capture_output=True,
+            text=True,
+        )
         if listed.returncode == 0 and listed.stdout:
             return {name for name in listed.stdout.splitlines() if (HOME / name).is_file()}
     return {
-        path.relative_to(HOME).as_posix() for part in ("recipes", "schemas") for path in (HOME / part).rglob("*.*") if "__pycache__" not in str(path)
+        path.relative_to(HOME).as_posix()
+        for part in ("recipes", "schemas")
+        for path in (HOME / part).rglob("*.*")
+        if "__pycache__" not in str(path)
     }
 
 
@@ -130,11 +217,15 @@ def test_the_wheel_has_every_recipe_trainer_schema_and_fixture(wheel: Path) -> N
 def test_the_wheel_has_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         tops = {name.split("/")[0] for name in file.namelist()}
-        assert not [name for name in file.namelist() if name.endswith(".pyc") or "__pycache__" in name]
+        assert not [
+            name for name in file.namelist() if name.endswith(".pyc") or "__pycache__" in name
+        ]
     assert tops - {"runner", "drivers"} == {next(top for top in tops if top.endswith(".dist-info"))}
 
 
-def test_an_installed_recipe_lists_the_library_and_prints_the_schema(bin: Path, tmp_path: Path) -> None:
+def test_an_installed_recipe_lists_the_library_and_prints_the_schema(
+    bin: Path, tmp_path: Path
+) -> None:
     listed = recipe(bin, tmp_path, "list")
     assert [entry.id for entry in library.entries() if entry.id not in listed] == []
     assert json.loads(recipe(bin, tmp_path, "schema")) == json.loads(library.schema_text())
@@ -153,12 +244,20 @@ def test_an_installed_recipe_runs_one_of_your_own(bin: Path, tmp_path: Path) -> 
     assert {step["id"]: step["answer"] for step in answers} == {"say": "fresh", "count": "fresh"}
 
 
-def test_an_installed_recipe_runs_the_script_of_a_repository_in_its_own_environment(bin: Path, tmp_path: Path) -> None:
+def test_an_installed_recipe_runs_the_script_of_a_repository_in_its_own_environment(
+    bin: Path, tmp_path: Path
+) -> None:
     (tmp_path / ".git").mkdir()
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")],
+        check=True,
+        timeout=120,
+    )
     (tmp_path / "train.py").write_text(
         "import importlib.util, sys\nprint(sys.prefix, importlib.util.find_spec('runner'), file=open('out.txt', 'w'))\n"
     )
-    (tmp_path / "recipe.yaml").write_text("recipe: own@1\nsteps:\n  train: {run: [python, train.py], code: auto, outputs: {o: out.txt}}\n")
+    (tmp_path / "recipe.yaml").write_text(
+        "recipe: own@1\nsteps:\n  train: {run: [python, train.py], code: auto, outputs: {o: out.txt}}\n"
+    )
     recipe(bin, tmp_path, "run")
     assert (tmp_path / "out.txt").read_text() == f"{tmp_path / '.venv'} None\n"

@@ -14,14 +14,18 @@ HOME = shipped()
 
 def test_every_property_is_described() -> None:
     root = schema.load()
-    assert [place for place, part in _properties(root, "") if not part.get("description", "").strip()] == []
+    assert [
+        place for place, part in _properties(root, "") if not part.get("description", "").strip()
+    ] == []
 
 
 def test_every_property_is_used() -> None:
     root = schema.load()
     used = {place for value in _recipes() for place in _used(root, root, value, "")}
     # What is reserved (`not`) can be used by nobody.
-    assert [place for place, part in _properties(root, "") if place not in used and "not" not in part] == []
+    assert [
+        place for place, part in _properties(root, "") if place not in used and "not" not in part
+    ] == []
 
 
 def test_the_fixtures_are_recipes() -> None:
@@ -30,9 +34,21 @@ def test_the_fixtures_are_recipes() -> None:
 
 
 def test_an_unused_property_is_found() -> None:
-    root: Any = {"properties": {"a": {}, "b": {"$ref": "#/$defs/b"}, "c": {}}, "$defs": {"b": {"anyOf": [{}, {"properties": {"d": {}, "e": {}}}]}}}
-    assert [place for place, _ in _properties(root, "")] == ["/properties/a", "/properties/b", "/properties/c", *_BRANCH]
-    assert set(_used(root, root, {"a": 1, "b": {"e": 2}}, "")) == {"/properties/a", "/properties/b", _BRANCH[1]}
+    root: Any = {
+        "properties": {"a": {}, "b": {"$ref": "#/$defs/b"}, "c": {}},
+        "$defs": {"b": {"anyOf": [{}, {"properties": {"d": {}, "e": {}}}]}},
+    }
+    assert [place for place, _ in _properties(root, "")] == [
+        "/properties/a",
+        "/properties/b",
+        "/properties/c",
+        *_BRANCH,
+    ]
+    assert set(_used(root, root, {"a": 1, "b": {"e": 2}}, "")) == {
+        "/properties/a",
+        "/properties/b",
+        _BRANCH[1],
+    }
 
 
 _BRANCH = ["/$defs/b/anyOf/1/properties/d", "/$defs/b/anyOf/1/properties/e"]
@@ -40,7 +56,11 @@ _BRANCH = ["/$defs/b/anyOf/1/properties/d", "/$defs/b/anyOf/1/properties/e"]
 
 def _recipes() -> Iterator[Any]:
     """The library, the examples, the good fixtures, and what the guide for authors shows."""
-    paths = [*HOME.glob("recipes/*.yaml"), *HOME.glob("examples/**/*.yaml"), *HOME.glob("fixtures/recipes/*.yaml")]
+    paths = [
+        *HOME.glob("recipes/*.yaml"),
+        *HOME.glob("examples/**/*.yaml"),
+        *HOME.glob("fixtures/recipes/*.yaml"),
+    ]
     for path in paths:
         value = document.read(path).value
         if isinstance(value, dict) and "recipe" in value:
@@ -87,4 +107,6 @@ def _used(root: Any, part: Any, value: Any, place: str) -> Iterator[str]:
                 yield f"{place}/properties/{key}"
                 yield from _used(root, known[key], inner, f"{place}/properties/{key}")
             else:
-                yield from _used(root, part.get("additionalProperties"), inner, f"{place}/additionalProperties")
+                yield from _used(
+                    root, part.get("additionalProperties"), inner, f"{place}/additionalProperties"
+                )

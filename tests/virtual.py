@@ -85,16 +85,29 @@ def virtual() -> Iterator[Virtual]:
 class ModelWeb(web.Web):
     """The HTTP of a driver, whose other end is a World in this process.  `look` is called after each request that had an effect."""
 
-    def __init__(self, api: str, world: World[Any], luck: random.Random, look: Callable[[], None]) -> None:
+    def __init__(
+        self, api: str, world: World[Any], luck: random.Random, look: Callable[[], None]
+    ) -> None:
         super().__init__(api)
         self.world, self.luck, self.look = world, luck, look
-        self.clock: Callable[[], float] = asyncio.get_running_loop().time  # the provider's, whatever ours says
+        self.clock: Callable[[], float] = (
+            asyncio.get_running_loop().time
+        )  # the provider's, whatever ours says
 
-    async def ask(self, method: str, path: str, key: str, body: web.Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        key: str,
+        body: web.Fields | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
         await asyncio.sleep(self.luck.uniform(0.01, 2.0))
         sent = b"" if body is None else json.dumps(body).encode()
         where = self.api.removeprefix("http://model") + path
-        asked = Request(method, where, urlencode(query or {}), {"authorization": f"Bearer {key}"}, sent)
+        asked = Request(
+            method, where, urlencode(query or {}), {"authorization": f"Bearer {key}"}, sent
+        )
         reply = self.world.handle(asked, self.clock())
         self.look()
         if reply.hold:
@@ -116,7 +129,9 @@ class VastaiModel(Vastai):
     settings: ClassVar[Mapping[str, Any]] = {"api": "http://model"}
 
     async def hosts(self, lease: Lease) -> Any:
-        return ("a host",) if (await self._alive(lease)).states[:2] == ("running", "running") else None
+        return (
+            ("a host",) if (await self._alive(lease)).states[:2] == ("running", "running") else None
+        )
 
 
 class GcpModel(Gcp):
@@ -144,7 +159,12 @@ class PrimeModel(Prime):
         return b""
 
 
-MODELS: Mapping[str, type[Any]] = {"vastai": VastaiModel, "gcp": GcpModel, "runpod": RunpodModel, "prime": PrimeModel}
+MODELS: Mapping[str, type[Any]] = {
+    "vastai": VastaiModel,
+    "gcp": GcpModel,
+    "runpod": RunpodModel,
+    "prime": PrimeModel,
+}
 
 
 def market(name: str, seed: int, faults: Any) -> World[Any]:
@@ -153,7 +173,9 @@ def market(name: str, seed: int, faults: Any) -> World[Any]:
     if name == "vastai":
         world.asks = dict([*world.asks.items()][:MARKET])  # type: ignore[attr-defined]
     if name == "prime":
-        world.public_keys.append({"id": "key-0", "name": "ours", "publicKey": OURS, "isPrimary": True})  # type: ignore[attr-defined]
+        world.public_keys.append(
+            {"id": "key-0", "name": "ours", "publicKey": OURS, "isPrimary": True}
+        )  # type: ignore[attr-defined]
     return world
 
 
@@ -178,7 +200,9 @@ def _timed(name: str) -> type[Any]:
         async def acquire(self, order: Order) -> Lease:
             if name in ITSELF:
                 left = max(0.0, order.until.timestamp() - time.time())
-                asyncio.get_running_loop().call_later(left, _over, self._wire.web.world, name, self._installation.mark(order.key))
+                asyncio.get_running_loop().call_later(
+                    left, _over, self._wire.web.world, name, self._installation.mark(order.key)
+                )
             lease: Lease = await super().acquire(order)
             return lease
 

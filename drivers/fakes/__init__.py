@@ -29,7 +29,15 @@ def kind(name: str) -> type[World[Any]]:
     return found
 
 
-def serve(name: str, port: int, faults: str, seed: int, virtual: bool, real: bool, ready: Callable[[str], None]) -> None:
+def serve(
+    name: str,
+    port: int,
+    faults: str,
+    seed: int,
+    virtual: bool,
+    real: bool,
+    ready: Callable[[str], None],
+) -> None:
     """Serve a fake provider on loopback until SIGINT or SIGTERM.  `ready` is called with the lines to export once it listens.
 
     `real`: its machines can be logged in to.  Raises ValueError for faults that cannot be read,

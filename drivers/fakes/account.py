@@ -56,7 +56,13 @@ M = TypeVar("M", bound=Machine)
 class Account(Generic[M]):
     """`happen` carries out a transition that was due, `halt` stops what runs on a machine when nothing is left to pay for it."""
 
-    def __init__(self, faults: Sequence[Fault], now: float, happen: Callable[[M, str], None], halt: Callable[[M], None]) -> None:
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        now: float,
+        happen: Callable[[M, str], None],
+        halt: Callable[[M], None],
+    ) -> None:
         self.now = now
         self.machines: dict[str, M] = {}
         self.ledger: list[Entry] = []
@@ -74,7 +80,11 @@ class Account(Generic[M]):
         self._arrive()
         while self.now < now:
             rate = sum(sum(machine.rates.values()) for machine in self.machines.values())
-            empty = self.now + max(0.0, self.credit) / rate * 3600 if rate and not self._broke else math.inf
+            empty = (
+                self.now + max(0.0, self.credit) / rate * 3600
+                if rate and not self._broke
+                else math.inf
+            )
             due = self._due[0][0] if self._due else math.inf
             till = max(self.now, min(now, empty, due))
             self.credit -= rate * (till - self.now) / 3600
@@ -106,8 +116,14 @@ class Account(Generic[M]):
         self.machines[machine.id] = machine
         self.note("created", machine)
         if luck is not None:
-            machine.listed += luck.random.uniform(min(1.0, amount(self._faults, "late")), amount(self._faults, "late"))
-            machine.stuck, machine.fails, machine.impostor = luck.strikes("stuck"), luck.strikes("failed"), luck.strikes("impostor")
+            machine.listed += luck.random.uniform(
+                min(1.0, amount(self._faults, "late")), amount(self._faults, "late")
+            )
+            machine.stuck, machine.fails, machine.impostor = (
+                luck.strikes("stuck"),
+                luck.strikes("failed"),
+                luck.strikes("impostor"),
+            )
         return machine
 
     def boots(self, machine: M, share: float = 1.0, what: str = "up") -> None:
@@ -140,13 +156,34 @@ class Account(Generic[M]):
         self.note("destroyed", machine, by)
 
     def note(self, event: str, machine: M, by: str = "") -> None:
-        self.ledger.append(Entry(self.now, event, machine.id, machine.mark, by or machine.by, rate=sum(machine.rates.values())))
+        self.ledger.append(
+            Entry(
+                self.now,
+                event,
+                machine.id,
+                machine.mark,
+                by or machine.by,
+                rate=sum(machine.rates.values()),
+            )
+        )
 
     def _settle(self, machine: M) -> None:
         for what, rate in machine.rates.items():
             if machine.billed < self.now:
                 usd = rate * (self.now - machine.billed) / 3600
-                self.ledger.append(Entry(self.now, "billed", machine.id, machine.mark, machine.by, what, rate, machine.billed, usd))
+                self.ledger.append(
+                    Entry(
+                        self.now,
+                        "billed",
+                        machine.id,
+                        machine.mark,
+                        machine.by,
+                        what,
+                        rate,
+                        machine.billed,
+                        usd,
+                    )
+                )
         machine.billed = self.now
 
     def settled(self) -> list[Entry]:

@@ -91,7 +91,9 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
     async def disturb(request: HttpRequest) -> Response:
         if request.method == "POST":
             try:
-                world.faults[:] = words.parse((await request.body()).decode("utf-8", "replace"), operations)
+                world.faults[:] = words.parse(
+                    (await request.body()).decode("utf-8", "replace"), operations
+                )
             except ValueError as error:
                 return JSONResponse({"error": str(error)}, 400)
         return JSONResponse({"faults": ",".join(map(str, world.faults)), "operations": operations})
@@ -104,7 +106,9 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
         if int(request.headers.get("content-length", "0") or 0) > MAX_BODY:
             return JSONResponse({"error": "too large"}, 413)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        asked = Request(request.method, request.url.path, request.url.query, headers, await request.body())
+        asked = Request(
+            request.method, request.url.path, request.url.query, headers, await request.body()
+        )
         reply = world.handle(asked, clock.now())
         if reply.hold and not clock.virtual:
             await asyncio.sleep(min(reply.hold, PATIENCE))
@@ -150,18 +154,35 @@ def _response(reply: Reply) -> Response:
     return found
 
 
-def run(kind: type[World[Any]], port: int, faults: str, seed: int, virtual: bool, real: bool, ready: Callable[[str], None]) -> None:
+def run(
+    kind: type[World[Any]],
+    port: int,
+    faults: str,
+    seed: int,
+    virtual: bool,
+    real: bool,
+    ready: Callable[[str], None],
+) -> None:
     """Serve a World on loopback until SIGINT or SIGTERM."""
     clock = Clock(virtual)
     world = kind(seed, words.parse(faults, [route.operation for route in kind.routes]), clock.now())
     if real:
-        import_module("asyncssh")  # refused here if it is missing, not when the first machine comes up
+        import_module(
+            "asyncssh"
+        )  # refused here if it is missing, not when the first machine comes up
         world.key = token_hex(16)  # who rents here executes programs as the user who serves
         with socket.create_server(("127.0.0.1", 0)) as free:
             world.port = free.getsockname()[1]
     with socket.create_server(("127.0.0.1", port)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         known = {"url": url, "key": world.key or "fake", "port": world.port or 22}
-        ready("".join(f"export {line.format(**known)}\n" for line in (*kind.exports, "FAKE_PROVIDER={url}")))
-        config = uvicorn.Config(application(world, clock, real), http=Connections, log_level="error", access_log=False)
+        ready(
+            "".join(
+                f"export {line.format(**known)}\n"
+                for line in (*kind.exports, "FAKE_PROVIDER={url}")
+            )
+        )
+        config = uvicorn.Config(
+            application(world, clock, real), http=Connections, log_level="error", access_log=False
+        )
         uvicorn.Server(config).run(sockets=[listener])

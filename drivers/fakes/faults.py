@@ -69,7 +69,9 @@ def _one(word: str, operations: Sequence[str]) -> Fault:
     if name not in known:
         raise ValueError(f'there is no fault "{name}"{meant(name, known)}')
     if operation and operations and operation not in operations:
-        raise ValueError(f'there is no operation "{operation}" (known: {", ".join(sorted(operations))})')
+        raise ValueError(
+            f'there is no operation "{operation}" (known: {", ".join(sorted(operations))})'
+        )
     if operation and name in AMOUNTS:
         raise ValueError(f"{name} holds for the whole provider: write {name}=AMOUNT")
     if value == "once" and name in CHANCES:
@@ -79,7 +81,14 @@ def _one(word: str, operations: Sequence[str]) -> Fault:
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf or (name in CHANCES and number > 1):
-        raise ValueError(f"{word}: " + ("write a chance from 0 to 1, or `once`" if name in CHANCES else "write a number of at least 0"))
+        raise ValueError(
+            f"{word}: "
+            + (
+                "write a chance from 0 to 1, or `once`"
+                if name in CHANCES
+                else "write a number of at least 0"
+            )
+        )
     return Fault(name, number, operation)
 
 
@@ -99,7 +108,11 @@ class Luck:
     def strikes(self, name: str) -> bool:
         """Whether a fault happens now.  One that is ordered `once` is used up."""
         for fault in self._faults:
-            if fault.name == name and fault.operation in ("", self._operation) and (fault.once or self.random.random() < fault.value):
+            if (
+                fault.name == name
+                and fault.operation in ("", self._operation)
+                and (fault.once or self.random.random() < fault.value)
+            ):
                 if fault.once:
                     self._faults.remove(fault)
                 return True

@@ -58,19 +58,48 @@ class Operations(Part["Gcp"]):
         self._made: dict[str, Operation] = {}
         self._requests: dict[str, str] = {}
 
-    def begin(self, zone: str, kind: str, target: Instance | str, seconds: float, failed: Mapping[str, object] | None = None) -> Operation:
+    def begin(
+        self,
+        zone: str,
+        kind: str,
+        target: Instance | str,
+        seconds: float,
+        failed: Mapping[str, object] | None = None,
+    ) -> Operation:
         name = f"operation-{int(self._world.account.now * 1000)}-{len(self._made):06x}"
-        link = f"{ROOT}/projects/fake/zones/{zone}/instances/{target.name}" if isinstance(target, Instance) else target
+        link = (
+            f"{ROOT}/projects/fake/zones/{zone}/instances/{target.name}"
+            if isinstance(target, Instance)
+            else target
+        )
         number_of = target.id if isinstance(target, Instance) else "0"
-        made = Operation(name, zone, kind, link, number_of, self._world.account.now, self._world.account.now + seconds)
+        made = Operation(
+            name,
+            zone,
+            kind,
+            link,
+            number_of,
+            self._world.account.now,
+            self._world.account.now + seconds,
+        )
         if failed:
             zones = failed.get("zones")
-            made = made._replace(code=str(failed["code"]), message=str(failed["message"]), available=zones if isinstance(zones, tuple) else ())
+            made = made._replace(
+                code=str(failed["code"]),
+                message=str(failed["message"]),
+                available=zones if isinstance(zones, tuple) else (),
+            )
         self._made[name] = made
         return made
 
     def _shown(self, made: Operation) -> Document:
-        status = "DONE" if self._world.account.now >= made.done else "RUNNING" if self._world.account.now >= made.asked + 1 else "PENDING"
+        status = (
+            "DONE"
+            if self._world.account.now >= made.done
+            else "RUNNING"
+            if self._world.account.now >= made.asked + 1
+            else "PENDING"
+        )
         where = f"zones/{made.zone}" if made.zone else "global"
         found: dict[str, object] = {
             "kind": "compute#operation", "id": str(5_000_000_000 + int(made.name.rpartition("-")[2], 16)), "name": made.name,
@@ -84,27 +113,57 @@ class Operations(Part["Gcp"]):
             found["endTime"] = date(made.done)
             if made.code:
                 info = {"reason": "resource_availability", "domain": "compute.googleapis.com"}
-                metadatas = {"zone": made.zone, "zonesAvailable": ",".join(made.available), "vmType": "", "attachment": ""}
-                error = {"code": made.code, "message": made.message, "errorDetails": [{"errorInfo": {**info, "metadatas": metadatas}}]}
-                found |= {"error": {"errors": [error]}, "httpErrorStatusCode": 503, "httpErrorMessage": "SERVICE UNAVAILABLE"}
+                metadatas = {
+                    "zone": made.zone,
+                    "zonesAvailable": ",".join(made.available),
+                    "vmType": "",
+                    "attachment": "",
+                }
+                error = {
+                    "code": made.code,
+                    "message": made.message,
+                    "errorDetails": [{"errorInfo": {**info, "metadatas": metadatas}}],
+                }
+                found |= {
+                    "error": {"errors": [error]},
+                    "httpErrorStatusCode": 503,
+                    "httpErrorMessage": "SERVICE UNAVAILABLE",
+                }
         return found
 
     def operation(self, call: Call) -> Reply:
         made = self._made.get(call.names["operation"])
         if made is None or made.zone != call.names.get("zone", ""):
-            return self._world.problem(404, "notFound", f"The resource '{call.names['operation']}' was not found")
+            return self._world.problem(
+                404, "notFound", f"The resource '{call.names['operation']}' was not found"
+            )
         return Reply(200, self._shown(made))
 
     def wait(self, call: Call) -> Reply:
         """Answers when the operation is done or after a while, whichever is first; it may still be running then."""
         reply = self.operation(call)
         made = self._made.get(call.names["operation"])
-        return reply._replace(hold=max(0.0, made.done - self._world.account.now)) if made is not None and reply.status == 200 else reply
+        return (
+            reply._replace(hold=max(0.0, made.done - self._world.account.now))
+            if made is not None and reply.status == 200
+            else reply
+        )
 
     def operations(self, call: Call) -> Reply:
         wanted = re.search(r'operationType\s*(?:=|eq)\s*"?([\w.]+)', call.query.get("filter", ""))
-        rows = [made for made in self._made.values() if made.zone == call.names["zone"] and (not wanted or made.kind == wanted[1])]
-        return Reply(200, {"kind": "compute#operationList", "id": "operations", "items": [self._shown(made) for made in rows]})
+        rows = [
+            made
+            for made in self._made.values()
+            if made.zone == call.names["zone"] and (not wanted or made.kind == wanted[1])
+        ]
+        return Reply(
+            200,
+            {
+                "kind": "compute#operationList",
+                "id": "operations",
+                "items": [self._shown(made) for made in rows],
+            },
+        )
 
     def replayed(self, call: Call) -> Reply | None:
         """The operation that the same requestId has asked for before."""
@@ -116,7 +175,11 @@ class Operations(Part["Gcp"]):
         except ValueError:
             usable = False
         if not usable:
-            return self._world.problem(400, "invalid", f"Invalid value for field 'requestId': '{wanted}'. Must be a valid UUID.")
+            return self._world.problem(
+                400,
+                "invalid",
+                f"Invalid value for field 'requestId': '{wanted}'. Must be a valid UUID.",
+            )
         known = self._requests.get(f"{call.operation}/{wanted}")
         return None if known is None else Reply(200, self._shown(self._made[known]))
 
@@ -137,12 +200,16 @@ class Market(Part["Gcp"]):
 
     def left(self, zone: str, gpu: str) -> int:
         return self.stock.get((zone, gpu), 0) - sum(
-            made.gpus for made in self._world.account.alive() if (made.zone, made.gpu) == (zone, gpu) and holds(made)
+            made.gpus
+            for made in self._world.account.alive()
+            if (made.zone, made.gpu) == (zone, gpu) and holds(made)
         )
 
     def used(self, region: str, gpu: str, spot: bool) -> int:
         return sum(
-            made.gpus for made in self._world.account.alive() if made.zone[:-2] == region and made.gpu == gpu and made.spot == spot and holds(made)
+            made.gpus
+            for made in self._world.account.alive()
+            if made.zone[:-2] == region and made.gpu == gpu and made.spot == spot and holds(made)
         )
 
     def _accelerators(self, zone: str) -> list[Document]:
@@ -154,14 +221,31 @@ class Market(Part["Gcp"]):
 
     def accelerator_types(self, call: Call) -> Reply:
         rows = self._accelerators(call.names["zone"])
-        return Reply(200, {"kind": "compute#acceleratorTypeList", "id": "acceleratorTypes", "items": rows})
+        return Reply(
+            200, {"kind": "compute#acceleratorTypeList", "id": "acceleratorTypes", "items": rows}
+        )
 
     def all_accelerator_types(self, call: Call) -> Reply:
         items: dict[str, object] = {}
         for zone in ZONES:
-            empty = {"code": "NO_RESULTS_ON_PAGE", "message": f"There are no results for scope 'zones/{zone}' on this page.", "data": []}
-            items[f"zones/{zone}"] = {"acceleratorTypes": here} if (here := self._accelerators(zone)) else {"warning": empty}
-        return Reply(200, {"kind": "compute#acceleratorTypeAggregatedList", "id": "acceleratorTypes", "items": items})
+            empty = {
+                "code": "NO_RESULTS_ON_PAGE",
+                "message": f"There are no results for scope 'zones/{zone}' on this page.",
+                "data": [],
+            }
+            items[f"zones/{zone}"] = (
+                {"acceleratorTypes": here}
+                if (here := self._accelerators(zone))
+                else {"warning": empty}
+            )
+        return Reply(
+            200,
+            {
+                "kind": "compute#acceleratorTypeAggregatedList",
+                "id": "acceleratorTypes",
+                "items": items,
+            },
+        )
 
     def global_quota(self) -> float:
         """GPUs of all kinds in all regions: none on a new project."""
@@ -185,15 +269,31 @@ class Market(Part["Gcp"]):
         region = call.names["region"]
         zones = [f"{ROOT}/projects/fake/zones/{zone}" for zone in ZONES if zone[:-2] == region]
         if not zones:
-            return self._world.problem(404, "notFound", f"The resource 'projects/fake/regions/{region}' was not found")
+            return self._world.problem(
+                404, "notFound", f"The resource 'projects/fake/regions/{region}' was not found"
+            )
         limit = self._world.amount("quota", QUOTA)
         quotas = [
-            {"metric": f"{'PREEMPTIBLE_' * spot}{metric}", "limit": limit, "usage": float(self.used(region, gpu, spot))}
+            {
+                "metric": f"{'PREEMPTIBLE_' * spot}{metric}",
+                "limit": limit,
+                "usage": float(self.used(region, gpu, spot)),
+            }
             for gpu, (_, _, metric) in CARDS.items()
             for spot in (False, True)
             if spot or metric != UNLISTED
         ]
-        return Reply(200, {"kind": "compute#region", "id": "1000", "name": region, "status": "UP", "zones": zones, "quotas": quotas})
+        return Reply(
+            200,
+            {
+                "kind": "compute#region",
+                "id": "1000",
+                "name": region,
+                "status": "UP",
+                "zones": zones,
+                "quotas": quotas,
+            },
+        )
 
 
 class Firewalls(Part["Gcp"]):
@@ -208,19 +308,41 @@ class Firewalls(Part["Gcp"]):
         if not NAME.fullmatch(name):
             return self._world.problem(400, "invalid", "Invalid value for field 'resource.name'.")
         if name in self._rules:
-            return self._world.problem(409, "alreadyExists", f"The resource 'projects/fake/global/firewalls/{name}' already exists")
-        self._rules[name] = {"kind": "compute#firewall", "id": str(30_000 + len(self._rules)), **call.fields}
-        return self._world.asked.accepted(call, self._world.asked.begin("", "insert", f"{ROOT}/projects/fake/global/firewalls/{name}", 2))
+            return self._world.problem(
+                409,
+                "alreadyExists",
+                f"The resource 'projects/fake/global/firewalls/{name}' already exists",
+            )
+        self._rules[name] = {
+            "kind": "compute#firewall",
+            "id": str(30_000 + len(self._rules)),
+            **call.fields,
+        }
+        return self._world.asked.accepted(
+            call,
+            self._world.asked.begin(
+                "", "insert", f"{ROOT}/projects/fake/global/firewalls/{name}", 2
+            ),
+        )
 
     def firewall(self, call: Call) -> Reply:
         found = self._rules.get(call.names["name"])
-        return self._world.problem(404, "notFound", "The firewall was not found") if found is None else Reply(200, found)
+        return (
+            self._world.problem(404, "notFound", "The firewall was not found")
+            if found is None
+            else Reply(200, found)
+        )
 
     def drop_firewall(self, call: Call) -> Reply:
         name = call.names["name"]
         if self._rules.pop(name, None) is None:
             return self._world.problem(404, "notFound", "The firewall was not found")
-        return self._world.asked.accepted(call, self._world.asked.begin("", "delete", f"{ROOT}/projects/fake/global/firewalls/{name}", 2))
+        return self._world.asked.accepted(
+            call,
+            self._world.asked.begin(
+                "", "delete", f"{ROOT}/projects/fake/global/firewalls/{name}", 2
+            ),
+        )
 
 
 class Guests(Part["Gcp"]):
@@ -231,12 +353,20 @@ class Guests(Part["Gcp"]):
         found = self._world.account.machines.get(call.names["id"])
         if found is None or call.headers.get("metadata-flavor") != "Google":
             return Reply(403, "Forbidden")
-        return Reply(200, "TRUE" if found.noticed else "FALSE", hold=0.0 if found.noticed or "wait_for_change" not in call.query else 0.5)
+        return Reply(
+            200,
+            "TRUE" if found.noticed else "FALSE",
+            hold=0.0 if found.noticed or "wait_for_change" not in call.query else 0.5,
+        )
 
     def attest(self, call: Call) -> Reply:
         """An instance writes one of its guest attributes, where its metadata lets it."""
         found = self._world.account.machines.get(call.names["id"])
-        if found is None or call.headers.get("metadata-flavor") != "Google" or found.item("enable-guest-attributes").upper() != "TRUE":
+        if (
+            found is None
+            or call.headers.get("metadata-flavor") != "Google"
+            or found.item("enable-guest-attributes").upper() != "TRUE"
+        ):
             return Reply(403, "Forbidden")
         found.attributes[call.names["namespace"], call.names["key"]] = call.text("text")
         return Reply(200, "")
@@ -244,7 +374,15 @@ class Guests(Part["Gcp"]):
     def serial(self, call: Call) -> Reply:
         found = self._world.meant(call)
         text = "startup-script exit status 0\n" if found.up else ""
-        return Reply(200, {"kind": "compute#serialPortOutput", "contents": text, "start": "0", "next": str(len(text))})
+        return Reply(
+            200,
+            {
+                "kind": "compute#serialPortOutput",
+                "contents": text,
+                "start": "0",
+                "next": str(len(text)),
+            },
+        )
 
     def guest_attributes(self, call: Call) -> Reply:
         """What an instance wrote below `queryPath`, which is `NAMESPACE/` or `NAMESPACE/KEY`."""
@@ -256,8 +394,13 @@ class Guests(Part["Gcp"]):
             if where in ("", f"{namespace}/", f"{namespace}/{key}")
         ]
         if not rows:
-            return self._world.problem(404, "notFound", f"The resource '{where}' of type 'Guest Attribute' was not found.")
-        return Reply(200, {"kind": "compute#guestAttributes", "queryPath": where, "queryValue": {"items": rows}})
+            return self._world.problem(
+                404, "notFound", f"The resource '{where}' of type 'Guest Attribute' was not found."
+            )
+        return Reply(
+            200,
+            {"kind": "compute#guestAttributes", "queryPath": where, "queryValue": {"items": rows}},
+        )
 
 
 class Lists(Part["Gcp"]):
@@ -271,23 +414,41 @@ class Lists(Part["Gcp"]):
             after = base64.urlsafe_b64decode(call.query.get("pageToken", "")).decode()
             begin = int(after or 0) if self._world.amount("restless") else 0
         except ValueError:
-            raise Refused(self._world.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")) from None
-        found = sorted((made for made in rows if test(made)), key=lambda made: (made.zone, made.name))
+            raise Refused(
+                self._world.problem(
+                    400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'."
+                )
+            ) from None
+        found = sorted(
+            (made for made in rows if test(made)), key=lambda made: (made.zone, made.name)
+        )
         if self._world.amount("restless"):
-            return found[begin : begin + size], str(begin + size) if begin + size < len(found) else ""
+            return found[begin : begin + size], str(begin + size) if begin + size < len(
+                found
+            ) else ""
         rest = [made for made in found if f"{made.zone}/{made.name}" > after]
         page = rest[:size]
         return page, f"{page[-1].zone}/{page[-1].name}" if len(rest) > size and page else ""
 
     def listing(self, call: Call) -> Reply:
         unreached = ZONES[0] if self._world.amount("unreachable") else ""
-        page, token = self._page(call, [made for made in self._world.account.seen() if made.zone != unreached])
+        page, token = self._page(
+            call, [made for made in self._world.account.seen() if made.zone != unreached]
+        )
         items: dict[str, object] = {}
         for zone in ZONES:
             here = [shown(made, self._world.address(made)) for made in page if made.zone == zone]
-            empty = {"code": "NO_RESULTS_ON_PAGE", "message": f"There are no results for scope 'zones/{zone}' on this page.", "data": []}
+            empty = {
+                "code": "NO_RESULTS_ON_PAGE",
+                "message": f"There are no results for scope 'zones/{zone}' on this page.",
+                "data": [],
+            }
             items[f"zones/{zone}"] = {"instances": here} if here else {"warning": empty}
-        found: dict[str, object] = {"kind": "compute#instanceAggregatedList", "id": "projects/fake/aggregated/instances", "items": items}
+        found: dict[str, object] = {
+            "kind": "compute#instanceAggregatedList",
+            "id": "projects/fake/aggregated/instances",
+            "items": items,
+        }
         if token:
             found["nextPageToken"] = base64.urlsafe_b64encode(token.encode()).decode()
         if unreached:
@@ -296,10 +457,18 @@ class Lists(Part["Gcp"]):
         return Reply(200, found)
 
     def zone_listing(self, call: Call) -> Reply:
-        page, token = self._page(call, [made for made in self._world.account.seen() if made.zone == call.names["zone"]])
+        page, token = self._page(
+            call, [made for made in self._world.account.seen() if made.zone == call.names["zone"]]
+        )
         more = {"nextPageToken": base64.urlsafe_b64encode(token.encode()).decode()} if token else {}
         return Reply(
-            200, {"kind": "compute#instanceList", "id": "instances", "items": [shown(made, self._world.address(made)) for made in page], **more}
+            200,
+            {
+                "kind": "compute#instanceList",
+                "id": "instances",
+                "items": [shown(made, self._world.address(made)) for made in page],
+                **more,
+            },
         )
 
 
@@ -310,21 +479,32 @@ class Changes(Part["Gcp"]):
         """The limits of an instance that is stopped."""
         found = self._world.meant(call)
         if found.status != "TERMINATED":
-            return self._world.problem(400, "resourceNotReady", f"The resource '{found.name}' is not stopped")
+            return self._world.problem(
+                400, "resourceNotReady", f"The resource '{found.name}' is not stopped"
+            )
         found.body = {**found.body, "scheduling": {**found.scheduling, **call.fields}}
-        return self._world.asked.accepted(call, self._world.asked.begin(found.zone, "setScheduling", found, 0.1))
+        return self._world.asked.accepted(
+            call, self._world.asked.begin(found.zone, "setScheduling", found, 0.1)
+        )
 
     def simulate(self, call: Call) -> Reply:
         """What a test of preemption asks for: an instance that is SPOT is preempted."""
         found = self._world.meant(call)
         if found.spot:
             self._world.happen(found, "preempted")
-        return self._world.asked.accepted(call, self._world.asked.begin(found.zone, "compute.instances.simulateMaintenanceEvent", found, 1))
+        return self._world.asked.accepted(
+            call,
+            self._world.asked.begin(
+                found.zone, "compute.instances.simulateMaintenanceEvent", found, 1
+            ),
+        )
 
     def _changed(self, call: Call, key: str, kind: str, change: str) -> Reply:
         found = self._world.meant(call)
         if call.fields.get(key) != fingerprint(found):
-            return self._world.problem(412, "conditionNotMet", f"{change} fingerprint is stale: read the instance again.")
+            return self._world.problem(
+                412, "conditionNotMet", f"{change} fingerprint is stale: read the instance again."
+            )
         found.changes += 1
         if kind == "setLabels":
             found.labels = call.inner("labels")
@@ -392,17 +572,46 @@ class Gcp(World[Instance]):
         self.guests = Guests(self)
         self.lists = Lists(self)
         self.changes = Changes(self)
-        self.parts = [self.asked, self.market, self.firewalls, self.guests, self.lists, self.changes]
+        self.parts = [
+            self.asked,
+            self.market,
+            self.firewalls,
+            self.guests,
+            self.lists,
+            self.changes,
+        ]
         for n in range(int(self.amount("foreign"))):
-            self._made(f"theirs-{n}", ZONES[0], {"name": f"theirs-{n}"}, FOREIGN, TYPES["e2-standard-4"], "", 0)
+            self._made(
+                f"theirs-{n}",
+                ZONES[0],
+                {"name": f"theirs-{n}"},
+                FOREIGN,
+                TYPES["e2-standard-4"],
+                "",
+                0,
+            )
 
     # -- its own words -----------------------------------------------------------------------------------------------------------------------------
 
     def problem(self, status: int, code: str, message: str) -> Reply:
-        reasons = {"not_found": "notFound", "bad_gateway": "backendError", "internal_error": "backendError", "invalid_request": "parseError"}
+        reasons = {
+            "not_found": "notFound",
+            "bad_gateway": "backendError",
+            "internal_error": "backendError",
+            "invalid_request": "parseError",
+        }
         reason = reasons.get(code, code)
         domain = "usageLimits" if reason in ("quotaExceeded", "rateLimitExceeded") else "global"
-        return Reply(status, {"error": {"code": status, "message": message, "errors": [{"domain": domain, "reason": reason, "message": message}]}})
+        return Reply(
+            status,
+            {
+                "error": {
+                    "code": status,
+                    "message": message,
+                    "errors": [{"domain": domain, "reason": reason, "message": message}],
+                }
+            },
+        )
 
     def refused(self, call: Call) -> Reply:
         return self.problem(401, "authError", "Request had invalid authentication credentials.")
@@ -417,7 +626,9 @@ class Gcp(World[Instance]):
         return self.amount("takes", INSERTING)
 
     def throttled(self, route: Route) -> Reply:
-        return self.problem(403 if self.calls % 2 else 429, "rateLimitExceeded", "Rate Limit Exceeded")
+        return self.problem(
+            403 if self.calls % 2 else 429, "rateLimitExceeded", "Rate Limit Exceeded"
+        )
 
     def happen(self, machine: Instance, what: str) -> None:
         word, _, life = what.partition(" ")
@@ -427,7 +638,12 @@ class Gcp(World[Instance]):
             if machine.fails:
                 self._stopped(machine, "failed")
                 return
-            machine.status, machine.up, machine.began, machine.noticed = "RUNNING", True, self.account.now, False
+            machine.status, machine.up, machine.began, machine.noticed = (
+                "RUNNING",
+                True,
+                self.account.now,
+                False,
+            )
             self._rates(machine)
             self.account.note("started", machine)
             self._limited(machine)
@@ -476,7 +692,17 @@ class Gcp(World[Instance]):
         keys = (key,) if key and machine.item("enable-oslogin").upper() != "TRUE" else ()
         env = (("GCE_METADATA_HOST", f"{machine.host}/_machine/{machine.id}"),)
         where = self.address(machine)
-        return Boot(keys, env, machine.item("startup-script"), gpu, machine.gpus, memory, user=user or "root", address=where, port=self.port)
+        return Boot(
+            keys,
+            env,
+            machine.item("startup-script"),
+            gpu,
+            machine.gpus,
+            memory,
+            user=user or "root",
+            address=where,
+            port=self.port,
+        )
 
     def address(self, machine: Instance) -> str:
         """Of its own, since all of them listen on one port."""
@@ -486,7 +712,9 @@ class Gcp(World[Instance]):
         return f"127.{digits[0] or 1}.{digits[1]}.{digits[2] or 1}"
 
     def _rates(self, machine: Instance) -> None:
-        self.account.bill(machine, gpu=listed(machine) if machine.up else 0.0, disk=machine.disk * DISK)
+        self.account.bill(
+            machine, gpu=listed(machine) if machine.up else 0.0, disk=machine.disk * DISK
+        )
 
     # -- instances ---------------------------------------------------------------------------------------------------------------------------------
 
@@ -496,37 +724,82 @@ class Gcp(World[Instance]):
         zone, name = call.names["zone"], call.text("name")
         kind, gpu, gpus, wrong = ordered(call.fields)
         if zone not in ZONES:
-            return self.problem(404, "notFound", f"The resource 'projects/fake/zones/{zone}' was not found")
+            return self.problem(
+                404, "notFound", f"The resource 'projects/fake/zones/{zone}' was not found"
+            )
         if wrong or kind is None:
             return self.problem(400, "invalid", f"Invalid value for field 'resource.{wrong}'.")
         if self.account.credit <= 0:
-            return self.problem(403, "accountDisabled", "This API method requires billing to be enabled.")
+            return self.problem(
+                403, "accountDisabled", "This API method requires billing to be enabled."
+            )
         if self.at(zone, name) is not None:
-            return self.problem(409, "alreadyExists", f"The resource 'projects/fake/zones/{zone}/instances/{name}' already exists")
+            return self.problem(
+                409,
+                "alreadyExists",
+                f"The resource 'projects/fake/zones/{zone}/instances/{name}' already exists",
+            )
         spot = document(call.fields.get("scheduling")).get("provisioningModel") == "SPOT"
-        if gpus and self.market.used(zone.rpartition("-")[0], gpu, spot) + gpus > self.amount("quota", QUOTA):
+        if gpus and self.market.used(zone.rpartition("-")[0], gpu, spot) + gpus > self.amount(
+            "quota", QUOTA
+        ):
             metric = f"{'PREEMPTIBLE_' * spot}{CARDS[gpu].metric}"
-            return self.problem(403, "quotaExceeded", f"Quota '{metric}' exceeded.  Limit: {self.amount('quota', QUOTA)} in region {zone[:-2]}.")
-        if gpus and sum(made.gpus for made in self.account.alive() if holds(made)) + gpus > self.market.global_quota():
-            return self.problem(403, "quotaExceeded", f"Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: {self.market.global_quota()} globally.")
+            return self.problem(
+                403,
+                "quotaExceeded",
+                f"Quota '{metric}' exceeded.  Limit: {self.amount('quota', QUOTA)} in region {zone[:-2]}.",
+            )
+        if (
+            gpus
+            and sum(made.gpus for made in self.account.alive() if holds(made)) + gpus
+            > self.market.global_quota()
+        ):
+            return self.problem(
+                403,
+                "quotaExceeded",
+                f"Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: {self.market.global_quota()} globally.",
+            )
         link = f"{ROOT}/projects/fake/zones/{zone}/instances/{name}"
         if call.luck.strikes("taken") or (gpus and self.market.left(zone, gpu) < gpus):
-            return self.asked.accepted(call, self.asked.begin(zone, "insert", link, self.takes, self._exhausted(zone, gpu, gpus)))
+            return self.asked.accepted(
+                call,
+                self.asked.begin(
+                    zone, "insert", link, self.takes, self._exhausted(zone, gpu, gpus)
+                ),
+            )
         made = self._made(name, zone, call.fields, call.by, kind, gpu, gpus, call)
         if call.luck.strikes("fewer") and made.gpus > 1:
             made.gpus -= 1
         return self.asked.accepted(call, self.asked.begin(zone, "insert", made, self.takes))
 
     def _exhausted(self, zone: str, gpu: str, gpus: int) -> Mapping[str, object]:
-        others = tuple(other for other in ZONES if other != zone and other[:-2] == zone[:-2] and (not gpu or self.market.left(other, gpu) >= gpus))
+        others = tuple(
+            other
+            for other in ZONES
+            if other != zone
+            and other[:-2] == zone[:-2]
+            and (not gpu or self.market.left(other, gpu) >= gpus)
+        )
         message = f"The zone 'projects/fake/zones/{zone}' does not have enough resources available to fulfill the request."
         return {
-            "code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS" if self.calls % 2 else "ZONE_RESOURCE_POOL_EXHAUSTED",
+            "code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
+            if self.calls % 2
+            else "ZONE_RESOURCE_POOL_EXHAUSTED",
             "message": message,
             "zones": others,
         }
 
-    def _made(self, name: str, zone: str, body: Document, by: str, kind: Shape, gpu: str, gpus: int, call: Call | None = None) -> Instance:
+    def _made(
+        self,
+        name: str,
+        zone: str,
+        body: Document,
+        by: str,
+        kind: Shape,
+        gpu: str,
+        gpus: int,
+        call: Call | None = None,
+    ) -> Instance:
         items = document(body.get("metadata")).get("items")
         made = Instance(
             id=str(4_000_000_000_000_000_000 + len(self.account.machines) * 7919), mark=name, by=by or "anonymous",
@@ -543,7 +816,9 @@ class Gcp(World[Instance]):
         return made
 
     def at(self, zone: str, name: str) -> Instance | None:
-        return next((made for made in self.account.alive() if made.zone == zone and made.name == name), None)
+        return next(
+            (made for made in self.account.alive() if made.zone == zone and made.name == name), None
+        )
 
     def meant(self, call: Call) -> Instance:
         """The instance that a call is about.  Raises Refused where there is none."""
@@ -561,12 +836,18 @@ class Gcp(World[Instance]):
             return before
         found = self.meant(call)
         if self.account.held(found) or found.body.get("deletionProtection") is True:
-            return self.problem(400, "resourceInUseByAnotherResource", "Resource cannot be deleted if it's protected against deletion.")
+            return self.problem(
+                400,
+                "resourceInUseByAnotherResource",
+                "Resource cannot be deleted if it's protected against deletion.",
+            )
         if self.account.doomed(found, call.luck):
             found.status = "STOPPING"
             found.life += 1
             self.account.later(found, 2 * self.takes, "gone")
-        return self.asked.accepted(call, self.asked.begin(found.zone, "delete", found, 2 * self.takes))
+        return self.asked.accepted(
+            call, self.asked.begin(found.zone, "delete", found, 2 * self.takes)
+        )
 
     def stop(self, call: Call) -> Reply:
         found = self.meant(call)
@@ -574,20 +855,30 @@ class Gcp(World[Instance]):
             found.status = "STOPPING"
             found.life += 1
             self.account.later(found, 2 * self.takes, f"stopped {found.life}")
-        return self.asked.accepted(call, self.asked.begin(found.zone, "stop", found, 2 * self.takes))
+        return self.asked.accepted(
+            call, self.asked.begin(found.zone, "stop", found, 2 * self.takes)
+        )
 
     def start(self, call: Call) -> Reply:
         found = self.meant(call)
         if found.status not in ("TERMINATED", "RUNNING"):
-            return self.problem(400, "resourceNotReady", f"The resource '{found.name}' is not ready")
+            return self.problem(
+                400, "resourceNotReady", f"The resource '{found.name}' is not ready"
+            )
         if self.account.credit <= 0:
-            return self.problem(403, "accountDisabled", "This API method requires billing to be enabled.")
+            return self.problem(
+                403, "accountDisabled", "This API method requires billing to be enabled."
+            )
         failed = None
         if found.status == "TERMINATED":
-            if call.luck.strikes("taken") or (found.gpus and self.market.left(found.zone, found.gpu) < found.gpus):
+            if call.luck.strikes("taken") or (
+                found.gpus and self.market.left(found.zone, found.gpu) < found.gpus
+            ):
                 failed = self._exhausted(found.zone, found.gpu, found.gpus)
             else:
                 found.status = "STAGING"
                 found.life += 1
                 self.account.boots(found, 0.6)
-        return self.asked.accepted(call, self.asked.begin(found.zone, "start", found, self.takes, failed))
+        return self.asked.accepted(
+            call, self.asked.begin(found.zone, "start", found, self.takes, failed)
+        )

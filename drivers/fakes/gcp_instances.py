@@ -60,7 +60,9 @@ class Instance(Machine):
 
     def item(self, key: str) -> str:
         """A value of its metadata; empty where there is none."""
-        return next((f"{each.get('value', '')}" for each in self.items if each.get("key") == key), "")
+        return next(
+            (f"{each.get('value', '')}" for each in self.items if each.get("key") == key), ""
+        )
 
     @property
     def scheduling(self) -> Document:
@@ -68,20 +70,32 @@ class Instance(Machine):
 
     @property
     def spot(self) -> bool:
-        return self.scheduling.get("provisioningModel") == "SPOT" or self.scheduling.get("preemptible") is True
+        return (
+            self.scheduling.get("provisioningModel") == "SPOT"
+            or self.scheduling.get("preemptible") is True
+        )
 
     @property
     def disk(self) -> float:
         disks = self.body.get("disks")
         rows = disks if isinstance(disks, list) else []
-        sizes = [whole(document(document(disk).get("initializeParams")).get("diskSizeGb") or 10) for disk in rows]
+        sizes = [
+            whole(document(document(disk).get("initializeParams")).get("diskSizeGb") or 10)
+            for disk in rows
+        ]
         return sum(sizes) or 10.0
 
 
 def listed(made: Instance) -> float:
     """US dollars an hour for an instance that runs, without its disks."""
     kind = last(made.body.get("machineType"))
-    rate = SHIPPED.price(made.zone[:-2], f"{kind}+{made.gpus}x{made.gpu}" if kind.startswith("n1-") else kind) if made.gpus else None
+    rate = (
+        SHIPPED.price(
+            made.zone[:-2], f"{kind}+{made.gpus}x{made.gpu}" if kind.startswith("n1-") else kind
+        )
+        if made.gpus
+        else None
+    )
     return made.type.cpus * BARE if rate is None else rate.spot if made.spot else rate.on_demand
 
 
@@ -106,7 +120,12 @@ def shown(made: Instance, address: str) -> Document:
         "cpuPlatform": "Intel Cascade Lake", "startRestricted": False, "deletionProtection": made.body.get("deletionProtection") is True,
     }  # fmt: skip
     if made.gpus:
-        found["guestAccelerators"] = [{"acceleratorType": f"{zone}/acceleratorTypes/{made.gpu}", "acceleratorCount": made.gpus}]
+        found["guestAccelerators"] = [
+            {
+                "acceleratorType": f"{zone}/acceleratorTypes/{made.gpu}",
+                "acceleratorCount": made.gpus,
+            }
+        ]
     if made.began is not None:
         found["lastStartTimestamp"] = date(made.began)
     return found
@@ -129,7 +148,11 @@ def holds(made: Instance) -> bool:
 
 def whole(value: object) -> float:
     """An int64, which the API writes as text."""
-    return float(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16 else number(value)
+    return (
+        float(value)
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16
+        else number(value)
+    )
 
 
 def last(value: object) -> str:
@@ -148,16 +171,29 @@ def ordered(body: Document) -> tuple[Shape | None, str, int, str]:
     gpu, gpus = kind.gpu, kind.gpus
     extra = body.get("guestAccelerators")
     for each in extra if isinstance(extra, list) else []:
-        gpu, gpus = last(document(each).get("acceleratorType")), int(number(document(each).get("acceleratorCount"), 1))
-        if gpu not in (T4, V100) or not last(body.get("machineType")).startswith("n1-") or not 1 <= gpus <= 8:
+        gpu, gpus = (
+            last(document(each).get("acceleratorType")),
+            int(number(document(each).get("acceleratorCount"), 1)),
+        )
+        if (
+            gpu not in (T4, V100)
+            or not last(body.get("machineType")).startswith("n1-")
+            or not 1 <= gpus <= 8
+        ):
             return None, "", 0, "guestAccelerators"
     scheduling = document(body.get("scheduling"))
     if gpus and scheduling.get("onHostMaintenance") != "TERMINATE":
         return None, "", 0, "scheduling.onHostMaintenance"
-    if scheduling.get("maxRunDuration") is not None and scheduling.get("instanceTerminationAction") not in ("STOP", "DELETE"):
+    if scheduling.get("maxRunDuration") is not None and scheduling.get(
+        "instanceTerminationAction"
+    ) not in ("STOP", "DELETE"):
         return None, "", 0, "scheduling.instanceTerminationAction"
     labels = document(body.get("labels"))
-    if not all(re.fullmatch(r"[a-z][-_a-z0-9]{0,62}", key) and re.fullmatch(r"[-_a-z0-9]{0,63}", str(value)) for key, value in labels.items()):
+    if not all(
+        re.fullmatch(r"[a-z][-_a-z0-9]{0,62}", key)
+        and re.fullmatch(r"[-_a-z0-9]{0,63}", str(value))
+        for key, value in labels.items()
+    ):
         return None, "", 0, "labels"
     disks = body.get("disks", [])
     if not isinstance(disks, list) or not disks:
@@ -169,13 +205,22 @@ def filtered(text: str) -> Callable[[Instance], bool]:
     """What a listing's filter lets through: `labels.KEY=VALUE`, `labels.KEY:*`, `name=VALUE` and `status=VALUE`, with AND.  Raises ValueError."""
     tests: list[tuple[str, str]] = []
     for part in re.split(r"\s+AND\s+|(?<=\))\s*(?=\()", text.strip()) if text.strip() else []:
-        found = re.fullmatch(r"\(?\s*(labels\.[-_a-z0-9]+|name|status)\s*(?:=|:|\beq\b)\s*\"?([-\w*]+)\"?\s*\)?", part)
+        found = re.fullmatch(
+            r"\(?\s*(labels\.[-_a-z0-9]+|name|status)\s*(?:=|:|\beq\b)\s*\"?([-\w*]+)\"?\s*\)?",
+            part,
+        )
         if found is None:
             raise ValueError(f"invalid filter: {part}")
         tests.append((found[1], found[2]))
 
     def passes(made: Instance) -> bool:
-        values = {"name": made.name, "status": made.status, **{f"labels.{key}": str(value) for key, value in made.labels.items()}}
-        return all(name in values and (wanted == "*" or values[name] == wanted) for name, wanted in tests)
+        values = {
+            "name": made.name,
+            "status": made.status,
+            **{f"labels.{key}": str(value) for key, value in made.labels.items()},
+        }
+        return all(
+            name in values and (wanted == "*" or values[name] == wanted) for name, wanted in tests
+        )
 
     return passes

@@ -57,7 +57,9 @@ class Machines:
     async def follow(self) -> None:
         """Once: begin what has come up, end what has not stayed up, and bring keys where they belong."""
         boots = {
-            name: boot for name, machine in self._world.account.machines.items() if machine.up and (boot := self._world.boot(machine)) is not None
+            name: boot
+            for name, machine in self._world.account.machines.items()
+            if machine.up and (boot := self._world.boot(machine)) is not None
         }
         for name in [name for name in self._running if name not in boots]:
             await self._end(name)
@@ -76,20 +78,41 @@ class Machines:
         (place / "home").mkdir(parents=True, exist_ok=True)
         for found in (place / "home").iterdir() if boot.kept is not None else ():
             if found.name not in (boot.kept or ()):
-                shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
-        nowhere = {"RECIPE_SSHD_KEYS": str(place / "unseen")} if self._world.account.machines[name].impostor else {}
-        _written(place / "env", json.dumps({"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env), **nowhere}))
+                shutil.rmtree(
+                    found
+                ) if found.is_dir() and not found.is_symlink() else found.unlink()
+        nowhere = (
+            {"RECIPE_SSHD_KEYS": str(place / "unseen")}
+            if self._world.account.machines[name].impostor
+            else {}
+        )
+        _written(
+            place / "env",
+            json.dumps({"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env), **nowhere}),
+        )
         _written(place / "keys", "".join(f"{key}\n" for key in boot.keys))
         (place / "bin").mkdir(exist_ok=True)
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-        _written(place / "bin" / "nvidia-smi", SMI.format(gpu=boot.gpu, gpus=boot.gpus, memory=boot.memory, digest=digest))
+        _written(
+            place / "bin" / "nvidia-smi",
+            SMI.format(gpu=boot.gpu, gpus=boot.gpus, memory=boot.memory, digest=digest),
+        )
         (place / "bin" / "nvidia-smi").chmod(0o755)
         if boot.script:
             _written(place / "boot", boot.script)
         pipe = asyncio.subprocess.PIPE
         with (place / "sshd.log").open("ab") as log:
-            words = (sys.executable, "-m", "drivers.fakes.sshd", str(place), boot.address, str(boot.port))
-            begun = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=log)
+            words = (
+                sys.executable,
+                "-m",
+                "drivers.fakes.sshd",
+                str(place),
+                boot.address,
+                str(boot.port),
+            )
+            begun = await asyncio.create_subprocess_exec(
+                *words, stdin=pipe, stdout=pipe, stderr=log
+            )
         assert begun.stdout is not None
         self._running[name] = begun
         self._ports[name] = int(await begun.stdout.readline())

@@ -66,7 +66,9 @@ class Offers(Part["Prime"]):
         self.market[0] = self.market[0]._replace(stock=16, nodes=1, spot=False)
 
     def left(self, offer: Offer) -> int:
-        return offer.stock - sum(pod.offer.cloud == offer.cloud for pod in self._world.account.alive())
+        return offer.stock - sum(
+            pod.offer.cloud == offer.cloud for pod in self._world.account.alive()
+        )
 
     def offers(self, call: Call) -> Reply:
         return self._page(call, [offer for offer in self.market if offer.nodes == 1])
@@ -76,8 +78,15 @@ class Offers(Part["Prime"]):
 
     def _page(self, call: Call, rows: list[Offer]) -> Reply:
         count, kind = call.query.get("gpu_count"), call.query.get("gpu_type")
-        kept = [offer for offer in rows if count in (None, str(offer.gpus)) and kind in (None, offer.gpu)]
-        size, page = _whole(call.query.get("page_size", ""), PAGE), _whole(call.query.get("page", ""), 1)
+        kept = [
+            offer
+            for offer in rows
+            if count in (None, str(offer.gpus)) and kind in (None, offer.gpu)
+        ]
+        size, page = (
+            _whole(call.query.get("page_size", ""), PAGE),
+            _whole(call.query.get("page", ""), 1),
+        )
         if not 1 <= size <= PAGE or page < 1:
             return self._world.unfit(["query", "page_size"], f"Input should be from 1 to {PAGE}")
         items = [self._offered(offer) for offer in kept[(page - 1) * size : page * size]]
@@ -85,7 +94,12 @@ class Offers(Part["Prime"]):
 
     def _offered(self, offer: Offer) -> Document:
         left = self.left(offer)
-        units = {"pricePerUnit": 0.0, "step": 1, "defaultIncludedInPrice": True, "additionalInfo": None}
+        units = {
+            "pricePerUnit": 0.0,
+            "step": 1,
+            "defaultIncludedInPrice": True,
+            "additionalInfo": None,
+        }
         return {
             "cloudId": offer.cloud, "gpuType": offer.gpu, "socket": offer.socket, "provider": offer.provider, "dataCenter": offer.center,
             "country": offer.country, "gpuCount": offer.gpus, "gpuMemory": offer.memory, "internetSpeed": 1000.0, "interconnect": None,
@@ -101,7 +115,13 @@ class Offers(Part["Prime"]):
 
     def summary(self, call: Call) -> Reply:
         kinds = dict.fromkeys(offer.gpu for offer in self.market)
-        return Reply(200, {kind: [self._offered(offer) for offer in self.market if offer.gpu == kind] for kind in kinds})
+        return Reply(
+            200,
+            {
+                kind: [self._offered(offer) for offer in self.market if offer.gpu == kind]
+                for kind in kinds
+            },
+        )
 
 
 class Prime(World[Pod]):
@@ -179,15 +199,28 @@ class Prime(World[Pod]):
         if self.amount("team") and not document(call.fields.get("team")).get("teamId"):
             return self.problem(403, "forbidden", "This key is of a team: give its teamId.")
         cloud, kind, count = body["cloudId"], body["gpuType"], int(number(body["gpuCount"]))
-        offer = next((each for each in self.shop.market if (each.cloud, each.gpu, each.gpus) == (cloud, kind, count)), None)
+        offer = next(
+            (
+                each
+                for each in self.shop.market
+                if (each.cloud, each.gpu, each.gpus) == (cloud, kind, count)
+            ),
+            None,
+        )
         if offer is None or provider not in (None, offer.provider):
             return self.problem(404, "not_found", f"No offer {cloud} of {kind} at {provider}.")
         if self.account.credit <= 0:
             return self.problem(402, "payment_required", "Insufficient balance.")
         if self.shop.left(offer) <= 0 or call.luck.strikes("taken"):
-            return self.problem(400, "no_capacity", "The selected provider has no capacity for this configuration: out of stock.")
+            return self.problem(
+                400,
+                "no_capacity",
+                "The selected provider has no capacity for this configuration: out of stock.",
+            )
         if call.luck.strikes("dearer"):
-            self.shop.market[self.shop.market.index(offer)] = offer = offer._replace(price=round(offer.price * 1.1, 4))
+            self.shop.market[self.shop.market.index(offer)] = offer = offer._replace(
+                price=round(offer.price * 1.1, 4)
+            )
         if 0 < number(body.get("maxPrice")) < offer.price:
             return self.problem(400, "max_price", f"The price is {offer.price}, above maxPrice.")
         return Reply(200, self._shown(self._made(offer, body, call.by, call)))
@@ -217,36 +250,81 @@ class Prime(World[Pod]):
         return self._page(call, [self._shown(pod) for pod in self.account.seen()])
 
     def _page(self, call: Call, rows: list[Document]) -> Reply:
-        offset, limit = _whole(call.query.get("offset", ""), 0), _whole(call.query.get("limit", ""), PAGE)
+        offset, limit = (
+            _whole(call.query.get("offset", ""), 0),
+            _whole(call.query.get("limit", ""), PAGE),
+        )
         if offset < 0 or not 1 <= limit <= PAGE:
             return self.unfit(["query", "limit"], f"Input should be from 1 to {PAGE}")
-        return Reply(200, {"total_count": len(rows), "offset": offset, "limit": limit, "data": rows[offset : offset + limit]})
+        return Reply(
+            200,
+            {
+                "total_count": len(rows),
+                "offset": offset,
+                "limit": limit,
+                "data": rows[offset : offset + limit],
+            },
+        )
 
     def show(self, call: Call) -> Reply:
         return Reply(200, self._shown(self._meant(call)))
 
     def status(self, call: Call) -> Reply:
         """The status of pods by id; those that are gone are left out."""
-        pods = [pod for name in call.values("pod_ids") if (pod := self.account.living(name)) is not None]
-        fields = ("providerType", "status", "sshConnection", "priceHr", "primePortMapping", "ip", "installationFailure", "installationProgress")
-        return Reply(200, {"data": [{"podId": pod.id, **{name: self._shown(pod)[name] for name in fields}} for pod in pods]})
+        pods = [
+            pod for name in call.values("pod_ids") if (pod := self.account.living(name)) is not None
+        ]
+        fields = (
+            "providerType",
+            "status",
+            "sshConnection",
+            "priceHr",
+            "primePortMapping",
+            "ip",
+            "installationFailure",
+            "installationProgress",
+        )
+        return Reply(
+            200,
+            {
+                "data": [
+                    {"podId": pod.id, **{name: self._shown(pod)[name] for name in fields}}
+                    for pod in pods
+                ]
+            },
+        )
 
     def destroy(self, call: Call) -> Reply:
         pod = self._meant(call)
         if self.account.held(pod):
-            return self.problem(400, "reserved", "The minimum rental period of this provider is not over.")
+            return self.problem(
+                400, "reserved", "The minimum rental period of this provider is not over."
+            )
         if self.account.doomed(pod, call.luck):
             self._end(pod, call.by)
         return Reply(200, {"success": True})
 
     def _shown(self, pod: Pod) -> Document:
         offer = pod.offer
-        addresses = [f"203.0.113.{(int(pod.id[:6], 16) + node) % 250}" for node in range(offer.nodes)] if pod.up else [None]
+        addresses = (
+            [f"203.0.113.{(int(pod.id[:6], 16) + node) % 250}" for node in range(offer.nodes)]
+            if pod.up
+            else [None]
+        )
         port_of = 22
         if self.ports is not None and addresses[0] is not None:
-            addresses, port_of = ["127.0.0.1"] if pod.id in self.ports else [None], self.ports.get(pod.id, 0)
+            addresses, port_of = (
+                ["127.0.0.1"] if pod.id in self.ports else [None],
+                self.ports.get(pod.id, 0),
+            )
         logins = [address and f"root@{address} -p {port_of}" for address in addresses]
-        port = {"internal": "22", "external": str(port_of), "protocol": "TCP", "usedBy": "SSH", "description": "SSH"}
+        port = {
+            "internal": "22",
+            "external": str(port_of),
+            "protocol": "TCP",
+            "usedBy": "SSH",
+            "description": "SSH",
+        }
         return {
             "id": pod.id, "name": pod.mark or None, "gpuName": offer.gpu, "gpuCount": pod.count, "status": pod.status,
             "createdAt": date(pod.created), "updatedAt": date(self.account.now), "providerType": offer.provider, "installationFailure": pod.failure,
@@ -283,19 +361,41 @@ class Prime(World[Pod]):
     def add_key(self, call: Call) -> Reply:
         if not call.text("name") or not call.text("publicKey").startswith(("ssh-", "ecdsa-")):
             return self.unfit(["body", "publicKey"], "Input should be a public key")
-        key = {"id": f"key-{len(self.public_keys)}", "name": call.text("name"), "publicKey": call.text("publicKey"), "isPrimary": False}
+        key = {
+            "id": f"key-{len(self.public_keys)}",
+            "name": call.text("name"),
+            "publicKey": call.text("publicKey"),
+            "isPrimary": False,
+        }
         self.public_keys.append(key)
         return Reply(200, key)
 
     def wallet(self, call: Call) -> Reply:
-        pods = [(pod, sum(entry.usd for entry in self.account.settled() if entry.machine == pod.id)) for pod in self.account.machines.values()]
+        pods = [
+            (pod, sum(entry.usd for entry in self.account.settled() if entry.machine == pod.id))
+            for pod in self.account.machines.values()
+        ]
         rows: list[Document] = [
             {"id": f"billing-{pod.id}", "created_at": date(pod.created), "updated_at": date(self.account.now), "last_billed_at": date(pod.billed),
              "amount_usd": usd, "currency": "USD", "resource_type": "pod", "resource_id": pod.id}
             for pod, usd in pods if usd
         ]  # fmt: skip
-        shown = {"wallet_id": "wallet-1", "team_id": None, "balance_usd": self.account.credit, "currency": "USD", "total_billings": len(rows)}
-        return Reply(200, {**shown, "recent_billings": rows[-max(1, min(PAGE, _whole(call.query.get("limit", ""), 20))) :]})
+        shown = {
+            "wallet_id": "wallet-1",
+            "team_id": None,
+            "balance_usd": self.account.credit,
+            "currency": "USD",
+            "total_billings": len(rows),
+        }
+        return Reply(
+            200,
+            {
+                **shown,
+                "recent_billings": rows[
+                    -max(1, min(PAGE, _whole(call.query.get("limit", ""), 20))) :
+                ],
+            },
+        )
 
 
 def _offer(luck: Random, name: int) -> Offer:
@@ -306,9 +406,29 @@ def _offer(luck: Random, name: int) -> Offer:
     cost = round(price * count * nodes * luck.uniform(0.8, 1.4) * (0.6 if spot else 1), 4)
     provider = luck.choice(PROVIDERS)
     cloud = f"{provider}-{gpu.lower()}-x{count}-{name}"
-    return Offer(cloud, gpu, socket, memory, count, cost, provider, center, country, secure, spot, nodes, luck.choice((0, 1, 4, 12)))
+    return Offer(
+        cloud,
+        gpu,
+        socket,
+        memory,
+        count,
+        cost,
+        provider,
+        center,
+        country,
+        secure,
+        spot,
+        nodes,
+        luck.choice((0, 1, 4, 12)),
+    )
 
 
 def _whole(text: str, default: int) -> int:
     """A number of a query; -1 where it is none."""
-    return default if not text else int(text) if text.isascii() and text.isdigit() and len(text) < 9 else -1
+    return (
+        default
+        if not text
+        else int(text)
+        if text.isascii() and text.isdigit() and len(text) < 9
+        else -1
+    )

@@ -35,7 +35,13 @@ ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 KNOWN: Final = frozenset({"name", "image", "args", "disk", "ports", "env", "registry", "cloud", "cpu", "dataCenterIds", "globalNetworking"}) | {
     "gpu", "mounts", "startJupyter", "startSsh", "templateId"
 }  # fmt: skip
-CENTERS: Final = (("US-KS-2", "NORTH_AMERICA"), ("US-TX-3", "NORTH_AMERICA"), ("EU-RO-1", "EUROPE"), ("EU-SE-1", "EUROPE"), ("AP-JP-1", "ASIA"))
+CENTERS: Final = (
+    ("US-KS-2", "NORTH_AMERICA"),
+    ("US-TX-3", "NORTH_AMERICA"),
+    ("EU-RO-1", "EUROPE"),
+    ("EU-SE-1", "EUROPE"),
+    ("AP-JP-1", "ASIA"),
+)
 GPUS: Final = (  # id, name, GB, $/h secure, $/h community, most in one pod
     ("NVIDIA GeForce RTX 3090", "RTX 3090", 24, 0.46, 0.22, 4),
     ("NVIDIA GeForce RTX 4090", "RTX 4090", 24, 0.69, 0.34, 6),
@@ -99,14 +105,28 @@ class Catalog(Part["Runpod"]):
         return Reply(200, {"gpus": shown})
 
     def one_gpu(self, call: Call) -> Reply:
-        found = next((gpu for gpu in self.stock if gpu.id == call.names["id"].replace("%20", " ")), None)
-        return self._world.problem(404, "not_found", "there is no such GPU type") if found is None else Reply(200, self._type(found, call))
+        found = next(
+            (gpu for gpu in self.stock if gpu.id == call.names["id"].replace("%20", " ")), None
+        )
+        return (
+            self._world.problem(404, "not_found", "there is no such GPU type")
+            if found is None
+            else Reply(200, self._type(found, call))
+        )
 
     def _type(self, gpu: Gpu, call: Call) -> Document:
         text = call.query.get("count", "")
         count = max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 6 else 1
         left = self.free(gpu) // count
-        level = "NONE" if left <= 0 or count > gpu.most else "LOW" if left < 3 else "MEDIUM" if left < 9 else "HIGH"
+        level = (
+            "NONE"
+            if left <= 0 or count > gpu.most
+            else "LOW"
+            if left < 3
+            else "MEDIUM"
+            if left < 9
+            else "HIGH"
+        )
         shown: dict[str, object] = {
             "id": gpu.id, "name": gpu.name, "pool": None, "manufacturer": "NVIDIA", "memory": gpu.memory, "secure": True, "community": True,
             "price": {"secure": gpu.secure, "community": gpu.community}, "maxCount": {"secure": gpu.most, "community": gpu.most},
@@ -120,13 +140,24 @@ class Catalog(Part["Runpod"]):
 
     def centers(self, call: Call) -> Reply:
         rows = [
-            {"id": name, "name": name, "region": region, "globalNetwork": True, "networkVolumeTypes": ["STANDARD"], "compliance": []}
+            {
+                "id": name,
+                "name": name,
+                "region": region,
+                "globalNetwork": True,
+                "networkVolumeTypes": ["STANDARD"],
+                "compliance": [],
+            }
             for name, region in CENTERS
         ]
         return Reply(200, {"dataCenters": rows})
 
     def free(self, gpu: Gpu) -> int:
-        return gpu.stock - sum(pod.has for pod in self._world.account.alive() if pod.gpu is not None and pod.gpu.id == gpu.id)
+        return gpu.stock - sum(
+            pod.has
+            for pod in self._world.account.alive()
+            if pod.gpu is not None and pod.gpu.id == gpu.id
+        )
 
 
 class Keys(Part["Runpod"]):
@@ -142,7 +173,11 @@ class Keys(Part["Runpod"]):
     def replace_keys(self, call: Call) -> Reply:
         """All keys of the account are those of the body from now on."""
         keys = call.fields.get("keys")
-        if call.fields.keys() != {"keys"} or not isinstance(keys, list) or not all(isinstance(key, str) and KEY.fullmatch(key) for key in keys):
+        if (
+            call.fields.keys() != {"keys"}
+            or not isinstance(keys, list)
+            or not all(isinstance(key, str) and KEY.fullmatch(key) for key in keys)
+        ):
             return self._world.unfit(["keys: must be a list of public keys"])
         self._keys = [str(key) for key in keys]
         return Reply(200, {"keys": self._keys})
@@ -157,11 +192,25 @@ class Logs(Part["Runpod"]):
     def logs(self, call: Call) -> Reply:
         """A stream of events that ends; a reader resumes from the last id that it has seen."""
         pod = self._world.meant(call)
-        source, after = call.query.get("source"), call.headers.get("last-event-id") or call.query.get("since", "")
-        rows = [(date(at), where, line) for at, where, line in pod.log if source in (None, where) and date(at) > after]
+        source, after = (
+            call.query.get("source"),
+            call.headers.get("last-event-id") or call.query.get("since", ""),
+        )
+        rows = [
+            (date(at), where, line)
+            for at, where, line in pod.log
+            if source in (None, where) and date(at) > after
+        ]
         tail = call.query.get("tail", "")
-        rows = rows[-min(5000, int(tail)) :] if tail.isascii() and tail.isdigit() and len(tail) < 9 and int(tail) else rows[-100:]
-        events = [f"id: {at}\ndata: {json.dumps({'source': where, 'line': line, 'ts': at})}\n\n" for at, where, line in rows]
+        rows = (
+            rows[-min(5000, int(tail)) :]
+            if tail.isascii() and tail.isdigit() and len(tail) < 9 and int(tail)
+            else rows[-100:]
+        )
+        events = [
+            f"id: {at}\ndata: {json.dumps({'source': where, 'line': line, 'ts': at})}\n\n"
+            for at, where, line in rows
+        ]
         return Reply(200, "".join(events), {"content-type": "text/event-stream"})
 
 
@@ -170,17 +219,27 @@ class Bills(Part["Runpod"]):
 
     def billing(self, call: Call) -> Reply:
         wanted = call.query.get("podId")
-        billed = [entry for entry in self._world.account.settled() if entry.event == "billed" and wanted in (None, entry.machine)]
+        billed = [
+            entry
+            for entry in self._world.account.settled()
+            if entry.event == "billed" and wanted in (None, entry.machine)
+        ]
         records: list[dict[str, object]] = []
         for name in dict.fromkeys(entry.machine for entry in billed):
             of = [entry for entry in billed if entry.machine == name]
-            sums = {what: sum(entry.usd for entry in of if entry.what == what) for what in ("gpu", "disk")}
+            sums = {
+                what: sum(entry.usd for entry in of if entry.what == what)
+                for what in ("gpu", "disk")
+            }
             records.append({
                 "startTime": date(of[0].since), "endTime": date(of[-1].at), "podId": name, "totalAmount": sum(sums.values()),
                 "gpuAmount": sums["gpu"],
                 "cpuAmount": 0.0, "diskAmount": sums["disk"],
             })  # fmt: skip
-        totals = {what: sum(number(record[what]) for record in records) for what in ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")}
+        totals = {
+            what: sum(number(record[what]) for record in records)
+            for what in ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")
+        }
         first = min((entry.since for entry in billed), default=self._world.account.now)
         size = call.query.get("bucketSize", "day")
         query = {
@@ -189,7 +248,12 @@ class Bills(Part["Runpod"]):
             "bucketSize": size if size in SIZES else "day",
             "podId": wanted,
         }
-        meta = {"query": query, "recordCount": len(records), "uniquePodCount": len(records), "totals": totals}
+        meta = {
+            "query": query,
+            "recordCount": len(records),
+            "uniquePodCount": len(records),
+            "totals": totals,
+        }
         return Reply(200, {"records": records, "metadata": meta})
 
 
@@ -220,12 +284,22 @@ class Runpod(World[Pod]):
         self.bills = Bills(self)
         self.parts = [self.catalog, self.logins, self.said, self.bills]
         for n in range(int(self.amount("foreign"))):
-            self._made(self.catalog.stock[0], 0, {"name": f"theirs-{n}", "image": "somebody/else"}, FOREIGN, None)
+            self._made(
+                self.catalog.stock[0],
+                0,
+                {"name": f"theirs-{n}", "image": "somebody/else"},
+                FOREIGN,
+                None,
+            )
 
     # -- its own words -----------------------------------------------------------------------------------------------------------------------------
 
     def problem(self, status: int, code: str, message: str) -> Reply:
-        return Reply(status, {"title": code.replace("_", " ").capitalize(), "status": status, "detail": message}, PROBLEM)
+        return Reply(
+            status,
+            {"title": code.replace("_", " ").capitalize(), "status": status, "detail": message},
+            PROBLEM,
+        )
 
     def malformed(self) -> Reply:
         return self.problem(422, "unprocessable_entity", "the body is no JSON object")
@@ -238,7 +312,10 @@ class Runpod(World[Pod]):
         if reply.status == 401:
             return reply
         left = 0 if reply.status == 429 else 59
-        limits = {"ratelimit": f'"minute";r={left};t=60', "ratelimit-policy": '"minute";q=60;w=60, "hour";q=3000;w=3600, "day";q=50000;w=86400'}
+        limits = {
+            "ratelimit": f'"minute";r={left};t=60',
+            "ratelimit-policy": '"minute";q=60;w=60, "hour";q=3000;w=3600, "day";q=50000;w=86400',
+        }
         allow = {"allow": "GET, POST, PATCH, PUT, DELETE"} if reply.status == 405 else {}
         return reply._replace(headers={**reply.headers, **limits, **allow})
 
@@ -266,20 +343,38 @@ class Runpod(World[Pod]):
         self.said.says(machine, "container", "ready")
         self._rates(machine)
         self.account.note("started", machine)
-        self.account.later(machine, min(SSH, 2 * self.amount("boot", BOOT)), f"ssh {machine.generation}")
+        self.account.later(
+            machine, min(SSH, 2 * self.amount("boot", BOOT)), f"ssh {machine.generation}"
+        )
 
     def boot(self, machine: Pod) -> Boot | None:
         """The image lets in who has the key in PUBLIC_KEY, and executes `args`."""
         if machine.by == FOREIGN:
             return None
         given = {name: str(value) for name, value in document(machine.body.get("env")).items()}
-        own = {"RUNPOD_POD_ID": machine.id, "RUNPOD_API_KEY": f"pod-{machine.id}", "RUNPOD_GPU_COUNT": str(machine.has)}
+        own = {
+            "RUNPOD_POD_ID": machine.id,
+            "RUNPOD_API_KEY": f"pod-{machine.id}",
+            "RUNPOD_GPU_COUNT": str(machine.has),
+        }
         keys = (given["PUBLIC_KEY"],) if "PUBLIC_KEY" in given else ()
         gpu = machine.gpu or self.catalog.stock[0]
-        path = str(document(document(machine.body.get("mounts")).get("persistent")).get("path") or "")
-        kept = (path.removeprefix(f"{HOME}/"),) if path.startswith(f"{HOME}/") else ()  # another mount is of no machine that is a directory
+        path = str(
+            document(document(machine.body.get("mounts")).get("persistent")).get("path") or ""
+        )
+        kept = (
+            (path.removeprefix(f"{HOME}/"),) if path.startswith(f"{HOME}/") else ()
+        )  # another mount is of no machine that is a directory
         args = str(machine.body.get("args") or "")
-        return Boot(keys, (*given.items(), *own.items()), args, gpu.id, machine.has, gpu.memory * 954, kept=kept)
+        return Boot(
+            keys,
+            (*given.items(), *own.items()),
+            args,
+            gpu.id,
+            machine.has,
+            gpu.memory * 954,
+            kept=kept,
+        )
 
     def own_keys(self, machine: str) -> tuple[str, ...]:
         return (f"pod-{machine}",) if machine in self.account.machines else ()
@@ -307,11 +402,23 @@ class Runpod(World[Pod]):
             )
         price = 0.08 if gpu is None else (gpu.community if community else gpu.secure) * count
         if self.account.credit < price:
-            return self.problem(402, "payment_required", "Your balance must cover at least one hour of this pod.")
-        if gpu is not None and (count > gpu.most or self.catalog.free(gpu) < count or call.luck.strikes("taken")):
-            return self.problem(400, "bad_request", "There are no instances currently available with the requested specifications.")
+            return self.problem(
+                402, "payment_required", "Your balance must cover at least one hour of this pod."
+            )
+        if gpu is not None and (
+            count > gpu.most or self.catalog.free(gpu) < count or call.luck.strikes("taken")
+        ):
+            return self.problem(
+                400,
+                "bad_request",
+                "There are no instances currently available with the requested specifications.",
+            )
         wanted = call.fields.get("dataCenterIds")
-        if isinstance(wanted, list) and wanted and not {name for name, _ in CENTERS} & {str(each) for each in wanted}:
+        if (
+            isinstance(wanted, list)
+            and wanted
+            and not {name for name, _ in CENTERS} & {str(each) for each in wanted}
+        ):
             return self.problem(400, "bad_request", "None of the data centers exists.")
         made = self._made(gpu, count, call.fields, call.by, call)
         made.price = price
@@ -325,7 +432,11 @@ class Runpod(World[Pod]):
     def _made(self, gpu: Gpu | None, count: int, body: Document, by: str, call: Call | None) -> Pod:
         name = hashlib.sha256(f"{self.seed}/{len(self.account.machines)}".encode()).hexdigest()[:14]
         centers = body.get("dataCenterIds")
-        center = next((str(each) for each in centers if each in dict(CENTERS)), CENTERS[0][0]) if isinstance(centers, list) else CENTERS[0][0]
+        center = (
+            next((str(each) for each in centers if each in dict(CENTERS)), CENTERS[0][0])
+            if isinstance(centers, list)
+            else CENTERS[0][0]
+        )
         made = Pod(
             id=name, mark=str(body.get("name", "")), by=by,  gpu=gpu, count=count, price=0.0,
             body=body, center=center,
@@ -356,7 +467,11 @@ class Runpod(World[Pod]):
 
     def update(self, call: Call) -> Reply:
         pod = self.meant(call)
-        if wrong := _bad_fields(call.fields, {*KNOWN, "locked"} - {"gpu", "cpu", "cloud", "dataCenterIds", "startJupyter", "startSsh"}):
+        if wrong := _bad_fields(
+            call.fields,
+            {*KNOWN, "locked"}
+            - {"gpu", "cpu", "cloud", "dataCenterIds", "startJupyter", "startSsh"},
+        ):
             return self.unfit(wrong)
         pod.body = {**pod.body, **call.fields}
         pod.mark = str(pod.body.get("name", ""))
@@ -380,7 +495,12 @@ class Runpod(World[Pod]):
     def action(self, call: Call) -> Reply:
         pod = self.meant(call)
         wanted = call.fields.get("action")
-        if call.fields.keys() != {"action"} or wanted not in ("start", "stop", "restart", "terminate"):
+        if call.fields.keys() != {"action"} or wanted not in (
+            "start",
+            "stop",
+            "restart",
+            "terminate",
+        ):
             return self.unfit(["action: must be one of start, stop, restart, terminate"])
         if wanted not in ACTIONS[pod.status]:
             return self.problem(409, "conflict", f"A pod that is {pod.status} cannot {wanted}.")
@@ -389,7 +509,9 @@ class Runpod(World[Pod]):
         if wanted == "start":
             if self.account.credit <= 0:
                 return self.problem(402, "payment_required", "Your balance is empty.")
-            pod.has = min(pod.count, max(0, self.catalog.free(pod.gpu))) if pod.gpu is not None else 0
+            pod.has = (
+                min(pod.count, max(0, self.catalog.free(pod.gpu))) if pod.gpu is not None else 0
+            )
             if call.luck.strikes("fewer"):
                 pod.has = 0
             pod.status = "STARTING"
@@ -414,8 +536,18 @@ class Runpod(World[Pod]):
         host, port = "203.0.113.40", pod.port
         if self.ports is not None:
             host, port = "127.0.0.1", self.ports.get(pod.id) if pod.port else None
-        direct = {"host": host, "port": port, "username": "root", "command": f"ssh root@{host} -p {port}"}
-        proxy = {"host": "ssh.runpod.example", "port": 22, "username": f"{pod.id}-6441", "command": f"ssh {pod.id}-6441@ssh.runpod.example"}
+        direct = {
+            "host": host,
+            "port": port,
+            "username": "root",
+            "command": f"ssh root@{host} -p {port}",
+        }
+        proxy = {
+            "host": "ssh.runpod.example",
+            "port": 22,
+            "username": f"{pod.id}-6441",
+            "command": f"ssh {pod.id}-6441@ssh.runpod.example",
+        }
         asked = body.get("ports")
         ports = [str(each) for each in asked] if isinstance(asked, list) else ["22/tcp"]
         runtime = {
@@ -459,11 +591,15 @@ def _bad_pod(body: Document) -> list[str]:
         found.append("cloud: must be one of SECURE, COMMUNITY")
     gpu, cpu = document(body.get("gpu")), document(body.get("cpu"))
     if body.get("cpu") is not None and not (
-        isinstance(cpu.get("id"), str) and cpu.keys() <= {"id", "vcpuCount"} and _whole(cpu.get("vcpuCount", 2), 1)
+        isinstance(cpu.get("id"), str)
+        and cpu.keys() <= {"id", "vcpuCount"}
+        and _whole(cpu.get("vcpuCount", 2), 1)
     ):
         found.append("cpu: is not valid")
     if body.get("gpu") is not None and not (
-        isinstance(gpu.get("id"), str) and gpu.keys() <= {"id", "count", "allowedCudaVersions", "minCudaVersion"} and _whole(gpu.get("count", 1), 1)
+        isinstance(gpu.get("id"), str)
+        and gpu.keys() <= {"id", "count", "allowedCudaVersions", "minCudaVersion"}
+        and _whole(gpu.get("count", 1), 1)
     ):
         found.append("gpu: is not valid")
     if "allowedCudaVersions" in gpu and "minCudaVersion" in gpu:
@@ -475,8 +611,16 @@ def _bad_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
     """Fields that do not exist or have the wrong type."""
     found = [f"{name}: is not known" for name in body if name not in known]
     texts = ("name", "image", "args", "registry", "templateId")
-    found += [f"{name}: must be text" for name in texts if name in body and not isinstance(body[name], str)]
-    found += [f"{name}: must not be empty" for name in ("name", "image", "templateId") if body.get(name) == ""]
+    found += [
+        f"{name}: must be text"
+        for name in texts
+        if name in body and not isinstance(body[name], str)
+    ]
+    found += [
+        f"{name}: must not be empty"
+        for name in ("name", "image", "templateId")
+        if body.get(name) == ""
+    ]
     found += [
         f"{name}: must be true or false"
         for name in ("startSsh", "startJupyter", "globalNetworking", "locked")
@@ -488,7 +632,9 @@ def _bad_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
     if not _whole(body.get("disk", 1), 1):
         found.append("disk: must be a whole number of at least 1")
     ports = body.get("ports", [])
-    if not isinstance(ports, list) or not all(isinstance(each, str) and re.fullmatch(r"\d{1,5}/(tcp|http)", each) for each in ports):
+    if not isinstance(ports, list) or not all(
+        isinstance(each, str) and re.fullmatch(r"\d{1,5}/(tcp|http)", each) for each in ports
+    ):
         found.append("ports: must be a list such as 22/tcp")
     if not isinstance(body.get("dataCenterIds", []), list):
         found.append("dataCenterIds: must be a list")
@@ -500,12 +646,22 @@ def _bad_mounts(mounts: object) -> list[str]:
     if not isinstance(mounts, dict) or held.keys() - {"persistent", "network"} or len(held) > 1:
         return ["mounts: give persistent or network"]
     disk, volumes = document(held.get("persistent")), held.get("network")
-    if "persistent" in held and not (disk.keys() == {"size", "path"} and _whole(disk["size"], 10) and isinstance(disk["path"], str)):
+    if "persistent" in held and not (
+        disk.keys() == {"size", "path"}
+        and _whole(disk["size"], 10)
+        and isinstance(disk["path"], str)
+    ):
         return ["mounts.persistent: size must be at least 10"]
     shaped = isinstance(volumes, list) and all(
-        document(each).keys() == {"volumeId", "path"} and all(isinstance(word, str) for word in document(each).values()) for each in volumes
+        document(each).keys() == {"volumeId", "path"}
+        and all(isinstance(word, str) for word in document(each).values())
+        for each in volumes
     )
-    return [] if "network" not in held or shaped else ["mounts.network: must be a list of volumeId and path"]
+    return (
+        []
+        if "network" not in held or shaped
+        else ["mounts.network: must be a list of volumeId and path"]
+    )
 
 
 def _whole(value: object, least: int) -> bool:

@@ -40,7 +40,10 @@ class _Door(asyncssh.SSHServer):
 
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         known = [line.split()[:2] for line in _keys(self._place)]
-        return username == environment(self._place)["USER"] and key.export_public_key().split()[:2] in known
+        return (
+            username == environment(self._place)["USER"]
+            and key.export_public_key().split()[:2] in known
+        )
 
 
 def _keys(place: Path) -> list[bytes]:
@@ -52,7 +55,13 @@ def environment(place: Path) -> dict[str, str]:
     """What a login on the machine has: its own home, and nothing of ours but PATH."""
     home = str(place / "home")
     given: dict[str, str] = json.loads((place / "env").read_text("utf-8"))
-    own = {"PATH": f"{place}/bin:{os.environ['PATH']}", "HOME": home, "USER": "root", "LOGNAME": "root", "SHELL": "/bin/sh"}
+    own = {
+        "PATH": f"{place}/bin:{os.environ['PATH']}",
+        "HOME": home,
+        "USER": "root",
+        "LOGNAME": "root",
+        "SHELL": "/bin/sh",
+    }
     return {**own, "RECIPE_SSHD_KEYS": f"{place}/etc", **given}
 
 
@@ -74,19 +83,35 @@ async def serve(place: Path, address: str, port: int) -> None:
         assert begun.stdin is not None and begun.stdout is not None and begun.stderr is not None
         feeding = asyncio.create_task(_fed(process, begun.stdin))
         with suppress(BrokenPipeError, ConnectionError):
-            await asyncio.gather(_poured(begun.stdout, process.stdout), _poured(begun.stderr, process.stderr))
+            await asyncio.gather(
+                _poured(begun.stdout, process.stdout), _poured(begun.stderr, process.stderr)
+            )
         code = await begun.wait()
         feeding.cancel()
         process.exit(code if code >= 0 else 128 - code)
 
     key = asyncssh.generate_private_key("ssh-ed25519")
     server = await asyncssh.create_server(
-        lambda: _Door(place), address, port, server_host_keys=[key], process_factory=session, encoding=None, line_editor=False
+        lambda: _Door(place),
+        address,
+        port,
+        server_host_keys=[key],
+        process_factory=session,
+        encoding=None,
+        line_editor=False,
     )
     print(server.sockets[0].getsockname()[1], flush=True)
     if (place / "boot").exists():
         with (place / "boot.log").open("ab") as log:
-            await asyncio.create_subprocess_exec("sh", place / "boot", cwd=home, env=env, stdout=log, stderr=log, start_new_session=True)
+            await asyncio.create_subprocess_exec(
+                "sh",
+                place / "boot",
+                cwd=home,
+                env=env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
     showing = asyncio.create_task(_show(server, place / "etc" / "ssh_host_ed25519_key"))
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
     showing.cancel()
@@ -94,7 +119,9 @@ async def serve(place: Path, address: str, port: int) -> None:
 
 async def _fed(process: asyncssh.SSHServerProcess[bytes], stdin: asyncio.StreamWriter) -> None:
     """Hand on what the client sends; a command need not read it all."""
-    with suppress(BrokenPipeError, ConnectionError, asyncssh.SignalReceived, asyncssh.BreakReceived):
+    with suppress(
+        BrokenPipeError, ConnectionError, asyncssh.SignalReceived, asyncssh.BreakReceived
+    ):
         while data := await process.stdin.read(PIECE):
             stdin.write(data)
             await stdin.drain()
@@ -136,7 +163,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         place, address, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-        asyncio.new_event_loop().run_until_complete(serve(place, address, port))  # and no orderly end: what hangs dies below
+        asyncio.new_event_loop().run_until_complete(
+            serve(place, address, port)
+        )  # and no orderly end: what hangs dies below
     finally:
         while left := descendants(os.getpid()):
             for pid in left:

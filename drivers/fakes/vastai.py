@@ -11,7 +11,19 @@ from typing import ClassVar, Final
 
 from .account import Machine
 from .vastai_offers import DAY, SEARCHED, Ask, draw, hardware, passes, row, search
-from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, document, json_value, number
+from .world import (
+    Boot,
+    Call,
+    Document,
+    Part,
+    Refused,
+    Reply,
+    Route,
+    World,
+    document,
+    json_value,
+    number,
+)
 
 PAGE: Final = 25
 FOREIGN: Final = "somebody"
@@ -67,26 +79,45 @@ class Keys(Part["Vastai"]):
     def detach_key(self, call: Call) -> Reply:
         found = self._world.named(call.names["id"])
         if found.keys.pop(_id(call.names["key"]), None) is None:
-            return self._world.problem(404, "no_such_ssh_key", f"there is no key {call.names['key']}")
+            return self._world.problem(
+                404, "no_such_ssh_key", f"there is no key {call.names['key']}"
+            )
         return Reply(200, {"success": True, "msg": "SSH key removed from instance."})
 
     def keys(self, call: Call) -> Reply:
         rows = [
-            {"id": name, "user_id": 1, "key": text, "public_key": text, "created_at": _DATE, "deleted_at": None}
+            {
+                "id": name,
+                "user_id": 1,
+                "key": text,
+                "public_key": text,
+                "created_at": _DATE,
+                "deleted_at": None,
+            }
             for name, text in self.account_keys.items()
         ]
         return Reply(200, rows)
 
     def add_key(self, call: Call) -> Reply:
         if self._world.amount("team"):
-            return self._world.problem(400, "team_ssh_keys_not_supported", "Team accounts have no SSH keys of their own.")
+            return self._world.problem(
+                400, "team_ssh_keys_not_supported", "Team accounts have no SSH keys of their own."
+            )
         added = self._key(call, self.account_keys)
-        key = {"id": added, "user_id": 1, "public_key": self.account_keys[added], "created_at": _DATE, "deleted_at": None}
+        key = {
+            "id": added,
+            "user_id": 1,
+            "public_key": self.account_keys[added],
+            "created_at": _DATE,
+            "deleted_at": None,
+        }
         return Reply(200, {"success": True, "key": key})
 
     def remove_key(self, call: Call) -> Reply:
         if self.account_keys.pop(_id(call.names["key"]), None) is None:
-            return self._world.problem(404, "no_such_ssh_key", f"there is no key {call.names['key']}")
+            return self._world.problem(
+                404, "no_such_ssh_key", f"there is no key {call.names['key']}"
+            )
         return Reply(200, {"success": True})
 
 
@@ -96,20 +127,42 @@ class Lists(Part["Vastai"]):
     def listing(self, call: Call) -> Reply:
         size = int(number(json_value(call.query.get("limit", "")), PAGE))
         if not 1 <= size <= PAGE:
-            return Reply(400, {"error": "invalid_request", "msg": f"limit must be from 1 to {PAGE}"})
+            return Reply(
+                400, {"error": "invalid_request", "msg": f"limit must be from 1 to {PAGE}"}
+            )
         rows = [self.shown(machine) for machine in self._world.account.seen()]
         try:
             filters = document(json_value(call.query.get("select_filters", "")))
-            kept = [row for row in rows if all(passes(row, name, document(tests)) for name, tests in filters.items())]
+            kept = [
+                row
+                for row in rows
+                if all(passes(row, name, document(tests)) for name, tests in filters.items())
+            ]
             after = _token(call.query.get("after_token", ""))
         except (TypeError, KeyError, ValueError) as error:
-            return Reply(400, {"error": "invalid_token" if isinstance(error, ValueError) else "invalid_request", "msg": str(error)})
+            return Reply(
+                400,
+                {
+                    "error": "invalid_token"
+                    if isinstance(error, ValueError)
+                    else "invalid_request",
+                    "msg": str(error),
+                },
+            )
         order = json_value(call.query.get("order_by", ""))
         down = isinstance(order, list) and bool(order) and document(order[0]).get("dir") == "desc"
         kept.sort(key=lambda row: number(row["id"]), reverse=down)
-        rest = kept[int(number(after["skip"])) :] if "skip" in after else [row for row in kept if _beyond(number(row["id"]), after.get("id"), down)]
+        rest = (
+            kept[int(number(after["skip"])) :]
+            if "skip" in after
+            else [row for row in kept if _beyond(number(row["id"]), after.get("id"), down)]
+        )
         page, more = rest[:size], len(rest) > size
-        position = {"skip": int(number(after.get("skip"))) + size} if self._world.amount("restless") else {"id": page[-1]["id"] if page else 0}
+        position = (
+            {"skip": int(number(after.get("skip"))) + size}
+            if self._world.amount("restless")
+            else {"id": page[-1]["id"] if page else 0}
+        )
         labels = [str(row["label"] or "") for row in kept]
         token = base64.urlsafe_b64encode(json.dumps(position).encode()).decode() if more else None
         return Reply(200, {
@@ -126,7 +179,10 @@ class Lists(Part["Vastai"]):
 
     def shown(self, made: Instance) -> Document:
         ask, direct = made.ask, "direc" in made.runtype
-        address, proxy = f"203.0.113.{int(made.id) % 250}", f"ssh{int(made.id) % 9 + 1}.vast.example"
+        address, proxy = (
+            f"203.0.113.{int(made.id) % 250}",
+            f"ssh{int(made.id) % 9 + 1}.vast.example",
+        )
         port = 20_000 + int(made.id) % 20_000
         listens, beside = made.up, port - 1000
         if self._world.ports is not None:
@@ -135,7 +191,13 @@ class Lists(Part["Vastai"]):
             listens = made.id in self._world.ports
         stored = ask.storage_price(made.disk)
         total = made.price + stored
-        costs = {"gpuCostPerHour": made.price, "diskHour": stored, "totalHour": total, "discountTotalHour": 0, "discountedTotalPerHour": total}
+        costs = {
+            "gpuCostPerHour": made.price,
+            "diskHour": stored,
+            "totalHour": total,
+            "discountTotalHour": 0,
+            "discountedTotalPerHour": total,
+        }
         return {
             **hardware(ask, made.gpus), "id": int(made.id), "actual_status": made.actual, "intended_status": made.wanted, "cur_state": made.current,
             "next_state": made.coming, "label": made.mark or None, "template_id": None, "template_hash_id": None, "template_name": None,
@@ -163,12 +225,16 @@ class Logs(Part["Vastai"]):
     def logs(self, call: Call) -> Reply:
         found = self._world.named(call.names["id"])
         address = f"http://{call.headers.get('host', 'localhost')}/_logs/{found.id}/{int(self._world.account.now * 1000)}"
-        return Reply(200, {"success": True, "result_url": address, "msg": "The logs are on their way."})
+        return Reply(
+            200, {"success": True, "result_url": address, "msg": "The logs are on their way."}
+        )
 
     def log_text(self, call: Call) -> Reply:
         """Not ready in the first half second, as an object that is still being written is."""
         if self._world.account.now * 1000 < _id(call.names["at"]) + 500:
-            return Reply(403, "<Error><Code>AccessDenied</Code></Error>", {"content-type": "application/xml"})
+            return Reply(
+                403, "<Error><Code>AccessDenied</Code></Error>", {"content-type": "application/xml"}
+            )
         found = self._world.account.machines.get(call.names["id"])
         return Reply(200, f"{found.image}\n{found.message or ''}\n" if found else "")
 
@@ -185,7 +251,11 @@ class Money(Part["Vastai"]):
     def charges(self, call: Call) -> Reply:
         day = document(document(json_value(call.query.get("select_filters", ""))).get("day"))
         since, till = number(day.get("gte"), 0.0), number(day.get("lte"), self._world.account.now)
-        billed = [entry for entry in self._world.account.settled() if entry.event == "billed" and since <= entry.at <= till and entry.by != FOREIGN]
+        billed = [
+            entry
+            for entry in self._world.account.settled()
+            if entry.event == "billed" and since <= entry.at <= till and entry.by != FOREIGN
+        ]
         rows: list[Document] = []
         for name in dict.fromkeys(entry.machine for entry in billed):
             of = [entry for entry in billed if entry.machine == name]
@@ -204,7 +274,16 @@ class Money(Part["Vastai"]):
             total = sum(entry.usd for entry in of)
             rows.append({"start": int(of[0].since), "end": int(of[-1].at), "type": "instance", "source": f"instance-{name}", "amount": total,
                          "metadata": {"label": of[0].mark}, "items": items})  # fmt: skip
-        return Reply(200, {"success": True, "count": len(rows), "total": len(rows), "next_token": None, "results": rows})
+        return Reply(
+            200,
+            {
+                "success": True,
+                "count": len(rows),
+                "total": len(rows),
+                "next_token": None,
+                "results": rows,
+            },
+        )
 
 
 class Vastai(World[Instance]):
@@ -252,7 +331,11 @@ class Vastai(World[Instance]):
         for n in range(int(self.amount("foreign"))):
             ask = [*self.asks.values()][n % len(self.asks)]
             if ask.id not in self.holders:
-                self._rent(ask, self._body(ask, {"image": "somebody/else", "disk": 20, "label": f"theirs-{n}"}), by=FOREIGN)
+                self._rent(
+                    ask,
+                    self._body(ask, {"image": "somebody/else", "disk": 20, "label": f"theirs-{n}"}),
+                    by=FOREIGN,
+                )
 
     # -- its own words -----------------------------------------------------------------------------------------------------------------------------
 
@@ -270,14 +353,28 @@ class Vastai(World[Instance]):
         return Reply(429, {"detail": f"API requests too frequent endpoint threshold={route.gap:g}"})
 
     def happen(self, machine: Instance, what: str) -> None:
-        if what == "up" and machine.wanted == "running" and self.holders.get(machine.ask.id) == machine.id:
+        if (
+            what == "up"
+            and machine.wanted == "running"
+            and self.holders.get(machine.ask.id) == machine.id
+        ):
             if machine.fails:
-                machine.actual, machine.message = "created", "Error response from daemon: OCI runtime create failed: exec format error"
+                machine.actual, machine.message = (
+                    "created",
+                    "Error response from daemon: OCI runtime create failed: exec format error",
+                )
                 self.account.note("failed", machine)
                 return
-            machine.actual, machine.current, machine.message, machine.up = "running", "running", f"success, running {machine.image}", True
+            machine.actual, machine.current, machine.message, machine.up = (
+                "running",
+                "running",
+                f"success, running {machine.image}",
+                True,
+            )
             machine.started = self.account.now
-            self.account.bill(machine, gpu=machine.price, disk=machine.ask.storage_price(machine.disk))
+            self.account.bill(
+                machine, gpu=machine.price, disk=machine.ask.storage_price(machine.disk)
+            )
             self.account.note("started", machine)
         elif what == "loading" and machine.actual is None:
             machine.actual, machine.message = "loading", f"{machine.image}: Pulling from library"
@@ -290,12 +387,28 @@ class Vastai(World[Instance]):
     def boot(self, machine: Instance) -> Boot | None:
         if machine.by == FOREIGN:
             return None
-        keys = (*self.logins.account_keys.values(), *machine.keys.values()) if "ssh" in machine.runtype else ()
+        keys = (
+            (*self.logins.account_keys.values(), *machine.keys.values())
+            if "ssh" in machine.runtype
+            else ()
+        )
         env = [(name, value) for name, value in machine.env if not name.startswith("-")]
         own = (("CONTAINER_ID", machine.id), ("CONTAINER_API_KEY", f"instance-{machine.id}"))
         after = self.amount("swept")
-        swept = bool(after) and machine.started is not None and self.account.now >= machine.started + after
-        return Boot(keys, (*env, *own), machine.onstart or "", f"NVIDIA {machine.ask.gpu}", machine.gpus, machine.ask.vram, swept)
+        swept = (
+            bool(after)
+            and machine.started is not None
+            and self.account.now >= machine.started + after
+        )
+        return Boot(
+            keys,
+            (*env, *own),
+            machine.onstart or "",
+            f"NVIDIA {machine.ask.gpu}",
+            machine.gpus,
+            machine.ask.vram,
+            swept,
+        )
 
     def own_keys(self, machine: str) -> tuple[str, ...]:
         return (f"instance-{machine}",) if machine in self.account.machines else ()
@@ -308,12 +421,19 @@ class Vastai(World[Instance]):
         self._searches[day] = self._searches.get(day, 0) + 1
         if (most := self.amount("quota")) and self._searches[day] > most:
             reset = {"x-ratelimit-reset": str(int((day + 1) * DAY))}
-            return self.problem(429, "search_quota_exceeded", "Daily search quota exceeded")._replace(headers=reset)
-        kind = {"on-demand": "ondemand", "interruptible": "bid"}.get(str(asked.get("type", "ondemand")), str(asked.get("type", "ondemand")))
+            return self.problem(
+                429, "search_quota_exceeded", "Daily search quota exceeded"
+            )._replace(headers=reset)
+        kind = {"on-demand": "ondemand", "interruptible": "bid"}.get(
+            str(asked.get("type", "ondemand")), str(asked.get("type", "ondemand"))
+        )
         if kind not in ("ondemand", "bid", "reserved"):
             return self.problem(400, "invalid_args", f"type {kind} is not known")
         disk = number(asked.get("allocated_storage"), 8.0)
-        rows = [row(ask, kind == "bid", disk, self.account.now, ask.id not in self.holders) for ask in self.asks.values()]
+        rows = [
+            row(ask, kind == "bid", disk, self.account.now, ask.id not in self.holders)
+            for ask in self.asks.values()
+        ]
         try:
             kept = search(rows, asked)
         except (TypeError, KeyError) as error:
@@ -329,26 +449,54 @@ class Vastai(World[Instance]):
         number_of = _id(call.names["id"])
         if ask is None:
             return self.problem(
-                404, "no_such_ask", f"error 404/3603: no_such_ask  Instance type by id {number_of} is not available.", ask_id=number_of
+                404,
+                "no_such_ask",
+                f"error 404/3603: no_such_ask  Instance type by id {number_of} is not available.",
+                ask_id=number_of,
             )
         price = call.fields.get("price")
         if wrong := _bad_order(call):
             return self.problem(400, "invalid_args", wrong, ask_id=ask.id)
         if price is not None and not 0.001 <= number(price) <= 128:
-            return self.problem(400, "invalid_price", "price must be from 0.001 to 128", ask_id=ask.id)
+            return self.problem(
+                400, "invalid_price", "price must be from 0.001 to 128", ask_id=ask.id
+            )
         if self.account.credit <= 0:
-            return self.problem(400, "missing_billing", "Your account lacks credit; see the billing page.")
+            return self.problem(
+                400, "missing_billing", "Your account lacks credit; see the billing page."
+            )
         if ask.id in self.holders or call.luck.strikes("taken"):
             return self.problem(
-                call.luck.random.choice((410, 410, 400, 404)), "no_such_ask", f"no_such_ask {ask.id} is no longer available", ask_id=ask.id
+                call.luck.random.choice((410, 410, 400, 404)),
+                "no_such_ask",
+                f"no_such_ask {ask.id} is no longer available",
+                ask_id=ask.id,
             )
         if call.luck.strikes("dearer"):
             ask = self.asks[ask.id] = ask._replace(price=round(ask.price * 1.1, 4))
         low = price is not None and number(price) < ask.bid
-        made = self._rent(ask, self._body(ask, call.fields), call, idle=low or call.text("target_state") == "stopped")
+        made = self._rent(
+            ask,
+            self._body(ask, call.fields),
+            call,
+            idle=low or call.text("target_state") == "stopped",
+        )
         if low:
-            return self.problem(400, "invalid_price", f"bid {price} is below the minimum of {ask.bid}", ask_id=ask.id, new_contract=int(made.id))
-        return Reply(200, {"success": True, "new_contract": int(made.id), "instance_api_key": f"instance-{made.id}"})
+            return self.problem(
+                400,
+                "invalid_price",
+                f"bid {price} is below the minimum of {ask.bid}",
+                ask_id=ask.id,
+                new_contract=int(made.id),
+            )
+        return Reply(
+            200,
+            {
+                "success": True,
+                "new_contract": int(made.id),
+                "instance_api_key": f"instance-{made.id}",
+            },
+        )
 
     def _body(self, ask: Ask, fields: Document) -> Instance:
         """An instance as it was ordered, before it has an id."""
@@ -362,9 +510,19 @@ class Vastai(World[Instance]):
             arguments=[str(word) for word in arguments] if isinstance(arguments, list) else [],
         )  # fmt: skip
 
-    def _rent(self, ask: Ask, ordered: Instance, call: Call | None = None, by: str = "", idle: bool = False) -> Instance:
+    def _rent(
+        self,
+        ask: Ask,
+        ordered: Instance,
+        call: Call | None = None,
+        by: str = "",
+        idle: bool = False,
+    ) -> Instance:
         self.last_id += 17
-        made = self.account.made(replace(ordered, id=str(self.last_id), by=call.by if call else by), call.luck if call else None)
+        made = self.account.made(
+            replace(ordered, id=str(self.last_id), by=call.by if call else by),
+            call.luck if call else None,
+        )
         self.account.bill(made, disk=ask.storage_price(made.disk))
         if call is not None and ask.gpus > 1 and call.luck.strikes("fewer"):
             made.gpus -= 1
@@ -412,7 +570,9 @@ class Vastai(World[Instance]):
             self._stop(found, "stopped", call.by)
         if state == "running" and found.wanted == "stopped":
             if self.account.credit <= 0:
-                return self.problem(400, "missing_billing", "Your account lacks credit; see the billing page.")
+                return self.problem(
+                    400, "missing_billing", "Your account lacks credit; see the billing page."
+                )
             found.wanted = found.coming = "running"
             found.actual = "scheduling"
             if found.ask.id not in self.holders:
@@ -428,7 +588,9 @@ class Vastai(World[Instance]):
 
     def _destroyed(self, found: Instance, call: Call) -> Reply:
         if self.account.held(found):
-            return self.problem(400, "invalid_request", "the minimum rental period of this instance is not over")
+            return self.problem(
+                400, "invalid_request", "the minimum rental period of this instance is not over"
+            )
         if self.account.doomed(found, call.luck):
             self._free(found)
             self.account.end(found, call.by)
@@ -450,7 +612,11 @@ class Vastai(World[Instance]):
         found = self.named(call.names["id"])
         price = call.number("price", found.ask.bid)
         if not found.interruptible or not 0.001 <= price <= 32 * found.gpus:
-            return self.problem(400, "invalid_args", f"the bid must be from 0.001 to {32 * found.gpus}, of an interruptible instance")
+            return self.problem(
+                400,
+                "invalid_args",
+                f"the bid must be from 0.001 to {32 * found.gpus}, of an interruptible instance",
+            )
         found.price = price
         if found.up:
             self.account.bill(found, gpu=price, disk=found.ask.storage_price(found.disk))

@@ -13,9 +13,13 @@ from .world import Document, document, number
 SEARCHED: Final = 64
 """How many offers come without a limit."""
 DAY: Final = 86_400.0
-DEFAULTS: Final[Mapping[str, Document]] = MappingProxyType({"verified": {"eq": True}, "rentable": {"eq": True}, "rented": {"eq": False}})
+DEFAULTS: Final[Mapping[str, Document]] = MappingProxyType(
+    {"verified": {"eq": True}, "rentable": {"eq": True}, "rented": {"eq": False}}
+)
 CONTROLS: Final = frozenset({"limit", "type", "order", "allocated_storage", "disable_bundling"})
-ALIASES: Final = MappingProxyType({"dphtotal": "dph_total", "reliability2": "reliability", "ask_contract_id": "id"})
+ALIASES: Final = MappingProxyType(
+    {"dphtotal": "dph_total", "reliability2": "reliability", "ask_contract_id": "id"}
+)
 GPUS: Final = (  # name, memory in MB, $/h for one, compute capability, bandwidth in GB/s, TFLOP/s
     ("RTX 3090", 24576, 0.18, 860, 780.0, 35.6),
     ("RTX 4090", 24564, 0.36, 890, 860.0, 82.6),
@@ -26,7 +30,16 @@ GPUS: Final = (  # name, memory in MB, $/h for one, compute capability, bandwidt
     ("H100 SXM", 81559, 1.95, 900, 2800.0, 66.9),
     ("H200", 143771, 2.60, 900, 4000.0, 66.9),
 )
-PLACES: Final = ("Washington, US", "Oregon, US", "Quebec, CA", "Sweden, SE", "Czechia, CZ", "Taiwan, TW", "Poland, PL", "Japan, JP")
+PLACES: Final = (
+    "Washington, US",
+    "Oregon, US",
+    "Quebec, CA",
+    "Sweden, SE",
+    "Czechia, CZ",
+    "Taiwan, TW",
+    "Poland, PL",
+    "Japan, JP",
+)
 
 
 class Ask(NamedTuple):
@@ -118,12 +131,20 @@ def row(ask: Ask, bid: bool, disk: float, now: float, rentable: bool) -> Documen
 
 def search(rows: list[Document], asked: Document) -> list[Document]:
     """Those rows that pass the filters, in the order that is asked for.  Raises KeyError, TypeError for a filter that cannot be read."""
-    filters = {**DEFAULTS, **{name: document(tests) for name, tests in asked.items() if name not in CONTROLS}}
-    kept = [each for each in rows if all(passes(each, name, tests) for name, tests in filters.items())]
+    filters = {
+        **DEFAULTS,
+        **{name: document(tests) for name, tests in asked.items() if name not in CONTROLS},
+    }
+    kept = [
+        each for each in rows if all(passes(each, name, tests) for name, tests in filters.items())
+    ]
     order = asked.get("order")
     for pair in reversed(order if isinstance(order, list) else [["score", "desc"]]):
         if isinstance(pair, list) and len(pair) == 2:
-            kept.sort(key=lambda each: _sortable(each.get(ALIASES.get(pair[0], pair[0]))), reverse=pair[1] == "desc")
+            kept.sort(
+                key=lambda each: _sortable(each.get(ALIASES.get(pair[0], pair[0]))),
+                reverse=pair[1] == "desc",
+            )
     return kept
 
 
@@ -148,8 +169,15 @@ def _value(row: Document, name: str) -> object:
 def _same(value: object, wanted: object) -> bool:
     """The official client sends numbers as text.  A place is also found by its country."""
     if isinstance(value, (int, float)) and isinstance(wanted, str):
-        return str(value).lower() == wanted.lower() or (not isinstance(value, bool) and value == _number(wanted))
-    return value == wanted or (isinstance(value, str) and isinstance(wanted, str) and len(wanted) == 2 and value.endswith(f", {wanted}"))
+        return str(value).lower() == wanted.lower() or (
+            not isinstance(value, bool) and value == _number(wanted)
+        )
+    return value == wanted or (
+        isinstance(value, str)
+        and isinstance(wanted, str)
+        and len(wanted) == 2
+        and value.endswith(f", {wanted}")
+    )
 
 
 def _number(value: object) -> float:

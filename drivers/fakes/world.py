@@ -57,7 +57,9 @@ class Reply(NamedTuple):
     @property
     def kind(self) -> str:
         """The Content-Type."""
-        return self.headers.get("content-type") or ("text/plain; charset=utf-8" if isinstance(self.body, str) else "application/json")
+        return self.headers.get("content-type") or (
+            "text/plain; charset=utf-8" if isinstance(self.body, str) else "application/json"
+        )
 
 
 class Refused(Exception):
@@ -197,12 +199,18 @@ class World(ABC, Generic[M]):
     def handle(self, request: Request, now: float) -> Reply:
         """Answer one request at the time `now`, in seconds since 1970; a time before the last one counts as the last one."""
         self.account.advance(now)
-        found = [(route, match) for route, path in _compiled(self.routes) if (match := path.fullmatch(request.path))]
+        found = [
+            (route, match)
+            for route, path in _compiled(self.routes)
+            if (match := path.fullmatch(request.path))
+        ]
         if not found:
             return self.decorated(self.problem(404, "not_found", f"there is no {request.path}"))
         here = [(route, match) for route, match in found if route.method == request.method]
         if not here:
-            return self.decorated(self.problem(405, "method_not_allowed", f"{request.path} takes no {request.method}"))
+            return self.decorated(
+                self.problem(405, "method_not_allowed", f"{request.path} takes no {request.method}")
+            )
         route, match = here[0]
         self.calls += 1
         luck = Luck(self.faults, f"{self.seed}/{self.calls}", route.operation)
@@ -210,16 +218,28 @@ class World(ABC, Generic[M]):
             return Reply(503, lost=True)
         return self.decorated(self._answer(route, match.groupdict(), request, luck))
 
-    def _answer(self, route: Route, names: Mapping[str, str], request: Request, luck: Luck) -> Reply:
-        fields = {"text": request.body.decode("utf-8", "replace")} if route.plain else parsed(request.body)
+    def _answer(
+        self, route: Route, names: Mapping[str, str], request: Request, luck: Luck
+    ) -> Reply:
+        fields = (
+            {"text": request.body.decode("utf-8", "replace")}
+            if route.plain
+            else parsed(request.body)
+        )
         pairs = parse_qsl(request.query, keep_blank_values=True)
         query = dict(pairs)
         by = _who(request.headers, query)
         known = not self.key or by == _digest(self.key) or self.is_own(by, names.get("id", ""))
         call = Call(route.operation, names, query, pairs, fields or {}, request.headers, by, luck)
-        if (not by and not self.anonymous(route.operation)) or (by and not known) or luck.strikes("denied"):
+        if (
+            (not by and not self.anonymous(route.operation))
+            or (by and not known)
+            or luck.strikes("denied")
+        ):
             return self.refused(call)
-        if luck.strikes("throttled") or self.account.now - self._last.get(route.operation, -math.inf) < route.gap * self.amount("pace"):
+        if luck.strikes("throttled") or self.account.now - self._last.get(
+            route.operation, -math.inf
+        ) < route.gap * self.amount("pace"):
             return self.throttled(route)
         self._last[route.operation] = self.account.now
         if luck.strikes("broken"):
@@ -260,7 +280,10 @@ class Part(Generic[W]):
 
 @cache
 def _compiled(routes: tuple[Route, ...]) -> list[tuple[Route, re.Pattern[str]]]:
-    return [(route, re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path)))) for route in routes]
+    return [
+        (route, re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path))))
+        for route in routes
+    ]
 
 
 def document(value: object) -> Document:
@@ -270,7 +293,11 @@ def document(value: object) -> Document:
 
 def number(value: object, default: float = 0.0) -> float:
     """A finite JSON number, or the default."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300 else default
+    return (
+        float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+        else default
+    )
 
 
 def parsed(body: bytes) -> Document | None:

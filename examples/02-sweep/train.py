@@ -26,7 +26,9 @@ weights = [rng.gauss(0, 1) for _ in range(3)]
 
 
 def loss(points):
-    return sum((weights[0] * x * x + weights[1] * x + weights[2] - y) ** 2 for x, y in points) / len(points)
+    return sum(
+        (weights[0] * x * x + weights[1] * x + weights[2] - y) ** 2 for x, y in points
+    ) / len(points)
 
 
 with open(os.environ["RECIPE_METRICS"], "a") as metrics:
@@ -34,10 +36,17 @@ with open(os.environ["RECIPE_METRICS"], "a") as metrics:
         rng.shuffle(rows)
         for x, y in rows:
             error = weights[0] * x * x + weights[1] * x + weights[2] - y
-            weights = [w - args.lr * 2 * error * feature for w, feature in zip(weights, (x * x, x, 1.0), strict=True)]
+            weights = [
+                w - args.lr * 2 * error * feature
+                for w, feature in zip(weights, (x * x, x, 1.0), strict=True)
+            ]
             if not math.isfinite(error) or abs(error) > 1e9:
                 sys.exit(f"diverged in epoch {epoch}: lr {args.lr} is too high")
-        print(json.dumps({"step": epoch, "loss": loss(rows), "eval_loss": loss(held_out)}), file=metrics, flush=True)
+        print(
+            json.dumps({"step": epoch, "loss": loss(rows), "eval_loss": loss(held_out)}),
+            file=metrics,
+            flush=True,
+        )
 
 with open(args.model, "w") as file:
     json.dump(dict(zip("abc", weights, strict=True)), file)

@@ -10,7 +10,11 @@ before, after, rewards = read(before_path), read(after_path), read(reward_path)
 
 
 def worth(policy):
-    return sum(p * rewards.get(q, {}).get(a, 0.0) for q, scores in policy.items() for a, p in probabilities(scores).items()) / len(policy)
+    return sum(
+        p * rewards.get(q, {}).get(a, 0.0)
+        for q, scores in policy.items()
+        for a, p in probabilities(scores).items()
+    ) / len(policy)
 
 
 apart = 0.0

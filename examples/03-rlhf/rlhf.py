@@ -16,7 +16,8 @@ with open(os.environ["RECIPE_METRICS"], "a") as metrics:
         for question, scores in policy.items():
             chances = probabilities(scores)
             worth = {
-                answer: rewards.get(question, {}).get(answer, 0.0) - float(strength) * math.log(chance / first[question][answer])
+                answer: rewards.get(question, {}).get(answer, 0.0)
+                - float(strength) * math.log(chance / first[question][answer])
                 for answer, chance in chances.items()
             }
             mean = sum(chances[answer] * worth[answer] for answer in scores)

@@ -14,5 +14,8 @@ for table in tables:
             word, count = line.split("\t")
             total[word] += int(count)
 with open(target, "w") as file:
-    file.writelines(f"{word}\t{count}\n" for word, count in sorted(total.items(), key=lambda item: (-item[1], item[0])))
+    file.writelines(
+        f"{word}\t{count}\n"
+        for word, count in sorted(total.items(), key=lambda item: (-item[1], item[0]))
+    )
 print(f"{len(tables)} tables, {len(total)} words")

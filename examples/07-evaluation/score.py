@@ -14,7 +14,11 @@ def accuracy(some):
 
 
 labels = sorted({row["label"] for row in rows})
-found = {"accuracy": accuracy(rows), "rows": len(rows), "labels": {label: accuracy([r for r in rows if r["label"] == label]) for label in labels}}
+found = {
+    "accuracy": accuracy(rows),
+    "rows": len(rows),
+    "labels": {label: accuracy([r for r in rows if r["label"] == label]) for label in labels},
+}
 with open(scores, "w") as file:
     json.dump(found, file, indent=1)
 with open(os.environ["RECIPE_METRICS"], "a") as metrics:

@@ -34,7 +34,13 @@ with open(os.environ["RECIPE_METRICS"], "a") as metrics:
         now["a"] -= args.lr * 2 * sum(error * x for x, error in errors) / len(rows)
         now["b"] -= args.lr * 2 * sum(error for _, error in errors) / len(rows)
         now["step"] += 1
-        print(json.dumps({"step": now["step"], "loss": sum(error**2 for _, error in errors) / len(rows)}), file=metrics, flush=True)
+        print(
+            json.dumps(
+                {"step": now["step"], "loss": sum(error**2 for _, error in errors) / len(rows)}
+            ),
+            file=metrics,
+            flush=True,
+        )
         if now["step"] % 10 == 0 or now["step"] == args.steps:
             # Under another name first: what is called step-* is complete.
             half = args.checkpoints / "half.json"

@@ -71,7 +71,9 @@ def breakdown(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
     if not whole:
         return None
     count = len(timed)
-    return Breakdown(count, whole / count, {name: totals[name] / count for name in PARTS if totals.get(name)})
+    return Breakdown(
+        count, whole / count, {name: totals[name] / count for name in PARTS if totals.get(name)}
+    )
 
 
 def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgement:
@@ -96,7 +98,9 @@ def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgemen
     work = found.share("generation", *TRAINING)
     if work > WORK:
         return Judgement(
-            "THROUGHPUT-BOUND", f"generation and training take {work:.0%} of a step (more than {WORK:.0%})", _throughput(found, inputs, gpu)
+            "THROUGHPUT-BOUND",
+            f"generation and training take {work:.0%} of a step (more than {WORK:.0%})",
+            _throughput(found, inputs, gpu),
         )
     largest = max(found.parts, key=lambda name: found.parts[name])
     advice = (f"the largest part is {PARTS[largest]}, {found.share(largest):.0%}",)
@@ -105,7 +109,9 @@ def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgemen
         ("evaluation", 0.2, "eval_every", "look at held-out data less often"),
     ):
         if found.share(part) > limit:
-            advice += (f"{PARTS[part]} takes {found.share(part):.0%}: {remedy}{_now(inputs, name)}",)
+            advice += (
+                f"{PARTS[part]} takes {found.share(part):.0%}: {remedy}{_now(inputs, name)}",
+            )
     if found.share("other") > 0.2:
         advice += (f"the trainer does not say where {found.share('other'):.0%} went",)
     return Judgement("BALANCED", "no part stands out", advice)
@@ -126,10 +132,22 @@ def _throughput(found: Breakdown, inputs: Mapping[str, Any], gpu: bool) -> tuple
             f"adding up over processes takes {found.share('communication'):.0%}: fewer, larger GPUs, or a faster link between them",
             *_raise(inputs, "global_batch", "fewer updates for the same data"),
         )
-    whole = inputs.get("micro_batch") is not None and inputs.get("micro_batch") == inputs.get("global_batch")
+    whole = inputs.get("micro_batch") is not None and inputs.get("micro_batch") == inputs.get(
+        "global_batch"
+    )
     return (
-        *(() if whole else _raise(inputs, "micro_batch", "larger batches fill a GPU better, while memory lasts")),
-        *(("checkpoint_activations=false, where memory allows: a quarter less arithmetic",) if inputs.get("checkpoint_activations") is True else ()),
+        *(
+            ()
+            if whole
+            else _raise(
+                inputs, "micro_batch", "larger batches fill a GPU better, while memory lasts"
+            )
+        ),
+        *(
+            ("checkpoint_activations=false, where memory allows: a quarter less arithmetic",)
+            if inputs.get("checkpoint_activations") is True
+            else ()
+        ),
         "a faster GPU, or more of them: this is arithmetic, and the rest costs little",
     )
 

@@ -52,21 +52,31 @@ class StepEstimate:
     basis: str = ""  # what `seconds` are from
     price: float | None = None  # US dollars for an hour of all its GPUs
     source: str = ""  # of a figure out of the table of diffusion trainings
-    choices: tuple[StepEstimate, ...] = ()  # the same on kinds of GPU that would do, where none is meant
+    choices: tuple[
+        StepEstimate, ...
+    ] = ()  # the same on kinds of GPU that would do, where none is meant
 
     @property
     def verdict(self) -> Verdict | None:
         """FITS, TIGHT or NO; None where the training or the GPU is not known."""
-        return self.found.verdict(self.usable) if self.found is not None and self.usable is not None else None
+        return (
+            self.found.verdict(self.usable)
+            if self.found is not None and self.usable is not None
+            else None
+        )
 
     @property
     def lines(self) -> list[str]:
         """As `recipe plan` shows it."""
         lines = [self.memory]
         if self.seconds is not None:
-            lines.append(f"time: {_between(*map(span, self.seconds))} of training on {self.gpu} ({self.basis})")
+            lines.append(
+                f"time: {_between(*map(span, self.seconds))} of training on {self.gpu} ({self.basis})"
+            )
         if self.usd is not None:
-            lines.append(f"cost: about {_between(*(f'{each:.2f}' for each in self.usd))} USD, at {self.price:g} USD an hour")
+            lines.append(
+                f"cost: about {_between(*(f'{each:.2f}' for each in self.usd))} USD, at {self.price:g} USD an hour"
+            )
         return [*lines, *(f"on {each.brief}" for each in self.choices)]
 
     @property
@@ -77,12 +87,18 @@ class StepEstimate:
             parts.append(f"{_between(*map(span, self.seconds))} of training")
         if self.usd is not None:
             parts.append(f"{_between(*(f'{each:.2f}' for each in self.usd))} USD")
-        return f"{self.gpu}: {', '.join(parts)}" + (f" ({self.basis})" if self.seconds is not None else "")
+        return f"{self.gpu}: {', '.join(parts)}" + (
+            f" ({self.basis})" if self.seconds is not None else ""
+        )
 
     @property
     def usd(self) -> tuple[float, float] | None:
         """US dollars, least and most; None where the price or the time is not known."""
-        return None if self.price is None or self.seconds is None else (self.price * self.seconds[0] / 3600, self.price * self.seconds[1] / 3600)
+        return (
+            None
+            if self.price is None or self.seconds is None
+            else (self.price * self.seconds[0] / 3600, self.price * self.seconds[1] / 3600)
+        )
 
     def as_json(self) -> Mapping[str, object]:
         """As `recipe plan --json` tells it; sizes in bytes."""
@@ -110,10 +126,16 @@ class StepEstimate:
         """One line about memory."""
         if self.found is None:
             return f"memory: not known ({self.unknown})"
-        notes = [note for note in (self.found.measured, self.source and f"as published: {self.source}") if note]
+        notes = [
+            note
+            for note in (self.found.measured, self.source and f"as published: {self.source}")
+            if note
+        ]
         if not notes and COUNTED in dict(self.found.terms):
             notes = ["counted, not measured: docs/memory.md"]
-        notes = notes or [", ".join(f"{name} {size / 1e9:.1f}" for name, size in largest(self.found))]
+        notes = notes or [
+            ", ".join(f"{name} {size / 1e9:.1f}" for name, size in largest(self.found))
+        ]
         on = f", {self.verdict} on {self.gpu}" if self.verdict is not None else ""
         return f"memory: {self.found}{on} ({'; '.join(notes)})"
 
@@ -135,7 +157,9 @@ def largest(found: Estimate, count: int = 3) -> list[tuple[str, int]]:
     return sorted(found.terms, key=lambda term: -abs(term[1]))[:count]
 
 
-GPU_KEYS: Final = "write {memory: 24, capability: 8.9, tflops: 165, names: [what nvidia-smi calls it]}"
+GPU_KEYS: Final = (
+    "write {memory: 24, capability: 8.9, tflops: 165, names: [what nvidia-smi calls it]}"
+)
 
 
 def figures() -> Hardware:
@@ -164,7 +188,14 @@ def _figures(own: tuple[Path, int, int] | None) -> Hardware:
     for name in theirs["gpus"].keys() - data["gpus"].keys():
         for key in hardware.NEEDED:
             if key not in theirs["gpus"][name]:
-                wrong.append(read.problem("bad-hardware", f"{name} is no GPU that is known: say its {key}, too", ("gpus", name), fix=GPU_KEYS))
+                wrong.append(
+                    read.problem(
+                        "bad-hardware",
+                        f"{name} is no GPU that is known: say its {key}, too",
+                        ("gpus", name),
+                        fix=GPU_KEYS,
+                    )
+                )
     if wrong:
         raise Invalid(wrong)
     return hardware.read(data, theirs["gpus"])
@@ -199,16 +230,32 @@ def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Ste
     if gpu is not None:
         return _priced(found, prices, gpu, devices)
     # Where only a size is asked for, those that have a price are what one would take.
-    kinds = [kind for kind in figures().gpus if kind.name in prices and kind.memory * 1e9 >= 0.97 * (wants.gpu_memory or 0)]
-    others = (_priced(_estimated(ws, node.id, recipe, inputs, place, devices, *_gpu(kind, ResourceSpec())), prices, kind, devices) for kind in kinds)
+    kinds = [
+        kind
+        for kind in figures().gpus
+        if kind.name in prices and kind.memory * 1e9 >= 0.97 * (wants.gpu_memory or 0)
+    ]
+    others = (
+        _priced(
+            _estimated(ws, node.id, recipe, inputs, place, devices, *_gpu(kind, ResourceSpec())),
+            prices,
+            kind,
+            devices,
+        )
+        for kind in kinds
+    )
     return replace(found, choices=tuple(others))
 
 
-def _priced(found: StepEstimate, prices: Mapping[str, float], gpu: Gpu, devices: int) -> StepEstimate:
+def _priced(
+    found: StepEstimate, prices: Mapping[str, float], gpu: Gpu, devices: int
+) -> StepEstimate:
     return replace(found, price=prices[gpu.name] * devices) if gpu.name in prices else found
 
 
-def of_values(ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, devices: int) -> StepEstimate:
+def of_values(
+    ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, devices: int
+) -> StepEstimate:
     """A training of `recipe` with these input values, which no plan was made for, on one kind of GPU."""
 
     def place(name: str) -> tuple[str, str]:
@@ -217,7 +264,12 @@ def of_values(ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, d
         address = values.get(name)
         return (kind_of(address), address) if isinstance(address, str) else ("", "")
 
-    return _priced(_estimated(ws, "train", recipe, values, place, devices, *_gpu(gpu, ResourceSpec())), _prices(ws), gpu, devices)
+    return _priced(
+        _estimated(ws, "train", recipe, values, place, devices, *_gpu(gpu, ResourceSpec())),
+        _prices(ws),
+        gpu,
+        devices,
+    )
 
 
 def suiting(asked: str | None, memory: int | None) -> list[Gpu]:
@@ -225,7 +277,11 @@ def suiting(asked: str | None, memory: int | None) -> list[Gpu]:
     if asked:
         kind = figures().meant(asked, memory)
         return [kind] if kind is not None else []
-    return [kind for kind in figures().gpus if memory is not None and abs(kind.memory * 1e9 - memory) <= 0.03 * memory]
+    return [
+        kind
+        for kind in figures().gpus
+        if memory is not None and abs(kind.memory * 1e9 - memory) <= 0.03 * memory
+    ]
 
 
 def _estimated(
@@ -238,19 +294,33 @@ def _estimated(
         return _of_images(ws, step, recipe, inputs, seen, address, devices, gpu, shown, usable)
     config = config_of(ws, kind, address)
     if config is None:
-        where = f"the config.json of {address} is not here yet" if address else "no input `base` names a model"
+        where = (
+            f"the config.json of {address} is not here yet"
+            if address
+            else "no input `base` names a model"
+        )
         return StepEstimate(step, None, where, shown, usable)
     try:
         model = read(config)
         other = config_of(ws, *place("reward_model"))
-        training = training_from_inputs.text(recipe, inputs, model, devices=devices, reward=read(other) if other is not None else None)
+        training = training_from_inputs.text(
+            recipe,
+            inputs,
+            model,
+            devices=devices,
+            reward=read(other) if other is not None else None,
+        )
         if training is None:
-            return StepEstimate(step, None, "the inputs do not say how long a sequence is", shown, usable)
+            return StepEstimate(
+                step, None, "the inputs do not say how long a sequence is", shown, usable
+            )
         found = estimate(model, training)
     except Unknown as error:
         return StepEstimate(step, None, str(error), shown, usable)
     if usable is not None and inputs.get("use_vllm"):
-        usable = round(usable * (1 - float(inputs.get("vllm_memory", 0))))  # vLLM takes its share first
+        usable = round(
+            usable * (1 - float(inputs.get("vllm_memory", 0)))
+        )  # vLLM takes its share first
     past = _past(ws, recipe, step, gpu)
     tokens = training_from_inputs.tokens(inputs, training)
     work = hardware.operations(model, training, tokens) if tokens is not None else None
@@ -269,10 +339,14 @@ def _of_images(
     past = _past(ws, recipe, step, gpu)
     count = training_from_inputs.samples(inputs)
     pixels = seen.resolution**2
-    seconds, basis = _by_speed(ws, recipe, past, float(count) * pixels if count is not None else None, devices) or (None, "")
+    seconds, basis = _by_speed(
+        ws, recipe, past, float(count) * pixels if count is not None else None, devices
+    ) or (None, "")
     # How long weights are on their way from main memory is not known of any machine.
     if seconds is None and gpu is not None and count is not None and not seen.away:
-        each = hardware.image_seconds(figures(), gpu, family=seen.family, method=seen.method, pixels=pixels, devices=devices)
+        each = hardware.image_seconds(
+            figures(), gpu, family=seen.family, method=seen.method, pixels=pixels, devices=devices
+        )
         seconds = (count * each[0], count * each[1]) if each is not None else None
         basis = _guess("what others published", gpu) if seconds is not None else ""
     measured = _measured(recipe, past, seen, address)
@@ -280,25 +354,57 @@ def _of_images(
         return StepEstimate(step, measured, "", shown, usable, seconds, basis)
     row = hardware.fitting(figures().diffusion, seen)
     if row is None:
-        return StepEstimate(step, None, f"there is no published measurement of {seen}", shown, usable, seconds, basis)
-    terms = {"as published" if row.source else COUNTED: round(row.gb * 1e9), "a larger adapter": hardware.adapter_more(row, seen)}
+        return StepEstimate(
+            step,
+            None,
+            f"there is no published measurement of {seen}",
+            shown,
+            usable,
+            seconds,
+            basis,
+        )
+    terms = {
+        "as published" if row.source else COUNTED: round(row.gb * 1e9),
+        "a larger adapter": hardware.adapter_more(row, seen),
+    }
     terms["blocks in main memory"] = -hardware.left_away(seen)
     size = sum(terms.values())
     # A peak that was published is of settings made to be small: less is not to be expected, and more where a case asks for less than its row.
-    found = Estimate(size, round(size * 0.98), round(size * 1.1), tuple((name, each) for name, each in terms.items() if each))
+    found = Estimate(
+        size,
+        round(size * 0.98),
+        round(size * 1.1),
+        tuple((name, each) for name, each in terms.items() if each),
+    )
     return StepEstimate(step, found, "", shown, usable, seconds, basis, source=row.source)
 
 
-def _measured(recipe: str, past: Sequence[_Past], seen: training_from_inputs.Picture, address: str) -> Estimate | None:
+def _measured(
+    recipe: str, past: Sequence[_Past], seen: training_from_inputs.Picture, address: str
+) -> Estimate | None:
     """What trainings of this very case took, on a base of the same name; None where there was none."""
-    alike = [each for each in past if os.path.basename(str(each.inputs.get("base", ""))) == os.path.basename(address)]
-    alike = [each for each in alike if training_from_inputs.picture(recipe, each.inputs, address) == seen]
-    sizes = [size for each in alike if (size := each.number("gpu_memory_gb", "memory_gb")) is not None]
+    alike = [
+        each
+        for each in past
+        if os.path.basename(str(each.inputs.get("base", ""))) == os.path.basename(address)
+    ]
+    alike = [
+        each for each in alike if training_from_inputs.picture(recipe, each.inputs, address) == seen
+    ]
+    sizes = [
+        size for each in alike if (size := each.number("gpu_memory_gb", "memory_gb")) is not None
+    ]
     if not sizes:
         return None
     held = round(max(sizes) * 1e9)
     size = held + CONTEXT
-    return Estimate(size, round(size * 0.95), round(size * 1.05), (("as measured", held), ("CUDA", CONTEXT)), _measured_on(sizes, alike[-1].kind))
+    return Estimate(
+        size,
+        round(size * 0.95),
+        round(size * 1.05),
+        (("as measured", held), ("CUDA", CONTEXT)),
+        _measured_on(sizes, alike[-1].kind),
+    )
 
 
 def _guess(what: str, gpu: Gpu) -> str:
@@ -338,8 +444,14 @@ def config_of(ws: Workspace, kind: str, address: str) -> dict[str, Any] | None:
         commit = (there.parent / "refs" / (revision or "main")).read_text().strip()
     except OSError:
         commit = revision
-    folders = [there / commit] if commit and (there / commit).is_dir() else sorted(there.glob("*"), key=os.path.getmtime, reverse=True)
-    folders += sorted(ws.home.glob(f"cache/*/{os.path.basename(name)}"), key=os.path.getmtime, reverse=True)
+    folders = (
+        [there / commit]
+        if commit and (there / commit).is_dir()
+        else sorted(there.glob("*"), key=os.path.getmtime, reverse=True)
+    )
+    folders += sorted(
+        ws.home.glob(f"cache/*/{os.path.basename(name)}"), key=os.path.getmtime, reverse=True
+    )
     return next((config for folder in folders if (config := _config(folder)) is not None), None)
 
 
@@ -390,7 +502,9 @@ class _Past:
 
     def speed(self) -> float | None:
         """Samples a second: the mean over its steps, or of the last where no more is kept."""
-        return metrics.mean_rate(metrics.points(self.kept), "samples_per_second") or self.number("samples_per_second")
+        return metrics.mean_rate(metrics.points(self.kept), "samples_per_second") or self.number(
+            "samples_per_second"
+        )
 
 
 def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]:
@@ -399,7 +513,14 @@ def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]
     Those that name no GPU had none, so that a `smoke` on two cores says nothing here.  A step of a recipe that uses this one is not among them.
     """
     rows = ws.store.runs.latest(recipe=recipe, last=LOOKED_AT)
-    done = {row.id: [each for each in ws.store.runs.attempts(row.id, step.rpartition("/")[2]) if each.outcome == "done" and each.key] for row in rows}
+    done = {
+        row.id: [
+            each
+            for each in ws.store.runs.attempts(row.id, step.rpartition("/")[2])
+            if each.outcome == "done" and each.key
+        ]
+        for row in rows
+    }
     traces = ws.store.index.traces([each.key for attempts in done.values() for each in attempts])
     found: dict[str, _Past] = {}
     for row in reversed(rows):
@@ -412,7 +533,9 @@ def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]
     return list(found.values())
 
 
-def _trained(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> tuple[Model, Training] | None:
+def _trained(
+    ws: Workspace, recipe: str, inputs: Mapping[str, Any]
+) -> tuple[Model, Training] | None:
     """What an earlier training was, as far as its model's config.json is still to be had."""
     base = str(inputs.get("base", ""))
     config = config_of(ws, "path", base) or config_of(ws, "hf", base)
@@ -444,7 +567,11 @@ def _learned(ws: Workspace, found: Estimate, recipe: str, past: Sequence[_Past])
 
 
 def _measured_on(sizes: Sequence[float], kind: str) -> str:
-    held = f"{min(sizes):.1f}" if max(sizes) - min(sizes) < 0.05 else f"{min(sizes):.1f}-{max(sizes):.1f}"
+    held = (
+        f"{min(sizes):.1f}"
+        if max(sizes) - min(sizes) < 0.05
+        else f"{min(sizes):.1f}-{max(sizes):.1f}"
+    )
     return f"measured {held} GB on {kind} in {_runs(len(sizes))}"
 
 
@@ -454,11 +581,21 @@ def _work(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> float | None
     if isinstance(resolution, int):
         return float(resolution) ** 2
     trained = _trained(ws, recipe, inputs)
-    tokens = training_from_inputs.tokens({"max_steps": 1, "global_batch": 1}, trained[1]) if trained is not None else None
-    return hardware.operations(*trained, tokens) if trained is not None and tokens is not None else None
+    tokens = (
+        training_from_inputs.tokens({"max_steps": 1, "global_batch": 1}, trained[1])
+        if trained is not None
+        else None
+    )
+    return (
+        hardware.operations(*trained, tokens)
+        if trained is not None and tokens is not None
+        else None
+    )
 
 
-def _by_speed(ws: Workspace, recipe: str, past: Sequence[_Past], work: float | None, devices: int) -> tuple[tuple[float, float], str] | None:
+def _by_speed(
+    ws: Workspace, recipe: str, past: Sequence[_Past], work: float | None, devices: int
+) -> tuple[tuple[float, float], str] | None:
     """Seconds for `work`, least and most, at the speed of trainings in `past`, and which those were; None where none tell theirs.
 
     The speed of a GPU is taken to be the same for each operation, or pixel, and GPUs to add up.
@@ -466,7 +603,8 @@ def _by_speed(ws: Workspace, recipe: str, past: Sequence[_Past], work: float | N
     speeds = [
         speed * done / (each.number("gpus") or 1)
         for each in past[-LEARNED_FROM:]
-        if (speed := each.speed()) is not None and (done := _work(ws, recipe, each.inputs)) is not None
+        if (speed := each.speed()) is not None
+        and (done := _work(ws, recipe, each.inputs)) is not None
     ]
     if work is None or not speeds:
         return None

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 def refuse(verdict: Verdict, found: Survey) -> None:
     """Raise Invalid with the findings that are errors, if there are any."""
     if any(finding.rule.severity == "error" for finding in verdict.findings):
-        raise Invalid(problems([each for each in verdict.findings if each.rule.severity == "error"], found))
+        raise Invalid(
+            problems([each for each in verdict.findings if each.rule.severity == "error"], found)
+        )
 
 
 def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
@@ -36,9 +38,15 @@ def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
         source = None
     shown = []
     for finding in findings:
-        remedy = finding.remedy + (f" (to run all the same: --allow {finding.rule.id})" if finding.rule.severity == "error" else "")
+        remedy = finding.remedy + (
+            f" (to run all the same: --allow {finding.rule.id})"
+            if finding.rule.severity == "error"
+            else ""
+        )
         where = _where(finding, source) if source is not None else None
-        shown.append(Problem(finding.rule.id, finding.message, where, remedy, finding.rule.severity))
+        shown.append(
+            Problem(finding.rule.id, finding.message, where, remedy, finding.rule.severity)
+        )
     return shown
 
 
@@ -52,7 +60,9 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
     for name, value in finding.fix.get("settings", {}).items():
         # What is not set yet is said as tools call it, where the rest is said.
         called = next(iter(names.get(name, ())), name)
-        origin = finding.origins.get(name) or (replace(file, name=called) if file else Origin("argument", f"--{called}"))
+        origin = finding.origins.get(name) or (
+            replace(file, name=called) if file else Origin("argument", f"--{called}")
+        )
         if origin.kind == "input" and "/" in finding.step:
             written.append(f"in step {step}: with: {{{origin.name}: {json.dumps(value)}}}")
         elif origin.kind == "input" and origin.name in found.plan.inputs:
@@ -60,12 +70,19 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
         else:
             for key, says in _said(origin.name, value):
                 if origin.kind == "file":
-                    written.append(f"in {origin.file}{'' if origin.found_at else f' of step {step}'}: {key}: {json.dumps(says)}")
+                    written.append(
+                        f"in {origin.file}{'' if origin.found_at else f' of step {step}'}: {key}: {json.dumps(says)}"
+                    )
                 else:
-                    written.append(f"in the command of step {step}: {key} {says if isinstance(says, str) else json.dumps(says)}")
+                    written.append(
+                        f"in the command of step {step}: {key} {says if isinstance(says, str) else json.dumps(says)}"
+                    )
     for kind in ("env", "resources"):
         if values := finding.fix.get(kind):
-            said = ", ".join(f"{name}: {json.dumps(value) if kind == 'env' else value}" for name, value in values.items())
+            said = ", ".join(
+                f"{name}: {json.dumps(value) if kind == 'env' else value}"
+                for name, value in values.items()
+            )
             written.append(f"in step {step}: {kind}: {{{said}}}")
     return typed, written
 
@@ -93,9 +110,14 @@ def _where(finding: Finding, source: Document) -> Location | None:
             continue  # what is written there is in the recipe that this one uses
         elif origin.kind == "input" and isinstance(inputs, dict) and origin.name in inputs:
             return source.locate(("inputs", origin.name), key=True)
-        elif origin.kind == "file" and (keys := _keys(_block(tree, step, "files").get(origin.file), origin.name)):
+        elif origin.kind == "file" and (
+            keys := _keys(_block(tree, step, "files").get(origin.file), origin.name)
+        ):
             return source.locate(("steps", step, "files", origin.file, *keys), key=True)
-        elif origin.kind == "argument" and (where := _argument(origin, source, tree, step)) is not None:
+        elif (
+            origin.kind == "argument"
+            and (where := _argument(origin, source, tree, step)) is not None
+        ):
             return where
     return source.locate(("steps", step) if step else ("recipe",), key=True)
 
@@ -104,14 +126,18 @@ def _block(tree: Mapping[str, Any], step: str, name: str) -> Any:
     return ((tree.get("steps") or {}).get(step) or {}).get(name) or {}
 
 
-def _argument(origin: Origin, source: Document, tree: Mapping[str, Any], step: str) -> Location | None:
+def _argument(
+    origin: Origin, source: Document, tree: Mapping[str, Any], step: str
+) -> Location | None:
     """The place of an option in the command of a step; None where it is not written out."""
     option = origin.name.lstrip("-")
     for name in ("run", "accelerate"):
         written = _block(tree, step, name)
         if isinstance(written, str):
             if found := re.search(rf"(?<!\S)--?{re.escape(option)}(?![\w-])", written):
-                return source.locate(("steps", step, name), offset=found.start(), length=found.end() - found.start())
+                return source.locate(
+                    ("steps", step, name), offset=found.start(), length=found.end() - found.start()
+                )
         elif (path := _word(written, option)) is not None:
             return source.locate(("steps", step, name, *path), key=isinstance(path[-1], str))
     return None
@@ -132,8 +158,16 @@ def _keys(tree: object, name: str) -> tuple[str, ...]:
 def _word(words: object, option: str) -> tuple[str | int, ...] | None:
     """The path of the word that is this option, in a command as a list or in `args` as a mapping; None where there is none."""
     if isinstance(words, str):
-        return () if words.startswith("-") and words.lstrip("-").partition("=")[0] == option else None
-    for key, value in words.items() if isinstance(words, Mapping) else enumerate(words) if isinstance(words, list) else ():
+        return (
+            () if words.startswith("-") and words.lstrip("-").partition("=")[0] == option else None
+        )
+    for key, value in (
+        words.items()
+        if isinstance(words, Mapping)
+        else enumerate(words)
+        if isinstance(words, list)
+        else ()
+    ):
         if key == option:
             return (key,)
         if (path := _word(value, option)) is not None:
@@ -159,7 +193,9 @@ def _line(origin: Origin) -> Location | None:
             section = _plain(head[1])
             if section == origin.name:
                 return Location(origin.file, n, head.start(1) + 1, len(head[1]), line)
-        elif (key := _KEY.match(line)) and ".".join(filter(None, (section, _plain(key[1])))) == origin.name:
+        elif (key := _KEY.match(line)) and ".".join(
+            filter(None, (section, _plain(key[1])))
+        ) == origin.name:
             return Location(origin.file, n, key.start(1) + 1, len(key[1]), line)
     return None
 

@@ -76,11 +76,18 @@ class Hardware:
             if plain in (_plain(gpu.name), *map(_plain, gpu.names)):
                 return gpu
         names = [gpu.name for gpu in self.gpus]
-        raise NotFound(f'no figures for a GPU "{word}"', fix=did_you_mean(word.lower(), names) or f"known: {', '.join(names)}")
+        raise NotFound(
+            f'no figures for a GPU "{word}"',
+            fix=did_you_mean(word.lower(), names) or f"known: {', '.join(names)}",
+        )
 
     def meant(self, word: str, memory: int | None) -> Gpu | None:
         """The GPU that resources ask for by a word, which is a part of its name, and perhaps bytes; None where that is none or several of ours."""
-        found = [gpu for gpu in self.gpus if any(_plain(word) == _plain(name) for name in (gpu.name, gpu.asked, *gpu.names))]
+        found = [
+            gpu
+            for gpu in self.gpus
+            if any(_plain(word) == _plain(name) for name in (gpu.name, gpu.asked, *gpu.names))
+        ]
         if memory is not None:
             found = [gpu for gpu in found if abs(gpu.memory * 1e9 - memory) <= 0.03 * memory]
         return found[0] if len(found) == 1 else None
@@ -98,7 +105,12 @@ def read(data: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]] | None = 
     cards |= {name: {**item, **theirs.get(name, {})} for name, item in known.items()}
     utilisation = (data["utilisation"]["low"], data["utilisation"]["high"])
     gpus = tuple(_gpu(name, item) for name, item in cards.items())
-    return Hardware(gpus, utilisation, tuple(Speed(**item) for item in data["speed"]), tuple(Seen(**item) for item in data["diffusion"]))
+    return Hardware(
+        gpus,
+        utilisation,
+        tuple(Speed(**item) for item in data["speed"]),
+        tuple(Seen(**item) for item in data["diffusion"]),
+    )
 
 
 NEEDED: Final = ("memory", "capability", "tflops")
@@ -109,7 +121,16 @@ def _gpu(name: str, item: Mapping[str, Any]) -> Gpu:
     names = tuple(item.get("names", (name,)))
     reports = item.get("reports") or round(item["memory"] * 1e9 * 0.97) // 2**20
     usable = reports * 2**20 - RESERVED
-    return Gpu(name, item["memory"], usable, item["capability"], item["tflops"], item.get("gpu", names[0]), names, tuple(item.get("unchecked", ())))
+    return Gpu(
+        name,
+        item["memory"],
+        usable,
+        item["capability"],
+        item["tflops"],
+        item.get("gpu", names[0]),
+        names,
+        tuple(item.get("unchecked", ())),
+    )
 
 
 def operations(model: Model, training: Training, tokens: float) -> float:
@@ -136,7 +157,9 @@ def seconds(hardware: Hardware, gpu: Gpu, work: float, devices: int = 1) -> tupl
     return work / (each * high), work / (each * low)
 
 
-def image_seconds(hardware: Hardware, gpu: Gpu, *, family: str, method: str, pixels: int, devices: int = 1) -> tuple[float, float] | None:
+def image_seconds(
+    hardware: Hardware, gpu: Gpu, *, family: str, method: str, pixels: int, devices: int = 1
+) -> tuple[float, float] | None:
     """How long a diffusion training may take for one image of so many pixels, least and most; None where none of its family is published.
 
     A published figure is carried over by the speeds of the two GPUs and by pixels, each of which it is taken to go by.

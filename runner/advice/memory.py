@@ -27,7 +27,15 @@ BUCKET: Final = 2 * 500_000_000 * 2
 
 _NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantisation: 4 bits, one 8-bit scale for 64 weights, one 32-bit scale for 256 of those."""
-_OPTIMIZERS: Final = {"adamw": 8.0, "adamw_fused": 8.0, "adamw_8bit": 2.0, "paged_adamw_8bit": 0.0, "paged_adamw": 0.0, "adafactor": 0.0, "sgd": 0.0}
+_OPTIMIZERS: Final = {
+    "adamw": 8.0,
+    "adamw_fused": 8.0,
+    "adamw_8bit": 2.0,
+    "paged_adamw_8bit": 0.0,
+    "paged_adamw": 0.0,
+    "adafactor": 0.0,
+    "sgd": 0.0,
+}
 """Bytes of state for each trained weight, on the GPU.  Paged ones lie in managed memory, which PyTorch does not count and which leaves when room is
 needed; Adafactor's rows and columns are too few to matter.  A fused AdamW steps in one kernel, without scratch."""
 
@@ -67,11 +75,17 @@ class Training:
     targets: Literal["linear", "attention"] = "linear"  # where LoRA adapts
     dropout: bool = False  # LoRA: some of what its layers read is left out
     embeddings: bool = False  # LoRA: train the embeddings too, whole
-    master: bool = False  # full: weights in 32 bits, computed with in 16 (mixed precision); else 16 throughout
-    frozen: Literal[8, 16, 32] = 16  # bits of frozen weights; of 4-bit models those of what is not quantised
+    master: bool = (
+        False  # full: weights in 32 bits, computed with in 16 (mixed precision); else 16 throughout
+    )
+    frozen: Literal[8, 16, 32] = (
+        16  # bits of frozen weights; of 4-bit models those of what is not quantised
+    )
     upcast: bool = False  # peft's prepare_model_for_kbit_training: what is not quantised, the residual stream and the logits have 32 bits
     checkpointing: bool = True  # activations are computed again
-    attention: Literal["flash", "eager"] = "flash"  # sdpa is flash here: it keeps no matrix of scores
+    attention: Literal["flash", "eager"] = (
+        "flash"  # sdpa is flash here: it keeps no matrix of scores
+    )
     compiled: bool = False  # elementwise work is fused, and computed again in the backward
     logits: Literal["plain", "logps", "chunked", "fused", "none"] = "plain"
     optimizer: str = "adamw"
@@ -79,9 +93,15 @@ class Training:
     stage: Literal[0, 1, 2, 3] = 0  # ZeRO; FSDP full sharding is 3
     devices: int = 1
     offload: bool = False  # optimizer state, and with stage 3 weights, live in the host's memory
-    others: int = 0  # weights of further models that lie there in 16 bits: a reference, a reward model
-    generating: int = 0  # sequences that are written together, each with its cache of keys and values
-    precompute: int = 0  # pairs whose reference log-probabilities are computed together, before the first step
+    others: int = (
+        0  # weights of further models that lie there in 16 bits: a reference, a reward model
+    )
+    generating: int = (
+        0  # sequences that are written together, each with its cache of keys and values
+    )
+    precompute: int = (
+        0  # pairs whose reference log-probabilities are computed together, before the first step
+    )
     context: bool = True  # what CUDA itself takes counts, as nvidia-smi does and PyTorch does not
 
 
@@ -111,7 +131,9 @@ def estimate(model: Model | Mapping[str, Any], training: Training) -> Estimate:
         model = read(model)
     terms = {name: round(size) for name, size in _terms(model, training).items() if size >= 1}
     total = sum(terms.values())
-    return Estimate(total, round(total * (1 - BELOW)), round(total * (1 + ABOVE)), tuple(terms.items()))
+    return Estimate(
+        total, round(total * (1 - BELOW)), round(total * (1 + ABOVE)), tuple(terms.items())
+    )
 
 
 def calibrated(found: Estimate, factor: float, runs: int, measured: str) -> Estimate:
@@ -131,10 +153,15 @@ def calibrated(found: Estimate, factor: float, runs: int, measured: str) -> Esti
 def read(config: Mapping[str, Any]) -> Model:
     """The shape that a config.json tells.  Weights are counted as transformers makes them.  Raises Unknown."""
     if isinstance(config.get("text_config"), Mapping) and "hidden_size" not in config:
-        config = {"model_type": config.get("model_type", ""), **config["text_config"]}  # it sees, too: the language half is what learns
+        config = {
+            "model_type": config.get("model_type", ""),
+            **config["text_config"],
+        }  # it sees, too: the language half is what learns
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
-        raise Unknown(f'weights of the family "{family}" are not known how to count; known: {", ".join(FAMILIES)}')
+        raise Unknown(
+            f'weights of the family "{family}" are not known how to count; known: {", ".join(FAMILIES)}'
+        )
     hidden = _whole(config, "hidden_size", "n_embd", "d_model")
     layers = _whole(config, "num_hidden_layers", "n_layer")
     heads = _whole(config, "num_attention_heads", "n_head")
@@ -143,15 +170,25 @@ def read(config: Mapping[str, Any]) -> Model:
         raise Unknown("config.json says no number of heads")
     old = family in ("gpt2", "gpt_neox", "bloom")
     kv_heads = heads if old else _whole(config, "num_key_value_heads", default=heads)
-    head = _whole(config, "head_dim", default=256 if family.startswith("gemma") else hidden // heads)
+    head = _whole(
+        config, "head_dim", default=256 if family.startswith("gemma") else hidden // heads
+    )
     attention, keys = heads * head, kv_heads * head
     tied = bool(config.get("tie_word_embeddings", family in _TIED))
     gated = family not in _PLAIN
     biased = family in _PLAIN  # those old enough to have no gate have biases everywhere
-    wide = _whole(config, "n_inner" if family == "gpt2" else "intermediate_size", default=4 * hidden) if family != "bloom" else 4 * hidden
+    wide = (
+        _whole(config, "n_inner" if family == "gpt2" else "intermediate_size", default=4 * hidden)
+        if family != "bloom"
+        else 4 * hidden
+    )
 
-    qkv_bias = biased or bool(config.get("attention_bias", False)) or family in ("qwen2", "qwen2_moe")
-    out_bias = biased or (bool(config.get("attention_bias", False)) and family not in ("qwen2", "qwen2_moe"))
+    qkv_bias = (
+        biased or bool(config.get("attention_bias", False)) or family in ("qwen2", "qwen2_moe")
+    )
+    out_bias = biased or (
+        bool(config.get("attention_bias", False)) and family not in ("qwen2", "qwen2_moe")
+    )
     linear = 2 * hidden * attention + 2 * hidden * keys
     small = (attention + 2 * keys if qkv_bias else 0) + (hidden if out_bias else 0)
     adapted = (hidden + attention) * 2 + (hidden + keys) * 2
@@ -173,7 +210,11 @@ def read(config: Mapping[str, Any]) -> Model:
     if experts:
         each = _whole(config, "moe_intermediate_size", default=wide)
         chosen = _whole(config, "num_experts_per_tok", default=2)
-        shared = _whole(config, "shared_expert_intermediate_size", default=each * _whole(config, "n_shared_experts", default=0))
+        shared = _whole(
+            config,
+            "shared_expert_intermediate_size",
+            default=each * _whole(config, "n_shared_experts", default=0),
+        )
         sparse = sum(1 for n in range(layers) if _is_sparse(config, n))
         # Experts are one tensor for all of them, which LoRA on "all linear layers" passes over.
         total_linear += sparse * experts * feed(each)[0]
@@ -210,7 +251,20 @@ def read(config: Mapping[str, Any]) -> Model:
 
 
 FAMILIES: Final = (
-    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma3", "phi3"),
+    *(
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gemma3",
+        "phi3",
+    ),
     *("olmo2", "olmo3", "granite", "smollm3", "starcoder2", "gpt2", "gpt_neox", "bloom"),
 )
 """The values of `model_type` whose weights are counted here to the last one: a test builds each in transformers."""
@@ -219,7 +273,9 @@ _PLAIN = ("gpt2", "gpt_neox", "bloom", "starcoder2")
 
 
 def _is_sparse(config: Mapping[str, Any], layer: int) -> bool:
-    if layer in (config.get("mlp_only_layers") or ()) or layer < _whole(config, "first_k_dense_replace", default=0):
+    if layer in (config.get("mlp_only_layers") or ()) or layer < _whole(
+        config, "first_k_dense_replace", default=0
+    ):
         return False
     return (layer + 1) % max(1, _whole(config, "decoder_sparse_step", default=1)) == 0
 
@@ -239,7 +295,9 @@ def _whole(config: Mapping[str, Any], *names: str, default: int | None = None) -
 
 def _terms(model: Model, training: Training) -> dict[str, float]:
     if training.optimizer not in _OPTIMIZERS:
-        raise Unknown(f'no figures for the optimizer "{training.optimizer}"; known: {", ".join(_OPTIMIZERS)}')
+        raise Unknown(
+            f'no figures for the optimizer "{training.optimizer}"; known: {", ".join(_OPTIMIZERS)}'
+        )
     n = training.devices
     state = _OPTIMIZERS[training.optimizer]
     trained = float(trained_weights(model, training))
@@ -257,10 +315,16 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
             terms["16-bit copies of the weights"] = trained * 2 / weights_over
         grain = 4 if training.master else 2
         if training.in_backward:
-            terms["one gradient"] = grain * max(model.vocabulary * model.hidden, model.hidden * model.intermediate)
+            terms["one gradient"] = grain * max(
+                model.vocabulary * model.hidden, model.hidden * model.intermediate
+            )
         else:
             terms["gradients"] = trained * grain / gradients_over
-        scratch = trained * grain / state_over if training.optimizer == "adamw" and not training.in_backward else 0.0
+        scratch = (
+            trained * grain / state_over
+            if training.optimizer == "adamw" and not training.in_backward
+            else 0.0
+        )
         if not training.master and training.optimizer in ("adamw", "adamw_fused"):
             state = 4.0  # Adam's moments have the type of the weights
     else:
@@ -286,13 +350,21 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
     elif training.stage == 3:
         # Two layers are gathered at a time: the one at work and the next.
         each = 2.0 if training.method == "full" else narrow
-        terms["gathered layers"] = 2 * each * model.linear / max(model.layers, 1) + 2 * model.vocabulary * model.hidden
+        terms["gathered layers"] = (
+            2 * each * model.linear / max(model.layers, 1) + 2 * model.vocabulary * model.hidden
+        )
 
     tokens = training.length * training.batch * (2 if training.pairs else 1)
     layer = layer_bytes(model, training) * tokens
     gradients = 2.0 * (3 if model.gated else 2) * model.intermediate * tokens
     # The residual stream is what is kept at the borders of layers; it has 32 bits where embeddings do.
-    stream = 4.0 if training.upcast or (training.master and training.method == "full") or training.frozen == 32 else 2.0
+    stream = (
+        4.0
+        if training.upcast
+        or (training.master and training.method == "full")
+        or training.frozen == 32
+        else 2.0
+    )
     kept = model.layers * (stream * model.hidden * tokens if training.checkpointing else layer)
     logits = _logits(model, training, tokens)
     working = gradients + (layer if training.checkpointing else 0.0)
@@ -301,7 +373,9 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
     # In 16 bits, without gradients: nothing is kept but the logits of all.
     first = 2.0 * training.precompute * 2 * training.length * model.vocabulary
     # Keys and values of all that is written, and the logits of one token of each.
-    written = training.generating * (4.0 * model.layers * model.keys * training.length + 6.0 * model.vocabulary)
+    written = training.generating * (
+        4.0 * model.layers * model.keys * training.length + 6.0 * model.vocabulary
+    )
     if kept + max(working, logits) >= max(scratch, first, written):
         terms["kept activations"] = kept
         terms["logits" if logits >= working else "a layer at work"] = max(working, logits)
@@ -327,7 +401,9 @@ def trained_weights(model: Model, training: Training) -> int:
 
 def _adapted(model: Model, training: Training) -> int:
     """Weights of the LoRA: `rank` for each input and each output of a layer that it adapts."""
-    attention = model.layers * (2 * (model.hidden + model.attention) + 2 * (model.hidden + model.keys))
+    attention = model.layers * (
+        2 * (model.hidden + model.attention) + 2 * (model.hidden + model.keys)
+    )
     return training.rank * (attention if training.targets == "attention" else model.adapted)
 
 
@@ -343,13 +419,31 @@ def layer_bytes(model: Model, training: Training) -> float:
     if training.compiled:
         found = 8 * hidden + attention + 2 * (2 if model.gated else 1) * wide
     elif training.method == "full":
-        found = (26 if training.master else 16) * hidden + attention + 2 * (4 if model.gated else 2) * wide
+        found = (
+            (26 if training.master else 16) * hidden
+            + attention
+            + 2 * (4 if model.gated else 2) * wide
+        )
     elif training.targets == "attention":
-        found = 8 * hidden + attention + 2 * (3 if model.gated else 1) * wide + 2 * (3 * hidden + model.attention)
+        found = (
+            8 * hidden
+            + attention
+            + 2 * (3 if model.gated else 1) * wide
+            + 2 * (3 * hidden + model.attention)
+        )
     else:
-        found = 8 * hidden + attention + 2 * (4 if model.gated else 2) * wide + 2 * (5 * hidden + model.attention)
+        found = (
+            8 * hidden
+            + attention
+            + 2 * (4 if model.gated else 2) * wide
+            + 2 * (5 * hidden + model.attention)
+        )
     if training.dropout and training.method != "full" and not training.compiled:
-        found += 3 * hidden + model.attention + (0 if training.targets == "attention" else (2 if model.gated else 1) * hidden + wide)
+        found += (
+            3 * hidden
+            + model.attention
+            + (0 if training.targets == "attention" else (2 if model.gated else 1) * hidden + wide)
+        )
     if training.attention == "eager":
         # Scores after the softmax in 32 bits and in 16, and keys and values repeated for each head.
         found += 6 * model.heads * training.length + 4 * (model.attention - model.keys)

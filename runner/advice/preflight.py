@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from ..survey.survey import Survey
 
 _HERE: Final = ("local", "loopback")  # drivers whose host is this machine
-_DEFAULT: Final = 1024  # tokens that `trl` keeps of a row by default: trl/trainer/sft_config.py, max_length
+_DEFAULT: Final = (
+    1024  # tokens that `trl` keeps of a row by default: trl/trainer/sft_config.py, max_length
+)
 
 
 def check(
@@ -53,14 +55,21 @@ def check(
     if strange := sorted(allowed - known):
         from ..errors import NotFound, did_you_mean
 
-        raise NotFound(f'there is no rule "{strange[0]}"', fix=did_you_mean(strange[0], known) or "docs/preflight.md lists them")
+        raise NotFound(
+            f'there is no rule "{strange[0]}"',
+            fix=did_you_mean(strange[0], known) or "docs/preflight.md lists them",
+        )
     applied = [rule for rule in library.rules if rule.id not in allowed]
     looks = _Looks(ws, found, library, driver, host, python)
     verdicts = []
     for n in numbers:
         facts, trains = looks.of(n)
         about = ("training", "step") if trains else ("step",)
-        verdicts.append(rules.judge([rule for rule in applied if rule.about in about], facts, found.plan.nodes[n].id))
+        verdicts.append(
+            rules.judge(
+                [rule for rule in applied if rule.about in about], facts, found.plan.nodes[n].id
+            )
+        )
     whole = [rule for rule in applied if rule.about == "recipe"]
     if whole:
         verdicts.append(rules.judge(whole, looks.of(numbers[0])[0]))
@@ -71,7 +80,13 @@ class _Looks:
     """The facts of each step; what steps share is looked at once."""
 
     def __init__(
-        self, ws: Workspace, found: Survey, library: rule_files.Library, driver: str, host: Mapping[str, object] | None, python: str
+        self,
+        ws: Workspace,
+        found: Survey,
+        library: rule_files.Library,
+        driver: str,
+        host: Mapping[str, object] | None,
+        python: str,
     ) -> None:
         self._ws, self._found, self._library, self._driver = ws, found, library, driver
         self._python, self._current_python = python, python == CURRENT
@@ -89,9 +104,26 @@ class _Looks:
         takes = self._takes(node.prefix)
         line = [_addressed(word, takes) for word in words(spec, scope)]
         inputs = {name: _address(value, takes) for name, value in spec.names.inputs.items()}
-        configs, broken = self._configs(n, [*(word.text for word in line if word.text), *map(str, inputs.values())])
-        given = [*of_words(line), *(each for tree, file, found_at in configs for each in of_tree(tree, scope, file, found_at))]
-        settings = Settings([*program.derived(given), *given, *of_inputs(inputs), *program.derived(of_inputs(inputs))], self._library.names)
+        configs, broken = self._configs(
+            n, [*(word.text for word in line if word.text), *map(str, inputs.values())]
+        )
+        given = [
+            *of_words(line),
+            *(
+                each
+                for tree, file, found_at in configs
+                for each in of_tree(tree, scope, file, found_at)
+            ),
+        ]
+        settings = Settings(
+            [
+                *program.derived(given),
+                *given,
+                *of_inputs(inputs),
+                *program.derived(of_inputs(inputs)),
+            ],
+            self._library.names,
+        )
         imports: list[list[str]] = []
 
         def code() -> dict[str, object]:
@@ -118,14 +150,18 @@ class _Looks:
         facts["gpu"] = Facts({}, rules.NEEDS["gpu"], partial(machine.gpu, step, self._host))
         facts["offer"] = Facts({}, rules.NEEDS["offer"], partial(machine.offer, self._host))
         facts["data"] = self._data_of(settings, step)
-        facts["memory"] = Facts({}, rules.NEEDS["memory"], partial(_memory, self._ws, self._found, n, facts))
+        facts["memory"] = Facts(
+            {}, rules.NEEDS["memory"], partial(_memory, self._ws, self._found, n, facts)
+        )
         return facts, trains
 
     def _takes(self, prefix: str) -> dict[str, str]:
         """Where what is below `inputs/` in attempts comes from: for all steps of one recipe, as each sees only its own."""
         if prefix not in self._sources:
             nodes = [node for node in self._found.plan.nodes if node.prefix == prefix]
-            self._sources[prefix] = {source.name: source.address for node in nodes for source in node.takes}
+            self._sources[prefix] = {
+                source.name: source.address for node in nodes for source in node.takes
+            }
         return self._sources[prefix]
 
     def _recipe(self) -> dict[str, object]:
@@ -151,7 +187,9 @@ class _Looks:
             processes = block["processes"]
         given = {secret.source for secret in spec.secrets if self._ws.environ.get(secret.source)}
         sections = [key for tree, _, _ in configs if isinstance(tree, Mapping) for key in tree]
-        passed = {name: self._ws.environ[name] for name in spec.pass_env if name in self._ws.environ}
+        passed = {
+            name: self._ws.environ[name] for name in spec.pass_env if name in self._ws.environ
+        }
         env = passed | {name: value for name, value in spec.env.items() if value is not None}
         return Facts(
             {
@@ -178,12 +216,18 @@ class _Looks:
                 "missing": {}
                 if self._found.verdicts[n].answer == RESTORE or spec.select is not None
                 else dict(missing_inputs.missing(self._ws, self._found, n)),
-                "members": [each._asdict() for each in missing_inputs.members(self._ws, self._found, n) if not each.wrong],
+                "members": [
+                    each._asdict()
+                    for each in missing_inputs.members(self._ws, self._found, n)
+                    if not each.wrong
+                ],
             },
             gather=code,
         )
 
-    def _configs(self, n: int, named: Sequence[str]) -> tuple[list[tuple[object, str, str]], list[str]]:
+    def _configs(
+        self, n: int, named: Sequence[str]
+    ) -> tuple[list[tuple[object, str, str]], list[str]]:
         """The configuration files of a step: those that the recipe writes, and those of `named` that lie here.  (tree, name, where it is)."""
         spec, node = self._found.plan.specs()[n], self._found.plan.nodes[n]
         found: list[tuple[object, str, str]] = []
@@ -201,13 +245,28 @@ class _Looks:
                     add(path, tree.encode())
             elif path.endswith(program.CONFIGS):
                 found.append((tree, path, ""))
-        brought = [(self._ws.root, [unspelled(dep)[0] for dep in node.deps]), (self._ws.root, list(self._takes(node.prefix).values()))]
-        brought.append((Path(self._found.plan.homes[node.home]), [unspelled(pattern)[0] for pattern in node.code]))
+        brought = [
+            (self._ws.root, [unspelled(dep)[0] for dep in node.deps]),
+            (self._ws.root, list(self._takes(node.prefix).values())),
+        ]
+        brought.append(
+            (
+                Path(self._found.plan.homes[node.home]),
+                [unspelled(pattern)[0] for pattern in node.code],
+            )
+        )
         for name in dict.fromkeys(named):
-            if name.endswith(program.CONFIGS) and not name.startswith("-") and name not in spec.files:
+            if (
+                name.endswith(program.CONFIGS)
+                and not name.startswith("-")
+                and name not in spec.files
+            ):
                 for place, patterns in brought:
                     # A step sees what is brought to it, and no other file that happens to lie here under that name.
-                    there = os.path.isabs(name) or any(fnmatch.fnmatch(name, each) or name.startswith(f"{each.rstrip('/')}/") for each in patterns)
+                    there = os.path.isabs(name) or any(
+                        fnmatch.fnmatch(name, each) or name.startswith(f"{each.rstrip('/')}/")
+                        for each in patterns
+                    )
                     if there and (data := contents(place / name, LARGE)) is not None:
                         add(name, data, str(place / name))
                         break
@@ -219,13 +278,25 @@ class _Looks:
         if not isinstance(address, str):
             return Facts({}, "the name of the model" if address is None else rules.NEEDS["model"])
         template = settings.setting("chat_template")
-        file = self._ws.absolute(template.value) if template is not None and isinstance(template.value, str) else None
+        file = (
+            self._ws.absolute(template.value)
+            if template is not None and isinstance(template.value, str)
+            else None
+        )
         tuned = settings.setting("model")
-        put = self._ws.absolute(tuned.value) if tuned is not None and isinstance(tuned.value, str) and tuned.value != address else None
+        put = (
+            self._ws.absolute(tuned.value)
+            if tuned is not None and isinstance(tuned.value, str) and tuned.value != address
+            else None
+        )
         adapter = put if put is not None and (put / "adapter_config.json").is_file() else None
         if (address, file, adapter) not in self._models:
-            gather = partial(model.facts, self._ws.absolute(model.bare(address)), address, file, adapter)
-            self._models[address, file, adapter] = Facts({"address": model.bare(address)}, rules.NEEDS["model"], gather)
+            gather = partial(
+                model.facts, self._ws.absolute(model.bare(address)), address, file, adapter
+            )
+            self._models[address, file, adapter] = Facts(
+                {"address": model.bare(address)}, rules.NEEDS["model"], gather
+            )
         return self._models[address, file, adapter]
 
     def _data_of(self, settings: Settings, step: Facts) -> Facts:
@@ -234,12 +305,23 @@ class _Looks:
         if not isinstance(address, str) or "://" in address:
             return Facts({}, rules.NEEDS["data"])
         longest = settings.setting("max_length")
-        limit = longest.value if longest is not None else _DEFAULT if step["launcher"] == "trl" else None
+        limit = (
+            longest.value
+            if longest is not None
+            else _DEFAULT
+            if step["launcher"] == "trl"
+            else None
+        )
         base = settings.setting("base")
         key = (address, limit, str(base.value) if base is not None else "")
         if key not in self._data:
             tokenizer = self._ws.absolute(model.bare(str(base.value))) if base is not None else None
-            gather = partial(data.facts, self._ws.absolute(address), limit if isinstance(limit, int) else None, tokenizer)
+            gather = partial(
+                data.facts,
+                self._ws.absolute(address),
+                limit if isinstance(limit, int) else None,
+                tokenizer,
+            )
             self._data[key] = Facts({}, rules.NEEDS["data"], gather)
         return self._data[key]
 
@@ -248,7 +330,11 @@ class _Looks:
         unknown = rules.NEEDS["environment"]
         if node.lock and not self._current_python:
             path = Path(self._found.plan.homes[node.home]) / node.lock
-            return Facts({}, gather=partial(packages.locked, path)) if path.is_file() else Facts({}, unknown)
+            return (
+                Facts({}, gather=partial(packages.locked, path))
+                if path.is_file()
+                else Facts({}, unknown)
+            )
         if self._found.plan.specs()[n].image:
             return Facts({}, unknown)
         if self._driver in _HERE:
@@ -263,13 +349,17 @@ class _Looks:
 
         plan = self._found.plan
         node, spec = plan.nodes[n], plan.specs()[n]
-        kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "said"))
+        kept: dict[str, object] = dict.fromkeys(
+            ("checkpoint", "newest", "processes", "max_steps", "torch", "said")
+        )
         row = self._ws.store.runs.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
             kept["said"] = _tail(self._ws.kept(row.run, node.id, row.n, ".log"))
         if not spec.state or (image := image_of(self._found, n)) is None:
             return kept
-        found = checkpoints.made_under(self._ws.home / "states" / checkpoints.key(spec, image["world"], node.id))
+        found = checkpoints.made_under(
+            self._ws.home / "states" / checkpoints.key(spec, image["world"], node.id)
+        )
         if found is None:
             return kept
         generation, made = found
@@ -277,7 +367,11 @@ class _Looks:
         names = checkpoints.newest_first(generation / name, pattern)
         if not names:
             return kept
-        kept |= {"newest": names[0], "max_steps": made["continues"].get("max_steps"), "torch": _torch(generation / name)}
+        kept |= {
+            "newest": names[0],
+            "max_steps": made["continues"].get("max_steps"),
+            "torch": _torch(generation / name),
+        }
         for each, verdict in checkpoints.judged(generation / name, pattern):
             if verdict.ok:
                 return kept | {"checkpoint": each, "processes": verdict.world or made["world"]}
@@ -287,7 +381,9 @@ class _Looks:
 def _torch(state: Path) -> list[int] | None:
     """The release of PyTorch that wrote a state, where the card that Trainers of Hugging Face put beside checkpoints says it."""
     for card in (state / "README.md", *sorted(state.glob("*/README.md"), reverse=True)[:3]):
-        if found := re.search(rb"^- Pytorch:? (\d+)\.(\d+)\.(\d+)", contents(card, LARGE) or b"", re.MULTILINE):
+        if found := re.search(
+            rb"^- Pytorch:? (\d+)\.(\d+)\.(\d+)", contents(card, LARGE) or b"", re.MULTILINE
+        ):
             return [int(part) for part in found.groups()]
     return None
 
@@ -350,5 +446,7 @@ def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> d
         "high": round(estimated.found.high / GB, 1),
         "usable": round(usable / GB, 1),
         "gpu": estimated.gpu,
-        "terms": ", ".join(f"{name} {size / GB:.1f}" for name, size in estimates.largest(estimated.found)),
+        "terms": ", ".join(
+            f"{name} {size / GB:.1f}" for name, size in estimates.largest(estimated.found)
+        ),
     }

@@ -45,8 +45,12 @@ def load(homes: Iterable[str] = ()) -> Library:
         theirs = _plain(read.value)
         replaced = {each["id"] for each in theirs.get("rules", ())}
         known = [*(rule for rule in known if rule.id not in replaced), *rules.rules(theirs)]
-        names |= {name: [*names.get(name, ()), *more] for name, more in theirs.get("names", {}).items()}
-        tools |= {tool: [*tools.get(tool, ()), *more] for tool, more in theirs.get("tools", {}).items()}
+        names |= {
+            name: [*names.get(name, ()), *more] for name, more in theirs.get("names", {}).items()
+        }
+        tools |= {
+            tool: [*tools.get(tool, ()), *more] for tool, more in theirs.get("tools", {}).items()
+        }
     return Library(tuple(known), names, tools)
 
 
@@ -66,10 +70,26 @@ def faults(read: Document) -> list[Problem]:
     seen: set[str] = set()
     for n, rule in enumerate(_plain(read.value).get("rules", ())):
         if rule["id"] in seen:
-            wrong.append(read.problem("bad-rule", f'there are two rules "{rule["id"]}"', ("rules", n, "id"), fix="call one of them otherwise"))
+            wrong.append(
+                read.problem(
+                    "bad-rule",
+                    f'there are two rules "{rule["id"]}"',
+                    ("rules", n, "id"),
+                    fix="call one of them otherwise",
+                )
+            )
         seen.add(rule["id"])
         for where, error in rules.faults(rule):
-            wrong.append(read.problem("bad-rule", str(error), ("rules", n, *where), fix=error.fix, offset=error.offset, length=error.length))
+            wrong.append(
+                read.problem(
+                    "bad-rule",
+                    str(error),
+                    ("rules", n, *where),
+                    fix=error.fix,
+                    offset=error.offset,
+                    length=error.length,
+                )
+            )
     return wrong
 
 

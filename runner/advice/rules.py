@@ -53,18 +53,78 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "image",
             "git",
         ),
-        *("logins", "remote", "imports", "keywords", "config_sections", "config_kind", "config_faults", "missing", "members"),
+        *(
+            "logins",
+            "remote",
+            "imports",
+            "keywords",
+            "config_sections",
+            "config_kind",
+            "config_faults",
+            "missing",
+            "members",
+        ),
     ),
     "model": (
-        *("address", "exists", "hub", "gated", "access", "size", "config", "architecture", "type", "vision", "vocabulary", "positions", "pipeline"),
-        *("pad", "eos", "stops", "chat_template", "turn_end", "template_bos", "adds_bos", "modules", "adapter", "misfit"),
+        *(
+            "address",
+            "exists",
+            "hub",
+            "gated",
+            "access",
+            "size",
+            "config",
+            "architecture",
+            "type",
+            "vision",
+            "vocabulary",
+            "positions",
+            "pipeline",
+        ),
+        *(
+            "pad",
+            "eos",
+            "stops",
+            "chat_template",
+            "turn_end",
+            "template_bos",
+            "adds_bos",
+            "modules",
+            "adapter",
+            "misfit",
+        ),
     ),
     "data": (
-        *("size", "rows", "sampled", "columns", "conversational", "truncated", "longest", "limit", "images", "captions_missing", "alpha"),
+        *(
+            "size",
+            "rows",
+            "sampled",
+            "columns",
+            "conversational",
+            "truncated",
+            "longest",
+            "limit",
+            "images",
+            "captions_missing",
+            "alpha",
+        ),
         *("stems_twice", "odd_formats", "tool_rows", "layout", "called", "tasks"),
     ),
     "gpu": ("name", "capability", "cuda_max", "memory"),
-    "host": ("name", "gpus", "gpu", "gpu_memory", "memory", "disk", "shm", "driver", "cuda", "capability", "rented", "auto_tmux"),
+    "host": (
+        "name",
+        "gpus",
+        "gpu",
+        "gpu_memory",
+        "memory",
+        "disk",
+        "shm",
+        "driver",
+        "cuda",
+        "capability",
+        "rented",
+        "auto_tmux",
+    ),
     "offer": ("provider", "ssh", "auto_tmux", "hours_left", "verified"),
     "kept": ("checkpoint", "newest", "processes", "max_steps", "torch", "said"),
     "memory": ("verdict", "low", "high", "usable", "gpu", "terms"),
@@ -120,7 +180,12 @@ class Verdict:
 class Facts(Mapping[str, object]):
     """One namespace.  What is not at hand is gathered at its first use; what even then is not there is null, or unknown where `needs` says why."""
 
-    def __init__(self, known: Mapping[str, object], needs: str = "", gather: Callable[[], Mapping[str, object]] | None = None) -> None:
+    def __init__(
+        self,
+        known: Mapping[str, object],
+        needs: str = "",
+        gather: Callable[[], Mapping[str, object]] | None = None,
+    ) -> None:
         self._known, self._needs, self._gather = dict(known), needs, gather
 
     def __getitem__(self, name: str) -> object:
@@ -169,10 +234,18 @@ def rules(tree: Mapping[str, Any]) -> tuple[Rule, ...]:
     )
 
 
-def tools_of(command: Sequence[str], imports: Iterable[str], known: Mapping[str, Sequence[str]]) -> list[str]:
+def tools_of(
+    command: Sequence[str], imports: Iterable[str], known: Mapping[str, Sequence[str]]
+) -> list[str]:
     """Which tools a step uses: a word of its command, the last part of one, or a module that its code imports, is like one of the patterns."""
-    heads = {part for name in command for part in (name, name.rpartition("/")[2])} | {f"import {name.partition('.')[0]}" for name in imports}
-    return [tool for tool, patterns in known.items() if any(fnmatch.filter(heads, pattern) for pattern in patterns)]
+    heads = {part for name in command for part in (name, name.rpartition("/")[2])} | {
+        f"import {name.partition('.')[0]}" for name in imports
+    }
+    return [
+        tool
+        for tool, patterns in known.items()
+        if any(fnmatch.filter(heads, pattern) for pattern in patterns)
+    ]
 
 
 def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> Verdict:
@@ -206,17 +279,26 @@ def together(verdicts: Iterable[Verdict]) -> Verdict:
             unchecked.setdefault((each.rule.id, each.why), each)
     order = {"error": 0, "warning": 1, "note": 2}
     fired = {rule for rule, _ in findings}
-    first = {each.rule.id: each for each in reversed(unchecked.values()) if each.rule.id not in fired}
+    first = {
+        each.rule.id: each for each in reversed(unchecked.values()) if each.rule.id not in fired
+    }
     return Verdict(
-        tuple(sorted(findings.values(), key=lambda each: order[each.rule.severity])), tuple(sorted(first.values(), key=lambda each: each.rule.id))
+        tuple(sorted(findings.values(), key=lambda each: order[each.rule.severity])),
+        tuple(sorted(first.values(), key=lambda each: each.rule.id)),
     )
 
 
 def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], TemplateError]]:
     """Every template of a rule that cannot be read, with its place below the rule."""
-    places: list[tuple[tuple[str | int, ...], object]] = [((name,), rule.get(name)) for name in ("when", "each", "message", "remedy")]
+    places: list[tuple[tuple[str | int, ...], object]] = [
+        ((name,), rule.get(name)) for name in ("when", "each", "message", "remedy")
+    ]
     places += [(("given", n), "{{ " + name + " }}") for n, name in enumerate(rule.get("given", ()))]
-    places += [(("fix", kind, name), value) for kind, values in rule.get("fix", {}).items() for name, value in values.items()]
+    places += [
+        (("fix", kind, name), value)
+        for kind, values in rule.get("fix", {}).items()
+        for name, value in values.items()
+    ]
     for where, text in places:
         if isinstance(text, str):
             try:
@@ -225,15 +307,44 @@ def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Tem
                     for reference in expression.references:
                         if reference.path[0] not in (*ALWAYS, *NEEDS):
                             names = ", ".join((*ALWAYS, *NEEDS))
-                            raise TemplateError(f"there is no `{reference.path[0]}`", reference.offset, reference.length, f"there is: {names}")
+                            raise TemplateError(
+                                f"there is no `{reference.path[0]}`",
+                                reference.offset,
+                                reference.length,
+                                f"there is: {names}",
+                            )
                         fields = FIELDS.get(reference.path[0])
-                        if fields is not None and reference.path[1:] and str(reference.path[1]) not in fields:
-                            known = did_you_mean(str(reference.path[1]), fields) or f"there is: {', '.join(fields)}"
-                            raise TemplateError(f"`{reference.path[0]}` has no `{reference.path[1]}`", reference.offset, reference.length, known)
-                if where[0] in ("when", "each") and (len(found) != 1 or found[0].length != len(text)):
-                    raise TemplateError("this must be one expression", 0, len(text), 'write "{{ … }}" and nothing else')
+                        if (
+                            fields is not None
+                            and reference.path[1:]
+                            and str(reference.path[1]) not in fields
+                        ):
+                            known = (
+                                did_you_mean(str(reference.path[1]), fields)
+                                or f"there is: {', '.join(fields)}"
+                            )
+                            raise TemplateError(
+                                f"`{reference.path[0]}` has no `{reference.path[1]}`",
+                                reference.offset,
+                                reference.length,
+                                known,
+                            )
+                if where[0] in ("when", "each") and (
+                    len(found) != 1 or found[0].length != len(text)
+                ):
+                    raise TemplateError(
+                        "this must be one expression",
+                        0,
+                        len(text),
+                        'write "{{ … }}" and nothing else',
+                    )
             except TemplateError as error:
-                yield where, TemplateError(str(error), 0, len(text) - 6, error.fix) if where[0] == "given" else error
+                yield (
+                    where,
+                    TemplateError(str(error), 0, len(text) - 6, error.fix)
+                    if where[0] == "given"
+                    else error,
+                )
 
 
 _SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
@@ -244,29 +355,68 @@ def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
     if not rule.each:
         return (None,)
     items = _value(rule.each, facts)
-    return items if isinstance(items, (list, tuple)) else list(items) if isinstance(items, Mapping) else ()
+    return (
+        items
+        if isinstance(items, (list, tuple))
+        else list(items)
+        if isinstance(items, Mapping)
+        else ()
+    )
 
 
-def _finding(rule: Rule, scope: Mapping[str, object], step: str, found: Mapping[str, object]) -> Finding:
-    wanted = {kind: {name: _value(value, scope) for name, value in values.items()} for kind, values in rule.fix.items()}
-    fix = {kind: kept for kind, values in wanted.items() if (kept := {name: value for name, value in values.items() if value is not None})}
-    read = [each.path for text in ("{{ " + name + " }}" for name in rule.given) for each in references(text)]
+def _finding(
+    rule: Rule, scope: Mapping[str, object], step: str, found: Mapping[str, object]
+) -> Finding:
+    wanted = {
+        kind: {name: _value(value, scope) for name, value in values.items()}
+        for kind, values in rule.fix.items()
+    }
+    fix = {
+        kind: kept
+        for kind, values in wanted.items()
+        if (kept := {name: value for name, value in values.items() if value is not None})
+    }
+    read = [
+        each.path
+        for text in ("{{ " + name + " }}" for name in rule.given)
+        for each in references(text)
+    ]
     asked = [each.path for each in references(rule.when)]
     subject = {"model": "base", "data": "dataset"}
-    names = [*rule.fix.get("settings", {}), *(path[1] for path in read if path[0] == "settings" and len(path) > 1)]
+    names = [
+        *rule.fix.get("settings", {}),
+        *(path[1] for path in read if path[0] == "settings" and len(path) > 1),
+    ]
     names += [subject[path[0]] for path in asked if path[0] in subject]
-    names += [name[1] or name[2] for name in map(_SETTING.fullmatch, (key for key, value in found.items() if value is not None)) if name]
+    names += [
+        name[1] or name[2]
+        for name in map(
+            _SETTING.fullmatch, (key for key, value in found.items() if value is not None)
+        )
+        if name
+    ]
     names += [path[1] for path in asked if path[0] == "settings" and len(path) > 1]
     names += [item] if isinstance(item := scope.get("item"), str) else []
     settings = scope.get("settings")
-    places = {name: settings.place(name) for name in names} if isinstance(settings, Settings) else {}
+    places = (
+        {name: settings.place(name) for name in names} if isinstance(settings, Settings) else {}
+    )
     if isinstance(item, str) and isinstance(settings, Settings):
         places[item] = places.get(item) or settings.saying(item)
     origins = {name: place for name, place in places.items() if place is not None}
-    return Finding(rule, _said(rule.message, scope, rule.title), _said(rule.remedy, scope, ""), step, fix, origins)
+    return Finding(
+        rule,
+        _said(rule.message, scope, rule.title),
+        _said(rule.remedy, scope, ""),
+        step,
+        fix,
+        origins,
+    )
 
 
-def _value(text: object, scope: Mapping[str, object], read: dict[str, object] | None = None) -> object:
+def _value(
+    text: object, scope: Mapping[str, object], read: dict[str, object] | None = None
+) -> object:
     return evaluate(text, scope, read) if isinstance(text, str) and has(text) else text
 
 

@@ -18,7 +18,12 @@ def faults(read: Document, schema: str, code: str) -> list[Problem]:
 
     wanted = json.loads((shipped() / "schemas" / schema).read_text("utf-8"))
     return [
-        read.problem(code, _worded(error), tuple(error.absolute_path), fix=str(error.schema.get("description", "")))
+        read.problem(
+            code,
+            _worded(error),
+            tuple(error.absolute_path),
+            fix=str(error.schema.get("description", "")),
+        )
         for error in Draft202012Validator(wanted).iter_errors(read.value)
     ]
 
@@ -34,7 +39,12 @@ def _worded(error: Any) -> str:
             lacking = [key for key in error.validator_value if key not in error.instance]
             return f"{name} says no {lacking[0]}"
         case "type":
-            kinds = {"object": "a mapping", "array": "a list", "number": "a number", "integer": "a whole number"}
+            kinds = {
+                "object": "a mapping",
+                "array": "a list",
+                "number": "a number",
+                "integer": "a whole number",
+            }
             return f"{name} must be {kinds.get(error.validator_value, 'text')}"
         case "enum":
             return f"{name} must be one of {', '.join(error.validator_value)}"

@@ -60,12 +60,23 @@ class Settings(Mapping[str, object]):
 
     def place(self, name: str) -> Origin | None:
         """Where the setting of this name is said, or could be: an input that is null is a place, too."""
-        found = self.setting(name) or next((self._found[each] for each in (name, *self._names.get(name, ())) if each in self._found), None)
+        found = self.setting(name) or next(
+            (
+                self._found[each]
+                for each in (name, *self._names.get(name, ()))
+                if each in self._found
+            ),
+            None,
+        )
         return found.origin if found is not None else None
 
     def saying(self, value: str) -> Origin | None:
         """Where this value is said, whatever the setting: an input before an argument that hands it on."""
-        return min((each.origin for each in self._found.values() if each.value == value), key=lambda each: each.kind != "input", default=None)
+        return min(
+            (each.origin for each in self._found.values() if each.value == value),
+            key=lambda each: each.kind != "input",
+            default=None,
+        )
 
     def __getitem__(self, name: str) -> object:
         found = self.setting(name)
@@ -100,7 +111,11 @@ def words(spec: StepSpec, scope: Mapping[str, Any]) -> list[Word]:
         mixed = block.get("mixed_precision")
         options = _listed([["--mixed_precision", mixed]] if mixed is not None else [], scope)
         given = block.get("args")
-        rest = list(_arguments(given, scope)) if isinstance(given, Mapping) else list(_listed(given if isinstance(given, list) else [], scope))
+        rest = (
+            list(_arguments(given, scope))
+            if isinstance(given, Mapping)
+            else list(_listed(given if isinstance(given, list) else [], scope))
+        )
         return [*(Word(text, text) for text in head), *options, *_listed(program, scope), *rest]
     run = spec.run
     return list(_listed(run, scope)) if isinstance(run, list) else _scripted(str(run or ""), scope)
@@ -117,7 +132,9 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
         if not text.startswith("--"):
             name, equals, value = text.partition("=")
             if equals and _NAME.fullmatch(name):
-                yield Setting(_key(name), scalar(value), _origin(line[n - 1].leaf, Origin("argument", name)))
+                yield Setting(
+                    _key(name), scalar(value), _origin(line[n - 1].leaf, Origin("argument", name))
+                )
             continue
         name, equals, value = text.partition("=")
         origin = Origin("argument", name)
@@ -125,7 +142,10 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
             yield Setting(_key(name), scalar(value), _origin(line[n - 1].leaf, origin))
             continue
         values: list[Word] = []
-        while n < len(line) and not (_OPTION.match(line[n].text or "") or (values and (line[n].text or "").endswith((".py", ".sh")))):
+        while n < len(line) and not (
+            _OPTION.match(line[n].text or "")
+            or (values and (line[n].text or "").endswith((".py", ".sh")))
+        ):
             values.append(line[n])
             n += 1
         if not values:
@@ -133,20 +153,30 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
         elif any(_is_place(word.leaf) for word in values):
             continue  # a file of this run, which says nothing about how it is made
         elif any(word.text is None for word in values):
-            yield Setting(_key(name), Unknown(f"the value of {name}, which only the running step knows"), origin)
+            yield Setting(
+                _key(name),
+                Unknown(f"the value of {name}, which only the running step knows"),
+                origin,
+            )
         else:
             given = [scalar(str(word.text)) for word in values]
             where = _origin(values[0].leaf, origin)
             yield Setting(_key(name), given[0] if len(given) == 1 else given, where)
             if isinstance(given[0], Mapping):
-                yield from (each._replace(origin=where) for each in of_tree(given[0], {}, "", at=_key(name)))
+                yield from (
+                    each._replace(origin=where) for each in of_tree(given[0], {}, "", at=_key(name))
+                )
 
 
-def of_tree(tree: object, scope: Mapping[str, Any], file: str, found_at: str = "", at: str = "") -> Iterator[Setting]:
+def of_tree(
+    tree: object, scope: Mapping[str, Any], file: str, found_at: str = "", at: str = ""
+) -> Iterator[Setting]:
     """The leaves of a configuration, by their paths; of a list of mappings those of its first.  A mapping is listed itself, too: that it is there."""
     if isinstance(tree, Mapping):
         if at:
-            yield Setting(at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file, found_at))
+            yield Setting(
+                at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file, found_at)
+            )
         for key, item in tree.items():
             name = _key(str(key))
             yield from of_tree(item, scope, file, found_at, f"{at}.{name}" if at else name)
@@ -220,7 +250,11 @@ def _origin(leaf: object, otherwise: Origin) -> Origin:
 
 def _is_place(leaf: object) -> bool:
     try:
-        return isinstance(leaf, str) and has(leaf) and any(each.path[0] in ("steps", "outputs", "state") for each in references(leaf))
+        return (
+            isinstance(leaf, str)
+            and has(leaf)
+            and any(each.path[0] in ("steps", "outputs", "state") for each in references(leaf))
+        )
     except TemplateError:
         return False
 
@@ -238,7 +272,9 @@ def _listed(items: Sequence[Any], scope: Mapping[str, Any]) -> Iterator[Word]:
 
 def _is_null(leaf: object, scope: Mapping[str, Any]) -> bool:
     try:
-        return leaf is None or (isinstance(leaf, str) and has(leaf) and evaluate(leaf, scope) is None)
+        return leaf is None or (
+            isinstance(leaf, str) and has(leaf) and evaluate(leaf, scope) is None
+        )
     except TemplateError:
         return False
 
@@ -269,7 +305,9 @@ def _arguments(given: Mapping[str, Any], scope: Mapping[str, Any]) -> Iterator[W
             yield Word(f"--{name}", leaf)
         elif value is not None and value is not False:
             yield Word(f"--{name}", f"--{name}")
-            yield from (Word(_text(each), leaf) for each in (value if isinstance(value, list) else [value]))
+            yield from (
+                Word(_text(each), leaf) for each in (value if isinstance(value, list) else [value])
+            )
 
 
 def _scripted(text: str, scope: Mapping[str, Any]) -> list[Word]:

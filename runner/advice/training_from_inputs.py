@@ -13,12 +13,24 @@ if TYPE_CHECKING:
 
 PAIRS: Final = ("dpo", "orpo", "reward")
 """Recipes whose trainers put two sequences for each sample through the model together."""
-LOGITS: Final[Mapping[str, Literal["none", "fused", "plain"]]] = {"reward": "none", "sft": "fused", "cpt": "fused", "dpo": "fused", "orpo": "plain"}
+LOGITS: Final[Mapping[str, Literal["none", "fused", "plain"]]] = {
+    "reward": "none",
+    "sft": "fused",
+    "cpt": "fused",
+    "dpo": "fused",
+    "orpo": "plain",
+}
 """A reward model has one number for each sequence where others have a vocabulary.  TRL 1.16 never has all logits of SFT, DPO and what it writes
 itself (`trl/kernels/chunked_logprob.py`); of ORPO it has them, and of the chosen half twice, in 32 bits."""
 STAGES: Final[Mapping[str, Literal[0, 2, 3]]] = {"none": 0, "zero2": 2, "zero3": 3, "fsdp": 3}
 """What `sharding` shares: FSDP shares what ZeRO 3 does."""
-DIFFUSION: Final = {"flux": "flux", "sdxl": "sdxl", "stable-diffusion-xl": "sdxl", "stable-diffusion-v1": "sd", "sd1": "sd"}
+DIFFUSION: Final = {
+    "flux": "flux",
+    "sdxl": "sdxl",
+    "stable-diffusion-xl": "sdxl",
+    "stable-diffusion-v1": "sd",
+    "sd1": "sd",
+}
 """What the address of a diffusion model, or a recipe's name, has in it; and the family in recipes/hardware.yaml."""
 ADAPTED: Final = {"flux": 4_085_760, "sdxl": 2_616_320}
 """Weights of a LoRA of rank 1 on the layers that our trainers adapt: inputs and outputs of each, added up."""
@@ -54,7 +66,14 @@ class Picture:
         return f"{self.family} {self.method} at {self.resolution} pixels, batch {self.batch}, rank {self.rank}{base}{away}{less}"
 
 
-def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int = 1, reward: Model | None = None) -> Training | None:
+def text(
+    recipe: str,
+    inputs: Mapping[str, Any],
+    model: Model,
+    *,
+    devices: int = 1,
+    reward: Model | None = None,
+) -> Training | None:
     """A training of a language model, from the inputs of `recipe` (NAME@VERSION); None where they do not say how long a sequence is.
 
     `max_length` tokens, or `max_prompt_length` and `max_completion_length`; `method` lora, qlora or full (without it, lora where there is a `rank`);
@@ -74,7 +93,9 @@ def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int =
     drawn = (_whole(inputs, "global_batch") or 1) // max(1, devices) if writes is not None else 0
     others = reward.parameters if reward is not None else 0
     if full and (name == "dpo" or (writes is not None and inputs.get("beta", 1))):
-        others += model.parameters  # without an adapter to take off, the reference is a second model
+        others += (
+            model.parameters
+        )  # without an adapter to take off, the reference is a second model
     return Training(
         method=method,
         length=length,
@@ -98,7 +119,9 @@ def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int =
 
 def picture(recipe: str, inputs: Mapping[str, Any], address: str) -> Picture | None:
     """A training of a diffusion model; None where neither the recipe nor its base is one that the table knows."""
-    names = f"{recipe.partition('@')[0]} {address}".lower().replace("flux.2", "")  # of other sizes than FLUX.1
+    names = f"{recipe.partition('@')[0]} {address}".lower().replace(
+        "flux.2", ""
+    )  # of other sizes than FLUX.1
     family = next((family for word, family in DIFFUSION.items() if word in names), None)
     resolution = _whole(inputs, "resolution")
     if family is None or resolution is None:
@@ -149,18 +172,43 @@ def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
     batch = _whole(inputs, "micro_batch")
     while batch is not None and batch > 1:
         batch //= 2
-        found.append(Smaller({"micro_batch": batch}, "fewer samples at once: the same training, slower"))
+        found.append(
+            Smaller({"micro_batch": batch}, "fewer samples at once: the same training, slower")
+        )
     if inputs.get("checkpoint_activations") is False:
-        found.append(Smaller({"checkpoint_activations": True}, "activations are computed again: the same training, a third slower"))
+        found.append(
+            Smaller(
+                {"checkpoint_activations": True},
+                "activations are computed again: the same training, a third slower",
+            )
+        )
     if inputs.get("optimizer") == "adamw" and "max_length" in inputs:
-        found.append(Smaller({"optimizer": "adamw_8bit"}, "the optimizer's state has 8 bits: a little coarser"))
+        found.append(
+            Smaller(
+                {"optimizer": "adamw_8bit"}, "the optimizer's state has 8 bits: a little coarser"
+            )
+        )
     if inputs.get("base_storage") == "same":
         if family != "sdxl":  # whose convolutions cannot be cast and computed again
-            found.append(Smaller({"base_storage": "fp8"}, "the base is in memory in 8 bits: its weights are a little coarser"))
-        found.append(Smaller({"base_storage": "nf4"}, "the base is in memory in 4 bits: its weights are coarser"))
+            found.append(
+                Smaller(
+                    {"base_storage": "fp8"},
+                    "the base is in memory in 8 bits: its weights are a little coarser",
+                )
+            )
+        found.append(
+            Smaller(
+                {"base_storage": "nf4"}, "the base is in memory in 4 bits: its weights are coarser"
+            )
+        )
         if inputs.get("offload_blocks") == 0 and family in BLOCKS:
             away: dict[str, Tree] = {"base_storage": "same", "offload_blocks": len(BLOCKS[family])}
-            found.append(Smaller(away, "weights come from main memory when they are computed with: the same training, much slower"))
+            found.append(
+                Smaller(
+                    away,
+                    "weights come from main memory when they are computed with: the same training, much slower",
+                )
+            )
     for name in ("max_length", "max_completion_length"):
         length = _whole(inputs, name)
         while length is not None and length > 512:
@@ -174,8 +222,17 @@ def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
         found.append(Smaller({"train_embeddings": False}, "embeddings stay as they are"))
     if inputs.get("method") == "full":
         found.append(Smaller({"method": "lora"}, "an adapter learns instead of every weight"))
-    if "optimizer" in inputs and "max_length" in inputs and inputs.get("method") in ("lora", "full"):
-        found.append(Smaller({"method": "qlora"}, "the frozen base is in memory in 4 bits: its weights are coarser, and a step is slower"))
+    if (
+        "optimizer" in inputs
+        and "max_length" in inputs
+        and inputs.get("method") in ("lora", "full")
+    ):
+        found.append(
+            Smaller(
+                {"method": "qlora"},
+                "the frozen base is in memory in 4 bits: its weights are coarser, and a step is slower",
+            )
+        )
     rank = _whole(inputs, "rank")
     while rank is not None and rank > 8 and inputs.get("method") != "full":
         rank //= 2

@@ -25,7 +25,9 @@ ROOM = 1 << 16
 def main(root: str, part: str) -> None:
     """Greet one client with the path of `root`, which exists, and serve it until it is gone."""
     os.umask(0o077)
-    os.utime(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # this program is used still: see `objects.sweep`
+    os.utime(
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    )  # this program is used still: see `objects.sweep`
     os.chdir(root)
     os.chmod(".", 0o700)
     put(1, frame(b"g", os.fsencode(os.getcwd())))
@@ -38,7 +40,9 @@ def main(root: str, part: str) -> None:
         connection = reach(f"{os.getcwd()}/agent")
         if connection is None:
             if time.monotonic() > give_up_at:
-                sys.exit(f"the agent of {root} does not answer; what it said is in agent/agent.log there")
+                sys.exit(
+                    f"the agent of {root} does not answer; what it said is in agent/agent.log there"
+                )
             time.sleep(RETRY)
     _relay(connection.detach())
 

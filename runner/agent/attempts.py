@@ -25,7 +25,9 @@ AWAITED = 2.0
 """Seconds for what an attempt is given, which is sent while the attempt is."""
 
 
-def stage(request: Request, name: str, stamp: str, states: Sequence[str], coming: Sequence[str]) -> bool:
+def stage(
+    request: Request, name: str, stamp: str, states: Sequence[str], coming: Sequence[str]
+) -> bool:
     """Make an attempt from a tar that holds it as `at/NAME`, unless it stands.  False where what was made is not what `stamp` says.
 
     It stands once the objects `coming`, which are on their way, are there.  Raises Gone when they do not come soon.
@@ -65,7 +67,9 @@ def _await(request: Request, names: Sequence[str]) -> None:
             time.sleep(0.002)
 
 
-def take(request: Request, path: str, outputs: Sequence[str]) -> tuple[list[tuple[str, list[Row]]], list[str]]:
+def take(
+    request: Request, path: str, outputs: Sequence[str]
+) -> tuple[list[tuple[str, list[Row]]], list[str]]:
     """What each output of the attempt at `path` is, with its rows hashed, and which of what it was given is not so any more.
 
     An output is f, x, d (a folder), - (nothing) or o (something else).  Raises Gone where there is no attempt.
@@ -92,11 +96,18 @@ def _output(at: str, inside: tuple[str, ...]) -> tuple[str, list[Row]]:
     try:
         if kind == "d":
             return "d", trees.rows(at)
-        return (kind, [("", kind, os.stat(at).st_size, trees.digest_of(at))]) if kind in "fx" else ("o", [])
+        return (
+            (kind, [("", kind, os.stat(at).st_size, trees.digest_of(at))])
+            if kind in "fx"
+            else ("o", [])
+        )
     except FileNotFoundError:
         if os.path.lexists(at):
             raise
-        return "-", []  # what a worker that was killed asked for last is still under way: `keep` has just moved it
+        return (
+            "-",
+            [],
+        )  # what a worker that was killed asked for last is still under way: `keep` has just moved it
 
 
 def _changed(note: str) -> list[str]:
@@ -117,14 +128,20 @@ def _changed(note: str) -> list[str]:
     return found
 
 
-def remains(request: Request, path: str, each: int, whole: int, count: int) -> tuple[list[tuple[str, int]], int]:
+def remains(
+    request: Request, path: str, each: int, whole: int, count: int
+) -> tuple[list[tuple[str, int]], int]:
     """Small files of the attempt at `path`, at most `count`, of `each` bytes and together `whole`: names and sizes, the bytes behind each other.
 
     And how many other files it has; what cannot be looked into is left out.
     """
     if not os.path.isdir(path):
         return [], 0
-    names = sorted(name for name, found in trees.seen(path) if not isinstance(found, OSError) and stat.S_ISREG(found.st_mode))
+    names = sorted(
+        name
+        for name, found in trees.seen(path)
+        if not isinstance(found, OSError) and stat.S_ISREG(found.st_mode)
+    )
     sent: list[tuple[str, int]] = []
     for name in names:
         if len(sent) == count:
@@ -144,7 +161,9 @@ def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) 
     """Make outputs of the attempt at `path` objects: path, name as an object, and whether it is copied, not moved.  Those that are objects now."""
     request.arriving(request.partial)
     kept = []
-    for output, name, copied in sorted(outputs, key=lambda each: not os.path.islink(f"{path}/{each[0]}")):  # before what they lead to is moved
+    for output, name, copied in sorted(
+        outputs, key=lambda each: not os.path.islink(f"{path}/{each[0]}")
+    ):  # before what they lead to is moved
         with objects.naming(name):
             if _kept(request, path, output, name, copied):
                 kept.append(name)
@@ -204,7 +223,11 @@ def _freeze(path: str, name: str) -> None:
 def _date(path: str, then: int) -> None:
     """Let what has a time that is yet to come, as from an archive, have the time `then`: it would look as if it were written to for ever."""
     now = time.time_ns()
-    for each in [path, *(f"{path}/{name}" for name, _ in trees.below(path))] if os.path.isdir(path) else [path]:
+    for each in (
+        [path, *(f"{path}/{name}" for name, _ in trees.below(path))]
+        if os.path.isdir(path)
+        else [path]
+    ):
         if os.lstat(each).st_mtime_ns > now:
             os.utime(each, ns=(then, then), follow_symlinks=False)
 
@@ -223,7 +246,9 @@ def read(request: Request, path: str, offset: int, limit: int) -> None:
         pass
 
 
-def send(request: Request, folder: str, spans: Sequence[tuple[str, int, int]], squeeze: bool) -> None:
+def send(
+    request: Request, folder: str, spans: Sequence[tuple[str, int, int]], squeeze: bool
+) -> None:
     """Bytes of files in a folder, behind each other: of each its name, the first and how many."""
     if squeeze:
         request.squeeze()
@@ -240,7 +265,9 @@ def matching(request: Request, path: str, pattern: str) -> list[str]:
     """Files of the attempt at `path` whose names a pattern fits, in folders of any depth where it says `**`."""
     import pathlib  # what reads them where we see the disk
 
-    return sorted(str(each.relative_to(path)) for each in pathlib.Path(path).glob(pattern) if each.is_file())
+    return sorted(
+        str(each.relative_to(path)) for each in pathlib.Path(path).glob(pattern) if each.is_file()
+    )
 
 
 def note(request: Request, path: str) -> None:
@@ -253,7 +280,11 @@ def note(request: Request, path: str) -> None:
 def remove(request: Request, paths: Sequence[str]) -> None:
     """Delete files and folders, whatever their modes; of attempts also what is noted beside them."""
     for path in paths:
-        for each in (path, f"{path}.in", f"{path}.out") if os.path.basename(os.path.dirname(path)) == "attempts" else (path,):
+        for each in (
+            (path, f"{path}.in", f"{path}.out")
+            if os.path.basename(os.path.dirname(path)) == "attempts"
+            else (path,)
+        ):
             trees.remove(each)
 
 
@@ -286,7 +317,10 @@ def look(request: Request, path: str) -> tuple[list[tuple[str, int, int, bool]],
 
 def release(request: Request, name: str, path: str) -> None:
     """Make an object something of a state: out of the objects, shared with no other of them, writable."""
-    at, aside = objects.place(name), f"states/.arriving-{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+    at, aside = (
+        objects.place(name),
+        f"states/.arriving-{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}",
+    )
     if os.path.lexists(at):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         trees.remove(aside)

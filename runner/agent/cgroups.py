@@ -43,11 +43,20 @@ def memory() -> tuple[int, str]:
 
 def processors() -> tuple[float, str]:
     """Processors that we may use, maybe a part of one, and the folder of the group that says so; empty where none does."""
-    most = (float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1), "")
+    most = (
+        float(
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        ),
+        "",
+    )
     for folder in folders("cpu"):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
             try:
-                quota, period = (int(word) for name in names for word in read(f"{folder}/{name}").split())
+                quota, period = (
+                    int(word) for name in names for word in read(f"{folder}/{name}").split()
+                )
             except (OSError, ValueError):
                 continue  # not of this version, or "max"
             if quota > 0:  # -1: all
@@ -57,7 +66,14 @@ def processors() -> tuple[float, str]:
 
 def oom_kills() -> int:
     """How often the kernel has killed for memory: in our memory cgroup where it says so, else on this machine."""
-    for file in [*(f"{folder}/{name}" for folder in folders("memory") for name in ("memory.events", "memory.oom_control")), "/proc/vmstat"]:
+    for file in [
+        *(
+            f"{folder}/{name}"
+            for folder in folders("memory")
+            for name in ("memory.events", "memory.oom_control")
+        ),
+        "/proc/vmstat",
+    ]:
         try:
             for line in read(file).split(b"\n"):
                 if line.startswith(b"oom_kill "):

@@ -20,7 +20,13 @@ BACKLOG = 16 << 20
 class Clients:
     """The connected clients.  `obey` is called with a client and the messages that came from it."""
 
-    def __init__(self, loop: Loop, contact: Contact, listener: int, obey: Callable[[int, list[list[bytes]]], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        contact: Contact,
+        listener: int,
+        obey: Callable[[int, list[list[bytes]]], None],
+    ) -> None:
         self._loop, self._contact, self._listener, self._obey = loop, contact, listener, obey
         self._inputs: dict[int, bytearray] = {}
         self._outputs: dict[int, bytearray] = {}
@@ -118,9 +124,17 @@ def _makes_sense(fields: list[bytes]) -> bool:
         if kind == b"start":
             _cwd, _log, timeout, idle, locks, _outlives, count, *words = rest
             argv, pairs = int(count), len(words) - int(count)
-            return all(not each or float(each) > 0 for each in (timeout, idle)) and locks.isascii() and argv > 0 and pairs >= 0 and not pairs % 2
+            return (
+                all(not each or float(each) > 0 for each in (timeout, idle))
+                and locks.isascii()
+                and argv > 0
+                and pairs >= 0
+                and not pairs % 2
+            )
         if kind in (b"stop", b"leave", b"arm"):
-            return float(rest[0] if kind == b"stop" else first) >= 0 and (kind != b"leave" or len(rest) == 1)
+            return float(rest[0] if kind == b"stop" else first) >= 0 and (
+                kind != b"leave" or len(rest) == 1
+            )
         return (kind == b"free" and int(first) >= 0 and rest[0].isascii()) or kind == b"wait"
     except (ValueError, IndexError):
         return False

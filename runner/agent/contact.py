@@ -17,7 +17,9 @@ class Contact:
 
     def __init__(self, jobs: dict[bytes, Job]) -> None:
         self._jobs = jobs
-        self._wanted: dict[int, set[bytes]] = {}  # of each client: the jobs that it began or asked after
+        self._wanted: dict[
+            int, set[bytes]
+        ] = {}  # of each client: the jobs that it began or asked after
         self._beating: set[int] = set()  # clients that say again and again that they live
         self._root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -58,7 +60,12 @@ class Contact:
         for each in self._wanted:
             self.heard(each)
         try:
-            file = os.open("deadman", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self._root)
+            file = os.open(
+                "deadman",
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
+                0o600,
+                dir_fd=self._root,
+            )
         except OSError:
             return  # this one knows it
         with open(file, "w", encoding="ascii") as written:

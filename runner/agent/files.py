@@ -19,9 +19,36 @@ if TYPE_CHECKING:
 FUNCTIONS: dict[str, Callable[..., object]] = {
     each.__name__: each
     for each in (
-        *(objects.adopt, objects.alike, objects.base, objects.batch, objects.begin, objects.chunks, objects.delete, objects.free, objects.have),
-        *(objects.listing, objects.place_files, objects.place_tree, objects.retract, objects.seals, objects.survey, objects.write),
-        *(attempts.clear, attempts.keep, attempts.look, attempts.matching, attempts.note, attempts.read, attempts.release, attempts.remains),
+        *(
+            objects.adopt,
+            objects.alike,
+            objects.base,
+            objects.batch,
+            objects.begin,
+            objects.chunks,
+            objects.delete,
+            objects.free,
+            objects.have,
+        ),
+        *(
+            objects.listing,
+            objects.place_files,
+            objects.place_tree,
+            objects.retract,
+            objects.seals,
+            objects.survey,
+            objects.write,
+        ),
+        *(
+            attempts.clear,
+            attempts.keep,
+            attempts.look,
+            attempts.matching,
+            attempts.note,
+            attempts.read,
+            attempts.release,
+            attempts.remains,
+        ),
         *(attempts.remove, attempts.send, attempts.stage, attempts.take),
         *(neighbours.draw, neighbours.meet, neighbours.same, pulling.pull, pulling.settle),
     )
@@ -60,5 +87,7 @@ def boot() -> str:
     except OSError:
         import subprocess
 
-        said = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False)
+        said = subprocess.run(
+            ["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False
+        )
         return said.stdout.strip() or "unknown"

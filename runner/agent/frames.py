@@ -20,7 +20,9 @@ def frame(*parts: bytes | memoryview) -> bytes:
     """One frame whose payload is these parts."""
     payload = b"".join(parts)
     size = len(payload).to_bytes(4, "little")
-    return b"".join((size, crc32(size).to_bytes(4, "little"), crc32(payload).to_bytes(4, "little"), payload))
+    return b"".join(
+        (size, crc32(size).to_bytes(4, "little"), crc32(payload).to_bytes(4, "little"), payload)
+    )
 
 
 def size_of(head: bytes) -> int:

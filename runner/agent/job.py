@@ -11,8 +11,35 @@ class Job:
     """What the agent knows of a job.  Times are in seconds: `started`, `ended` since the epoch, the others of the monotonic clock."""
 
     __slots__ = (
-        *("code", "cpu", "deadline", "detail", "ended", "held", "idle", "idle_at", "kill_at", "killed", "log", "name", "orphaned", "outlives"),
-        *("peak", "pid", "reason", "session", "signal", "slot", "started", "strays", "termed", "sampled", "word"),
+        *(
+            "code",
+            "cpu",
+            "deadline",
+            "detail",
+            "ended",
+            "held",
+            "idle",
+            "idle_at",
+            "kill_at",
+            "killed",
+            "log",
+            "name",
+            "orphaned",
+            "outlives",
+        ),
+        *(
+            "peak",
+            "pid",
+            "reason",
+            "session",
+            "signal",
+            "slot",
+            "started",
+            "strays",
+            "termed",
+            "sampled",
+            "word",
+        ),
     )
 
     def __init__(self, name: bytes, log: bytes) -> None:
@@ -40,7 +67,11 @@ class Job:
         self.strays: set[int] = set()
         self.held: list[int] = []  # descriptors of its locks
         self.word = time.monotonic()  # when a client that began it or asked after it was heard last
-        self.sampled = (b"", b"", b"")  # for the sampler: the names of its locks, of how many steps it is, its PATH
+        self.sampled = (
+            b"",
+            b"",
+            b"",
+        )  # for the sampler: the names of its locks, of how many steps it is, its PATH
 
 
 def signal_of(code: int) -> int | None:

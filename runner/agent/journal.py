@@ -24,16 +24,22 @@ def line(
     printed: int = -1,
 ) -> bytes:
     ends = [b"null" if each is None else b"%d" % each for each in (code, number)]
-    more = (b', "detail": "%s"' % escaped(detail) if detail else b"") + (b', "printed": %d' % printed if printed >= 0 else b"")
+    more = (b', "detail": "%s"' % escaped(detail) if detail else b"") + (
+        b', "printed": %d' % printed if printed >= 0 else b""
+    )
     form = (
-        b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, "ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s}\n'
+        b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, '
+        b'"ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s}\n'
     )
     return form % (name, *ends, reason, started, ended, cpu, peak, strays, more)
 
 
 def escaped(text: bytes, errors: str = "replace") -> bytes:
     """Inside a JSON string."""
-    return "".join(c if " " <= c <= "~" and c not in '"\\' else _code(ord(c)) for c in text.decode("utf-8", errors)).encode()
+    return "".join(
+        c if " " <= c <= "~" and c not in '"\\' else _code(ord(c))
+        for c in text.decode("utf-8", errors)
+    ).encode()
 
 
 def _code(number: int) -> str:
@@ -44,7 +50,12 @@ def _code(number: int) -> str:
 
 def began(now: float, name: bytes, slot: int, log: bytes, timeout: bytes, idle: bytes) -> bytes:
     """A job begins.  One that has a slot outlives this agent: what the next one needs to wait for it stands there, too."""
-    more = b', "slot": %d, "log": "%s", "timeout": "%s", "idle": "%s"' % (slot, escaped(log, "surrogateescape"), timeout, idle) if slot >= 0 else b""
+    more = (
+        b', "slot": %d, "log": "%s", "timeout": "%s", "idle": "%s"'
+        % (slot, escaped(log, "surrogateescape"), timeout, idle)
+        if slot >= 0
+        else b""
+    )
     return b'{"job": "%s", "began": %.3f%s}\n' % (name, now, more)
 
 

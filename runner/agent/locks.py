@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 def take_locks(names: Iterable[str]) -> list[int] | None:
     """Descriptors that hold all these locks; None where another process holds one.  Raises OSError."""
     held: list[int] = []
-    for name in sorted(names):  # in one order: of two jobs that want the same several locks, one gets them
+    for name in sorted(
+        names
+    ):  # in one order: of two jobs that want the same several locks, one gets them
         fd = _lock(name, shared=False)
         if fd is None:
             for other in held:
@@ -43,7 +45,9 @@ def _lock(name: str, *, shared: bool) -> int | None:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             os.utime(fd)  # programs that clean /tmp leave new files
             if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
-                return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)  # a number that no script's `exec 3>` replaces
+                return fcntl.fcntl(
+                    fd, fcntl.F_DUPFD_CLOEXEC, 64
+                )  # a number that no script's `exec 3>` replaces
         except BlockingIOError:
             return None
         except FileNotFoundError:
@@ -64,5 +68,7 @@ def _lock_folder() -> str:
         except FileExistsError:
             there = os.stat(path, follow_symlinks=False)
             if there.st_uid != os.geteuid() or there.st_mode & 0o170077 != 0o040000:
-                raise PermissionError(13, "it must be a folder of this login's own that no other may enter", path) from None
+                raise PermissionError(
+                    13, "it must be a folder of this login's own that no other may enter", path
+                ) from None
     return f"{folder}/gpus"

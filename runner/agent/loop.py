@@ -32,7 +32,9 @@ class Loop:
 
     def close(self, fd: int) -> None:
         del self._acts[fd]
-        self._poll.unregister(fd)  # closing is not enough while a process between fork and exec still has a copy
+        self._poll.unregister(
+            fd
+        )  # closing is not enough while a process between fork and exec still has a copy
         os.close(fd)
 
     def watch_process(self, pid: int) -> None:

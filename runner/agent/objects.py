@@ -46,7 +46,10 @@ def sealed(request: Request, name: str) -> bool:
     """Whether an object was hashed in this boot, and nothing has written to it since."""
     try:
         with open(f"seals/{name}", encoding="utf-8") as file:
-            return file.read() == request.boot and trees.newest(place(name)) <= os.fstat(file.fileno()).st_mtime_ns
+            return (
+                file.read() == request.boot
+                and trees.newest(place(name)) <= os.fstat(file.fileno()).st_mtime_ns
+            )
     except FileNotFoundError:
         return False
 
@@ -57,7 +60,9 @@ def naming(name: str) -> TextIO:
     Steps with equal outputs end at once, and a question whose stream broke is asked again while it is at work.
     """
     file = open("names.lock", "w", encoding="utf-8")  # noqa: SIM115  # the caller closes it
-    fcntl.lockf(file, fcntl.LOCK_EX, 1, int(name[:15], 16))  # a byte for each name: who names another does not wait
+    fcntl.lockf(
+        file, fcntl.LOCK_EX, 1, int(name[:15], 16)
+    )  # a byte for each name: who names another does not wait
     return file
 
 
@@ -140,7 +145,12 @@ def retract(request: Request, name: str) -> None:
 
 
 def base(
-    request: Request, name: str, older: str, without: Sequence[str], grain: int, alike: Sequence[tuple[str, str]]
+    request: Request,
+    name: str,
+    older: str,
+    without: Sequence[str],
+    grain: int,
+    alike: Sequence[tuple[str, str]],
 ) -> dict[str, tuple[int, list[str]]] | None:
     """Begin a tree with what an older one has, by hard links, but for some of it.  None where that cannot be.
 
@@ -173,7 +183,10 @@ def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dic
         try:
             with open(place(name), "rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_size > least:
-                    found[name] = [hashlib.sha256(os.pread(file.fileno(), size, at * size)).hexdigest() for at in blocks]
+                    found[name] = [
+                        hashlib.sha256(os.pread(file.fileno(), size, at * size)).hexdigest()
+                        for at in blocks
+                    ]
         except OSError:
             continue
         if len(found) == 4:
@@ -181,7 +194,15 @@ def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dic
     return found
 
 
-def batch(request: Request, folder: str, tree: str, manifest: str, expected: str, stamp: str, loose: Sequence[str]) -> dict[str, object]:
+def batch(
+    request: Request,
+    folder: str,
+    tree: str,
+    manifest: str,
+    expected: str,
+    stamp: str,
+    loose: Sequence[str],
+) -> dict[str, object]:
     """Unpack a tar into a folder of what is arriving: the digest of its files' digests, and whether what arrived got its name.
 
     `manifest`: the file in it that is the tree's manifest; it is beside the tree.  With the last of it comes what gets its name: the tree, by its
@@ -206,7 +227,15 @@ def batch(request: Request, folder: str, tree: str, manifest: str, expected: str
 
 
 def write(
-    request: Request, folder: str, name: str, grain: int, size: int, mode: int, holes: Sequence[tuple[int, int]], grains: Sequence[str], older: str
+    request: Request,
+    folder: str,
+    name: str,
+    grain: int,
+    size: int,
+    mode: int,
+    holes: Sequence[tuple[int, int]],
+    grains: Sequence[str],
+    older: str,
 ) -> tuple[str, list[str]]:
     """Put bytes into the holes of a large file, each its first grain and how many.  The last of it has a mode, and `grains` if all are known.
 
@@ -226,12 +255,16 @@ def write(
         for first, count in [*holes, (-(-size // grain), 0)]:
             if not mode:
                 at = first * grain
-            while at < min(size, first * grain) and (got := os.preadv(fd, [view[: first * grain - at]], at)):
+            while at < min(size, first * grain) and (
+                got := os.preadv(fd, [view[: first * grain - at]], at)
+            ):
                 hasher.update(view[:got])
                 at += got
             end = min(size, (first + count) * grain)
             os.lseek(fd, at, os.SEEK_SET)
-            while at < end and (got := request.into(view[: min(end, (at // grain + 1) * grain) - at])):
+            while at < end and (
+                got := request.into(view[: min(end, (at // grain + 1) * grain) - at])
+            ):
                 trees.put(fd, view[:got])
                 hasher.update(view[:got])
                 at += got
@@ -262,7 +295,9 @@ def survey(request: Request, folder: str, names: Sequence[str]) -> list[list[str
     return found
 
 
-def chunks(request: Request, folder: str, name: str, grain: int, older: str, known: str, limit: int) -> tuple[int, list[str]]:
+def chunks(
+    request: Request, folder: str, name: str, grain: int, older: str, known: str, limit: int
+) -> tuple[int, list[str]]:
     """The bytes of a large file, and a digest for every grain of it; nothing where there is no file.
 
     One that is not there begins with the first `limit` bytes of the file `older`, if there is any, whose digest is `known`.  Raises Gone.
@@ -297,7 +332,9 @@ def chunks(request: Request, folder: str, name: str, grain: int, older: str, kno
 
 def _begin_with(older: str, path: str, limit: int) -> None:
     """Let a large file that is not there begin with the first `limit` bytes of another.  Raises Gone."""
-    with naming(hashlib.sha256(os.fsencode(path)).hexdigest()):  # its pieces come on several streams
+    with naming(
+        hashlib.sha256(os.fsencode(path)).hexdigest()
+    ):  # its pieces come on several streams
         if os.path.lexists(path):
             return
         if not os.path.isfile(older):
@@ -312,7 +349,10 @@ def _begin_with(older: str, path: str, limit: int) -> None:
 def listing(request: Request, folder: str) -> list[list[str]]:
     """Path, kind and, of a link, target of everything in a folder; nothing where there is none."""
     try:
-        return [[path, kind, os.readlink(f"{folder}/{path}") if kind == "l" else ""] for path, kind in trees.below(folder)]
+        return [
+            [path, kind, os.readlink(f"{folder}/{path}") if kind == "l" else ""]
+            for path, kind in trees.below(folder)
+        ]
     except FileNotFoundError:
         return []
 

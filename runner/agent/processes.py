@@ -11,7 +11,9 @@ def processes() -> dict[int, tuple[int, int, int]]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                state, parent, group, session = read(f"/proc/{entry}/stat").rpartition(b")")[2].split()[:4]
+                state, parent, group, session = (
+                    read(f"/proc/{entry}/stat").rpartition(b")")[2].split()[:4]
+                )
             except (OSError, ValueError):
                 continue
             if state not in (b"Z", b"X"):

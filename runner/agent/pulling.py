@@ -43,7 +43,9 @@ class Refused(Exception):
     """An object cannot be had, or is not what was promised; in words without its address."""
 
 
-def pull(request: Request, name: str, items: Sequence[tuple[str, int, str, str]], needed: int) -> None:
+def pull(
+    request: Request, name: str, items: Sequence[tuple[str, int, str, str]], needed: int
+) -> None:
     """Have each of these: its path in the folder (empty for a single file), its bytes, its ETag if that is known, its address.
 
     Lines of JSON go back: `["bytes", COUNT]` now and then, `["file", PATH, SHA-256]` for each, and `["problem", WORDS]`.  Nothing but
@@ -53,7 +55,14 @@ def pull(request: Request, name: str, items: Sequence[tuple[str, int, str, str]]
     request.arriving(folder)
     _renew(folder, request.boot)
     free = objects.free(request)
-    if needed - sum(os.lstat(f"{folder}/it/{path}" if path else f"{folder}/it").st_size for path in _came(folder)) > free:
+    if (
+        needed
+        - sum(
+            os.lstat(f"{folder}/it/{path}" if path else f"{folder}/it").st_size
+            for path in _came(folder)
+        )
+        > free
+    ):
         _say(request, "full", free)
         return
     width = min(WIDTH, len(items))
@@ -87,7 +96,11 @@ def settle(request: Request, pulled: str, name: str, stamp: str) -> bool:
         trees.remove(here)
         os.rename(f"{came}/it", here)
     trees.remove(came)
-    return objects.place_tree(request, name, stamp, True) if stamp else bool(objects.place_files(request, [name]))
+    return (
+        objects.place_tree(request, name, stamp, True)
+        if stamp
+        else bool(objects.place_files(request, [name]))
+    )
 
 
 class Pulling:
@@ -110,7 +123,9 @@ class Pulling:
         self.news.clear()
         with self._lock:
             lines, self._lines = self._lines, []
-        if self._last != self._bytes or not lines:  # also when nothing came: a client that is gone is found out by a word to it
+        if (
+            self._last != self._bytes or not lines
+        ):  # also when nothing came: a client that is gone is found out by a word to it
             self._last = self._bytes
             lines.append(("bytes", self._last))
         yield from lines
@@ -134,19 +149,31 @@ class Pulling:
             with self._lock:
                 if not self.over.is_set():
                     self.failed = error if isinstance(error, OSError) else None
-                    self.problem = str(error) if isinstance(error, Refused) else type(error).__name__
+                    self.problem = (
+                        str(error) if isinstance(error, Refused) else type(error).__name__
+                    )
             self.over.set()
         finally:
             with self._lock:
                 self.working -= 1
             self.news.set()
 
-    def _one(self, opener: OpenerDirector, view: memoryview, path: str, size: int, etag: str, address: str) -> str:
+    def _one(
+        self,
+        opener: OpenerDirector,
+        view: memoryview,
+        path: str,
+        size: int,
+        etag: str,
+        address: str,
+    ) -> str:
         at = f"{self._top}/{path}" if path else self._top
         os.makedirs(os.path.dirname(at), exist_ok=True)
         fd = os.open(at, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # one who was asked before and is not wanted any more may still be writing
+            fcntl.flock(
+                fd, fcntl.LOCK_EX
+            )  # one who was asked before and is not wanted any more may still be writing
             if os.fstat(fd).st_size > size:
                 os.ftruncate(fd, 0)
             hasher, have = hashlib.sha256(), 0
@@ -165,12 +192,16 @@ class Pulling:
                             self._count(-have)
                             hasher, have = hashlib.sha256(), 0
                         if answer.length is not None and answer.length != size - have:
-                            raise Refused(f"it has {have + answer.length} bytes there, and {size} were promised")
+                            raise Refused(
+                                f"it has {have + answer.length} bytes there, and {size} were promised"
+                            )
                         words, got = _read(answer, view)
                         while got and not self.over.is_set():
                             have += got
                             if have > size:
-                                raise Refused(f"it has more than the {size} bytes that were promised")
+                                raise Refused(
+                                    f"it has more than the {size} bytes that were promised"
+                                )
                             trees.put(fd, view[:got])
                             hasher.update(view[:got])
                             self._count(got)
@@ -221,12 +252,20 @@ def _opener() -> OpenerDirector:
     from urllib import request
 
     opener = request.OpenerDirector()
-    for handler in (request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.HTTPDefaultErrorHandler, request.HTTPErrorProcessor):
+    for handler in (
+        request.ProxyHandler,
+        request.HTTPHandler,
+        request.HTTPSHandler,
+        request.HTTPDefaultErrorHandler,
+        request.HTTPErrorProcessor,
+    ):
         opener.add_handler(handler())
     return opener
 
 
-def _asked(opener: OpenerDirector, address: str, start: int, etag: str) -> tuple[str, HTTPResponse | None]:
+def _asked(
+    opener: OpenerDirector, address: str, start: int, etag: str
+) -> tuple[str, HTTPResponse | None]:
     """The answer of a bucket for an object, from byte `start` on; or why there is none yet.  Raises Refused when there will be none."""
     from http.client import HTTPException
     from urllib import error, request
@@ -247,7 +286,10 @@ def _asked(opener: OpenerDirector, address: str, start: int, etag: str) -> tuple
     try:
         if etag and answer.headers.get("ETag", etag) != etag:
             raise Refused("it changed meanwhile")
-        if answer.status not in (200, 206) or (answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")):
+        if answer.status not in (200, 206) or (
+            answer.status == 206
+            and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+        ):
             raise Refused("the bucket answers something else than it was asked there")
     except Refused:
         answer.close()
@@ -274,5 +316,9 @@ def _words(error: Exception) -> str:
     if isinstance(why, socket.timeout):
         return "the bucket does not answer there"
     number = getattr(why, "errno", None)
-    words = os.strerror(number) if isinstance(number, int) and type(why).__module__ == "builtins" else type(why).__name__
+    words = (
+        os.strerror(number)
+        if isinstance(number, int) and type(why).__module__ == "builtins"
+        else type(why).__name__
+    )
     return f"the bucket cannot be reached there ({words})"

@@ -87,14 +87,18 @@ def _begin(root: str, lock: int) -> socket.socket:
         os.chmod(f"{root}/socket", 0o600)
         listener.listen(128)
         fds = (lock, listener.fileno(), its.fileno())
-        ours_is = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # a folder, or the archive that travelled to a host
+        ours_is = os.path.dirname(
+            os.path.dirname(os.path.abspath(__file__))
+        )  # a folder, or the archive that travelled to a host
         argv = [sys.executable, "-I", "-S", "-E", "-c", BEGIN, ours_is, root, *map(str, fds)]
         try:
             for fd in fds:
                 os.set_inheritable(fd, True)
             null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
             quiet = ((os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, said.fileno(), 2))
-            os.posix_spawn(sys.executable, argv, {"PATH": os.defpath}, file_actions=(null, *quiet), setsid=True)
+            os.posix_spawn(
+                sys.executable, argv, {"PATH": os.defpath}, file_actions=(null, *quiet), setsid=True
+            )
         finally:
             for fd in fds:
                 os.set_inheritable(fd, False)

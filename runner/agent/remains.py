@@ -24,17 +24,23 @@ HOPELESS = 5.0
 class Remains:
     """What is below this process and belongs to no running job.  `jobs` are those that are not over, by name; `ours`: whether a child is no job's."""
 
-    def __init__(self, loop: Loop, jobs: dict[bytes, Job], timed: set[Job], ours: Callable[[int], bool]) -> None:
+    def __init__(
+        self, loop: Loop, jobs: dict[bytes, Job], timed: set[Job], ours: Callable[[int], bool]
+    ) -> None:
         self._loop, self._jobs, self._timed, self._ours = loop, jobs, timed, ours
         self.running: dict[int, Job] = {}
         """By pid: first processes that have not ended."""
         self.ending: list[Job] = []
         """Jobs whose first process is gone, what they left is not."""
-        self._tolerated: dict[int, Job | None] = {}  # background processes that belong, or may belong, to a running job
+        self._tolerated: dict[
+            int, Job | None
+        ] = {}  # background processes that belong, or may belong, to a running job
         root = os.stat(".")
         self._mark = b"@%d-%d" % (root.st_dev, root.st_ino)
         try:
-            self._children: int | None = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY)
+            self._children: int | None = os.open(
+                f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY
+            )
         except OSError:
             self._children = None
 
@@ -59,7 +65,11 @@ class Remains:
         """The first process of a job has ended; what else it left is to follow."""
         self.ending.append(job)
         if self._tolerated:
-            self._tolerated = {pid: owner for pid, owner in self._tolerated.items() if owner is not job and (owner or self.running)}
+            self._tolerated = {
+                pid: owner
+                for pid, owner in self._tolerated.items()
+                if owner is not job and (owner or self.running)
+            }
 
     def reaped(self, pid: int, cpu: float) -> None:
         """A child that was no first process has ended, and took so many seconds of a processor."""
@@ -97,9 +107,18 @@ class Remains:
             _, group, session = table[pid]
             name = self.name_of(pid)
             if name is None:
-                name = next((job.name for job in [*self.running.values(), *self.ending] if job.session == session), None)
+                name = next(
+                    (
+                        job.name
+                        for job in [*self.running.values(), *self.ending]
+                        if job.session == session
+                    ),
+                    None,
+                )
             if name is None and not self.running and self.ending:
-                name = self.ending[-1].name  # nothing says whose it is, and no running job could be its owner
+                name = self.ending[
+                    -1
+                ].name  # nothing says whose it is, and no running job could be its owner
             if name is None or (name in self._jobs and name not in ending):
                 self._tolerated[pid] = self._jobs[name] if name else None
             elif name in ending:
@@ -128,7 +147,9 @@ class Remains:
                 self._loop.watch_process(pid)
             except OSError:
                 self._loop.stirred = True  # gone already, or no descriptor to watch it with
-            if not (job.termed and group == job.session):  # a second SIGTERM may mean "at once" to those who got the first
+            if not (
+                job.termed and group == job.session
+            ):  # a second SIGTERM may mean "at once" to those who got the first
                 kill(pid, SIGTERM)
                 kill(pid, SIGCONT)
         if job.killed or now >= job.kill_at:
@@ -139,7 +160,11 @@ class Remains:
         below: dict[int, list[int]] = {}
         for pid, (parent, _, _) in table.items():
             below.setdefault(parent, []).append(pid)
-        pending = [pid for pid in below.get(os.getpid(), ()) if pid not in self.running and not self._ours(pid)]
+        pending = [
+            pid
+            for pid in below.get(os.getpid(), ())
+            if pid not in self.running and not self._ours(pid)
+        ]
         orphaned = {job.name for job in self.ending if job.orphaned}
         if orphaned:
             pending += [pid for pid in table if self.name_of(pid) in orphaned]

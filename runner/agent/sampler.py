@@ -44,7 +44,9 @@ class _Watched:
         self.total = float(total) if total.replace(b".", b"", 1).isdigit() else 0.0
         self.programs = os.fsdecode(path) or os.defpath
         self.looks = 0
-        self.first: tuple[float, float] | None = None  # the step at which it was first seen, and when
+        self.first: tuple[float, float] | None = (
+            None  # the step at which it was first seen, and when
+        )
 
 
 class Sampler:
@@ -122,14 +124,22 @@ class Sampler:
             return
         output, written = os.pipe()
         os.set_blocking(output, False)
-        argv = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", "-l", f"{EVERY:.0f}"]
+        argv = [
+            program,
+            f"--query-gpu={','.join(QUERY)}",
+            "--format=csv,noheader,nounits",
+            "-l",
+            f"{EVERY:.0f}",
+        ]
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, written, 1),
             (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
         ]
         try:
-            self.child = os.posix_spawn(program, argv, os.environ, file_actions=actions, setsid=True, setsigdef=(13,))
+            self.child = os.posix_spawn(
+                program, argv, os.environ, file_actions=actions, setsid=True, setsigdef=(13,)
+            )
             self._output, self._answer = output, b""
         except OSError:
             os.close(output)  # it is no program of this machine
@@ -154,10 +164,14 @@ class Sampler:
                 return True
 
     def _of_gpus(self, held: frozenset[str]) -> dict[str, float]:
-        ours = [values for uuid, values in self._gpus.items() if uuid in held] or list(self._gpus.values())
+        ours = [values for uuid, values in self._gpus.items() if uuid in held] or list(
+            self._gpus.values()
+        )
         found: dict[str, float] = {}
         if ours:
-            busy, used, heat, power = ([value for value in column if value is not None] for column in zip(*ours))
+            busy, used, heat, power = (
+                [value for value in column if value is not None] for column in zip(*ours)
+            )
             if busy:
                 found["gpu_utilization_percent"] = round(sum(busy) / len(busy), 1)
             if used:
@@ -182,7 +196,11 @@ class Sampler:
         except (OSError, ValueError, IndexError):
             return {}
         before, self._times = self._times, (used, whole)
-        return {"cpu_percent": round(100 * (used - before[0]) / (whole - before[1]), 1)} if before[1] and whole > before[1] else {}
+        return (
+            {"cpu_percent": round(100 * (used - before[0]) / (whole - before[1]), 1)}
+            if before[1] and whole > before[1]
+            else {}
+        )
 
     def _net(self, now: float) -> dict[str, float]:
         received = sent = 0
@@ -223,8 +241,14 @@ def _progress(job: _Watched, now: float) -> dict[str, float]:
         if total > 0:
             found["total"], found["percent"] = total, round(100 * step / total, 1)
             if step > job.first[0]:
-                found["eta"] = round((total - step) * (now - job.first[1]) / (step - job.first[0]), 1)
-        return {name: int(value) if value == int(value) else value for name, value in found.items() if abs(value) < 1e15}
+                found["eta"] = round(
+                    (total - step) * (now - job.first[1]) / (step - job.first[0]), 1
+                )
+        return {
+            name: int(value) if value == int(value) else value
+            for name, value in found.items()
+            if abs(value) < 1e15
+        }
     return {}
 
 
@@ -233,14 +257,22 @@ def _memory() -> dict[str, float]:
     if group:
         try:
             if os.path.exists(f"{group}/memory.max"):
-                used = int(read(f"{group}/memory.current")) - _field(f"{group}/memory.stat", b"inactive_file")
+                used = int(read(f"{group}/memory.current")) - _field(
+                    f"{group}/memory.stat", b"inactive_file"
+                )
             else:
-                used = int(read(f"{group}/memory.usage_in_bytes")) - _field(f"{group}/memory.stat", b"total_inactive_file")
+                used = int(read(f"{group}/memory.usage_in_bytes")) - _field(
+                    f"{group}/memory.stat", b"total_inactive_file"
+                )
             return {"ram_used_gb": _giga(used)}
         except (OSError, ValueError):
             pass  # it does not say: the machine does
     try:
-        table = {line.split(b":")[0]: int(line.split()[1]) * 1024 for line in read("/proc/meminfo").split(b"\n") if line}
+        table = {
+            line.split(b":")[0]: int(line.split()[1]) * 1024
+            for line in read("/proc/meminfo").split(b"\n")
+            if line
+        }
         used = table[b"MemTotal"] - table[b"MemAvailable"]
     except (OSError, ValueError, KeyError, IndexError):
         return {}
@@ -249,8 +281,17 @@ def _memory() -> dict[str, float]:
 
 def _found(program: str, paths: Iterable[str]) -> str:
     """Where a program is, by these PATHs; empty: nowhere."""
-    folders = dict.fromkeys(folder for path in paths for folder in path.split(":") if os.path.isabs(folder))
-    return next((found for folder in folders if os.access(found := f"{folder}/{program}", os.X_OK) and os.path.isfile(found)), "")
+    folders = dict.fromkeys(
+        folder for path in paths for folder in path.split(":") if os.path.isabs(folder)
+    )
+    return next(
+        (
+            found
+            for folder in folders
+            if os.access(found := f"{folder}/{program}", os.X_OK) and os.path.isfile(found)
+        ),
+        "",
+    )
 
 
 def _used(group: str) -> float:

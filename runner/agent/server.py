@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
     from .sampler import Sampler
 
-SAMPLED = 5.0  # seconds that a job has lived when its host is first looked at, and between two looks
+SAMPLED = (
+    5.0  # seconds that a job has lived when its host is first looked at, and between two looks
+)
 LINGER = 2.0  # seconds without jobs or clients before the end
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL for a job that ran out of time, and for what a dead agent left
 ORPHAN_LOOK = 0.1  # between looks at a job whose agent was killed
@@ -65,7 +67,9 @@ class Agent:
         self._quiet_since: float | None = None
         self._ooms = oom_kills()
         self._sampler: Sampler | None = None
-        self._sample_at: float | None = None  # the time of the next look at the host; None while there is no job
+        self._sample_at: float | None = (
+            None  # the time of the next look at the host; None while there is no job
+        )
         self._loop = Loop()
         self._contact = Contact(self._jobs)
         self._clients = Clients(self._loop, self._contact, listener, self._obey)
@@ -100,7 +104,12 @@ class Agent:
                 return
 
     def _patience(self) -> float | None:
-        times = [when for job in self._timed for when in (job.deadline, job.idle_at, job.kill_at) if when is not None]
+        times = [
+            when
+            for job in self._timed
+            for when in (job.deadline, job.idle_at, job.kill_at)
+            if when is not None
+        ]
         if self._orphans:
             times.append(self._orphans_at)
         if (look := self._contact.next_look()) is not None:
@@ -117,7 +126,11 @@ class Agent:
         """Look at the host for the jobs that have lived for a while."""
         now = time.time()
         self._sample_at = time.monotonic() + SAMPLED if self._jobs else None
-        watched = [job for job in self._jobs.values() if job.started and now - job.started >= SAMPLED and job.log.endswith(b".log")]
+        watched = [
+            job
+            for job in self._jobs.values()
+            if job.started and now - job.started >= SAMPLED and job.log.endswith(b".log")
+        ]
         if watched:
             if self._sampler is None:
                 from .sampler import Sampler
@@ -172,7 +185,11 @@ class Agent:
             free, problem = free_locks(names), b""
         except OSError as error:
             free, problem = [], b"%s: %s" % (os.fsencode(error.filename or "locks"), words(error))
-        self._clients.tell(fd, b'{"free": %s, "locks": "%s", "problem": "%s"}\n' % (number, escaped(" ".join(free).encode()), escaped(problem)))
+        self._clients.tell(
+            fd,
+            b'{"free": %s, "locks": "%s", "problem": "%s"}\n'
+            % (number, escaped(" ".join(free).encode()), escaped(problem)),
+        )
 
     # --- beginning
 
@@ -191,7 +208,14 @@ class Agent:
                     fresh.append(fields)
         if fresh:
             now = time.time()
-            self._ends.write(b"".join([began(now, fields[1], self._jobs[fields[1]].slot, *fields[3:6]) for fields in fresh]))
+            self._ends.write(
+                b"".join(
+                    [
+                        began(now, fields[1], self._jobs[fields[1]].slot, *fields[3:6])
+                        for fields in fresh
+                    ]
+                )
+            )
         for fields in fresh:
             self._spawn(fields)
         for fields in starts:
@@ -209,7 +233,10 @@ class Agent:
         except OSError as error:
             for fd in held or ():
                 os.close(fd)
-            detail = b"cannot hold %s: %s" % (os.fsencode(error.filename or "its locks"), words(error))
+            detail = b"cannot hold %s: %s" % (
+                os.fsencode(error.filename or "its locks"),
+                words(error),
+            )
             now = time.time()
             self._ends.settle(job.name, line(job.name, 126, None, b"exit", now, now, detail=detail))
             return False
@@ -346,7 +373,9 @@ class Agent:
             except OSError:
                 printed = -1
             spent = job.started, job.ended, job.cpu, job.peak, len(job.strays)
-            self._over(job, line(job.name, job.code, job.signal, job.reason, *spent, job.detail, printed))
+            self._over(
+                job, line(job.name, job.code, job.signal, job.reason, *spent, job.detail, printed)
+            )
 
     def _over(self, job: Job, end: bytes) -> None:
         self._jobs.pop(job.name, None)
@@ -398,7 +427,11 @@ class Agent:
         if now < self._orphans_at:
             return
         self._orphans_at = now + ORPHAN_LOOK
-        over = [job for job in self._orphans if self._slots.status(job.slot, job.name) is not None or not self._slots.alive(job.slot)]
+        over = [
+            job
+            for job in self._orphans
+            if self._slots.status(job.slot, job.name) is not None or not self._slots.alive(job.slot)
+        ]
         for job in over:
             self._over_at_last(job)
         if over:
@@ -409,7 +442,9 @@ class Agent:
         self._orphans.remove(job)
         job.code, job.ended = self._slots.status(job.slot, job.name), time.time()
         job.signal = None if job.code is None else signal_of(job.code)
-        job.reason = job.reason or (b"lost" if job.code is None else b"exit" if job.signal is None else b"signal")
+        job.reason = job.reason or (
+            b"lost" if job.code is None else b"exit" if job.signal is None else b"signal"
+        )
         job.deadline = job.idle_at = None
         self._remains.ending.append(job)
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 import fcntl
 import os
 
-SHELL = (b"/bin/sh", b"-c", b'trap : HUP INT QUIT TERM USR1 USR2; "$@" 9>&-; s=$?; printf \'%s %s\\n\' "$0" $s >&9; exit $s')
+SHELL = (
+    b"/bin/sh",
+    b"-c",
+    b'trap : HUP INT QUIT TERM USR1 USR2; "$@" 9>&-; s=$?; printf \'%s %s\\n\' "$0" $s >&9; exit $s',
+)
 """Words before a job's name and its command.  Descriptor 9 is the slot's file.  What a shell traps, its children do not ignore."""
 DESCRIPTOR = 9
 _BLANK = b" " * 255 + b"\n"
@@ -44,7 +48,9 @@ class Slots:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.pwrite(fd, _BLANK, 0)
-                return number, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)  # a number that no script's `exec 3>` replaces
+                return number, fcntl.fcntl(
+                    fd, fcntl.F_DUPFD_CLOEXEC, 64
+                )  # a number that no script's `exec 3>` replaces
             except BlockingIOError:
                 pass  # something that no signal could end still holds it: it is left alone
             finally:
@@ -75,4 +81,6 @@ class Slots:
         return int(status) if found == name and status.isdigit() else None
 
     def _open(self, number: int) -> int:
-        return os.open(str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
+        return os.open(
+            str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._folder
+        )

@@ -13,8 +13,18 @@ if TYPE_CHECKING:
     from .job import Job
     from .loop import Loop
 
-_OOM_SCORE = b"500"  # of jobs, above ours: where memory runs out, the kernel takes a job before its agent
-_RESTORED = (1, 2, 3, 13, 15, 17, 25)  # signals that are ignored here, by Python or by our parent, but not in jobs
+_OOM_SCORE = (
+    b"500"  # of jobs, above ours: where memory runs out, the kernel takes a job before its agent
+)
+_RESTORED = (
+    1,
+    2,
+    3,
+    13,
+    15,
+    17,
+    25,
+)  # signals that are ignored here, by Python or by our parent, but not in jobs
 
 
 def spawn(loop: Loop, job: Job, cwd: bytes, argv: list[bytes], env: dict[bytes, bytes]) -> int:
@@ -32,7 +42,9 @@ def spawn(loop: Loop, job: Job, cwd: bytes, argv: list[bytes], env: dict[bytes, 
         whole = [*SHELL, job.name, program, *argv[1:]]
         program = SHELL[0]
         actions.append((os.POSIX_SPAWN_DUP2, job.held[-1], DESCRIPTOR))
-    pid = os.posix_spawn(program, whole, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESTORED)
+    pid = os.posix_spawn(
+        program, whole, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESTORED
+    )
     for fd in job.held:
         os.set_inheritable(fd, False)
     _prefer(pid)
@@ -49,7 +61,9 @@ def _program(name: bytes, env: dict[bytes, bytes]) -> bytes:
     """What execvp would find, in the job's PATH and not in ours."""
     if b"/" in name:
         return name
-    candidates = [os.path.join(part or b".", name) for part in env.get(b"PATH", b"/bin:/usr/bin").split(b":")]
+    candidates = [
+        os.path.join(part or b".", name) for part in env.get(b"PATH", b"/bin:/usr/bin").split(b":")
+    ]
     there = [candidate for candidate in candidates if os.path.isfile(candidate)]
     if not there:
         raise FileNotFoundError(2, "No such file or directory")

@@ -26,7 +26,11 @@ SKIPPED = 31
 class Squeezer:
     """Payloads of one end: `z` and compressed bytes, or `d` and the bytes themselves."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, spent: Callable[[], float] = time.process_time) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.process_time,
+    ) -> None:
         self._clock, self._spent = clock, spent
         self._at, self._used = clock(), spent()
         self._spare = True

@@ -78,7 +78,10 @@ def rows(top: str) -> list[Row]:
             found.append((path, kind, os.lstat(at).st_size, digest_of(at)))
         else:
             found.append((path, kind, 0, ""))
-    return sorted((row for row in found if row[1] != "d" or row[0] not in full), key=lambda row: os.fsencode(row[0]))
+    return sorted(
+        (row for row in found if row[1] != "d" or row[0] not in full),
+        key=lambda row: os.fsencode(row[0]),
+    )
 
 
 def stamp(found: Iterable[tuple[str, str]], links: Iterable[tuple[str, str]]) -> str:
@@ -94,7 +97,9 @@ def stamp(found: Iterable[tuple[str, str]], links: Iterable[tuple[str, str]]) ->
 def stamp_of(top: str) -> str:
     """The stamp of the tree that is there.  Raises OSError."""
     found = list(below(top))
-    return stamp(found, [(path, os.readlink(f"{top}/{path}")) for path, kind in found if kind == "l"])
+    return stamp(
+        found, [(path, os.readlink(f"{top}/{path}")) for path, kind in found if kind == "l"]
+    )
 
 
 def touch(path: str) -> None:
@@ -230,4 +235,8 @@ def _make_way(name: bytes) -> None:
 
 
 def _number(field: bytes) -> int:
-    return int.from_bytes(field[1:], "big") if field[0] & 0x80 else int(field.rstrip(b"\0 ") or b"0", 8)
+    return (
+        int.from_bytes(field[1:], "big")
+        if field[0] & 0x80
+        else int(field.rstrip(b"\0 ") or b"0", 8)
+    )

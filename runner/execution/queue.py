@@ -78,16 +78,24 @@ class Ticket(NamedTuple):
 
     priority: int = 0
     not_before: float | None = None  # seconds since the epoch
-    idempotency: str = ""  # the submitter's own name for the request: the same one again is the same run
+    idempotency: str = (
+        ""  # the submitter's own name for the request: the same one again is the same run
+    )
     labels: Mapping[str, str] = {}
     user: str = ""  # for whom it is; empty: the login that submits it
     run: str = ""  # the id of the new run; empty: one that is made now
-    reports_to: Mapping[str, object] = {}  # who gets reports of the run beside the receivers of the settings: `webhooks`, `job`
-    reach: Sequence[str] | None = None  # hosts and buckets that the run may read, for one that a server took; None: whatever its address says
+    reports_to: Mapping[
+        str, object
+    ] = {}  # who gets reports of the run beside the receivers of the settings: `webhooks`, `job`
+    reach: Sequence[str] | None = (
+        None  # hosts and buckets that the run may read, for one that a server took; None: whatever its address says
+    )
     here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
 
 
-def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: Ticket) -> Submitted:
+def submit(
+    ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: Ticket
+) -> Submitted:
     """Store a run for workers: of this workspace where its runs are in its own file, else of any machine.
 
     Raises NotFound, Invalid with every problem of its inputs, Infrastructure where the shared store cannot take what the workers need.
@@ -103,11 +111,19 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     plan = compiled(ws, source, request, {})
     check_ids(plan, choice, bare)  # which instances there are may be known only when it runs
     limits = lower(plan.settings.limits, limits_asked(ws, settings))
-    data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings), **limits_of(limits)}
+    data = {
+        "source": str(source),
+        "asked": asked(storable(ws, plan, request)),
+        **noted(choice, settings),
+        **limits_of(limits),
+    }
     parcel = _parcel(ws, request, settings) if travels else HERE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
     receivers = [sealing.without(ticket.reports_to)] if ticket.reports_to else []
-    body = of_value("body", [data, *receivers, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)])
+    body = of_value(
+        "body",
+        [data, *receivers, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)],
+    )
     data |= {"labels": dict(ticket.labels), "body": body}
     data |= ticket.reports_to
     if opens := _sealed(ws):
@@ -115,9 +131,23 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     if ticket.reach is not None:
         data["reach"] = list(ticket.reach)
     now = time.time()
-    row = RunRow(ticket.run or new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)
-    row = row._replace(priority=ticket.priority, due=max(now, ticket.not_before or now), idempotency=ticket.idempotency)
-    row = row._replace(user=ticket.user or login(ws.environ), bundle=parcel.digest, store=parcel.store)
+    row = RunRow(
+        ticket.run or new_id(),
+        plan.recipe,
+        plan.digest,
+        plan.inputs,
+        str(ws.root),
+        created=now,
+        data=data,
+    )
+    row = row._replace(
+        priority=ticket.priority,
+        due=max(now, ticket.not_before or now),
+        idempotency=ticket.idempotency,
+    )
+    row = row._replace(
+        user=ticket.user or login(ws.environ), bundle=parcel.digest, store=parcel.store
+    )
     done = ws.store.runs.submit(row, bundle=parcel.data)
     if words := no_points(ws, done.id):
         raise refused(done.id, words)
@@ -127,9 +157,17 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
 def _storable(ticket: Ticket) -> None:
     """Raises Invalid for what no database has a place for."""
     words = (("user", ticket.user), ("key", ticket.idempotency))
-    problems = [Problem("bad-value", f"the {name} of a run is text in UTF-8, without NUL") for name, word in words if not _is_text(word)]
+    problems = [
+        Problem("bad-value", f"the {name} of a run is text in UTF-8, without NUL")
+        for name, word in words
+        if not _is_text(word)
+    ]
     if not -PRIORITY <= ticket.priority <= PRIORITY:
-        problems.append(Problem("bad-value", f"the priority of a run is at least {-PRIORITY} and at most {PRIORITY}"))
+        problems.append(
+            Problem(
+                "bad-value", f"the priority of a run is at least {-PRIORITY} and at most {PRIORITY}"
+            )
+        )
     if problems:
         raise Invalid(problems)
 
@@ -145,7 +183,9 @@ def again(ws: Workspace, row: RunRow, choice: Choice) -> Submitted:
     """Store a run that is over as a new one, with the same bundle."""
     now = time.time()
     data = {**row.data, "choice": asdict(choice)}
-    return ws.store.runs.submit(row._replace(id=new_id(), data=data, created=now, due=now, idempotency=""))
+    return ws.store.runs.submit(
+        row._replace(id=new_id(), data=data, created=now, due=now, idempotency="")
+    )
 
 
 def reports_of(row: RunRow) -> Mapping[str, object]:
@@ -158,7 +198,10 @@ def give_back(ws: Workspace, run: str) -> bool:
     fence = ws.store.runs.claim(run, f"process {os.getpid()}")
     if fence is None:
         return False
-    if ws.store.runs.get(run).state != "PAUSED" or settle(ws.store.runs, run, fence, "QUEUED", "resumed") == "QUEUED":
+    if (
+        ws.store.runs.get(run).state != "PAUSED"
+        or settle(ws.store.runs, run, fence, "QUEUED", "resumed") == "QUEUED"
+    ):
         ws.store.runs.release(run, fence)
     return True
 
@@ -166,17 +209,25 @@ def give_back(ws: Workspace, run: str) -> bool:
 def _sealed(ws: Workspace) -> dict[str, str]:
     """What opens the addresses of a request, as it is stored with the run.  Raises CannotRun without a key."""
     if ws.addresses and not sealing.can_seal(ws.environ):
-        words = f"what opens {next(iter(ws.addresses))} is a secret, which is not stored without a key"
+        words = (
+            f"what opens {next(iter(ws.addresses))} is a secret, which is not stored without a key"
+        )
         fix = f"give an address that the worker's own login opens (s3:// gs:// hf://), or make a key: {sealing.HOW}"
         raise CannotRun(words, fix=fix)
-    return {address: sealing.seal(opening, f"address {address}", ws.environ) for address, opening in ws.addresses.items()}
+    return {
+        address: sealing.seal(opening, f"address {address}", ws.environ)
+        for address, opening in ws.addresses.items()
+    }
 
 
 def _unsealed(ws: Workspace, row: RunRow) -> None:
     """Have the workspace know what opens the addresses of a run, and what the run may read.  Raises CannotRun."""
     opens, reach = row.data.get("opens"), row.data.get("reach")
     sealed = opens if isinstance(opens, dict) else {}
-    ws.addresses = {address: sealing.unseal(each, f"address {address}", ws.environ) for address, each in sealed.items()}
+    ws.addresses = {
+        address: sealing.unseal(each, f"address {address}", ws.environ)
+        for address, each in sealed.items()
+    }
     if isinstance(reach, list):
         ws.reach = Reach(reach)
 
@@ -212,7 +263,9 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
     place = ws.home / "partial" / packed.digest
     ws.write(place, packed.data)
     try:
-        cache.remote.put(Content(f"f:{packed.digest}"), Lying({Content(f"f:{packed.digest}"): str(place)}))
+        cache.remote.put(
+            Content(f"f:{packed.digest}"), Lying({Content(f"f:{packed.digest}"): str(place)})
+        )
     finally:
         delete(place)
     return Parcel(packed.digest, b"", packed.bound, cache.remote.url)
@@ -255,9 +308,15 @@ def serve(
     collected = time.monotonic()
     try:
         while not handover.asked:
-            with suppress(StoreBusy), Workspace.open(root, environ=environ) as opened, held(opened.home) as there:
+            with (
+                suppress(StoreBusy),
+                Workspace.open(root, environ=environ) as opened,
+                held(opened.home) as there,
+            ):
                 while not handover.asked and there():
-                    ws = opened.within(opened.root)  # one for each run: what it learned of files is that run's
+                    ws = opened.within(
+                        opened.root
+                    )  # one for each run: what it learned of files is that run's
                     if store is not None:
                         offer = offer._replace(store=_shared(ws, store).remote.url)
                     delivery = delivery or begin(ws)
@@ -276,7 +335,15 @@ def serve(
             delivery.end(LAST_WORDS)
 
 
-def _next(ws: Workspace, who: str, offer: Offer, handover: Handover, there: Callable[[], bool], *, once: bool) -> RunRow | None:
+def _next(
+    ws: Workspace,
+    who: str,
+    offer: Offer,
+    handover: Handover,
+    there: Callable[[], bool],
+    *,
+    once: bool,
+) -> RunRow | None:
     """The next run, claimed: waits for one, but not `once`.  None also when somebody deleted the store."""
     while not handover.asked and there():
         seen = ws.store.runs.news()
@@ -305,13 +372,18 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
             fence, row = claimed, ws.store.runs.get(row.id)
         return True
     except Stale:
-        listener.say(f"run {row.id} was taken over by another worker, because this one was silent for too long")
+        listener.say(
+            f"run {row.id} was taken over by another worker, because this one was silent for too long"
+        )
     except StoreBusy as error:
         listener.say(f"run {row.id} waits for a worker again: {error}")
         with suppress(RecipeError):
             ws.store.runs.release(row.id, fence)
     except RecipeError as error:
-        for line in [*f"run {row.id} failed: {error}".splitlines(), *([f"  fix: {error.fix}"] if error.fix else [])]:
+        for line in [
+            *f"run {row.id} failed: {error}".splitlines(),
+            *([f"  fix: {error.fix}"] if error.fix else []),
+        ]:
             listener.say(line)
         _ended(ws, ws.store.runs.get(row.id), fence, "FAILED", str(error))
     except Exception:
@@ -324,13 +396,22 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
 def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover) -> bool:
     """False: the run paused and is to be resumed at once."""
     if row.request in ("cancel", "pause"):
-        end_claimed(ws, row.id, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say)
+        end_claimed(
+            ws, row.id, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say
+        )
         return True
     if poisoned(ws, row, fence) or no_points(ws, row.id, fence):
         return True
-    request, choice, settings = request_of_run(row), choice_of_run(row), placed(ws, settings_of_run(row))
+    request, choice, settings = (
+        request_of_run(row),
+        choice_of_run(row),
+        placed(ws, settings_of_run(row)),
+    )
     if request is None:
-        raise Infrastructure(f"run {row.id} did not note what it was asked for", fix="`recipe submit` with its recipe and inputs")
+        raise Infrastructure(
+            f"run {row.id} did not note what it was asked for",
+            fix="`recipe submit` with its recipe and inputs",
+        )
     from ..survey import bundles
 
     since = Since(time.monotonic(), ws.store.database.version())
@@ -345,10 +426,14 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     if not found.todo and (row.fence == 1 or not ws.store.runs.steps(row.id)):
         total, fresh = sizes(found)
         run_graph.remember(ws, row.id, found)
-        listener.begin(Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
+        listener.begin(
+            Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
+        )
         deliver(ws, row.id, fence, found.plan, found.made)
         if settings.upload:
-            uploading.upload(ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found))
+            uploading.upload(
+                ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found)
+            )
         _ended(ws, row, fence, "COMPLETED", "")
         listener.end(Summary("COMPLETED", {"FRESH": fresh}, since.seconds, run=row.id))
         return True
@@ -361,17 +446,25 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     if stood is None:
         words = f"run {row.id} cannot be resumed: a step of it failed, or its recipe has changed"
         raise Infrastructure(words, fix=f"`recipe retry {row.id}` runs it anew")
-    return work(Assignment(ws, local, found, stood, settings, listener, since, handover=handover)) is not None
+    return (
+        work(Assignment(ws, local, found, stood, settings, listener, since, handover=handover))
+        is not None
+    )
 
 
 def _shared(ws: Workspace, name: str) -> RemoteCache:
     """The shared store that a worker of many workspaces uses.  Raises NotFound."""
     if not ws.store.runs.shared:
-        raise CannotRun("runs of other workspaces are in a database that several machines share", fix="set RECIPE_RUNS=postgresql://…")
+        raise CannotRun(
+            "runs of other workspaces are in a database that several machines share",
+            fix="set RECIPE_RUNS=postgresql://…",
+        )
     found = ws.share(name or None, push=True)
     if found is None:
         fix = f'--store NAME, or `store = "NAME"` and a [stores.NAME] in {ws.own}/recipe.toml'
-        raise NotFound("a worker for other workspaces needs the shared store of those who submit", fix=fix)
+        raise NotFound(
+            "a worker for other workspaces needs the shared store of those who submit", fix=fix
+        )
     return found
 
 
@@ -387,7 +480,9 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
     if data is None:
         content = Content(f"f:{row.bundle}")
         if cache.bring([content]):
-            raise Infrastructure(f"the shared store does not have the bundle of run {row.id}", fix="submit it again")
+            raise Infrastructure(
+                f"the shared store does not have the bundle of run {row.id}", fix="submit it again"
+            )
         data = ws.objects.path(content).read_bytes()
     inside = ws.within(bundles.unpack(ws, row.bundle, data, cache.bring))
     ws.save_cache()

@@ -40,7 +40,9 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         spec, id = specs[n], found.plan.nodes[n].id
         gone += [f"{id} needs {path}, which {why}" for path, why in missing(ws, found, n)]
         if isinstance(spec.nodes, str):
-            wrong.append(f"{id} has as many nodes as `{spec.nodes}` says, which is not known before the run: `nodes` may read inputs and the matrix")
+            wrong.append(
+                f"{id} has as many nodes as `{spec.nodes}` says, which is not known before the run: `nodes` may read inputs and the matrix"
+            )
         elif spec.node_count > 1 and settings.driver == "local":
             wrong.append(f"{id} needs {spec.nodes} nodes; the driver local gives one")
         wrong += _kept_apart(found, n)
@@ -54,18 +56,27 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
 
         shown = "\n".join(f"the run would replace {words}" for words in replaced(ws, clashes[:5]))
         shown += f"\nand {len(clashes) - 5} more" if len(clashes) > 5 else ""
-        raise CannotRun(shown, fix="move it away or give --overwrite; `recipe adopt STEP` takes it for what the step makes")
+        raise CannotRun(
+            shown,
+            fix="move it away or give --overwrite; `recipe adopt STEP` takes it for what the step makes",
+        )
     if gone:
         lines = [*gone, *unset, *wrong]
         shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
-        raise CannotRun(shown, fix=f"give it, or correct its name: paths of a recipe begin at {ws.root}, those with ./ or ../ at its own folder")
+        raise CannotRun(
+            shown,
+            fix=f"give it, or correct its name: paths of a recipe begin at {ws.root}, those with ./ or ../ at its own folder",
+        )
     if unread:
         raise CannotRun(
             "\n".join(dict.fromkeys([*unread, *unset, *wrong])),
             fix=f"write it, with a line NAME=value for each variable, or take it out of `env_file`; its path begins at {ws.root}",
         )
     if unset:
-        raise CannotRun("\n".join(dict.fromkeys([*unset, *wrong])), fix="a secret comes from the environment: export its variable, and run again")
+        raise CannotRun(
+            "\n".join(dict.fromkeys([*unset, *wrong])),
+            fix="a secret comes from the environment: export its variable, and run again",
+        )
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another driver")
@@ -78,7 +89,9 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
     from ..advice import findings, preflight
 
     python = "current" if found.request.current_python else settings.python
-    verdict = preflight.check(ws, found, numbers, driver=settings.driver, python=python, allow=settings.allow)
+    verdict = preflight.check(
+        ws, found, numbers, driver=settings.driver, python=python, allow=settings.allow
+    )
     findings.refuse(verdict, found)
     for finding in verdict.findings:
         if finding.rule.severity == "warning":
@@ -91,12 +104,21 @@ def concerned(found: Survey) -> list[int]:
         return []
 
     specs, ours = found.plan.specs(), str(shipped() / "recipes")
-    own = any(os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml") for home in {str(found.source.parent), *found.plan.homes})
+    own = any(
+        os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml")
+        for home in {str(found.source.parent), *found.plan.homes}
+    )
     return found.todo if own or any(map(_may_train, specs)) else []
 
 
 def _may_train(spec: StepSpec) -> bool:
-    return spec.select is None and bool(spec.accelerate or spec.state or spec.resources.gpus or "train" in spec.step or "merge" in spec.step)
+    return spec.select is None and bool(
+        spec.accelerate
+        or spec.state
+        or spec.resources.gpus
+        or "train" in spec.step
+        or "merge" in spec.step
+    )
 
 
 def sent(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
@@ -104,7 +126,9 @@ def sent(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
     from ..planning.plan import LOCAL
 
     nodes, specs = found.plan.nodes, found.plan.specs()
-    there = {n: specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None}
+    there = {
+        n: specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None
+    }
     return {n: spec for n, spec in there.items() if not host_pool.stays(spec)}
 
 
@@ -126,7 +150,10 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
     estimated = estimates.of_plan(ws, found.plan, found.todo)
-    earlier, made = ws.store.index.expected(found.plan.recipe, ids), ws.store.index.last(found.plan.recipe, ids)
+    earlier, made = (
+        ws.store.index.expected(found.plan.recipe, ids),
+        ws.store.index.last(found.plan.recipe, ids),
+    )
     answer = {}
     for need, steps in by_need.items():
         seconds, sizes = [], []
@@ -135,18 +162,29 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
             seconds.append(between[1] if between is not None else earlier.get(nodes[n].id))
             sizes.append(_comes_home(ws, found, n, made.get(nodes[n].id), seconds[-1]))
         hours, home = _sum(seconds), _sum(sizes)
-        every = max((state.every for n in steps for state in specs[n].state if state.every is not None), default=None)
-        answer[need] = Takes(None if hours is None else hours / 3600, None if home is None else round(home), every)
+        every = max(
+            (state.every for n in steps for state in specs[n].state if state.every is not None),
+            default=None,
+        )
+        answer[need] = Takes(
+            None if hours is None else hours / 3600, None if home is None else round(home), every
+        )
     return answer
 
 
-def _comes_home(ws: Workspace, found: Survey, n: int, made: Trace | None, seconds: float | None) -> float | None:
+def _comes_home(
+    ws: Workspace, found: Survey, n: int, made: Trace | None, seconds: float | None
+) -> float | None:
     """Bytes of what a step gave when it was made last, but for what stays where it was made; None where not all of it is here.
 
     With what came in checkpoints then, as many of them as come in so many seconds.
     """
     staying = {name for name, _, flags in found.plan.nodes[n].outputs if flags & TEMPORARY}
-    contents = [each.content for each in made.outputs if each.name not in staying] if made is not None else None
+    contents = (
+        [each.content for each in made.outputs if each.name not in staying]
+        if made is not None
+        else None
+    )
     if made is None or contents is None or not all(map(ws.objects.has, contents)):
         return None
     saved = made.facts.get("checkpoint_bytes")
@@ -161,8 +199,14 @@ def _sum(amounts: Sequence[float | None]) -> float | None:
 
 def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, list[str]]:
     """The secrets that steps take along to where they run, by step: the variables' names."""
-    named = {spec.step: [secret.variable for secret in spec.secrets if environ.get(secret.source)] for spec in specs}
-    passed = {spec.step: [name for name in spec.pass_env if tokenlike(name, environ.get(name, ""))] for spec in specs}
+    named = {
+        spec.step: [secret.variable for secret in spec.secrets if environ.get(secret.source)]
+        for spec in specs
+    }
+    passed = {
+        spec.step: [name for name in spec.pass_env if tokenlike(name, environ.get(name, ""))]
+        for spec in specs
+    }
     return {step: found for step in named if (found := sorted({*named[step], *passed[step]}))}
 
 
@@ -170,19 +214,37 @@ def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str
     """Addresses in buckets of whose objects machines of a driver may be given signed addresses, so that they have them past this machine."""
     if ws.config.driver(driver).get("secrets", "send") == "deny":
         return set()
-    addresses = {taken.address for n in nodes for taken in found.plan.nodes[n].takes if taken.in_bucket}
-    return {address for address in addresses if (store := ws.config.store_of(address)) is None or not store.anonymous}
+    addresses = {
+        taken.address for n in nodes for taken in found.plan.nodes[n].takes if taken.in_bucket
+    }
+    return {
+        address
+        for address in addresses
+        if (store := ws.config.store_of(address)) is None or not store.anonymous
+    }
 
 
 def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
     """Refuse to send secrets where the driver's setting `secrets` is "deny".  Raises Invalid."""
     wanted = ws.config.driver(host_pool.name).get("secrets", "send")
     if wanted not in ("send", "deny"):
-        raise Invalid([Problem("driver-setting", f'secrets = "{wanted}" is not known', fix='write secrets = "send" or "deny"')])
+        raise Invalid(
+            [
+                Problem(
+                    "driver-setting",
+                    f'secrets = "{wanted}" is not known',
+                    fix='write secrets = "send" or "deny"',
+                )
+            ]
+        )
     if wanted == "deny" and (taken := sends([*sent(found, host_pool).values()], ws.environ)):
-        words = "; ".join(f"{step} would take {', '.join(names)} there" for step, names in taken.items())
+        words = "; ".join(
+            f"{step} would take {', '.join(names)} there" for step, names in taken.items()
+        )
         fix = f"run it elsewhere, take the secrets out of the recipe, or allow it: `secrets` of [drivers.{host_pool.name}]"
-        raise Invalid([Problem("secrets-denied", f'`secrets = "deny"` of {host_pool.name}: {words}', fix=fix)])
+        raise Invalid(
+            [Problem("secrets-denied", f'`secrets = "deny"` of {host_pool.name}: {words}', fix=fix)]
+        )
 
 
 def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
@@ -210,25 +272,45 @@ def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
         each = [[amount(wants) for wants in matrix] for matrix in matrices.values()]
         if unknown or any(None in amounts for amounts in each):
             return None
-        return most([sum(sorted((asked or 0.0 for asked in amounts), reverse=True)[: jobs or None]) for amounts in each])
+        return most(
+            [
+                sum(sorted((asked or 0.0 for asked in amounts), reverse=True)[: jobs or None])
+                for amounts in each
+            ]
+        )
 
     wants = [wants for matrix in matrices.values() for wants in matrix]
-    cpus, memory, gpus = together(lambda each: each.cpus), together(lambda each: each.memory), together(lambda each: each.gpus or 0)
+    cpus, memory, gpus = (
+        together(lambda each: each.cpus),
+        together(lambda each: each.memory),
+        together(lambda each: each.gpus or 0),
+    )
     need = Need(
         cpus=most([each.cpus for each in wants]) or None,
         memory=int(most([each.memory for each in wants])) or None,
         gpus=int(most([each.gpus for each in wants])) or None,
         nodes=max((found.plan.specs()[n].node_count for n in found.todo), default=1),
     )
-    return Wish(need, hours=_hours(found), together=Resources(cpus, None if memory is None else int(memory), None if gpus is None else int(gpus)))
+    return Wish(
+        need,
+        hours=_hours(found),
+        together=Resources(
+            cpus, None if memory is None else int(memory), None if gpus is None else int(gpus)
+        ),
+    )
 
 
 def _hours(found: Survey) -> float | None:
     """For how many hours hosts are needed at most, by the limits of the run and of its steps; None where they have none."""
     specs = [found.plan.specs()[n] for n in found.todo]
     timeouts = [spec.timeout for spec in specs if spec.timeout is not None and spec.select is None]
-    bounds = [found.plan.settings.limits.time, sum(timeouts) if len(timeouts) == len(specs) else None]
-    return min(((seconds + SPARE) / 3600 for seconds in bounds if seconds is not None), default=None)
+    bounds = [
+        found.plan.settings.limits.time,
+        sum(timeouts) if len(timeouts) == len(specs) else None,
+    ]
+    return min(
+        ((seconds + SPARE) / 3600 for seconds in bounds if seconds is not None), default=None
+    )
 
 
 def at_once(found: Survey, host_pool: HostPool) -> int:
@@ -236,10 +318,20 @@ def at_once(found: Survey, host_pool: HostPool) -> int:
     processors = host_pool.here.capacity.processors
     if host_pool.priced:  # how many a machine takes is seen when it is up
         return processors + len(sent(found, host_pool))
-    return sum(place.capacity.slots or 1 for place in host_pool.places) if host_pool.away else processors
+    return (
+        sum(place.capacity.slots or 1 for place in host_pool.places)
+        if host_pool.away
+        else processors
+    )
 
 
-def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, offered: Collection[Need] = ()) -> None:
+def fits(
+    ws: Workspace,
+    found: Survey,
+    host_pool: HostPool,
+    settings: Settings,
+    offered: Collection[Need] = (),
+) -> None:
     """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun, Invalid."""
     from ..language.units import about
     from ..planning.plan import LOCAL
@@ -258,7 +350,9 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
             if host_pool.need(specs[n]) not in offered:
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.asked.items())
                 left = host_pool.unmet.get(host_pool.need(specs[n]), "")
-                unmet.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now{left and f' ({left})'}")
+                unmet.append(
+                    f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now{left and f' ({left})'}"
+                )
             continue
         places = [host_pool.here] if near else host_pool.places
         if count > 1:
@@ -268,15 +362,30 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
             if not asked:
                 continue
             sizes = sorted((place.capacity.has(name) for place in places), reverse=True)
-            most = settings.pools[name] if name in settings.pools else sizes[min(host_pool.head.workers(specs[n]), len(sizes)) - 1]
+            most = (
+                settings.pools[name]
+                if name in settings.pools
+                else sizes[min(host_pool.head.workers(specs[n]), len(sizes)) - 1]
+            )
             if asked > most:
                 whose = "this machine has" if places == [host_pool.here] else "its largest host has"
-                need, there = (f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each) for each in (asked, most))
+                need, there = (
+                    f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each)
+                    for each in (asked, most)
+                )
                 wrong.append(f"{node.id} needs {need} {unit or 'of memory'}; {whose} {there}")
     if unmet and not wrong:
-        words = [spec.resources.gpu or "" for spec in specs] + [host_pool.where.get("gpu") or str(ws.config.driver(host_pool.name).get("gpu", ""))]
-        fix = next((fix for word in words if word and (fix := _meant(word))), "loosen the filters (`--where`, or the driver's settings)")
-        raise Infrastructure("\n".join(dict.fromkeys(unmet[:20])), fix=f"{fix}; `recipe offers --driver {host_pool.name}` shows what there is")
+        words = [spec.resources.gpu or "" for spec in specs] + [
+            host_pool.where.get("gpu") or str(ws.config.driver(host_pool.name).get("gpu", ""))
+        ]
+        fix = next(
+            (fix for word in words if word and (fix := _meant(word))),
+            "loosen the filters (`--where`, or the driver's settings)",
+        )
+        raise Infrastructure(
+            "\n".join(dict.fromkeys(unmet[:20])),
+            fix=f"{fix}; `recipe offers --driver {host_pool.name}` shows what there is",
+        )
     if wrong or unmet:
         shown = "\n".join(dict.fromkeys([*wrong, *unmet][:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another machine")
@@ -288,7 +397,9 @@ def _meant(word: str) -> str:
     """The GPU that may be meant by a word that is part of no known name; empty where it is."""
     from ..advice.estimates import figures
 
-    known = list(dict.fromkeys(name for gpu in figures().gpus for name in (gpu.name, gpu.asked, *gpu.names)))
+    known = list(
+        dict.fromkeys(name for gpu in figures().gpus for name in (gpu.name, gpu.asked, *gpu.names))
+    )
     plain = word.lower().replace("_", " ")
     if any(plain in name.lower() for name in known):
         return ""
@@ -303,7 +414,10 @@ def _kept_apart(found: Survey, n: int) -> list[str]:
 
     nodes, wrong = found.plan.nodes, []
     for each in nodes[n].upstream:
-        if any(name == each.output and flags & TEMPORARY for name, _, flags in nodes[each.producer].outputs):
+        if any(
+            name == each.output and flags & TEMPORARY
+            for name, _, flags in nodes[each.producer].outputs
+        ):
             wrong.append(
                 f"{nodes[n].id} runs on several nodes and takes {nodes[each.producer].id}'s {each.output}, which is `temporary`: it stays on one"
             )
@@ -318,7 +432,11 @@ def _too_many(ws: Workspace, found: Survey) -> list[Problem]:
     asked = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
     fix = "ask for fewer, or raise the limit: `recipe config` names its file"
     return [
-        Problem("nodes", f"{id} asks for {count} nodes, and `[limits] max_nodes` is {most:g}", fix=fix) for id, count in asked.items() if count > most
+        Problem(
+            "nodes", f"{id} asks for {count} nodes, and `[limits] max_nodes` is {most:g}", fix=fix
+        )
+        for id, count in asked.items()
+        if count > most
     ]
 
 
@@ -329,28 +447,61 @@ def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]
     specs, whose = found.plan.specs(), f"the stack {settings.stack} has a head"
     if all(spec.nodes in (None, 1) for spec in specs):
         words = f"{whose}, and no step of {found.plan.recipe} runs on several nodes"
-        return [Problem("nodes", words, fix="write `nodes: N` at a step, the head among them, or take a stack without a head")]
-    launched = [found.plan.nodes[n].id for n in found.todo if specs[n].accelerate and specs[n].node_count > 1]
+        return [
+            Problem(
+                "nodes",
+                words,
+                fix="write `nodes: N` at a step, the head among them, or take a stack without a head",
+            )
+        ]
+    launched = [
+        found.plan.nodes[n].id
+        for n in found.todo
+        if specs[n].accelerate and specs[n].node_count > 1
+    ]
     words = f"{whose}, and {', '.join(launched[:5])} would have `accelerate` start as much on it as on its workers"
-    return [Problem("nodes", words, fix="take a stack without a head, or write a `run` that asks for `node.rank`")] if launched else []
+    return (
+        [
+            Problem(
+                "nodes",
+                words,
+                fix="take a stack without a head, or write a `run` that asks for `node.rank`",
+            )
+        ]
+        if launched
+        else []
+    )
 
 
 def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     """Words for a step that has more nodes than there are hosts."""
     workers, headed = host_pool.head.workers(spec), host_pool.head.leads(spec)
     if host_pool.priced and not headed:
-        return [f"{id} needs {spec.nodes} nodes; {host_pool.name} rents single machines, which work together only under the `head` of a stack"]
+        return [
+            f"{id} needs {spec.nodes} nodes; {host_pool.name} rents single machines, which work together only under the `head` of a stack"
+        ]
     if host_pool.priced and host_pool.leases is not None:
         most = host_pool.leases.most
-        return [f"{id} needs {workers} machines beside the head; no more than {most:g} may be rented at once"] if most < workers else []
+        return (
+            [
+                f"{id} needs {workers} machines beside the head; no more than {most:g} may be rented at once"
+            ]
+            if most < workers
+            else []
+        )
     have = sum(bool(place.address) or headed for place in host_pool.places)
     whose = " beside the head" if headed else ""
     if have < workers:
         return [f"{id} needs {workers} nodes{whose}; {host_pool.name} has {have} host(s) free"]
-    large, own = sum(place.could(spec.resources.room) for place in host_pool.places), len(host_pool.head.roomy(spec, host_pool.places))
+    large, own = (
+        sum(place.could(spec.resources.room) for place in host_pool.places),
+        len(host_pool.head.roomy(spec, host_pool.places)),
+    )
     if own < workers <= large:
         cards = f"{spec.resources.gpus} GPU(s)"
-        return [f"{id} needs {cards} on each of {workers} nodes{whose}; hosts of {host_pool.name} are one machine, whose GPUs do for {own}"]
+        return [
+            f"{id} needs {cards} on each of {workers} nodes{whose}; hosts of {host_pool.name} are one machine, whose GPUs do for {own}"
+        ]
     return []
 
 
@@ -362,5 +513,9 @@ def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
     if len(set(gpus.values())) <= 1:
         return []
     counts = ", ".join(f"{count} on {name}" for name, count in gpus.items())
-    message = f"{id} runs on {spec.nodes} nodes, and the hosts have different numbers of GPUs ({counts})"
-    return [Problem("nodes", message, fix="say with `resources: {gpus: N}` how many each node takes")]
+    message = (
+        f"{id} runs on {spec.nodes} nodes, and the hosts have different numbers of GPUs ({counts})"
+    )
+    return [
+        Problem("nodes", message, fix="say with `resources: {gpus: N}` how many each node takes")
+    ]

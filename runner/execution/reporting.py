@@ -35,7 +35,13 @@ def log_remote(ws: Workspace, run: str, provider: str, instance: str, state: str
 
     job = job_of(ws.store.runs.get(run), ws.environ)
     event = f"{REMOTE}.{state.lower()}"
-    facts = {"event": event, "at": moment(time.time()), "run": run, "job": job.id if job is not None else None, "provider": provider}
+    facts = {
+        "event": event,
+        "at": moment(time.time()),
+        "run": run,
+        "job": job.id if job is not None else None,
+        "provider": provider,
+    }
     _log.info("%s", json.dumps(facts | {"instanceId": instance or None}))
 
 
@@ -73,10 +79,20 @@ def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
 
 def refused(run: str, words: str) -> Invalid:
     """The message of a run that got no points."""
-    return Invalid([Problem(POINTS, f"run {run} is not paid for: {words}", fix="`[hooks] spend` of recipe.toml names the program that refused")])
+    return Invalid(
+        [
+            Problem(
+                POINTS,
+                f"run {run} is not paid for: {words}",
+                fix="`[hooks] spend` of recipe.toml names the program that refused",
+            )
+        ]
+    )
 
 
-def telemetry(ws: Workspace, run: str, found: Survey, say: Callable[[str], None]) -> Telemetry | None:
+def telemetry(
+    ws: Workspace, run: str, found: Survey, say: Callable[[str], None]
+) -> Telemetry | None:
     """Sends the metrics and logs of a run to the platform; None where none is set."""
     letters = ws.letters
     if letters is None or not (letters.metrics_url or letters.backend):

@@ -56,7 +56,9 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
             continue
         content, here = Content(content), ws.objects.has(Content(content))
         if here:
-            remote_states.keep(remote, [run, output, path], {content: str(ws.objects.path(content))})
+            remote_states.keep(
+                remote, [run, output, path], {content: str(ws.objects.path(content))}
+            )
         elif not ws.remote_cache.holds(content):
             continue  # temporary: it stayed on its host
         size = ws.objects.size(content) if here else ws.remote_cache.size_of([content])
@@ -74,7 +76,10 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
     targets = {each: Path(os.path.normpath(out / each.path)) for each in row.outputs}
     for each, target in targets.items():
         if not target.is_relative_to(out):
-            raise Corrupt(f"run {row.id} names {each.path} as an output, which leaves its folder", fix="look at who may write to the database")
+            raise Corrupt(
+                f"run {row.id} names {each.path} as an output, which leaves its folder",
+                fix="look at who may write to the database",
+            )
     ours = ws.published()
     head = f"{ws.root}/"
     places = {each: str(target).removeprefix(head) for each, target in targets.items()}
@@ -82,14 +87,23 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
         for each, place in places.items():
             there = ws.cache.content_of(place) if os.path.lexists(targets[each]) else None
             if there not in (None, each.content, ours.get(place)):
-                raise CannotRun(f"{place} is there and is not what a run left", fix="move it away, or give --overwrite or --out DIR")
+                raise CannotRun(
+                    f"{place} is there and is not what a run left",
+                    fix="move it away, or give --overwrite or --out DIR",
+                )
     if lost := cache.bring([Content(each.content) for each in row.outputs]):
         names = ", ".join(each.name for each in row.outputs if each.content in lost)
-        raise Infrastructure(f"the store {cache.name} does not give {names}", fix=f"`recipe retry {row.id}` makes it anew")
+        raise Infrastructure(
+            f"the store {cache.name} does not give {names}",
+            fix=f"`recipe retry {row.id}` makes it anew",
+        )
     for each, place in places.items():
         targets[each].parent.mkdir(parents=True, exist_ok=True)
         ws.publish(Content(each.content), place, link=False)
-    published = [Published(places[each], Content(each.content), "", row.id, "", row.recipe) for each in row.outputs]
+    published = [
+        Published(places[each], Content(each.content), "", row.id, "", row.recipe)
+        for each in row.outputs
+    ]
     with ws.store.database.transaction() as db:
         ws.store.index.write(db, Changes(published=published))
     ws.save_cache()

@@ -16,7 +16,9 @@ from ..survey.survey import Survey, compiled, look
 
 LOOKED_AT = 10
 """Runs of a recipe among which those with dead workers are looked for, from the last."""
-_GOES_ON = frozenset({State.WAITING, State.READY, State.QUEUED, State.RUNNING, State.DONE, State.FRESH})
+_GOES_ON = frozenset(
+    {State.WAITING, State.READY, State.QUEUED, State.RUNNING, State.DONE, State.FRESH}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,9 @@ class Claimed:
     fence: int
     state: str = "QUEUED"
     resumed: bool = False
-    states: Mapping[str, State] = field(default_factory=dict)  # of the steps that are not over, or have to be made again
+    states: Mapping[str, State] = field(
+        default_factory=dict
+    )  # of the steps that are not over, or have to be made again
     spent: Mapping[str, Spent] = field(default_factory=dict)
     tries: Mapping[str, int] = field(default_factory=dict)  # how often each step was begun
     made: frozenset[str] = frozenset()  # keys that it has made
@@ -39,7 +43,10 @@ def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> s
     if found.globs:  # the plan as it was before its first step ran
         plan = compiled(ws, found.source, found.request, {})
         facts = look(ws, plan, found.request)
-    content = [sorted(map(repr, part.items())) for part in (facts.files, facts.code, facts.takes, facts.locks)]
+    content = [
+        sorted(map(repr, part.items()))
+        for part in (facts.files, facts.code, facts.takes, facts.locks)
+    ]
     return of_value("request", [plan.digest, dict(plan.inputs), str(ws.root), dict(how), content])
 
 
@@ -58,10 +65,16 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
     for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
         if row.id != wanted and row.data.get("source") != str(found.source):
             continue
-        asked = row.id == wanted or (not wanted and row.data.get("digest") == digest and row.request != "cancel")
+        asked = row.id == wanted or (
+            not wanted and row.data.get("digest") == digest and row.request != "cancel"
+        )
         if row.due is not None and not asked:  # a worker takes it
             continue
-        if not row.fence or row.state not in ("QUEUED", "ACTIVE", "PAUSED") or (row.state == "PAUSED" and not asked):
+        if (
+            not row.fence
+            or row.state not in ("QUEUED", "ACTIVE", "PAUSED")
+            or (row.state == "PAUSED" and not asked)
+        ):
             continue
         fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
         if fence is None:
@@ -72,14 +85,23 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
             continue
         settle(ws.store.runs, row.id, fence, "FAILED", WORKER_GONE)
     if wanted and (taken is None or taken.id != wanted):
-        raise Busy(f"run {wanted} cannot be resumed: its plan has changed, or a worker has it", fix="`recipe retry` makes a new run of it")
+        raise Busy(
+            f"run {wanted} cannot be resumed: its plan has changed, or a worker has it",
+            fix="`recipe retry` makes a new run of it",
+        )
     return taken
 
 
 def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None:
     """Of runs that no worker has, those of this recipe file and plan that had ended all their steps well are over: nothing is left to do."""
     for row in left:
-        if row.data.get("source") != str(found.source) or row.plan != found.plan.digest or row.due is not None or not row.fence or row.request:
+        if (
+            row.data.get("source") != str(found.source)
+            or row.plan != found.plan.digest
+            or row.due is not None
+            or not row.fence
+            or row.request
+        ):
             continue
         steps = ws.store.runs.steps(row.id).values()
         if not all(State(step.state) in (State.DONE, State.FRESH, State.SKIPPED) for step in steps):
@@ -103,17 +125,24 @@ def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claime
     open = {id for id, state in stored.items() if state not in FINAL}
     if any(state in (State.FAILED, State.BLOCKED, State.CANCELLED) for state in stored.values()):
         return None
-    if not open <= found.plan.index.keys() or not {stored.get(id, State.WAITING) for id in todo} <= _GOES_ON:
+    if (
+        not open <= found.plan.index.keys()
+        or not {stored.get(id, State.WAITING) for id in todo} <= _GOES_ON
+    ):
         return None
     attempts = ws.store.runs.attempts(row.id)
     failed: dict[str, list[str]] = {}
     tries = {id: 1 for id, state in stored.items() if state is State.RUNNING}
     for attempt in attempts:
-        tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n + (stored.get(attempt.step) is State.RUNNING))
+        tries[attempt.step] = max(
+            tries.get(attempt.step, 0), attempt.n + (stored.get(attempt.step) is State.RUNNING)
+        )
         if attempt.outcome == "failed" and not attempt.exit.get("saved"):
             failed.setdefault(attempt.step, []).append(attempt.reason)
     states = {id: stored.get(id, State.WAITING) for id in todo | open}
-    made = frozenset(attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key)
+    made = frozenset(
+        attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key
+    )
     budgets = {id: spent(reasons) for id, reasons in failed.items()}
     if row.request:  # a pause that its worker never read, or that is over now; what was asked since is there to be read
         state = "QUEUED" if row.state == "PAUSED" else row.state

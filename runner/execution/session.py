@@ -20,7 +20,21 @@ from ..survey.survey import Request, Survey, survey
 from .refusals import check, preflight
 from .reporting import delivering, no_points, refused
 from .results import results, sizes, tell
-from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, limits_of, lower, new_id, noted, placed
+from .terms import (
+    EVERYTHING,
+    Choice,
+    Listener,
+    Overview,
+    Settings,
+    Since,
+    Summary,
+    asked,
+    limits_of,
+    lower,
+    new_id,
+    noted,
+    placed,
+)
 
 if TYPE_CHECKING:
     from ..hosts.ahead import Ahead
@@ -35,11 +49,22 @@ LAST: Final = 10
 
 def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
     """What running `request` would do: the most that it will do, with reasons.  Raises Invalid, NotFound."""
-    found = survey(ws, request, forced=frozenset(choice.again) | ({choice.begin} if choice.begin else frozenset()), all=choice.all)
+    found = survey(
+        ws,
+        request,
+        forced=frozenset(choice.again) | ({choice.begin} if choice.begin else frozenset()),
+        all=choice.all,
+    )
     check_ids(found.plan, choice)
     if choice.begin:
         later = found.plan.after(found.plan.named(choice.begin))
-        found = survey(ws, request, forced=frozenset(choice.again) | {choice.begin} | {found.plan.nodes[n].id for n in later})
+        found = survey(
+            ws,
+            request,
+            forced=frozenset(choice.again)
+            | {choice.begin}
+            | {found.plan.nodes[n].id for n in later},
+        )
     found.begin, found.only, found.until = choice.begin or "", choice.only or "", choice.until or ""
     if choice.only or choice.until:
         _restrict(found)
@@ -62,29 +87,57 @@ def demand(ws: Workspace, found: Survey) -> None:
     One whose bytes a shared store has is restored from there.
     """
     nodes = found.plan.nodes
-    taken = [u for n, verdict in enumerate(found.verdicts) if verdict.answer in (RUN, MAYBE) for u in nodes[n].upstream if u[0] in found.made]
-    ws.objects.tiny.expect([Content(content) for u in taken if (content := found.made[u[0]].outputs.get(u[1])) is not None])
+    taken = [
+        u
+        for n, verdict in enumerate(found.verdicts)
+        if verdict.answer in (RUN, MAYBE)
+        for u in nodes[n].upstream
+        if u[0] in found.made
+    ]
+    ws.objects.tiny.expect(
+        [
+            Content(content)
+            for u in taken
+            if (content := found.made[u[0]].outputs.get(u[1])) is not None
+        ]
+    )
     for n in range(len(nodes) - 1, -1, -1):
         if found.verdicts[n].answer not in (RUN, MAYBE):
             continue
         for producer, output, _name, _below in nodes[n].upstream:
             verdict = found.verdicts[producer]
             content = found.made[producer].outputs.get(output) if producer in found.made else None
-            if verdict.answer not in (FRESH, RESTORE) or content is None or ws.objects.intact(Content(content)):
+            if (
+                verdict.answer not in (FRESH, RESTORE)
+                or content is None
+                or ws.objects.intact(Content(content))
+            ):
                 continue
             if _rescue(ws, found, producer, content):
                 continue
             if content in ws.stored:
                 if verdict.answer == FRESH:
-                    found.verdicts[producer] = verdict._replace(answer=RESTORE, reasons=(*verdict.reasons, f"{nodes[n].id} needs it here"))
+                    found.verdicts[producer] = verdict._replace(
+                        answer=RESTORE, reasons=(*verdict.reasons, f"{nodes[n].id} needs it here")
+                    )
             else:
                 found.verdicts[producer] = Verdict(
-                    RUN, verdict.key, (f"its output {output} is not stored any more, and {nodes[n].id} needs it",), None
+                    RUN,
+                    verdict.key,
+                    (f"its output {output} is not stored any more, and {nodes[n].id} needs it",),
+                    None,
                 )
                 found.made.pop(producer)
 
 
-def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, listener: Listener, resumed: str = "") -> Summary:
+def run(
+    ws: Workspace,
+    request: Request,
+    choice: Choice,
+    settings: Settings,
+    listener: Listener,
+    resumed: str = "",
+) -> Summary:
     """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary.
 
     `resumed`: the run that goes on with it, paused or without a worker; by default one of the same request, else a new one.
@@ -92,7 +145,12 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
     since = Since(time.monotonic(), ws.store.database.version())
     settings = placed(ws, settings)
     found = look(ws, request, choice)
-    _log.info("survey of %d steps took %.3f s, %d to run", len(found.verdicts), since.seconds, len(found.todo))
+    _log.info(
+        "survey of %d steps took %.3f s, %d to run",
+        len(found.verdicts),
+        since.seconds,
+        len(found.todo),
+    )
     if not found.todo:
         return _nothing_to_do(ws, found, settings, listener, since)
     from .signals import preparing  # and asyncio: not for a run of nothing
@@ -105,10 +163,16 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
 
             uploading.check(ws, found.plan, settings.upload)
         summary, again = _worked(ws, found, choice, settings, listener, since, resumed, ahead)
-    return summary if summary is not None else run(ws, found.request, choice, settings, listener, again)
+    return (
+        summary
+        if summary is not None
+        else run(ws, found.request, choice, settings, listener, again)
+    )
 
 
-def _ahead(ws: Workspace, found: Survey, settings: Settings) -> AbstractContextManager[Ahead | None]:
+def _ahead(
+    ws: Workspace, found: Survey, settings: Settings
+) -> AbstractContextManager[Ahead | None]:
     """The driver, which connects while the rest is being prepared.  Raises CannotRun, Invalid."""
     if settings.driver == "local":
         return nullcontext()
@@ -120,9 +184,13 @@ def _ahead(ws: Workspace, found: Survey, settings: Settings) -> AbstractContextM
     return ahead(driver_for(ws, settings.driver, settings.hosts, python))
 
 
-def _nothing_to_do(ws: Workspace, found: Survey, settings: Settings, listener: Listener, since: Since) -> Summary:
+def _nothing_to_do(
+    ws: Workspace, found: Survey, settings: Settings, listener: Listener, since: Since
+) -> Summary:
     total, fresh = sizes(found)
-    listener.begin(Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
+    listener.begin(
+        Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
+    )
     tell(ws, listener)
     if settings.driver != "local":
         from ..hosts.renting import reaper
@@ -132,7 +200,9 @@ def _nothing_to_do(ws: Workspace, found: Survey, settings: Settings, listener: L
     if settings.upload:
         from . import uploading
 
-        uploading.upload(ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found))
+        uploading.upload(
+            ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found)
+        )
     if left := ws.store.runs.page(Wanted(("ACTIVE",), found.plan.recipe), LAST):
         from . import resume
 
@@ -155,7 +225,9 @@ def _worked(
     """Go on with a run, or submit one, and work on it in this process; also which run it was."""
     from ..hosts.link import client
 
-    local = client.here(ws.home / "local")  # what it takes to begin an agent passes while the rest is being prepared
+    local = client.here(
+        ws.home / "local"
+    )  # what it takes to begin an agent passes while the rest is being prepared
 
     from . import resume
     from .worker import Assignment, work
@@ -187,7 +259,17 @@ def _worked(
 
     try:
         with delivering(ws):
-            ours = Assignment(ws, local, found, claimed, settings, listener, since, submit if taken is None else None, ahead=ahead)
+            ours = Assignment(
+                ws,
+                local,
+                found,
+                claimed,
+                settings,
+                listener,
+                since,
+                submit if taken is None else None,
+                ahead=ahead,
+            )
             return work(ours), claimed.id
     except BaseException:
         if claimed.fence:
@@ -195,16 +277,32 @@ def _worked(
         raise
 
 
-def _submitted(ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings) -> Claimed:
+def _submitted(
+    ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings
+) -> Claimed:
     """A new run, stored and claimed."""
     from ..storage.crash import crashpoint
     from ..storage.records.runs import RunRow
     from .resume import Claimed
 
     total, fresh = sizes(found)
-    data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
+    data = {
+        "source": str(found.source),
+        "asked": asked(found.request),
+        "digest": digest,
+        "total": total,
+        "fresh": fresh,
+    }
     data |= noted(choice, settings) | limits_of(lower(found.plan.settings.limits, settings.limits))
-    row = RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data)
+    row = RunRow(
+        id,
+        found.plan.recipe,
+        found.plan.digest,
+        found.plan.inputs,
+        str(ws.root),
+        created=time.time(),
+        data=data,
+    )
     fence = ws.store.runs.submit(row, f"process {os.getpid()}").fence
     crashpoint("run-claimed")
     return Claimed(id, fence)
@@ -215,7 +313,10 @@ def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
     from ..storage.content.files import Content
 
     for output, path in found.targets.get(producer, ()):
-        if found.made[producer].outputs.get(output) == content and found.facts.there.get(path) == content:
+        if (
+            found.made[producer].outputs.get(output) == content
+            and found.facts.there.get(path) == content
+        ):
             if not ws.read_only:
                 ws.objects.remove(Content(content))
                 ws.objects.put(ws.root / path, Content(content), move=False)
@@ -233,16 +334,24 @@ def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> N
                 words = f"it is not known yet whether there is a step {id}: its files are those that another step makes"
                 raise CannotRun(words, fix=f"name all instances: {bare(id)}")
             hint = did_you_mean(id, {k.partition("[")[0] for k in known} | known)
-            raise NotFound(f'{plan.recipe} has no step "{id}"', fix=hint or f"its steps: {', '.join(sorted(known)[:10])}")
+            raise NotFound(
+                f'{plan.recipe} has no step "{id}"',
+                fix=hint or f"its steps: {', '.join(sorted(known)[:10])}",
+            )
 
 
 def _restrict(found: Survey) -> None:
     """Leave alone what was not asked for."""
     plan, only, wanted = found.plan, found.only, found.wanted(found.plan)
-    needs = {need for n in wanted for need in plan.needs(n)} | (plan.leading(only)[0] if only and plan.leading(only)[1] else set())
+    needs = {need for n in wanted for need in plan.needs(n)} | (
+        plan.leading(only)[0] if only and plan.leading(only)[1] else set()
+    )
     for n, verdict in enumerate(found.verdicts):
         if only and n not in wanted and n in needs and verdict.answer in (RUN, MAYBE):
-            raise CannotRun(f"{plan.nodes[n].id}, which {only} needs, is not fresh", fix=f"run it first, or use --until {only}")
+            raise CannotRun(
+                f"{plan.nodes[n].id}, which {only} needs, is not fresh",
+                fix=f"run it first, or use --until {only}",
+            )
         if n not in wanted and verdict.answer in (RUN, MAYBE, RESTORE):
             found.verdicts[n] = Verdict(SKIPPED, None, ("not asked for",), None)
             found.aside.add(plan.nodes[n].id)

@@ -42,7 +42,10 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
     One that comes during an import waits for its end: Python would keep its import lock, and what connects in another thread wait for that for ever.
     So does one that comes while an event loop is being made: half a loop has a traceback for its user when it is deleted.
     """
-    here, around = threading.get_ident(), _unbroken(sys._getframe())  # a program may call this while it is imported itself
+    here, around = (
+        threading.get_ident(),
+        _unbroken(sys._getframe()),
+    )  # a program may call this while it is imported itself
 
     def again(number: int) -> None:
         time.sleep(IMPORTS)
@@ -50,13 +53,19 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         if _unbroken(frame) > around:
-            _thread.start_new_thread(again, (number,))  # without the locks of `threading`, which this thread may hold
+            _thread.start_new_thread(
+                again, (number,)
+            )  # without the locks of `threading`, which this thread may hold
             return
         say("interrupted before any step began")
         raise KeyboardInterrupt
 
     try:
-        ours = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
+        ours = [
+            each
+            for each in (signal.SIGINT, signal.SIGTERM)
+            if signal.getsignal(each) != signal.SIG_IGN
+        ]
         before = {each: signal.signal(each, end) for each in ours}
     except ValueError:
         yield  # not the main thread: signals are the caller's
@@ -73,7 +82,9 @@ def _unbroken(frame: FrameType | None) -> int:
     count = 0
     while frame is not None:
         module = frame.f_globals.get("__name__")
-        count += module == "importlib._bootstrap" or (module == "asyncio.events" and frame.f_code.co_name == "new_event_loop")
+        count += module == "importlib._bootstrap" or (
+            module == "asyncio.events" and frame.f_code.co_name == "new_event_loop"
+        )
         frame = frame.f_back
     return count
 

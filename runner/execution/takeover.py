@@ -29,10 +29,26 @@ def leases(ws: Workspace, run: str) -> list[LeaseRow]:
         if event.subject != "lease":
             continue
         offer, need, until = (event.data.get(name) for name in ("offered", "need", "until"))
-        if event.after not in ("COMING", "UP") or not isinstance(offer, dict) or not isinstance(need, dict) or not isinstance(until, (int, float)):
+        if (
+            event.after not in ("COMING", "UP")
+            or not isinstance(offer, dict)
+            or not isinstance(need, dict)
+            or not isinstance(until, (int, float))
+        ):
             found.pop(event.id, None)
             continue
-        found[event.id] = LeaseRow(event.id, str(event.data["driver"]), run, str(ws.root), need, "", "ASKED", offer, until, asked=event.at)
+        found[event.id] = LeaseRow(
+            event.id,
+            str(event.data["driver"]),
+            run,
+            str(ws.root),
+            need,
+            "",
+            "ASKED",
+            offer,
+            until,
+            asked=event.at,
+        )
     return list(found.values())
 
 
@@ -41,8 +57,16 @@ def attempts(ws: Workspace, run: str) -> Mapping[str, Left]:
     open: dict[str, tuple[str, Left]] = {}
     for event in ws.store.runs.events(run):
         log, place = event.data.get("log"), event.data.get("site")
-        if event.subject == "step" and event.after == "RUNNING" and isinstance(log, str) and isinstance(place, str):
-            open[event.id] = Path(log).name.removesuffix(".log"), Left(place, str(event.data.get("generation", "")))
+        if (
+            event.subject == "step"
+            and event.after == "RUNNING"
+            and isinstance(log, str)
+            and isinstance(place, str)
+        ):
+            open[event.id] = (
+                Path(log).name.removesuffix(".log"),
+                Left(place, str(event.data.get("generation", ""))),
+            )
         elif event.subject == "step" and event.before == "RUNNING" and event.reason != ORPHANED:
             open.pop(event.id, None)
     found = {}

@@ -10,7 +10,9 @@ from ..planning.schedule import Task, priorities
 from ..survey.survey import Survey
 
 
-def tasks_of(plan: Plan, ids: Collection[str], todo: set[str], expected: Mapping[str, float]) -> list[Task]:
+def tasks_of(
+    plan: Plan, ids: Collection[str], todo: set[str], expected: Mapping[str, float]
+) -> list[Task]:
     """A task for each of `ids`, in the order of the plan, with what it needs of `todo`; the longest way to the end goes first."""
     specs = plan.specs()
     tasks = []
@@ -19,13 +21,43 @@ def tasks_of(plan: Plan, ids: Collection[str], todo: set[str], expected: Mapping
             continue
         spec = specs[n]
         needs = {plan.nodes[u].id for u in plan.needs(n)} & todo
-        many = {need for need in needs if "[" in need.removeprefix(node.prefix)}  # an instance of a matrix, or inside one
-        asked = spec.resources.room | {name: float(amount) for name, amount in spec.resources.pools.items()}
-        pools = {name: amount * spec.node_count for name, amount in asked.items()} if spec.node_count > 1 else asked
-        tasks.append(Task(node.id, tuple(needs - many), tuple(many), pools, spec.retries, spec.preemptions, bool(node.flags & ALLOW_FAILURE)))
+        many = {
+            need for need in needs if "[" in need.removeprefix(node.prefix)
+        }  # an instance of a matrix, or inside one
+        asked = spec.resources.room | {
+            name: float(amount) for name, amount in spec.resources.pools.items()
+        }
+        pools = (
+            {name: amount * spec.node_count for name, amount in asked.items()}
+            if spec.node_count > 1
+            else asked
+        )
+        tasks.append(
+            Task(
+                node.id,
+                tuple(needs - many),
+                tuple(many),
+                pools,
+                spec.retries,
+                spec.preemptions,
+                bool(node.flags & ALLOW_FAILURE),
+            )
+        )
     if len(tasks) > 1 and expected:
         weights = priorities(tasks, expected) if ids == todo else {}
-        tasks = [Task(t.id, t.needs, t.after, t.pools, t.retries, t.preemptions, t.allow_failure, weights.get(t.id, 0.0)) for t in tasks]
+        tasks = [
+            Task(
+                t.id,
+                t.needs,
+                t.after,
+                t.pools,
+                t.retries,
+                t.preemptions,
+                t.allow_failure,
+                weights.get(t.id, 0.0),
+            )
+            for t in tasks
+        ]
     return tasks
 
 
@@ -36,8 +68,18 @@ MANY: Final = 200
 def given(found: Survey) -> list[str]:
     """Contents of the caller's that steps which may run are given."""
     facts, nodes = found.facts, [found.plan.nodes[n] for n in found.todo]
-    contents = [facts.files.get(path) for node in nodes for dep in node.deps for path in facts.matches.get(dep, (dep,))]
-    contents += [facts.takes.get(taken.asked) for node in nodes for taken in node.takes if taken.kind == "path" and not taken.only]
+    contents = [
+        facts.files.get(path)
+        for node in nodes
+        for dep in node.deps
+        for path in facts.matches.get(dep, (dep,))
+    ]
+    contents += [
+        facts.takes.get(taken.asked)
+        for node in nodes
+        for taken in node.takes
+        if taken.kind == "path" and not taken.only
+    ]
     return list(dict.fromkeys(filter(None, contents)))[:MANY]
 
 
@@ -50,10 +92,15 @@ def steps_of(found: Survey, id: str) -> float | None:
     n = found.plan.index.get(id)
     author = found.plan.specs()[n].author if n is not None else {}
     reads = author.get("reads", {})
-    if any(isinstance(epochs := reads.get(f"{kind}.epochs"), (int, float)) and epochs > 0 for kind in ("matrix", "inputs")):
+    if any(
+        isinstance(epochs := reads.get(f"{kind}.epochs"), (int, float)) and epochs > 0
+        for kind in ("matrix", "inputs")
+    ):
         return None
     given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
-    return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)
+    return next(
+        (float(value) for value in given if isinstance(value, (int, float)) and value > 0), None
+    )
 
 
 def pattern_of(found: Survey, id: str) -> str | None:

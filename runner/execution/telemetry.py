@@ -24,7 +24,9 @@ LONGEST: Final = 4000
 class Telemetry:
     """Of one run.  Make one with `reporting.telemetry`."""
 
-    def __init__(self, ws: Workspace, letters: Letters, run: str, found: Survey, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, ws: Workspace, letters: Letters, run: str, found: Survey, say: Callable[[str], None]
+    ) -> None:
         self._runs, self._letters, self._found, self._say = ws.store.runs, letters, found, say
         self._row = ws.store.runs.get(run)
         self._rest: dict[tuple[str, str], bytes] = {}  # what came of a line that has not ended
@@ -35,7 +37,9 @@ class Telemetry:
     def feed(self, rows: Sequence[Chunk]) -> None:
         """What attempts wrote since the last call, in order."""
         for row in rows:
-            whole, newline, rest = (self._rest.pop((row.attempt, row.stream), b"") + row.data).rpartition(b"\n")
+            whole, newline, rest = (
+                self._rest.pop((row.attempt, row.stream), b"") + row.data
+            ).rpartition(b"\n")
             self._rest[row.attempt, row.stream] = rest[-LONGEST:] if row.stream == "log" else rest
             for line in whole.split(b"\n") if newline else ():
                 (self._point if row.stream == "metrics" else self._line)(row.attempt, line)
@@ -58,10 +62,14 @@ class Telemetry:
             self._sent += 1
             id = f"{self._row.id}-{self._sent}"
             metrics = self._letters.metrics(self._row, points, f"{id}-metrics")
-            self._runs.outbox.post(self._row.id, [*metrics, *self._letters.logs(self._row, lines, f"{id}-logs")])
+            self._runs.outbox.post(
+                self._row.id, [*metrics, *self._letters.logs(self._row, lines, f"{id}-logs")]
+            )
             if metrics and (dropped := self._runs.outbox.thin(self._row.id, metrics[0].receiver)):
                 if not self._dropped:
-                    self._say("the platform does not take the metrics: of those that wait every second one is dropped, the newest stay")
+                    self._say(
+                        "the platform does not take the metrics: of those that wait every second one is dropped, the newest stay"
+                    )
                 self._dropped += dropped
 
     def _point(self, attempt: str, line: bytes) -> None:
@@ -76,9 +84,19 @@ class Telemetry:
         step, loss = point["step"], point.get("train_loss")
         total = steps_of(self._found, attempt.rpartition(".")[0].replace("%2F", "/"))
         if isinstance(step, (int, float)):
-            known = Numbers(int(step), int(total) if total else None, float(loss) if isinstance(loss, (int, float)) else None)
+            known = Numbers(
+                int(step),
+                int(total) if total else None,
+                float(loss) if isinstance(loss, (int, float)) else None,
+            )
             self._letters.newest[self._row.id] = known
 
     def _line(self, attempt: str, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rpartition("\r")[2][:LONGEST]
-        self._lines.append({"timestamp": moment(time.time()), "step": attempt.rpartition(".")[0].replace("%2F", "/"), "message": text})
+        self._lines.append(
+            {
+                "timestamp": moment(time.time()),
+                "step": attempt.rpartition(".")[0].replace("%2F", "/"),
+                "message": text,
+            }
+        )

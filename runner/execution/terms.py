@@ -62,11 +62,17 @@ class Settings:
     everything_there: bool = False  # on rented machines also steps that ask for no GPU
     label: Label = NO_LABEL
     store: str = ""  # the shared store that was named; empty: that of recipe.toml
-    where: Mapping[str, str] = field(default_factory=dict)  # filters of what is rented, beside those of the driver's settings
+    where: Mapping[str, str] = field(
+        default_factory=dict
+    )  # filters of what is rented, beside those of the driver's settings
     python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
     upload: str = ""  # an address, s3:// gs:// hf://, that the results are uploaded to
-    stop_early: tuple[str, bool] | None = None  # a metric, and whether less is better: instances of a step that fall behind in it are stopped
-    limits: Mapping[str, float] = field(default_factory=dict)  # `time` in seconds and `cost` in USD, where the recipe allows more
+    stop_early: tuple[str, bool] | None = (
+        None  # a metric, and whether less is better: instances of a step that fall behind in it are stopped
+    )
+    limits: Mapping[str, float] = field(
+        default_factory=dict
+    )  # `time` in seconds and `cost` in USD, where the recipe allows more
     stack: str = ""  # of the settings: it names the driver, and more
     keep_alive: bool = False  # leave the kept machine of the stack running after the run
 
@@ -146,13 +152,20 @@ def asked(request: Request) -> dict[str, object]:
 
 def noted(choice: Choice, settings: Settings) -> dict[str, object]:
     """How a run is asked for, as it is stored with it."""
-    how: dict[str, object] = {"choice": asdict(choice), "settings": {name: value for name, value in asdict(settings).items() if name != "label"}}
+    how: dict[str, object] = {
+        "choice": asdict(choice),
+        "settings": {name: value for name, value in asdict(settings).items() if name != "label"},
+    }
     return how | {name: value for name, value in settings.label._asdict().items() if value}
 
 
 def limits_of(limits: LimitSpec) -> dict[str, object]:
     """The limits of a run, as they are stored with it: seconds and US dollars."""
-    known = {name: value for name, value in (("time", limits.time), ("cost", limits.cost)) if value is not None}
+    known = {
+        name: value
+        for name, value in (("time", limits.time), ("cost", limits.cost))
+        if value is not None
+    }
     return {"limits": known} if known else {}
 
 
@@ -164,7 +177,14 @@ def request_of_run(row: RunRow) -> Request | None:
     if not isinstance(asked, dict):
         return None
     out = Path(asked["out"]) if asked["out"] is not None else None
-    return Request(asked["recipe"], asked["inputs"], asked["preset"], out, asked["current_python"], nodes=asked.get("nodes", 0))
+    return Request(
+        asked["recipe"],
+        asked["inputs"],
+        asked["preset"],
+        out,
+        asked["current_python"],
+        nodes=asked.get("nodes", 0),
+    )
 
 
 def choice_of_run(row: RunRow) -> Choice:
@@ -186,7 +206,15 @@ def placed(ws: Workspace, settings: Settings) -> Settings:
     stack = ws.on(settings.stack) if settings.stack else None
     if settings.keep_alive and (stack is None or not stack.keep):
         fix = 'add --stack NAME of one with keep = "stopped", or leave --keep-alive out'
-        raise Invalid([Problem("clash", "--keep-alive is about the machine that a stack keeps, and there is none", fix=fix)])
+        raise Invalid(
+            [
+                Problem(
+                    "clash",
+                    "--keep-alive is about the machine that a stack keeps, and there is none",
+                    fix=fix,
+                )
+            ]
+        )
     if stack is None:
         return settings
     return replace(settings, driver=stack.driver, limits=limits_asked(ws, settings))
@@ -199,7 +227,10 @@ def limits_asked(ws: Workspace, settings: Settings) -> Mapping[str, float]:
     from ..language.units import duration, money
 
     read = {"time": duration, "cost": money}
-    return {**{name: read[name](text) for name, text in ws.config.stack(settings.stack).limits.items()}, **settings.limits}
+    return {
+        **{name: read[name](text) for name, text in ws.config.stack(settings.stack).limits.items()},
+        **settings.limits,
+    }
 
 
 def settings_of_run(row: RunRow) -> Settings:
@@ -210,7 +241,11 @@ def settings_of_run(row: RunRow) -> Settings:
 def _values(row: RunRow, what: str) -> dict[str, Any]:
     """What a run noted, as the values that it had; empty where it was an earlier version's."""
     found = row.data.get(what)
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()} if isinstance(found, dict) else {}
+    return (
+        {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+        if isinstance(found, dict)
+        else {}
+    )
 
 
 def login(environ: Mapping[str, str]) -> str:

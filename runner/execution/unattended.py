@@ -36,12 +36,16 @@ def end_unattended(ws: Workspace, run: str, state: END, say: Callable[[str], Non
     return True
 
 
-def end_claimed(ws: Workspace, run: str, fence: int, state: END, say: Callable[[str], None]) -> None:
+def end_claimed(
+    ws: Workspace, run: str, fence: int, state: END, say: Callable[[str], None]
+) -> None:
     """The same for a run that is ours already, and that nothing of this process works on."""
     try:
         names, elsewhere = left_by(f"{ws.home}/attempts", run)
         for name, place in elsewhere.items():
-            say(f"{place} may still run {name}, a job of {run}: `recipe run` with the same driver takes it over, or ends it")
+            say(
+                f"{place} may still run {name}, a job of {run}: `recipe run` with the same driver takes it over, or ends it"
+            )
         if names:
             asyncio.run(_end(ws, names))
         settled = settle(ws.store.runs, run, fence, state, state.lower(), partial(_open, ws, run))
@@ -61,7 +65,8 @@ async def _end(ws: Workspace, names: Sequence[str]) -> None:
     for job in jobs:
         if await local.wait(job, SAVING + LATE) is None:
             raise Infrastructure(
-                f"{job.key} does not end, although it was killed", fix="a process that waits for a disk ends when that answers: try again"
+                f"{job.key} does not end, although it was killed",
+                fix="a process that waits for a disk ends when that answers: try again",
             )
     await local.aclose()
 
@@ -72,4 +77,6 @@ def _open(ws: Workspace, run: str, state: str) -> Beside:
     open = [step for step in ws.store.runs.steps(run).values() if State(step.state) not in FINAL]
     moved = [step for step in open if after is State.CANCELLED or step.state == State.RUNNING]
     reason = state.lower()
-    return [Move("step", step.step, step.state, after, reason) for step in moved], [StepRow(run, step.step, after, "", reason) for step in moved]
+    return [Move("step", step.step, step.state, after, reason) for step in moved], [
+        StepRow(run, step.step, after, "", reason) for step in moved
+    ]

@@ -53,12 +53,24 @@ def check(ws: Workspace, plan: Plan, address: str) -> None:
         bucket.check(LATEST)
 
 
-def upload(ws: Workspace, plan: Plan, made: Mapping[int, Made], address: str, listener: Listener, run: str = "") -> None:
+def upload(
+    ws: Workspace,
+    plan: Plan,
+    made: Mapping[int, Made],
+    address: str,
+    listener: Listener,
+    run: str = "",
+) -> None:
     """Upload the results of a plan, and the logs and the report of `run`, if one made them.
 
     Raises Infrastructure where they cannot be had or are not taken.
     """
-    kept = {(n, output.name) for n, node in enumerate(plan.nodes) for output in node.outputs if not output.flags & TEMPORARY}
+    kept = {
+        (n, output.name)
+        for n, node in enumerate(plan.nodes)
+        for output in node.outputs
+        if not output.flags & TEMPORARY
+    }
     found = [
         (name or path, path, content)
         for n, output, path, name in plan.publish
@@ -68,18 +80,38 @@ def upload(ws: Workspace, plan: Plan, made: Mapping[int, Made], address: str, li
     note = ws.home / "uploaded" / of_value("results", [address, plan.recipe, plan.digest])
     if _read(note) == identity:
         return
-    facts = {"run": run, "recipe": plan.recipe, "plan": plan.digest, "inputs": plan.inputs, "outputs": {name: path for name, path, _ in found}}
+    facts = {
+        "run": run,
+        "recipe": plan.recipe,
+        "plan": plan.digest,
+        "inputs": plan.inputs,
+        "outputs": {name: path for name, path, _ in found},
+    }
     beside = ws.home / "partial" / f"results-{os.getpid()}"
     try:
-        files = [file for _, path, content in found for file in results_folder.lying(path, *_lying(ws, path, Content(content)))]
+        files = [
+            file
+            for _, path, content in found
+            for file in results_folder.lying(path, *_lying(ws, path, Content(content)))
+        ]
         if run:
             files += _story(ws, run, beside, listener)
-        place = f"{address}/{plan.recipe}/{plan.digest[:12]}" if not address.startswith(HUB) else address
+        place = (
+            f"{address}/{plan.recipe}/{plan.digest[:12]}"
+            if not address.startswith(HUB)
+            else address
+        )
         size = sum(file.size for file in files)
-        listener.say(f"uploading results to {place}: {len(files)} file{'' if len(files) == 1 else 's'}, {about(size)}")
+        listener.say(
+            f"uploading results to {place}: {len(files)} file{'' if len(files) == 1 else 's'}, {about(size)}"
+        )
         began = time.monotonic()
-        sent = _tried(lambda: _put(ws, plan, address, files, facts, beside, _teller(size, listener)), listener)
-        listener.say(f"results are at {place}: {about(sent)} sent in {time.monotonic() - began:.1f} s")
+        sent = _tried(
+            lambda: _put(ws, plan, address, files, facts, beside, _teller(size, listener)), listener
+        )
+        listener.say(
+            f"results are at {place}: {about(sent)} sent in {time.monotonic() - began:.1f} s"
+        )
     finally:
         delete(beside)
     ws.write(note, identity.encode())
@@ -87,20 +119,30 @@ def upload(ws: Workspace, plan: Plan, made: Mapping[int, Made], address: str, li
 
 def maker(ws: Workspace, found: Survey) -> str:
     """The last run here that made something of what is fresh; empty where none did."""
-    traces = ws.store.index.traces([verdict.key for verdict in found.verdicts if verdict.key is not None])
+    traces = ws.store.index.traces(
+        [verdict.key for verdict in found.verdicts if verdict.key is not None]
+    )
     runs = {row.id for row in ws.store.runs.latest(recipe=found.plan.recipe, last=1000)}
     return max((trace.run for trace in traces.values() if trace.run in runs), default="")
 
 
 def _put(
-    ws: Workspace, plan: Plan, address: str, files: list[File], facts: Mapping[str, object], beside: Path, progress: Callable[[int], object]
+    ws: Workspace,
+    plan: Plan,
+    address: str,
+    files: list[File],
+    facts: Mapping[str, object],
+    beside: Path,
+    progress: Callable[[int], object],
 ) -> int:
     if address.startswith(HUB):
         from ..storage.buckets import hub
 
         return hub.upload(address, files, facts, ws.environ, beside)
     folder = plan.digest[:12]
-    sent = results_folder.upload(_bucket(ws, f"{address}/{plan.recipe}/{folder}"), files, facts, progress)
+    sent = results_folder.upload(
+        _bucket(ws, f"{address}/{plan.recipe}/{folder}"), files, facts, progress
+    )
     results_folder.point(_bucket(ws, f"{address}/{plan.recipe}"), LATEST, folder, facts)
     return sent
 
@@ -111,11 +153,16 @@ def _bucket(ws: Workspace, address: str) -> Bucket:
     return buckets.open(replace(store, url=address), ws.root)
 
 
-def _lying(ws: Workspace, path: str, content: Content) -> tuple[Path, Content, Callable[[], list[Entry]]]:
+def _lying(
+    ws: Workspace, path: str, content: Content
+) -> tuple[Path, Content, Callable[[], list[Entry]]]:
     """Where an output is here; one that only a shared store has is fetched.  Raises Infrastructure."""
     cache = ws.remote_cache
     if not ws.objects.intact(content) and (cache is None or cache.bring([content])):
-        raise Infrastructure(f"{path} is not stored here any more and cannot be uploaded", fix="run again with -B, which makes it anew")
+        raise Infrastructure(
+            f"{path} is not stored here any more and cannot be uploaded",
+            fix="run again with -B, which makes it anew",
+        )
     return ws.objects.path(content), content, lambda: ws.objects.manifests.entries(content)
 
 
@@ -125,7 +172,10 @@ def _story(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[Fi
     page = beside / "report.html"
     page.write_text(listener.page(ws, run), "utf-8")
     logs = sorted((ws.home / "runs" / run).glob("*.log"))
-    return [results_folder.of_path("report.html", page), *(results_folder.of_path(f"logs/{log.name}", log) for log in logs)]
+    return [
+        results_folder.of_path("report.html", page),
+        *(results_folder.of_path(f"logs/{log.name}", log) for log in logs),
+    ]
 
 
 def _tried(do: Callable[[], int], listener: Listener) -> int:
@@ -135,7 +185,10 @@ def _tried(do: Callable[[], int], listener: Listener) -> int:
     try:
         return retry(do, backoff(Unreachable, TRIES, PAUSE, PAUSE), on_retry=say)
     except RecipeError as error:
-        raise Infrastructure(f"the results were not uploaded: {error}", fix=f"{error.fix}; then run again: only the upload is left") from error
+        raise Infrastructure(
+            f"the results were not uploaded: {error}",
+            fix=f"{error.fix}; then run again: only the upload is left",
+        ) from error
 
 
 def _teller(size: int, listener: Listener) -> Callable[[int], None]:
@@ -150,7 +203,9 @@ def _teller(size: int, listener: Listener) -> Callable[[int], None]:
         if now - spoken > SPOKEN:
             spoken = now
             left = (size - done) * (now - began) / max(done, 1)
-            listener.say(f"uploaded {about(done)} of {about(size)}, {about(int(done / (now - began)))}/s, about {left:.0f} s left")
+            listener.say(
+                f"uploaded {about(done)} of {about(size)}, {about(int(done / (now - began)))}/s, about {left:.0f} s left"
+            )
 
     return progress
 

@@ -71,11 +71,18 @@ class Assignment:
     """What writes of the run, from the moment that it has begun."""
 
     def __post_init__(self) -> None:
-        self.masker = Masker([*all_given(self.found.plan, self.ws.environ), *of_addresses(self.ws.addresses.values())])
+        self.masker = Masker(
+            [
+                *all_given(self.found.plan, self.ws.environ),
+                *of_addresses(self.ws.addresses.values()),
+            ]
+        )
 
     def called_away(self) -> bool:
         """Whether a run that waits is asked to end, or its process is."""
-        return self.handover is not None and bool(self.handover.asked or self.ws.store.runs.get(self.claimed.id).request)
+        return self.handover is not None and bool(
+            self.handover.asked or self.ws.store.runs.get(self.claimed.id).request
+        )
 
 
 def work(ours: Assignment) -> Summary | None:
@@ -85,10 +92,16 @@ def work(ours: Assignment) -> Summary | None:
     mask(ours.masker)
     if not settings.stack:
         return _work(ours)
-    held = stacks.alone(ws.config.stack(settings.stack), ws.environ, ours.listener.say, ours.called_away)
+    held = stacks.alone(
+        ws.config.stack(settings.stack), ws.environ, ours.listener.say, ours.called_away
+    )
     if held is None:
         ws.store.runs.release(claimed.id, claimed.fence)
-        return Summary(claimed.state, {}, ours.since.seconds, run=claimed.id) if ours.handover is not None and ours.handover.asked else None
+        return (
+            Summary(claimed.state, {}, ours.since.seconds, run=claimed.id)
+            if ours.handover is not None and ours.handover.asked
+            else None
+        )
     try:
         return _work(ours)
     finally:
@@ -96,12 +109,24 @@ def work(ours: Assignment) -> Summary | None:
 
 
 def _work(ours: Assignment) -> Summary | None:
-    ws, found, settings, listener, run = ours.ws, ours.found, ours.settings, ours.listener, ours.claimed.id
-    fresh = {node.id for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True) if verdict.answer == FRESH}
+    ws, found, settings, listener, run = (
+        ours.ws,
+        ours.found,
+        ours.settings,
+        ours.listener,
+        ours.claimed.id,
+    )
+    fresh = {
+        node.id
+        for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
+        if verdict.answer == FRESH
+    }
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()
     try:
-        with asyncio.Runner(loop_factory=ours.ahead.loop if ours.ahead is not None else None) as runner:
+        with asyncio.Runner(
+            loop_factory=ours.ahead.loop if ours.ahead is not None else None
+        ) as runner:
             working, report = runner.run(_carried_out(ours))
         if settings.upload and report.state == "COMPLETED":
             uploading.upload(ws, working.plan, working.made, settings.upload, listener, run)
@@ -118,15 +143,21 @@ def _work(ours: Assignment) -> Summary | None:
             ours.commits.keys.close()
     commits = working.commits
     interrupted = working.control.interrupts > 0 or report.left
-    state = _over(ws, commits, report, "interrupted" if interrupted and report.state != "COMPLETED" else "")
+    state = _over(
+        ws, commits, report, "interrupted" if interrupted and report.state != "COMPLETED" else ""
+    )
     if settings.driver != LOCAL:
         log_remote(ws, run, settings.driver, "", state)
-    if state == "PAUSED" and commits.answers == "resume":  # asked for when everything had stopped already
+    if (
+        state == "PAUSED" and commits.answers == "resume"
+    ):  # asked for when everything had stopped already
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.todo)}
-    summary = Summary(state, counts, ours.since.seconds, report.failures, made, run, interrupted, report.abandoned)
+    summary = Summary(
+        state, counts, ours.since.seconds, report.failures, made, run, interrupted, report.abandoned
+    )
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)
     tell(ws, listener)
@@ -141,7 +172,10 @@ async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
     try:
         counts = [found.plan.specs()[n].node_count for n in found.todo]
         with _interruptible(host_pool) if ours.handover is None else contextlib.nullcontext():
-            await host_pool.open(want=settings.jobs or sum(counts), wish=lambda: demand(found, host_pool.stays, settings.jobs))
+            await host_pool.open(
+                want=settings.jobs or sum(counts),
+                wish=lambda: demand(found, host_pool.stays, settings.jobs),
+            )
         if host_pool.priced:
             secrets_stay(ws, found, host_pool)
         needs = needed(found, host_pool) if host_pool.priced else {}
@@ -149,12 +183,25 @@ async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
         if found.request.current_python:
             await same_packages([*host_pool.head.places, *host_pool.places])
         jobs = settings.jobs or at_once(found, host_pool)
-        begins = replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed
+        begins = (
+            replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed
+        )
         ours.commits = _begun(ours, begins, jobs)
         contended = ws.store.database.version() != ours.since.version
         goal = Goal(*settings.stop_early) if settings.stop_early else None
-        options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, goal, settings.jobs)
-        working = Work(ws, found, ours.commits, host_pool, options, begins, ours.listener.tick, ours.handover)
+        options = Options(
+            jobs,
+            settings.keep_going,
+            settings.overwrite,
+            settings.link,
+            settings.pools,
+            contended,
+            goal,
+            settings.jobs,
+        )
+        working = Work(
+            ws, found, ours.commits, host_pool, options, begins, ours.listener.tick, ours.handover
+        )
     except BaseException:
         await host_pool.close(leave=True)
         raise
@@ -171,9 +218,21 @@ def _places(ours: Assignment) -> HostPool:
     """Where the steps of a run may run; nothing is open yet."""
     ws, found, settings, claimed = ours.ws, ours.found, ours.settings, ours.claimed
     python = CURRENT if found.request.current_python else settings.python
-    pool = HostPool(ws, claimed.id, ours.local, settings.driver, settings.hosts, ours.listener.say, python, settings.everything_there)
+    pool = HostPool(
+        ws,
+        claimed.id,
+        ours.local,
+        settings.driver,
+        settings.hosts,
+        ours.listener.say,
+        python,
+        settings.everything_there,
+    )
     if settings.driver != LOCAL:
-        pool.driver, pool.given = ours.ahead.driver if ours.ahead is not None else None, given(found)
+        pool.driver, pool.given = (
+            ours.ahead.driver if ours.ahead is not None else None,
+            given(found),
+        )
     pool.where, pool.stack, pool.keep_alive = settings.where, settings.stack, settings.keep_alive
     pool.earlier = takeover.leases(ws, claimed.id) if claimed.resumed and ws.delivers else ()
     pool.limit = found.plan.settings.limits.cost
@@ -188,7 +247,9 @@ def _interruptible(host_pool: HostPool) -> Iterator[None]:
 
     def end() -> None:
         if host_pool.away and not host_pool.priced:
-            host_pool.say(f"interrupted before a host was up: what was asked of {host_pool.name} is given back")
+            host_pool.say(
+                f"interrupted before a host was up: what was asked of {host_pool.name} is given back"
+            )
         waiting.cancel()
 
     with signals(end, end):
@@ -211,7 +272,11 @@ def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
 def _closed(commits: GroupCommit, state: str, why: str) -> str:
     """Store the state in which a run ends, and answer it: a cancel of the last moment wins over any other."""
     while True:
-        reason = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, why) if state in ("CANCELLED", "PAUSED") else why
+        reason = (
+            {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, why)
+            if state in ("CANCELLED", "PAUSED")
+            else why
+        )
         commits.move(Move("run", commits.run, "ACTIVE", state, reason))
         try:
             commits.flush((state, reason))
@@ -224,7 +289,11 @@ def _closed(commits: GroupCommit, state: str, why: str) -> str:
 
 def _failed(commits: GroupCommit | None, error: BaseException) -> None:
     """Store that an error ended a run that had begun; not one that says nothing about the run."""
-    if commits is not None and isinstance(error, (RecipeError, DriverError)) and not isinstance(error, StoreBusy):
+    if (
+        commits is not None
+        and isinstance(error, (RecipeError, DriverError))
+        and not isinstance(error, StoreBusy)
+    ):
         with contextlib.suppress(Infrastructure):  # the store itself may be what failed
             _closed(commits, "FAILED", str(error))
 
@@ -232,7 +301,10 @@ def _failed(commits: GroupCommit | None, error: BaseException) -> None:
 def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
     """What the person at the keyboard can act on, for an error from below; None for any other."""
     if isinstance(error, DriverError):
-        return Infrastructure(str(error), fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there")
+        return Infrastructure(
+            str(error),
+            fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there",
+        )
     if isinstance(error, OSError):
         return no_space(error, str(error.filename or ws.home))
     return None
@@ -247,17 +319,53 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     if not begins.resumed:
         run_graph.remember(ws, begins.id, found)
     expected = ws.store.index.expected(recipe, ids)
-    _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
-    commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, ours.masker, tries=begins.tries, made=begins.made)
-    named = Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), ours.masker)
-    listener.begin(named._replace(command=partial(_typed, found), steps=partial(steps_of, found), pattern=partial(pattern_of, found)))
+    _log.info(
+        "run %s %s: %d steps, %d at once",
+        begins.id,
+        "resumed" if begins.resumed else "submitted",
+        len(ids),
+        jobs,
+    )
+    commits = GroupCommit(
+        ws,
+        begins.id,
+        begins.fence,
+        recipe,
+        listener,
+        expected,
+        listener.say,
+        ours.masker,
+        tries=begins.tries,
+        made=begins.made,
+    )
+    named = Overview(
+        begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), ours.masker
+    )
+    listener.begin(
+        named._replace(
+            command=partial(_typed, found),
+            steps=partial(steps_of, found),
+            pattern=partial(pattern_of, found),
+        )
+    )
     tell(ws, listener)
     if settings.driver != LOCAL:
         log_remote(ws, begins.id, settings.driver, "", "ACTIVE")
     if begins.resumed:
-        why = {"PAUSED": ", which was paused", "ACTIVE": ", whose worker is gone"}.get(begins.state, "")
+        why = {"PAUSED": ", which was paused", "ACTIVE": ", whose worker is gone"}.get(
+            begins.state, ""
+        )
         listener.say(f"resuming run {begins.id}{why}")
-    commits.move(Move("run", begins.id, begins.state, "ACTIVE", "resumed" if begins.resumed else "", {"fresh": fresh, "steps": len(ids)}))
+    commits.move(
+        Move(
+            "run",
+            begins.id,
+            begins.state,
+            "ACTIVE",
+            "resumed" if begins.resumed else "",
+            {"fresh": fresh, "steps": len(ids)},
+        )
+    )
     return commits
 
 

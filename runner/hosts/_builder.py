@@ -32,8 +32,27 @@ PULSE, SLOWEST = 10.0, 60.0
 OLDEST_PIP = (22, 3)
 """The first pip that can work on another environment than its own."""
 ELSEWHERE = (
-    *("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_QUIET"),
-    *("VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_PROJECT", "UV_WORKING_DIR", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_EXCLUDE"),
+    *(
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "PIP_TARGET",
+        "PIP_PREFIX",
+        "PIP_ROOT",
+        "PIP_USER",
+        "PIP_CONSTRAINT",
+        "PIP_REQUIREMENT",
+        "PIP_QUIET",
+    ),
+    *(
+        "VIRTUAL_ENV",
+        "UV_PYTHON",
+        "UV_SYSTEM_PYTHON",
+        "UV_PROJECT",
+        "UV_WORKING_DIR",
+        "UV_CONSTRAINT",
+        "UV_OVERRIDE",
+        "UV_EXCLUDE",
+    ),
     *("UV_EXCLUDE_NEWER", "UV_TARGET", "UV_PREFIX", "UV_NO_VERIFY_HASHES", "UV_TORCH_BACKEND"),
 )
 """Variables of the caller that say where packages are installed to, or what else: it is settled here.  Where files come from is the caller's."""
@@ -58,7 +77,12 @@ LONGEST = 1000
 """Characters of a reason."""
 LAST = 400
 """Lines that are kept of what an installer says from its first fault on."""
-FULL = ("No space left", "Disk quota exceeded", f"[Errno {errno.ENOSPC}]", f"[Errno {errno.EDQUOT}]")
+FULL = (
+    "No space left",
+    "Disk quota exceeded",
+    f"[Errno {errno.ENOSPC}]",
+    f"[Errno {errno.EDQUOT}]",
+)
 ANOTHER_LOCK = "correct the lock, or use --python current"
 
 
@@ -90,15 +114,29 @@ class Pip:
 
     def argv(self, requirements: str) -> list[str]:
         # A lock names all there is: nothing is to be looked for beside it, and no extra, which pip could not match with its pin.
-        return [*self.command, "install", *QUIETLY, "--progress-bar", "off", "--require-hashes", "--no-deps", "-r", requirements]
+        return [
+            *self.command,
+            "install",
+            *QUIETLY,
+            "--progress-bar",
+            "off",
+            "--require-hashes",
+            "--no-deps",
+            "-r",
+            requirements,
+        ]
 
     def reads(self, line: str) -> None:
         if line.startswith("Ignoring "):
             self.wanted -= 1
-        elif got := re.match(r"\s*(?:Downloading|Using cached|Processing) (\S+)(?: \(([\d.]+) ([kMG]?)B\))?", line):
+        elif got := re.match(
+            r"\s*(?:Downloading|Using cached|Processing) (\S+)(?: \(([\d.]+) ([kMG]?)B\))?", line
+        ):
             if not got[1].endswith(".metadata"):
                 self.here += 1
-                self.size += float(got[2] or 0) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[got[3] or ""]
+                self.size += (
+                    float(got[2] or 0) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[got[3] or ""]
+                )
         elif line.startswith("Installing collected packages:"):
             self.installing = True
             self.wanted = line.count(",") + 1
@@ -118,19 +156,44 @@ class Pip:
         if any(word in said for word in FULL):
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if "DO NOT MATCH THE HASHES" in said:
-            package = next((line.rstrip(":") for line in self.faults if re.match(r"[\w.-]+==\S+ from |\S+://|[\w.-]+==", line)), "a package")
-            return _mismatch(re.sub(r" \(from -r .*", "", package), r"Expected sha\d+ ([0-9a-f]{12})", r"Got\s+([0-9a-f]{12})", said)
+            package = next(
+                (
+                    line.rstrip(":")
+                    for line in self.faults
+                    if re.match(r"[\w.-]+==\S+ from |\S+://|[\w.-]+==", line)
+                ),
+                "a package",
+            )
+            return _mismatch(
+                re.sub(r" \(from -r .*", "", package),
+                r"Expected sha\d+ ([0-9a-f]{12})",
+                r"Got\s+([0-9a-f]{12})",
+                said,
+            )
         missing = re.search(r"No matching distribution found for ([^\s;]+)", said)
-        if re.search(r"Max retries|timed out|ProtocolError|IncompleteRead|ConnectionReset", said) or (missing and self.broken):
-            return Broken(f"the package index ({self.index}) does not answer", "look at the network and at `pip config list`, and run again")
+        if re.search(
+            r"Max retries|timed out|ProtocolError|IncompleteRead|ConnectionReset", said
+        ) or (missing and self.broken):
+            return Broken(
+                f"the package index ({self.index}) does not answer",
+                "look at the network and at `pip config list`, and run again",
+            )
         if missing:
             return _missing(missing[1], self.meant)
-        errors = [line.partition("ERROR:")[2].strip() or line for line in self.faults if "ERROR" in line]
+        errors = [
+            line.partition("ERROR:")[2].strip() or line for line in self.faults if "ERROR" in line
+        ]
         return BuildError(" ".join(errors) or "pip failed and did not say why", ANOTHER_LOCK)
 
     def incomplete(self) -> list[str]:
         """What the lock forgot, and who needs it."""
-        said = subprocess.run([*self.command, "check", *QUIETLY], env=self.env, capture_output=True, text=True, errors="replace").stdout
+        said = subprocess.run(
+            [*self.command, "check", *QUIETLY],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        ).stdout
         found = re.findall(r"^(\S+) \S+ requires (\S+), which is not installed", said, re.M)
         return [f"{needed}, which {package} needs" for package, needed in found]
 
@@ -153,7 +216,10 @@ class Uv:
 
     def reads(self, line: str) -> None:
         if got := re.match(r"(Resolved|Prepared) (\d+) package", line):
-            self.wanted, self.installing = int(got[2]) if got[1] == "Resolved" else self.wanted, got[1] == "Prepared"
+            self.wanted, self.installing = (
+                int(got[2]) if got[1] == "Resolved" else self.wanted,
+                got[1] == "Prepared",
+            )
         elif got := re.match(r"Downloading (\S+) \(([\d.]+)([KMG]?)i?B\)", line):
             self.large[got[1]] = float(got[2]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[got[3]]
         elif got := re.match(r" Downloaded (\S+)", line):
@@ -169,17 +235,36 @@ class Uv:
         """Why it failed: BuildError, Broken, or OSError when a disk is full."""
         said = "\n".join(self.faults)
         if any(word in said for word in FULL):
-            where = re.search(r"(?: to | file |[`'])(/[^`:'\n]+)[`']?: (?:No space|Disk quota)", said)
+            where = re.search(
+                r"(?: to | file |[`'])(/[^`:'\n]+)[`']?: (?:No space|Disk quota)", said
+            )
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where[1] if where else None)
         if got := re.search(r"Hash mismatch for `([^`]+)`", said):
-            return _mismatch(got[1], r"Expected:\s+sha\d+:([0-9a-f]{12})", r"Computed:\s+sha\d+:([0-9a-f]{12})", said)
+            return _mismatch(
+                got[1],
+                r"Expected:\s+sha\d+:([0-9a-f]{12})",
+                r"Computed:\s+sha\d+:([0-9a-f]{12})",
+                said,
+            )
         url = (re.search(r"(https?://[^\s)`]+)", said) or ["the one of uv's settings"])[0]
         if got := re.search(r"HTTP status client error \((\d+ [^)]*)\)", said):
-            return BuildError(f"the package index ({url}) refuses: {got[1]}", "look at its address and password in the settings of uv or pip")
-        if re.search(r"error sending request|Failed to fetch|HTTP status server|timed out|[Cc]onnection|error decoding response", said):
-            return Broken(f"the package index ({url}) does not answer", "look at the network, UV_DEFAULT_INDEX and `pip config list`, and run again")
+            return BuildError(
+                f"the package index ({url}) refuses: {got[1]}",
+                "look at its address and password in the settings of uv or pip",
+            )
+        if re.search(
+            r"error sending request|Failed to fetch|HTTP status server|timed out|[Cc]onnection|error decoding response",
+            said,
+        ):
+            return Broken(
+                f"the package index ({url}) does not answer",
+                "look at the network, UV_DEFAULT_INDEX and `pip config list`, and run again",
+            )
         if got := re.search(r"In `--require-hashes` mode, .*(?:found|for): ([^\n]+)", said):
-            return BuildError(f"{got[1].strip()} is not pinned by version and hash", "make a lock of it: `recipe lock`")
+            return BuildError(
+                f"{got[1].strip()} is not pinned by version and hash",
+                "make a lock of it: `recipe lock`",
+            )
         if got := re.search(r"you\s+require\s+([\w.\[\],-]+==[^\s,;]+)", said):
             return _missing(got[1], self.meant)
         words = [re.sub(r"^(error|cause): ", "", line).rstrip(".") for line in self.faults if line]
@@ -189,7 +274,10 @@ class Uv:
         """What the lock forgot, and who needs it."""
         argv = [self.program, "pip", "check", "--python", self.python]
         said = subprocess.run(argv, env=self.env, capture_output=True, text=True, errors="replace")
-        found = re.findall(r"The package `([^`]+)` requires `([\w.-]+)[^`]*`, but it's not installed", said.stdout + said.stderr)
+        found = re.findall(
+            r"The package `([^`]+)` requires `([\w.-]+)[^`]*`, but it's not installed",
+            said.stdout + said.stderr,
+        )
         return [f"{needed}, which {package} needs" for package, needed in found]
 
 
@@ -210,7 +298,13 @@ def build(home: str, requirements: str, uv: str) -> None:
         os.sync()  # a power cut must not leave a `complete` beside files without content, here or in a cache
         with open(f"{home}/complete", "w") as file:
             file.write("done\n")
-        _say(done={"packages": wanted, "seconds": round(time.monotonic() - began, 1), "bytes": _size(home)})
+        _say(
+            done={
+                "packages": wanted,
+                "seconds": round(time.monotonic() - began, 1),
+                "bytes": _size(home),
+            }
+        )
 
 
 def _made(home: str, requirements: str, uv: str, lock: int) -> int:
@@ -240,7 +334,9 @@ def _made(home: str, requirements: str, uv: str, lock: int) -> int:
 
 def _exact(line: str) -> str:
     """A pin that no build with a local version fits, such as 2.13.0+cpu: pip tells them apart by hash, and uv takes the highest."""
-    return re.sub(r"^([A-Za-z0-9][\w.-]*(?:\[[^\]]*\])?) *== *([^\s;*+=]+)(?=[\s;\\]|$)", r"\1===\2", line)
+    return re.sub(
+        r"^([A-Za-z0-9][\w.-]*(?:\[[^\]]*\])?) *== *([^\s;*+=]+)(?=[\s;\\]|$)", r"\1===\2", line
+    )
 
 
 def _insisting(installer: Callable[[], Pip | Uv], home: str, requirements: str, lock: int) -> int:
@@ -258,7 +354,13 @@ def _insisting(installer: Callable[[], Pip | Uv], home: str, requirements: str, 
 def _runs(uv: str) -> bool:
     """Whether that uv runs here.  One for another C library does not."""
     try:
-        return bool(uv) and subprocess.run([uv, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+        return (
+            bool(uv)
+            and subprocess.run(
+                [uv, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 
@@ -269,11 +371,17 @@ def _pip(home: str) -> list[str]:
 
     python = f"{home}/bin/python"
     with contextlib.suppress(metadata.PackageNotFoundError):
-        if tuple(int(number) for number in re.findall(r"\d+", metadata.version("pip"))[:2]) >= OLDEST_PIP:
+        if (
+            tuple(int(number) for number in re.findall(r"\d+", metadata.version("pip"))[:2])
+            >= OLDEST_PIP
+        ):
             return [sys.executable, "-I", "-m", "pip", "--python", python]
-    if subprocess.run([python, "-m", "ensurepip"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
+    if subprocess.run(
+        [python, "-m", "ensurepip"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ).returncode:
         raise BuildError(
-            f"{sys.executable} has neither pip nor ensurepip", "install python3-venv there, or name another `python` in the driver's settings"
+            f"{sys.executable} has neither pip nor ensurepip",
+            "install python3-venv there, or name another `python` in the driver's settings",
         )
     return [python, "-m", "pip"]
 
@@ -301,19 +409,28 @@ def _installed(installer: Pip | Uv, home: str, requirements: str, lock: int) -> 
         raise installer.fault()
     # Nothing was looked for beside the lock, which names all: what it says about versions holds.
     if forgotten := installer.incomplete():
-        raise BuildError(f"the lock does not pin {'; nor '.join(forgotten)}", "make the lock again: it has to hold all that its packages need")
+        raise BuildError(
+            f"the lock does not pin {'; nor '.join(forgotten)}",
+            "make the lock again: it has to hold all that its packages need",
+        )
     shutil.rmtree(f"{home}/fetched", ignore_errors=True)
     return installer.wanted
 
 
 def _env(home: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ELSEWHERE} | {"TMPDIR": f"{home}/fetched", "PYTHONUNBUFFERED": "1"}
+    return {name: value for name, value in os.environ.items() if name not in ELSEWHERE} | {
+        "TMPDIR": f"{home}/fetched",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def _uv_env(home: str) -> dict[str, str]:
     """With what pip's settings say about where packages come from, as far as uv's own say nothing."""
     env = {"NO_COLOR": "1", **of_pip(os.environ), **_env(home), "UV_PYTHON_DOWNLOADS": "never"}
-    cache = env.get("UV_CACHE_DIR") or f"{env.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')}/uv"
+    cache = (
+        env.get("UV_CACHE_DIR")
+        or f"{env.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')}/uv"
+    )
     try:
         os.makedirs(cache, exist_ok=True)
         writable = os.access(cache, os.W_OK)
@@ -327,13 +444,28 @@ def of_pip(environ: Mapping[str, str]) -> dict[str, str]:
     read = configparser.RawConfigParser(strict=False)
     user = os.path.expanduser("~")
     config = environ.get("XDG_CONFIG_HOME") or f"{user}/.config"
-    files = ("/etc/xdg/pip/pip.conf", "/etc/pip.conf", f"{user}/.pip/pip.conf", f"{config}/pip/pip.conf", f"{sys.prefix}/pip.conf")
+    files = (
+        "/etc/xdg/pip/pip.conf",
+        "/etc/pip.conf",
+        f"{user}/.pip/pip.conf",
+        f"{config}/pip/pip.conf",
+        f"{sys.prefix}/pip.conf",
+    )
     named = environ.get("PIP_CONFIG_FILE", "")
     for path in () if named == os.devnull else (*files, named):
         with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
             read.read(path)
-    said = {name: value for part in ("global", "install") if read.has_section(part) for name, value in read.items(part)}
-    said |= {name[4:].lower().replace("_", "-"): value for name, value in environ.items() if name.startswith("PIP_")}
+    said = {
+        name: value
+        for part in ("global", "install")
+        if read.has_section(part)
+        for name, value in read.items(part)
+    }
+    said |= {
+        name[4:].lower().replace("_", "-"): value
+        for name, value in environ.items()
+        if name.startswith("PIP_")
+    }
     found = {}
     for name, variable in OF_PIP.items():
         words = [word for word in said.get(name, "").split() if _is_there(word)]
@@ -351,7 +483,11 @@ def _tell(home: str, installer: Pip | Uv, over: threading.Event) -> None:
     last, pause = "", PULSE
     while not over.wait(pause):
         pause = min(SLOWEST, pause * 1.3)
-        words = f"{_there(home)} of {installer.wanted} packages installed" if installer.installing else installer.fetched()
+        words = (
+            f"{_there(home)} of {installer.wanted} packages installed"
+            if installer.installing
+            else installer.fetched()
+        )
         if words != last:
             _say(says=words)
         last = words
@@ -359,7 +495,12 @@ def _tell(home: str, installer: Pip | Uv, over: threading.Event) -> None:
 
 def _there(home: str) -> int:
     with contextlib.suppress(OSError):
-        return sum(name.endswith(".dist-info") for name in os.listdir(f"{home}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"))
+        return sum(
+            name.endswith(".dist-info")
+            for name in os.listdir(
+                f"{home}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+            )
+        )
     return 0
 
 
@@ -367,13 +508,18 @@ def _mismatch(package: str, expected: str, got: str, said: str) -> BuildError:
     """A file that is not that of the lock; the patterns find the digests in what was said."""
     wanted, found = re.search(expected, said), re.search(got, said)
     what = f"{package} has HASHES that the lock does not pin (wanted {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
-    return BuildError(what, "take the lock again from where it came, or make it again if another file is meant")
+    return BuildError(
+        what, "take the lock again from where it came, or make it again if another file is meant"
+    )
 
 
 def _missing(package: str, meant: str) -> Missing:
     python = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {os.uname().machine}"
     why = f"the package index has no {package} for {python}{f'; the lock is for {meant}' if meant else ''}"
-    return Missing(why, "run with a Python that the lock is for, or with --python current in packages of your own")
+    return Missing(
+        why,
+        "run with a Python that the lock is for, or with --python current in packages of your own",
+    )
 
 
 @contextlib.contextmanager
@@ -394,7 +540,11 @@ def _clear(home: str) -> None:
 
 
 def _size(home: str) -> int:
-    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(home) for name in names)
+    return sum(
+        os.lstat(os.path.join(folder, name)).st_size
+        for folder, _, names in os.walk(home)
+        for name in names
+    )
 
 
 def _say(**words: object) -> None:
@@ -408,10 +558,21 @@ def main(home: str, requirements: str, uv: str = "") -> int:
         _say(wrong=str(error)[:LONGEST], fix=error.fix)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = error.filename if error.filename and not str(error.filename).startswith(f"{home}/") else home
-            disk = next(path for path in (pathlib.Path(where), *pathlib.Path(where).parents) if path.is_dir())
+            where = (
+                error.filename
+                if error.filename and not str(error.filename).startswith(f"{home}/")
+                else home
+            )
+            disk = next(
+                path
+                for path in (pathlib.Path(where), *pathlib.Path(where).parents)
+                if path.is_dir()
+            )
             fix = "make room there, or have it on another disk: RECIPE_HOME here, `root` in the settings of a driver, UV_CACHE_DIR for uv's cache"
-            _say(wrong=f"the disk of {disk} is full: {shutil.disk_usage(disk).free / 1e9:.1f} GB are free without it", fix=fix)
+            _say(
+                wrong=f"the disk of {disk} is full: {shutil.disk_usage(disk).free / 1e9:.1f} GB are free without it",
+                fix=fix,
+            )
         else:
             _say(wrong=str(error)[:LONGEST], fix="see to that, and run again")
     else:

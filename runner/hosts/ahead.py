@@ -17,7 +17,9 @@ class Ahead:
         self.driver = driver
         self._loop = asyncio.new_event_loop()
         self._connecting: asyncio.Task[None] = self._loop.create_task(self._connect())
-        self._over = threading.Event()  # a thread whose join was interrupted by a signal counts as ended
+        self._over = (
+            threading.Event()
+        )  # a thread whose join was interrupted by a signal counts as ended
         threading.Thread(target=self._run, daemon=True).start()
 
     def loop(self) -> asyncio.AbstractEventLoop:

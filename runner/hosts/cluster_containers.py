@@ -42,7 +42,9 @@ def address(kind: str, image: str) -> str:
         return image
     name, at, digest = image.partition("@")
     if at:
-        name = name if ":" not in name.rpartition("/")[2] else name.rpartition(":")[0]  # a digest says it: beside it neither engine takes a tag
+        name = (
+            name if ":" not in name.rpartition("/")[2] else name.rpartition(":")[0]
+        )  # a digest says it: beside it neither engine takes a tag
     first, slash, rest = name.partition("/")
     if kind == "enroot" and slash and ("." in first or ":" in first or first == "localhost"):
         name = f"{first}#{rest}"
@@ -54,16 +56,29 @@ def name_of(image: str) -> str:
     return f"recipe-{of_value('image', image)[:16]}"
 
 
-def wrap(command: Command, image: str, engine: Engine, mounts: Sequence[Mount], gpus: Sequence[Device] | None) -> Command:
+def wrap(
+    command: Command,
+    image: str,
+    engine: Engine,
+    mounts: Sequence[Mount],
+    gpus: Sequence[Device] | None,
+) -> Command:
     """`command`, to be run in a container: see `containers.wrap`.  `image` is a file of Apptainer, or a name of Enroot.  Raises CannotRun."""
     box = f"{command.cwd}.box"
     here = engine.program.rpartition("/")[2]
     ours = sorted(mounts, key=lambda mount: mount.path)  # a folder before what is below it
-    given = {name: value for name, value in engine.env.items() if engine.kind == "enroot" or name in _FINDS}
+    given = {
+        name: value
+        for name, value in engine.env.items()
+        if engine.kind == "enroot" or name in _FINDS
+    }
     env = dict(command.env) | {"RECIPE_CONTAINER": posixpath.basename(box)}
     if engine.kind == "enroot":
         cards = "all" if gpus is None else ",".join(gpu.uuid or gpu.name for gpu in gpus)
-        given |= {"ENROOT_LOGIN_SHELL": "no", "NVIDIA_VISIBLE_DEVICES": cards if engine.gpus and cards else "void"}
+        given |= {
+            "ENROOT_LOGIN_SHELL": "no",
+            "NVIDIA_VISIBLE_DEVICES": cards if engine.gpus and cards else "void",
+        }
         if engine.gpus and cards:
             given["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
         words = ["start", "--conf", f"{box}/conf"]
@@ -80,7 +95,10 @@ def wrap(command: Command, image: str, engine: Engine, mounts: Sequence[Mount], 
         env, secrets = _past(env, apart), _past(command.secrets, apart)
     argv = (*engine.words, *words, *engine.args, image, *command.argv)
     return replace(
-        command, argv=("sh", "-c", _RUN, "recipe-container", engine.kind, box, command.cwd, _CONF, *argv), env={**given, **env}, secrets=secrets
+        command,
+        argv=("sh", "-c", _RUN, "recipe-container", engine.kind, box, command.cwd, _CONF, *argv),
+        env={**given, **env},
+        secrets=secrets,
     )
 
 
@@ -89,13 +107,17 @@ def _renamed(values: Mapping[str, str], before: str) -> dict[str, str]:
 
 
 def _past(values: Mapping[str, str], apart: str) -> dict[str, str]:
-    return {apart + name if name.startswith(_OWN) else name: value for name, value in values.items()}
+    return {
+        apart + name if name.startswith(_OWN) else name: value for name, value in values.items()
+    }
 
 
 def _record(mount: Mount) -> str:
     """A mount as Apptainer reads it: a record of CSV."""
     if "\n" in mount.path:
-        raise CannotRun(f"apptainer cannot mount {mount.path!r}", fix="rename it, without line ends")
+        raise CannotRun(
+            f"apptainer cannot mount {mount.path!r}", fix="rename it, without line ends"
+        )
     fields = [f"{name}={mount.path}".replace('"', '""') for name in ("source", "destination")]
     paths = [f'"{field}"' if {",", '"'} & set(field) else field for field in fields]
     return ",".join(["type=bind", *paths, *([] if mount.writable else ["ro"])])
@@ -105,7 +127,12 @@ def _fields(mount: Mount) -> str:
     """A mount as Enroot reads it: fields of fstab, by colons."""
     if ":" in mount.path:
         raise CannotRun(f"enroot cannot mount {mount.path!r}", fix="rename it, without colons")
-    path = mount.path.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011").replace("\n", "\\012")
+    path = (
+        mount.path.replace("\\", "\\134")
+        .replace(" ", "\\040")
+        .replace("\t", "\\011")
+        .replace("\n", "\\012")
+    )
     return f"{path}:{path}:none:x-create=auto,bind,{'rw' if mount.writable else 'ro'}"
 
 
@@ -118,7 +145,9 @@ def explain(code: int | None, last: str, image: str) -> str:
             return f"the image {image} does not have {program} (a script needs /bin/sh, or bash where the step says so; a list needs its first word)"
         return f"the container of {image} could not be started: {reason}"
     if code == 1 and last.startswith("[ERROR]"):
-        return f"the container of {image} could not be started: {last.removeprefix('[ERROR]').strip()}"
+        return (
+            f"the container of {image} could not be started: {last.removeprefix('[ERROR]').strip()}"
+        )
     return ""
 
 

@@ -10,7 +10,19 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers import devices, machine
-from drivers.base import Addressed, Connecting, Driver, Host, HostLost, Lease, Named, Need, Offer, Rejected, Traits
+from drivers.base import (
+    Addressed,
+    Connecting,
+    Driver,
+    Host,
+    HostLost,
+    Lease,
+    Named,
+    Need,
+    Offer,
+    Rejected,
+    Traits,
+)
 from drivers.devices import Card
 
 from ..errors import CannotRun, Infrastructure
@@ -88,14 +100,23 @@ class Connector:
     `given`: contents that the first steps are given, of which hosts are asked as soon as they can be.
     """
 
-    def __init__(self, ws: Workspace, name: str, named: str, say: Callable[[str], None], given: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        ws: Workspace,
+        name: str,
+        named: str,
+        say: Callable[[str], None],
+        given: Collection[str] = (),
+    ) -> None:
         self._ws, self._name, self._named, self._say, self._given = ws, name, named, say, given
 
     def here(self, local: Client) -> Place:
         """This machine.  Raises CannotRun."""
         python, ws = self._python(), self._ws
         path = interpreters.command_path(python, ws.home, ws.environ)
-        return Place(ws, "local", local, ws.machine(), lambda: ws.devices, Shell(python, path, ws.environ))
+        return Place(
+            ws, "local", local, ws.machine(), lambda: ws.devices, Shell(python, path, ws.environ)
+        )
 
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
@@ -114,7 +135,9 @@ class Connector:
         wire = Wire(host, root, name=name, say=self._say, progress=_Shown(self._say))
         jobs = there(wire)
         jobs.wake()  # it comes up while we ask
-        host_store = HostStore(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
+        host_store = HostStore(
+            wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else ""
+        )
         asked = said(host.call, ("/bin/sh", "-c", _ASK, "sh", python, root, OWN))
         return Reached(python, jobs, host_store, asyncio.gather(asked, self._open(host_store)))
 
@@ -126,7 +149,10 @@ class Connector:
         """
         hosts = driver.connected() if isinstance(driver, Connecting) else {}
         some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
-        found = {name: self.reach(f"{self._name} {name}", host, host.python, driver.traits) for name, host in some.items()}
+        found = {
+            name: self.reach(f"{self._name} {name}", host, host.python, driver.traits)
+            for name, host in some.items()
+        }
         try:
             yield found
         finally:
@@ -137,13 +163,24 @@ class Connector:
         await host_store.open()
         await host_store.expect(self._given)
 
-    async def place(self, offer: Offer, lease: Lease, host: Host, traits: Traits, *, slots: int, reached: Reached | None = None) -> Place:
+    async def place(
+        self,
+        offer: Offer,
+        lease: Lease,
+        host: Host,
+        traits: Traits,
+        *,
+        slots: int,
+        reached: Reached | None = None,
+    ) -> Place:
         """The place on one host, of which so many were leased; `reached` if that was begun already.  Raises CannotRun, DriverError."""
         name = f"{self._name} {host.name if isinstance(host, Named) else lease.id if traits.priced else offer.id}"
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
-        reached = reached or self.reach(name, host, lease.data.get("python", "python3"), traits, lease.data.get("root", ""))
+        reached = reached or self.reach(
+            name, host, lease.data.get("python", "python3"), traits, lease.data.get("root", "")
+        )
         python, jobs, host_store = reached.python, reached.jobs, reached.host_store
         try:
             answer, _ = await reached.answers
@@ -158,16 +195,34 @@ class Connector:
         python, path = facts.get("PYTHON") or python, facts.get("PATH", "/usr/bin:/bin")
         for folder in filter(None, (os.path.dirname(python), facts.get("CALLED"))):
             path = f"{folder}:{path}"
-        login = dict(line[4:].split("=", 1) for line in words.split("\n") if line.startswith("env ") and "=" in line)
+        login = dict(
+            line[4:].split("=", 1)
+            for line in words.split("\n")
+            if line.startswith("env ") and "=" in line
+        )
         seen = devices.visible(login.get(devices.VISIBLE), cards)
         shell = Shell(python, path, login, facts.get("VERSION", ""))
-        place = RemotePlace(self._ws, name, jobs, room, seen, host_store, shell, None if traits.allocates else slots, self._say)
+        place = RemotePlace(
+            self._ws,
+            name,
+            jobs,
+            room,
+            seen,
+            host_store,
+            shell,
+            None if traits.allocates else slots,
+            self._say,
+        )
         place.address = host.address if isinstance(host, Addressed) else ""
         return place
 
     def _recall(self, content: str) -> Any:
         """The manifest of a tree, where we have it."""
-        return self._ws.objects.manifests.entries(Content(content)) if self._ws.objects.has(Content(content)) else None
+        return (
+            self._ws.objects.manifests.entries(Content(content))
+            if self._ws.objects.has(Content(content))
+            else None
+        )
 
 
 async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
@@ -188,13 +243,21 @@ async def same_packages(places: Iterable[Place]) -> None:
         try:
             found = json.loads(await said(place.host.call, (place.python, "-c", _PACKAGES)))
         except (Rejected, ValueError) as error:
-            raise CannotRun(f"the Python of {place.name} ({place.python}) does not run: {error}", fix=_NAME_PYTHON) from error
+            raise CannotRun(
+                f"the Python of {place.name} ({place.python}) does not run: {error}",
+                fix=_NAME_PYTHON,
+            ) from error
         ours = list(packages())
         if found != ours:
             differ = sorted({*found[1]} ^ {*ours[1]})
-            some = ", ".join(differ[:5]) + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
+            some = ", ".join(differ[:5]) + (
+                f" and {len(differ) - 5} more" if len(differ) > 5 else ""
+            )
             what = some or f"Python {found[0]}, not {ours[0]}"
-            raise CannotRun(f"{place.python} on {place.name} has other packages than this Python ({what})", fix=_NAME_PYTHON)
+            raise CannotRun(
+                f"{place.python} on {place.name} has other packages than this Python ({what})",
+                fix=_NAME_PYTHON,
+            )
 
 
 class _Shown:

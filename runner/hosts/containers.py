@@ -44,17 +44,58 @@ HOME = "/tmp"  # noqa: S108  (a path in the image)
 """Home of every step in a container, under any user: the image's own may not be writable, and the host's is not there."""
 LABEL = "recipe.attempts"
 MARK = "recipe: the container did not start"
-_INIT = re.compile(r"ERROR \(catatonit:\d+\): failed to exec pid1: (.*)|\[FATAL tini \(\d+\)\] exec (.*) failed: (.*)")
+_INIT = re.compile(
+    r"ERROR \(catatonit:\d+\): failed to exec pid1: (.*)|\[FATAL tini \(\d+\)\] exec (.*) failed: (.*)"
+)
 """How the engines' first processes say that there is no such program."""
 _CLIENT = (
-    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS"),
-    *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION"),
-    *("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF", "REGISTRY_AUTH_FILE", "STORAGE_DRIVER", "STORAGE_OPTS"),
+    *(
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "TMPDIR",
+        "XDG_RUNTIME_DIR",
+        "XDG_CONFIG_HOME",
+        "XDG_DATA_HOME",
+        "DBUS_SESSION_BUS_ADDRESS",
+    ),
+    *(
+        "DOCKER_HOST",
+        "DOCKER_CONTEXT",
+        "DOCKER_CONFIG",
+        "DOCKER_TLS_VERIFY",
+        "DOCKER_CERT_PATH",
+        "DOCKER_API_VERSION",
+    ),
+    *(
+        "CONTAINERS_CONF",
+        "CONTAINERS_STORAGE_CONF",
+        "CONTAINERS_REGISTRIES_CONF",
+        "REGISTRY_AUTH_FILE",
+        "STORAGE_DRIVER",
+        "STORAGE_OPTS",
+    ),
 )
 """Variables by which the engine's own client finds its program, its daemon and its storage."""
-_PROXIES = tuple(name for low in ("http_proxy", "https_proxy", "no_proxy", "all_proxy") for name in (low, low.upper()))
+_PROXIES = tuple(
+    name
+    for low in ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+    for name in (low, low.upper())
+)
 """Variables by which it reaches a registry."""
-_GREEDY = ("LD_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "PODMAN_", "BUILDAH_", "STORAGE_", "XDG_", "GO", "_CONTAINERS_")
+_GREEDY = (
+    "LD_",
+    "DOCKER_",
+    "CONTAINER_",
+    "CONTAINERS_",
+    "PODMAN_",
+    "BUILDAH_",
+    "STORAGE_",
+    "XDG_",
+    "GO",
+    "_CONTAINERS_",
+)
 """Beginnings of names that the client, or its loader, reads: a step's variable of such a name has to go round it."""
 
 
@@ -65,7 +106,12 @@ class Containers:
     """
 
     def __init__(
-        self, host: Client, attempts: str, say: Callable[[str], None], settings: Mapping[str, Any], environ: Mapping[str, str] | None = None
+        self,
+        host: Client,
+        attempts: str,
+        say: Callable[[str], None],
+        settings: Mapping[str, Any],
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._host, self._attempts, self._say, self._environ = host, attempts, say, environ
         self._settings = settings
@@ -98,7 +144,15 @@ class Containers:
         """What exactly an image is, as far as `image` has found it."""
         return self._images[name].digest if name in self._images else name
 
-    def wrap(self, command: Command, name: str, mounts: Sequence[Mount], gpus: Sequence[Device] | None = None, *, needed: bool = False) -> Command:
+    def wrap(
+        self,
+        command: Command,
+        name: str,
+        mounts: Sequence[Mount],
+        gpus: Sequence[Device] | None = None,
+        *,
+        needed: bool = False,
+    ) -> Command:
         """`wrap` for an image that `image` has found."""
         assert self._engine is not None
         return wrap(command, self._images[name], self._engine, mounts, gpus, needed=needed)
@@ -116,7 +170,12 @@ class Containers:
 
 
 async def detect(
-    host: Client, *, engine: str = "", flags: Sequence[str] = (), args: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    host: Client,
+    *,
+    engine: str = "",
+    flags: Sequence[str] = (),
+    args: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> Engine:
     """The engine of a host: the one named, or its path, else the first of `ENGINES` that works (Docker: whose daemon answers).
 
@@ -165,15 +224,24 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
             return f"{path} does not work: {'; '.join(info.get('ServerErrors') or ['its daemon does not answer'])}"
         rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
         by_flag = "nvidia" in (info.get("Runtimes") or {}) or facts.get("hook") == "yes"
-        by_cdi = any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or ())
+        by_cdi = any(
+            str(device.get("ID", "")).startswith("nvidia.com/gpu")
+            for device in info.get("DiscoveredDevices") or ()
+        )
         gpus: Literal["", "gpus", "cdi"] = "gpus" if by_flag else "cdi" if by_cdi else ""
         # It names a program also where there is none, and only then does not know its version.
-        version, init = str(info["ServerVersion"]), bool(info.get("InitBinary")) and (info.get("InitCommit") or {}).get("ID") != "N/A"
+        version, init = (
+            str(info["ServerVersion"]),
+            bool(info.get("InitBinary")) and (info.get("InitCommit") or {}).get("ID") != "N/A",
+        )
     else:
         rootless = bool(info["host"]["security"]["rootless"])
         gpus = "cdi" if facts.get("cdi") == "yes" else ""
         version = str(info["version"]["Version"])
-        in_more_places = tuple(map(int, re.findall(r"\d+", version)[:2])) >= (4, 8)  # where it looks for catatonit
+        in_more_places = tuple(map(int, re.findall(r"\d+", version)[:2])) >= (
+            4,
+            8,
+        )  # where it looks for catatonit
         init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and in_more_places)
     # A rootless Docker has its user as root inside; a rootless Podman keeps the number, by a flag.
     user = "0:0" if kind == "docker" and rootless else f"{uid}:{gid}"
@@ -186,18 +254,30 @@ def _of_cluster(kind: str, path: str, text: str, facts: Mapping[str, str]) -> En
     if version is None:
         return f"{path} does not work: {text.strip() or 'it said nothing'}"
     cards = int(facts.get("cards") or 0)
-    gpus: Literal["", "own"] = "own" if cards and (kind == "apptainer" or facts.get("cli") == "yes") else ""
+    gpus: Literal["", "own"] = (
+        "own" if cards and (kind == "apptainer" or facts.get("cli") == "yes") else ""
+    )
     return Engine(kind, path, version[0], "", rootless=True, cards=cards, gpus=gpus)  # type: ignore[arg-type]
 
 
-async def resolve(host: Client, engine: Engine, image: str, say: Callable[[str], None] | None = None) -> Image:
+async def resolve(
+    host: Client, engine: Engine, image: str, say: Callable[[str], None] | None = None
+) -> Image:
     """The image there, pulled (which is said) if it is not; one named by digest is that one.  Raises CannotRun in the engine's words; DriverError."""
     of_cluster = engine.kind in cluster_containers.KINDS
     look = ["sh", "-c", _LOOK, "look", image, *engine.words]
     fetch = ["sh", "-c", _PULL, "pull", _full_name(image), *engine.words]
     if of_cluster:
-        asked = (engine.kind, cluster_containers.name_of(image), cluster_containers.address(engine.kind, image), *engine.words)
-        look, fetch = (["sh", "-c", script, "image", *asked] for script in (cluster_containers.LOOK, cluster_containers.FETCH))
+        asked = (
+            engine.kind,
+            cluster_containers.name_of(image),
+            cluster_containers.address(engine.kind, image),
+            *engine.words,
+        )
+        look, fetch = (
+            ["sh", "-c", script, "image", *asked]
+            for script in (cluster_containers.LOOK, cluster_containers.FETCH)
+        )
     try:
         if engine.kind == "apptainer" and image.startswith("/"):
             return Image(image, image)
@@ -208,11 +288,18 @@ async def resolve(host: Client, engine: Engine, image: str, say: Callable[[str],
             said = await _call(host, fetch, engine.env)
     except Rejected as error:
         words = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = next((line for line in reversed(words) if "rror" in line or "denied" in line), words[-1] if words else "")
+        reason = next(
+            (line for line in reversed(words) if "rror" in line or "denied" in line),
+            words[-1] if words else "",
+        )
         raise CannotRun(
             f"the image {image} is not there and cannot be pulled: {reason.removeprefix('sh ended with 1: ')}",
             fix="correct its name, log in to its registry, or "
-            + ("name the path of a file" if of_cluster else f"make it there yourself (`{engine.kind} build`, `{engine.kind} load`)"),
+            + (
+                "name the path of a file"
+                if of_cluster
+                else f"make it there yourself (`{engine.kind} build`, `{engine.kind} load`)"
+            ),
         ) from error
     if of_cluster:
         return Image(said.strip(), image.partition("@")[2] or image)
@@ -232,7 +319,19 @@ async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
     """End the containers of `attempts`, a folder of attempt directories, whose jobs are over: the names of the attempts.  Raises DriverError."""
     if engine.kind in cluster_containers.KINDS:
         return []  # they are processes of their job
-    listed = await _call(host, [*engine.words, "ps", "--all", "--filter", f"label={LABEL}={attempts}", "--format", "{{.Names}}"], engine.env)
+    listed = await _call(
+        host,
+        [
+            *engine.words,
+            "ps",
+            "--all",
+            "--filter",
+            f"label={LABEL}={attempts}",
+            "--format",
+            "{{.Names}}",
+        ],
+        engine.env,
+    )
     ended = []
     for name in listed.split():
         attempt = name.partition(".")[2]
@@ -248,7 +347,9 @@ async def end(host: Client, engine: Engine, attempt: str) -> None:
     To be called when a job did not end by itself: a host may have killed all that watched over it.
     """
     words = () if engine.kind in cluster_containers.KINDS else engine.words
-    await _call(host, ["sh", "-c", _END, "end", _name(attempt), f"{attempt}.box", *words], engine.env)
+    await _call(
+        host, ["sh", "-c", _END, "end", _name(attempt), f"{attempt}.box", *words], engine.env
+    )
 
 
 async def _call(host: Client, argv: Sequence[str], env: Mapping[str, str]) -> str:
@@ -321,7 +422,9 @@ def _leads(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iter
                     pending.append(entry.path)
                 elif entry.is_symlink():
                     target = os.path.realpath(entry.path)
-                    if not os.path.exists(target) or any(_within(target, place) for place in (folder, *ours)):
+                    if not os.path.exists(target) or any(
+                        _within(target, place) for place in (folder, *ours)
+                    ):
                         continue
                     if _within(target, store):
                         yield store  # what is stored holds no links that lead out of it
@@ -342,7 +445,9 @@ def covering(paths: Iterable[str], most: int = MOST) -> list[str]:
     found = _tops(paths)
     while len(found) > most:
         deepest = max(path.count("/") for path in found)
-        found = _tops(posixpath.dirname(path) if path.count("/") == deepest else path for path in found)
+        found = _tops(
+            posixpath.dirname(path) if path.count("/") == deepest else path for path in found
+        )
     return found
 
 
@@ -355,7 +460,13 @@ def _tops(paths: Iterable[str]) -> list[str]:
 
 
 def wrap(
-    command: Command, image: Image, engine: Engine, mounts: Sequence[Mount], gpus: Sequence[Device] | None = None, *, needed: bool = False
+    command: Command,
+    image: Image,
+    engine: Engine,
+    mounts: Sequence[Mount],
+    gpus: Sequence[Device] | None = None,
+    *,
+    needed: bool = False,
 ) -> Command:
     """`command`, to be run in a container of `image`.  Its environment is given by name, so that no value of a secret stands in an argv.
 
@@ -365,25 +476,46 @@ def wrap(
     if gpus and needed and not engine.gpus:
         raise CannotRun(
             f"it needs {len(gpus)} GPU(s), and {engine.kind} {engine.version} there cannot give them to a container",
-            fix="install nvidia-container-toolkit there" + (" and run `nvidia-ctk cdi generate`" if engine.kind == "podman" else ""),
+            fix="install nvidia-container-toolkit there"
+            + (" and run `nvidia-ctk cdi generate`" if engine.kind == "podman" else ""),
         )
     if engine.kind in cluster_containers.KINDS:
         return cluster_containers.wrap(command, image.id, engine, mounts, gpus)
     name, box = _name(command.cwd), f"{command.cwd}.box"
     words = [
-        *("run", "--rm", "--name", name, "--label", f"{LABEL}={posixpath.dirname(command.cwd)}", "--pull", "never", "--log-driver", "none"),
+        *(
+            "run",
+            "--rm",
+            "--name",
+            name,
+            "--label",
+            f"{LABEL}={posixpath.dirname(command.cwd)}",
+            "--pull",
+            "never",
+            "--log-driver",
+            "none",
+        ),
         *("--user", engine.user, "--workdir", command.cwd, "--entrypoint", ""),
         # SELinux: our files stay as they are labelled, and the container may read them all the same.
         *("--security-opt", "label=disable", "--security-opt", "no-new-privileges"),
     ]
     if engine.kind == "podman":
-        words += ["--http-proxy=false", "--pidfile", f"{box}/pid", "--conmon-pidfile", f"{box}/conmon"]
+        words += [
+            "--http-proxy=false",
+            "--pidfile",
+            f"{box}/pid",
+            "--conmon-pidfile",
+            f"{box}/conmon",
+        ]
         if engine.rootless:
             words += ["--userns", "keep-id"]
     if engine.init:
         words.append("--init")
     if engine.memory and not _has(engine.args, "--shm-size", "--ipc"):
-        words += ["--shm-size", str(engine.memory // 2)]  # what the kernel gives /dev/shm by itself; data loaders fill the 64 MB of an engine
+        words += [
+            "--shm-size",
+            str(engine.memory // 2),
+        ]  # what the kernel gives /dev/shm by itself; data loaders fill the 64 MB of an engine
     if not _has(engine.args, "--network", "--net"):
         words += ["--network", "host"]
     if engine.gpus and (gpus is None or gpus):
@@ -392,8 +524,24 @@ def wrap(
         words += _mounted(mount, engine)
     env, named = _environment(command, engine)
     words += [word for name in named for word in ("--env", name)]
-    words += ["--env", f"RECIPE_CONTAINER={name}", "--env", "RECIPE_JOB", *engine.args, image.id, *command.argv]
-    plan = (engine.kind, "init" if engine.init else "", name, box, str(len(engine.words)), *engine.words, *words)
+    words += [
+        "--env",
+        f"RECIPE_CONTAINER={name}",
+        "--env",
+        "RECIPE_JOB",
+        *engine.args,
+        image.id,
+        *command.argv,
+    ]
+    plan = (
+        engine.kind,
+        "init" if engine.init else "",
+        name,
+        box,
+        str(len(engine.words)),
+        *engine.words,
+        *words,
+    )
     return replace(command, argv=("sh", "-c", _RUN, "recipe-container", _GUARD, *plan), env=env)
 
 
@@ -401,7 +549,10 @@ def _given(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
     """By UUID where the engine takes one; CDI always knows the number that nvidia-smi shows."""
     if engine.gpus == "gpus":
         names = ",".join(gpu.uuid or gpu.name for gpu in gpus or ())
-        return ["--gpus", "all" if gpus is None else f'"device={names}"']  # Docker reads CSV: without quotes it would end at a comma
+        return [
+            "--gpus",
+            "all" if gpus is None else f'"device={names}"',
+        ]  # Docker reads CSV: without quotes it would end at a comma
     places = ["all"] if gpus is None else [gpu.place or gpu.name for gpu in gpus]
     return [word for place in places for word in ("--device", f"nvidia.com/gpu={place}")]
 
@@ -424,7 +575,8 @@ def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list
     for name in command.secrets:
         if name in _CLIENT or name.startswith(_GREEDY):
             raise CannotRun(
-                f"the secret {name} has a name that {engine.kind} reads itself", fix="give it another: `secrets: {OTHER: {from: " + name + "}}`"
+                f"the secret {name} has a name that {engine.kind} reads itself",
+                fix="give it another: `secrets: {OTHER: {from: " + name + "}}`",
             )
         named.append(name)
     return env, named
@@ -433,9 +585,15 @@ def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list
 def _mounted(mount: Mount, engine: Engine) -> list[str]:
     path = mount.path
     if not ({",", '"', "\n"} & set(path)):
-        return ["--mount", f"type=bind,source={path},target={path}" + ("" if mount.writable else ",readonly")]
+        return [
+            "--mount",
+            f"type=bind,source={path},target={path}" + ("" if mount.writable else ",readonly"),
+        ]
     if ":" in path or "\n" in path:
-        raise CannotRun(f"{engine.kind} cannot mount {path!r}", fix="rename it, without commas, quotes and colons")
+        raise CannotRun(
+            f"{engine.kind} cannot mount {path!r}",
+            fix="rename it, without commas, quotes and colons",
+        )
     return ["--volume", f"{path}:{path}" + ("" if mount.writable else ":ro")]
 
 
@@ -445,10 +603,17 @@ def _has(args: Sequence[str], *flags: str) -> bool:
 
 def explain(exit: Exit, tail: bytes, image: str) -> str:
     """Words for a container whose command never began, from the end of its log; empty when the command began and ended so."""
-    *_, before, last = ["", "", *(line for line in tail.decode(errors="replace").splitlines() if line.strip())]
+    *_, before, last = [
+        "",
+        "",
+        *(line for line in tail.decode(errors="replace").splitlines() if line.strip()),
+    ]
     by_init = _INIT.match(last)
     if by_init is not None and exit.code in (1, 126, 127):
-        program, reason = by_init[2] or "the program that the command begins with", by_init[1] or by_init[3]
+        program, reason = (
+            by_init[2] or "the program that the command begins with",
+            by_init[1] or by_init[3],
+        )
     elif last.startswith(MARK) and exit.code in (125, 126, 127):
         reason = before.strip().removeprefix("docker: ").removeprefix("Error: ")
         named = re.search(r'exec: "([^"]+)"|file `([^`]+)`', reason)

@@ -21,7 +21,9 @@ class Engine:
     rootless: bool = False
     init: bool = False  # it has a first process to give, which passes signals on and reaps
     cards: int = 0  # GPUs of the host
-    gpus: Literal["", "gpus", "cdi", "own"] = ""  # by which flags it gives them, "own" for those of a cluster's engine; "": it cannot
+    gpus: Literal["", "gpus", "cdi", "own"] = (
+        ""  # by which flags it gives them, "own" for those of a cluster's engine; "": it cannot
+    )
     memory: int = 0  # bytes of the host
     flags: tuple[str, ...] = ()  # words of the setting before its verb
     args: tuple[str, ...] = ()  # and after `run`

@@ -56,13 +56,26 @@ class Wanted(NamedTuple):
         return f"envs/{'-'.join(part for part in parts if part)}"
 
     def __str__(self) -> str:
-        return " of ".join(part for part in (self.version and f"Python {self.version}", str(self.lock or "")) if part)
+        return " of ".join(
+            part
+            for part in (self.version and f"Python {self.version}", str(self.lock or ""))
+            if part
+        )
 
 
 async def python_there(place: Place, version: str) -> str:
     """A Python of that version on that machine.  Raises CannotRun."""
     home = place.login.get("HOME", "")
-    find = ("/bin/sh", "-c", f"PATH=$3 HOME=${{4:-$HOME}}{_FIND}", "sh", version, place.python, place.path, home)
+    find = (
+        "/bin/sh",
+        "-c",
+        f"PATH=$3 HOME=${{4:-$HOME}}{_FIND}",
+        "sh",
+        version,
+        place.python,
+        place.path,
+        home,
+    )
     found = (await said(place.host.call, find)).decode(errors="replace").strip()
     if not found:
         fix = f"install it there, as with `uv python install {version}`, or ask for another version"
@@ -73,7 +86,9 @@ async def python_there(place: Place, version: str) -> str:
 async def built(place: Place, wanted: Wanted) -> bool:
     """Whether it is there already.  Without its interpreter, of a Python that was removed since, it is none."""
     home = _home(place, wanted)
-    return await place.folder.noted(f"{home}/complete") and await place.folder.noted(f"{home}/bin/python")
+    return await place.folder.noted(f"{home}/complete") and await place.folder.noted(
+        f"{home}/bin/python"
+    )
 
 
 async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) -> str:
@@ -84,7 +99,11 @@ async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) ->
         return place.python
     if not await built(place, wanted):
         # On another machine the builder's own lock is enough: `gc` does not go there.
-        with await _turn(hooks, os.path.basename(home), say) if place.folder.root == str(place.ws.home) else contextlib.nullcontext():
+        with (
+            await _turn(hooks, os.path.basename(home), say)
+            if place.folder.root == str(place.ws.home)
+            else contextlib.nullcontext()
+        ):
             await _build(hooks, wanted, f"{place.folder.root}/{home}", say)
     await place.folder.note(f"{home}/complete")  # `gc` goes by when it was last wanted
     return f"{place.folder.root}/{home}/bin/python"
@@ -92,7 +111,11 @@ async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) ->
 
 def _home(place: Place, wanted: Wanted) -> str:
     """On a host of several workspaces they share it, as far as they ask for the same Python there."""
-    return wanted.name if place.folder.root == str(place.ws.home) else f"{wanted.name}-{of_value('python', place.python)[:8]}"
+    return (
+        wanted.name
+        if place.folder.root == str(place.ws.home)
+        else f"{wanted.name}-{of_value('python', place.python)[:8]}"
+    )
 
 
 async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
@@ -112,7 +135,9 @@ async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
 async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], None]) -> None:
     lock = wanted.lock
     text = b"" if lock is None else await asyncio.to_thread(_text, lock)
-    installer = await python_there(hooks.place, wanted.version) if wanted.version else hooks.place.installer
+    installer = (
+        await python_there(hooks.place, wanted.version) if wanted.version else hooks.place.installer
+    )
     # Index, proxy, certificates and cache are found by the caller's environment; nothing of that gets into what is installed.
     inherited = list(os.environ) if hooks.place.folder.root == str(hooks.place.ws.home) else []
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
@@ -126,13 +151,22 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
             if last is parsed and "says" in last:
                 say(last["says"])
 
-    argv = [installer, "-I", "builder.py", home, *(("requirements.txt", await _uv(hooks.place)) if lock else ("",))]
+    argv = [
+        installer,
+        "-I",
+        "builder.py",
+        home,
+        *(("requirements.txt", await _uv(hooks.place)) if lock else ("",)),
+    ]
     exit, said = await hooks.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
     if exit.code != 0:
         words = last.get("wrong") or " ".join(said.split()) or exit.reason
-        where = f" on {hooks.place.name}" if hooks.place.folder.root != str(hooks.place.ws.home) else ""
+        where = (
+            f" on {hooks.place.name}" if hooks.place.folder.root != str(hooks.place.ws.home) else ""
+        )
         raise CannotRun(
-            f"the environment of {wanted} cannot be built{where}: {words}", fix=last.get("fix", "correct the lock, or use --python current")
+            f"the environment of {wanted} cannot be built{where}: {words}",
+            fix=last.get("fix", "correct the lock, or use --python current"),
         )
     if lock and (done := last.get("done")):
         many = f"{done['packages']} package{'s' if done['packages'] != 1 else ''}"
@@ -143,7 +177,11 @@ async def _uv(place: Place) -> str:
     """A uv for that machine, brought there; empty where none can be had, and pip does its work."""
     if not place.elsewhere:
         return uv.here()
-    machine = (await said(place.host.call, (place.installer, "-c", _MACHINE))).decode(errors="replace").strip()
+    machine = (
+        (await said(place.host.call, (place.installer, "-c", _MACHINE)))
+        .decode(errors="replace")
+        .strip()
+    )
     found = await asyncio.to_thread(uv.of, machine, Path(cache_folder(os.environ)))
     return await place.folder.program(found) if found else ""
 
@@ -152,7 +190,10 @@ def _whole(lock: Path) -> bytes:
     try:
         return whole(lock)
     except OSError as error:
-        raise CannotRun(f"{lock} cannot be read: {error.strerror}", fix="make it again with the tool that locks packages") from error
+        raise CannotRun(
+            f"{lock} cannot be read: {error.strerror}",
+            fix="make it again with the tool that locks packages",
+        ) from error
 
 
 def _text(lock: Path) -> bytes:
@@ -164,14 +205,30 @@ def _text(lock: Path) -> bytes:
 
 def _exported(lock: Path) -> bytes:
     """What a project of uv needs, without itself and what it is developed with: a step's own code comes by `code`.  Raises CannotRun."""
-    words = ("--frozen", "--no-emit-workspace", "--no-dev", "--no-annotate", "--no-header", "--format", "requirements.txt")
+    words = (
+        "--frozen",
+        "--no-emit-workspace",
+        "--no-dev",
+        "--no-annotate",
+        "--no-header",
+        "--format",
+        "requirements.txt",
+    )
     argv = [uv.here(), "export", "--quiet", *words, "--project", str(lock.parent)]
     try:
-        return subprocess.run(argv, capture_output=True, check=True, env={**os.environ, "NO_COLOR": "1", "UV_PYTHON_DOWNLOADS": "never"}).stdout
+        return subprocess.run(
+            argv,
+            capture_output=True,
+            check=True,
+            env={**os.environ, "NO_COLOR": "1", "UV_PYTHON_DOWNLOADS": "never"},
+        ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        said = " ".join((getattr(error, "stderr", b"") or b"").decode(errors="replace").split()) or str(error)
+        said = " ".join(
+            (getattr(error, "stderr", b"") or b"").decode(errors="replace").split()
+        ) or str(error)
         raise CannotRun(
-            f"{lock} cannot be read: {said[:1000]}", fix="make it again with `uv lock`; its pyproject.toml has to lie beside it"
+            f"{lock} cannot be read: {said[:1000]}",
+            fix="make it again with `uv lock`; its pyproject.toml has to lie beside it",
         ) from error
 
 
@@ -181,13 +238,23 @@ def _requirements(lock: Path) -> str:
         packages = tomllib.loads(_whole(lock).decode())["packages"]
         return "".join(_requirement(package) for package in packages)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CannotRun(f"{lock} cannot be read as a pylock.toml: {error}", fix="make it again, as with `uv export --format pylock.toml`") from error
+        raise CannotRun(
+            f"{lock} cannot be read as a pylock.toml: {error}",
+            fix="make it again, as with `uv export --format pylock.toml`",
+        ) from error
 
 
 def _requirement(package: Mapping[str, Any]) -> str:
     if "version" not in package or not (package.get("wheels") or package.get("sdist")):
-        raise ValueError(f"{package['name']} has no version with wheels or an sdist: a folder or a repository cannot be pinned by hash")
+        raise ValueError(
+            f"{package['name']} has no version with wheels or an sdist: a folder or a repository cannot be pinned by hash"
+        )
     files = [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else [])]
-    hashes = [f"--hash={kind}:{digest}" for file in files for kind, digest in file["hashes"].items() if kind in ("sha256", "sha384", "sha512")]
+    hashes = [
+        f"--hash={kind}:{digest}"
+        for file in files
+        for kind, digest in file["hashes"].items()
+        if kind in ("sha256", "sha384", "sha512")
+    ]
     marker = f" ; {package['marker']}" if "marker" in package else ""
     return f"{package['name']}=={package['version']}{marker} {' '.join(dict.fromkeys(hashes))}\n"

@@ -30,7 +30,11 @@ class Heading:
     """
 
     def __init__(
-        self, ws: Workspace | None = None, head: Head | None = None, named: str = "", say: Callable[[str], None] = lambda _text: None
+        self,
+        ws: Workspace | None = None,
+        head: Head | None = None,
+        named: str = "",
+        say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._ws, self._head, self._named, self._say = ws, head, named, say
         self.places: Sequence[Place] = ()
@@ -53,7 +57,11 @@ class Heading:
         """The places of a step by rank: the head, where it takes one, and the first of these; none as long as they do not suffice."""
         heads = self.places if self.leads(spec) else ()
         found = [*heads, *apart(places, spec.resources.gpus or 0)[: self.workers(spec)]]
-        return found if len(found) == spec.node_count and all(head.has_room({}) for head in heads) else []
+        return (
+            found
+            if len(found) == spec.node_count and all(head.has_room({}) for head in heads)
+            else []
+        )
 
     async def open(self, traits: Traits, *, unused: bool) -> None:
         """Open the place on the head, for workers of a driver with these traits.  `unused`: nothing of ours can be at its port yet.
@@ -65,25 +73,55 @@ class Heading:
             return
         if traits.allocates:
             words = "the stack has a head, and its driver gives all nodes of a step together"
-            raise Invalid([Problem("clash", words, fix="take `head` out of the stack, or name another driver")])
+            raise Invalid(
+                [
+                    Problem(
+                        "clash", words, fix="take `head` out of the stack, or name another driver"
+                    )
+                ]
+            )
         settings = ws.config.driver(head.driver)
         others: Sequence[str | Mapping[str, object]] = settings.get("hosts", ())
-        own = next((dict(each) for each in others if isinstance(each, Mapping) and each.get("host") == head.host), {})
-        driver = driver_of(head.driver, {**settings, "hosts": [{**own, "host": head.host, "address": head.address}]}, (), str(ws.home))
-        assert isinstance(driver, Visiting)  # the schema of the settings names those that may be a head
+        own = next(
+            (
+                dict(each)
+                for each in others
+                if isinstance(each, Mapping) and each.get("host") == head.host
+            ),
+            {},
+        )
+        driver = driver_of(
+            head.driver,
+            {**settings, "hosts": [{**own, "host": head.host, "address": head.address}]},
+            (),
+            str(ws.home),
+        )
+        assert isinstance(
+            driver, Visiting
+        )  # the schema of the settings names those that may be a head
         fix = f"`recipe doctor --driver {head.driver} --host {head.host}` looks at each part of the way there"
         async for name, found in driver.visit():
             try:
                 if isinstance(found, DriverError):
                     raise found
-                found.deadman = settings.get("deadman")  # of a host that is only looked at there is none
+                found.deadman = settings.get(
+                    "deadman"
+                )  # of a host that is only looked at there is none
                 lease = Lease(head.driver, name, "head", {"python": found.python})
-                place = await Connector(ws, head.driver, self._named, self._say).place(Offer(head.driver, name), lease, found, driver.traits, slots=1)
+                place = await Connector(ws, head.driver, self._named, self._say).place(
+                    Offer(head.driver, name), lease, found, driver.traits, slots=1
+                )
                 place.port, self.places = head.port, [place]
                 if unused:
-                    await rendezvous.free(Node(place.name, place.host, place.address, place.python, compared=False), head.port)
+                    await rendezvous.free(
+                        Node(place.name, place.host, place.address, place.python, compared=False),
+                        head.port,
+                    )
             except (CannotRun, DriverError) as error:
-                raise Infrastructure(f"the head {head.host} cannot be used: {error}", fix=getattr(error, "fix", "") or fix) from error
+                raise Infrastructure(
+                    f"the head {head.host} cannot be used: {error}",
+                    fix=getattr(error, "fix", "") or fix,
+                ) from error
 
 
 def apart(places: Sequence[Place], gpus: int) -> Sequence[Place]:

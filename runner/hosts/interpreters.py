@@ -39,9 +39,16 @@ def chosen(asked: str, root: Path, environ: Mapping[str, str]) -> str:
         return sys.executable
     if asked:
         path = os.path.abspath(os.path.expanduser(asked))
-        found = _of_folder(path) if os.path.isdir(path) else shutil.which(path if "/" in asked else asked, path=environ.get("PATH"))
+        found = (
+            _of_folder(path)
+            if os.path.isdir(path)
+            else shutil.which(path if "/" in asked else asked, path=environ.get("PATH"))
+        )
         if not found:
-            raise CannotRun(f"--python {asked}: there is no such Python", fix="give the path of an interpreter or of a virtual environment")
+            raise CannotRun(
+                f"--python {asked}: there is no such Python",
+                fix="give the path of an interpreter or of a virtual environment",
+            )
         return found
     return (
         _of_folder(f"{root}/.venv")
@@ -75,7 +82,11 @@ def ask(python: str) -> None:
     if python not in _asked and not _known(python) and _remembered(python) is None:
         with contextlib.suppress(OSError):
             _asked[python] = subprocess.Popen(
-                [python, "-c", _ASK], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                [python, "-c", _ASK],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
             )
 
 
@@ -110,7 +121,9 @@ def _remembered(python: str) -> tuple[str, str] | None:
 
 def _known(python: str) -> str:
     """The version of an interpreter as far as it is known without running it."""
-    found = re.search(r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", _settings(python), re.MULTILINE)
+    found = re.search(
+        r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", _settings(python), re.MULTILINE
+    )
     found = found or re.fullmatch(r"python(\d+\.\d+)", os.path.basename(os.path.realpath(python)))
     return found[1] if found else ""
 
@@ -118,18 +131,28 @@ def _known(python: str) -> str:
 def _settings(python: str) -> str:
     """What a virtual environment says of itself; empty for an interpreter that is in none."""
     try:
-        return Path(python).parent.with_name("pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
+        return (
+            Path(python)
+            .parent.with_name("pyvenv.cfg")
+            .read_text(encoding="utf-8", errors="replace")
+        )
     except OSError:
         return ""
 
 
 def _of_folder(folder: str) -> str:
-    return next((path for name in NAMES if folder and os.access(path := f"{folder}/bin/{name}", os.X_OK)), "")
+    return next(
+        (path for name in NAMES if folder and os.access(path := f"{folder}/bin/{name}", os.X_OK)),
+        "",
+    )
 
 
 def _leads(path: str, python: str) -> bool:
     """Whether both names mean that interpreter on a command path."""
-    return all((found := shutil.which(name, path=path)) and (found == python or _same(found, python)) for name in NAMES)
+    return all(
+        (found := shutil.which(name, path=path)) and (found == python or _same(found, python))
+        for name in NAMES
+    )
 
 
 def _same(a: str, b: str) -> bool:

@@ -134,7 +134,11 @@ class HostPool:
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
         """What all places have together of cpus, gpus, or memory in bytes.  Unknown where machines are rented on demand."""
-        return {} if self.priced else {name: sum(place.capacity.has(name) for place in self.places) for name in names}
+        return (
+            {}
+            if self.priced
+            else {name: sum(place.capacity.has(name) for place in self.places) for name in names}
+        )
 
     @property
     def full(self) -> bool:
@@ -159,7 +163,11 @@ class HostPool:
 
     def need(self, spec: StepSpec) -> Need:
         """What a step needs of a machine, on the market of the driver's settings."""
-        return need_for(spec, self.spot.market, images=self._of().driver.traits.images and self.python != interpreters.CURRENT)
+        return need_for(
+            spec,
+            self.spot.market,
+            images=self._of().driver.traits.images and self.python != interpreters.CURRENT,
+        )
 
     async def open(self, *, want: int, wish: Callable[[], Wish] = Wish) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
@@ -174,14 +182,20 @@ class HostPool:
         if not self.away:
             return
         self.leases = self._leases()
-        self._upkeep = LeaseUpkeep(self.leases, self.inventory, self.name, self.say, self.ws.environ)
+        self._upkeep = LeaseUpkeep(
+            self.leases, self.inventory, self.name, self.say, self.ws.environ
+        )
         self._wish = wish()
         if self.stack and (head := self.ws.config.stacks[self.stack].head) is not None:
             self.head = Heading(self.ws, head, self.python, self.say)
-        await self.head.open(self.leases.driver.traits, unused=not self.leases.ledger.of_run(self.run))
+        await self.head.open(
+            self.leases.driver.traits, unused=not self.leases.ledger.of_run(self.run)
+        )
         for row in self.earlier:
             self.leases.inherit(row)
-        kept = _by_machine(await self.leases.adopt())  # before what others left: what is ours may be past its time, and steps of ours run there
+        kept = _by_machine(
+            await self.leases.adopt()
+        )  # before what others left: what is ours may be past its time, and steps of ours run there
         await self._upkeep.tidy()
         if self.priced:
             self.here.capacity.slots = self.here.capacity.processors
@@ -191,9 +205,14 @@ class HostPool:
             await self._enter(offer_of(rows[0]), rows)
         self.spot.taken = self.leases.taken_away() if self.priced else 0
         if not self.priced and not self.places and self.lost:
-            raise Infrastructure("\n".join(self.lost), fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there")
+            raise Infrastructure(
+                "\n".join(self.lost),
+                fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
+            )
         if not self.priced and not self.places:
-            raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
+            raise Busy(
+                f"all places that {self.name} has are taken", fix="wait, or name another host"
+            )
         self._upkeep.begin()
 
     async def _fill(self, kept: dict[str, list[LeaseRow]], want: int) -> None:
@@ -206,32 +225,51 @@ class HostPool:
                 await self.allocate()
             return
         async with self._connector.reached(self._of().driver, want) as reached:
-            offers, trouble = sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept), list[str]()
+            offers, trouble = (
+                sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept),
+                list[str](),
+            )
             for offer in offers:
                 needed = self._wish.need.nodes - len(self.head.places)
-                missing = max(want - sum(place.capacity.slots or 0 for place in self.places), int(len(self.places) < needed))
+                missing = max(
+                    want - sum(place.capacity.slots or 0 for place in self.places),
+                    int(len(self.places) < needed),
+                )
                 if missing <= 0 and offer.id not in kept:
                     continue
                 ours = kept.pop(offer.id, [])
                 alone = offer is offers[-1] and not self.places
                 try:
                     async with asyncio.timeout(None if ours or alone else OPENS):
-                        if await self._take(offer, missing, Need(), ours, reached=reached.get(offer.id)):
+                        if await self._take(
+                            offer, missing, Need(), ours, reached=reached.get(offer.id)
+                        ):
                             reached.pop(offer.id, None)
                 except (DriverError, TimeoutError) as error:
                     if ours:
                         raise
-                    trouble.append(f"{self.name} {offer.id}: {str(error) or f'it was not open after {OPENS:g} s'}")
+                    trouble.append(
+                        f"{self.name} {offer.id}: {str(error) or f'it was not open after {OPENS:g} s'}"
+                    )
                     if not alone:
                         self.say(f"{trouble[-1]}; the run goes on without it")
         if trouble and not self.places:
-            raise Infrastructure("\n".join(trouble), fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there")
+            raise Infrastructure(
+                "\n".join(trouble),
+                fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
+            )
 
     async def allocate(self) -> Sequence[Place]:
         """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
         for offer in await self._offers(self._wish):
             if short := self._of().budget.pays(self._wish.need, offer):
-                raise Invalid([Problem("limit", short, fix="raise the limit, or take a preset that needs less")])
+                raise Invalid(
+                    [
+                        Problem(
+                            "limit", short, fix="raise the limit, or take a preset that needs less"
+                        )
+                    ]
+                )
             if found := await self._take(offer, 1, self._wish.need):
                 return found
         return ()
@@ -245,7 +283,9 @@ class HostPool:
         if self.leases is not None:
             self.leases.free()
             self.taking = {replace(need, market="any"): takes for need, takes in needs.items()}
-            self.leases.budget.every = {need: takes.every for need, takes in self.taking.items() if takes.every is not None}
+            self.leases.budget.every = {
+                need: takes.every for need, takes in self.taking.items() if takes.every is not None
+            }
         for need in needs:
             driver = self._of().driver
             if self.inventory.machines(need):
@@ -257,9 +297,19 @@ class HostPool:
                 if isinstance(driver, Accounted):
                     await self._of().call(driver.solvent)
                 if short := self._of().budget.pays(need, offers[0]):
-                    raise Invalid([Problem("limit", short, fix="raise the limit, or take a preset that needs less")])
+                    raise Invalid(
+                        [
+                            Problem(
+                                "limit",
+                                short,
+                                fix="raise the limit, or take a preset that needs less",
+                            )
+                        ]
+                    )
             else:
-                self.unmet[need] = left_out(driver.excluded) if isinstance(driver, Excluding) else ""
+                self.unmet[need] = (
+                    left_out(driver.excluded) if isinstance(driver, Excluding) else ""
+                )
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
@@ -273,13 +323,25 @@ class HostPool:
         await self._of().denied()
         while len(tried) < BOOTS:
             # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
-            offers = [offer for offer in await self._offers(wish_for(need, self.taking, self.where)) if offer.id not in asked]
+            offers = [
+                offer
+                for offer in await self._offers(wish_for(need, self.taking, self.where))
+                if offer.id not in asked
+            ]
             now = time.time()
-            offer = min(offers, key=resting(self._of().ledger.since(now - max(RESTS.values())), self.name, now).has, default=None)
+            offer = min(
+                offers,
+                key=resting(self._of().ledger.since(now - max(RESTS.values())), self.name, now).has,
+                default=None,
+            )
             if offer is None:
                 break
             asked.add(offer.id)
-            verb = "renting" if self._of().keeping is None or self._of().machine() is None else "starting"
+            verb = (
+                "renting"
+                if self._of().keeping is None or self._of().machine() is None
+                else "starting"
+            )
             self.say(f"{verb} {self.name} {offer.id} for ${offer.price:.2f} an hour")
             began = time.monotonic()
             if found := await self._take(offer, 1, need, ready=ready):
@@ -289,8 +351,15 @@ class HostPool:
             last = row.reason
             if row.lease:
                 tried.append(f"{offer.id}: {last}")
-        why = f"{self.name} has no machine left that does for it" if len(tried) < BOOTS else f"{len(tried)} machines of {self.name} failed to come up"
-        self.refuse(need, "; ".join([why, *(tried or [f"the last that was asked for: {last}"] * bool(last))]))
+        why = (
+            f"{self.name} has no machine left that does for it"
+            if len(tried) < BOOTS
+            else f"{len(tried)} machines of {self.name} failed to come up"
+        )
+        self.refuse(
+            need,
+            "; ".join([why, *(tried or [f"the last that was asked for: {last}"] * bool(last))]),
+        )
         return None
 
     def refuse(self, need: Need, why: str) -> None:
@@ -324,7 +393,9 @@ class HostPool:
         if self.spot.gone((place, *with_it)):
             reason = f"{TAKEN_AWAY}: {reason}"
             if self.spot.market != spot:
-                self.say(f"{MOST_TAKEN} spot machines were taken away: what is rented from now on is on demand")
+                self.say(
+                    f"{MOST_TAKEN} spot machines were taken away: what is rented from now on is on demand"
+                )
         healthy = not (place.lost or place.leaving)
         for row in rows:
             if healthy and self._of().stays_alive(row):
@@ -362,7 +433,12 @@ class HostPool:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
-        leaving = asyncio.gather(*(place.aclose() for place in [*self._opened, *self.head.places, *self.inventory.places]))
+        leaving = asyncio.gather(
+            *(
+                place.aclose()
+                for place in [*self._opened, *self.head.places, *self.inventory.places]
+            )
+        )
         if self.leases is None or self.priced or self.leases.driver.traits.allocates:
             await leaving  # where all ends with its lease, nothing may be on its way any more
         if not self._opened:
@@ -374,7 +450,9 @@ class HostPool:
                         for row in filter(self.leases.stays_alive, held.leases):
                             self.leases.hand_over(row)
                 for row, why in await self.leases.close():
-                    self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}")
+                    self.say(
+                        f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}"
+                    )
             await leaving
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
                 await self.leases.charges()
@@ -388,7 +466,11 @@ class HostPool:
 
     def _leases(self) -> KeptLeases:
         settings = self.ws.config.driver(self.name)
-        self.box = {name: settings[name] for name in ("container", "container_engine", "engine_args", "container_args") if name in settings}
+        self.box = {
+            name: settings[name]
+            for name in ("container", "container_engine", "engine_args", "container_args")
+            if name in settings
+        }
         self.spot = Spot(market_of(settings))
         driver = self.driver or driver_for(self.ws, self.name, self.hosts, self.python)
         leases = KeptLeases(
@@ -417,8 +499,15 @@ class HostPool:
             for host, why in leases.driver.left_out.items():
                 self.say(f"{host} is left out: {why}")
         if not offers and not self.priced:
-            why = f": {'; '.join(leases.driver.excluded)}" if isinstance(leases.driver, Excluding) and leases.driver.excluded else ""
-            raise Infrastructure(f"the driver {self.name} offers no host{why}", fix=f"`recipe doctor --driver {self.name}` says what there is")
+            why = (
+                f": {'; '.join(leases.driver.excluded)}"
+                if isinstance(leases.driver, Excluding) and leases.driver.excluded
+                else ""
+            )
+            raise Infrastructure(
+                f"the driver {self.name} offers no host{why}",
+                fix=f"`recipe doctor --driver {self.name}` says what there is",
+            )
         return offers
 
     async def _take(
@@ -437,9 +526,17 @@ class HostPool:
         taken: list[LeaseRow] = []
         try:
             with self._usable(offer):
-                while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer, max(1, len(self.inventory.coming)))) is not None:
+                while (
+                    len(kept) + len(taken) < want
+                    and (
+                        row := await self._of().ask(need, offer, max(1, len(self.inventory.coming)))
+                    )
+                    is not None
+                ):
                     taken.append(row)
-            return await self._enter(offer, [*kept, *taken], ready, reached) if kept or taken else ()
+            return (
+                await self._enter(offer, [*kept, *taken], ready, reached) if kept or taken else ()
+            )
         except (Exception, asyncio.CancelledError) as error:
             await self._of().close({row.key for row in taken}, f"it cannot be used: {error}")
             raise
@@ -470,15 +567,25 @@ class HostPool:
                 leased = [await self._of().up(row) for row in rows]
             rows = [row for row, _ in leased]
             hosts = leased[0][1]
-            with self._usable(offer) if ready is None else _disposable(DriverError, Infrastructure, CannotRun):
+            with (
+                self._usable(offer)
+                if ready is None
+                else _disposable(DriverError, Infrastructure, CannotRun)
+            ):
                 if self.priced:
                     cuda = self.where.get("cuda") or str(self._of().settings.get("cuda", ""))
-                    await measure(offer, need_of(rows[0]), hosts[0], self._of().driver.traits.image, cuda)
+                    await measure(
+                        offer, need_of(rows[0]), hosts[0], self._of().driver.traits.image, cuda
+                    )
                     self._of().measured(rows[0])
                 traits = self._of().driver.traits
                 lease = lease_of(rows[0])
                 for host in hosts:
-                    places.append(await self._connector.place(offer, lease, host, traits, slots=len(rows), reached=reached))
+                    places.append(
+                        await self._connector.place(
+                            offer, lease, host, traits, slots=len(rows), reached=reached
+                        )
+                    )
             if ready is not None:
                 with _disposable(HostLost, Unreachable):
                     for place in places:
@@ -495,7 +602,10 @@ class HostPool:
             place.image = need_of(rows[0]).image
             self.inventory.add(place, offer, rows)
             if isinstance(host, Ending):
-                place.leave_at, place.notice = host.until - host.grace, timedelta(seconds=host.grace * SAVES)
+                place.leave_at, place.notice = (
+                    host.until - host.grace,
+                    timedelta(seconds=host.grace * SAVES),
+                )
             if offer.market == "spot":
                 self.spot.add(place)
                 if self._of().driver.traits.notice:
@@ -509,18 +619,28 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
     try:
         yield
     except faults as error:
-        raise HostLost(str(error) if str(error).startswith(LACKS) else f"{FAILED}: {error}") from error
+        raise HostLost(
+            str(error) if str(error).startswith(LACKS) else f"{FAILED}: {error}"
+        ) from error
 
 
 def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:
     """The driver of a run; `hosts` and `python` are those that were named for it.  Raises CannotRun, Invalid."""
-    return driver_of(name, ws.config.driver(name), hosts, str(ws.home), "" if python == interpreters.CURRENT else python)
+    return driver_of(
+        name,
+        ws.config.driver(name),
+        hosts,
+        str(ws.home),
+        "" if python == interpreters.CURRENT else python,
+    )
 
 
 def _noted_in(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
     """The ledger of a run's leases: what costs money is in that of the user.  An allocation stays where it was noted, though prices are set."""
     user, workspace = ledger.of_user(ws.environ), ledger.of_workspace(ws.home)
-    usual, other = (user, workspace) if driver.traits.priced or driver.traits.billed else (workspace, user)
+    usual, other = (
+        (user, workspace) if driver.traits.priced or driver.traits.billed else (workspace, user)
+    )
     if not driver.traits.allocates:
         return usual
     with Ledger.open(other, read_only=True) as noted:

@@ -11,7 +11,19 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from drivers import machine
-from drivers.base import Accounted, Closing, Describing, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
+from drivers.base import (
+    Accounted,
+    Closing,
+    Describing,
+    Driver,
+    DriverError,
+    Host,
+    Need,
+    NoCapacity,
+    Unreachable,
+    Visiting,
+    Wish,
+)
 
 from .engines import ENGINES
 from .link.stream import OWN, PYTHONS
@@ -102,7 +114,9 @@ async def examine(driver: Driver) -> list[Finding]:
                 found.append(_refused(host)._replace(host=name))
                 continue
             try:
-                said = b"".join([data async for data in host.call(machine.question(host.root, _SCRIPT))])
+                said = b"".join(
+                    [data async for data in host.call(machine.question(host.root, _SCRIPT))]
+                )
                 found += [finding._replace(host=name) for finding in findings(said)]
             except DriverError as error:
                 found.append(_refused(error)._replace(host=name))
@@ -118,11 +132,26 @@ async def _account(driver: Accounted) -> list[Finding]:
     try:
         found = [Finding("ok", what, words) for what, words in await driver.account()]
         offers = await driver.offers(Wish(Need(gpus=1)))
-        cheapest = f"{len(offers)} machines with a GPU, from ${offers[0].price:.2f} an hour" if offers else ""
-        found.append(Finding("ok", "offers", cheapest) if offers else Finding("note", "offers", "none that the filters let through", "widen them"))
+        cheapest = (
+            f"{len(offers)} machines with a GPU, from ${offers[0].price:.2f} an hour"
+            if offers
+            else ""
+        )
+        found.append(
+            Finding("ok", "offers", cheapest)
+            if offers
+            else Finding("note", "offers", "none that the filters let through", "widen them")
+        )
         ours = len(await driver.leases())
         more = "`recipe reap -n` says of which runs" if ours else ""
-        found.append(Finding("note" if ours else "ok", "machines", f"{ours} that bear the mark of this installation", more))
+        found.append(
+            Finding(
+                "note" if ours else "ok",
+                "machines",
+                f"{ours} that bear the mark of this installation",
+                more,
+            )
+        )
         return found
     except DriverError as error:
         return [_refused(error)]
@@ -145,7 +174,9 @@ def _refused(error: DriverError) -> Finding:
     if isinstance(error, NoCapacity):
         return Finding("note", "offer", str(error))
     advice = "is it switched on, and does the address lead there? `ssh` with the same user, name and port shows more"
-    return Finding("missing", "connection", str(error), advice if isinstance(error, Unreachable) else "")
+    return Finding(
+        "missing", "connection", str(error), advice if isinstance(error, Unreachable) else ""
+    )
 
 
 # --- reading
@@ -154,17 +185,32 @@ def _refused(error: DriverError) -> Finding:
 def findings(said: bytes) -> list[Finding]:
     """What the answer of a host amounts to, in the order in which it matters."""
     facts = machine.facts(said)
-    tools = {name: where for name, _, where in (line.partition(" ") for line in facts.get("tool", ()))}
-    return [*_login(facts), *_programs(facts, tools), *_sizes(facts), *_gpus(facts), *_containers(facts, tools)]
+    tools = {
+        name: where for name, _, where in (line.partition(" ") for line in facts.get("tool", ()))
+    }
+    return [
+        *_login(facts),
+        *_programs(facts, tools),
+        *_sizes(facts),
+        *_gpus(facts),
+        *_containers(facts, tools),
+    ]
 
 
 def _login(facts: machine.Facts) -> Iterator[Finding]:
     yield Finding(
-        "ok", "shell", f"POSIX, on {_one(facts, 'system') or 'a system that does not say what it is'}, as {_one(facts, 'login') or 'somebody'}"
+        "ok",
+        "shell",
+        f"POSIX, on {_one(facts, 'system') or 'a system that does not say what it is'}, as {_one(facts, 'login') or 'somebody'}",
     )
     root = _one(facts, "root")
     if "writable" not in facts:
-        yield Finding("missing", "root", f"{root} cannot be written", "name another `root` in the settings, or make room there")
+        yield Finding(
+            "missing",
+            "root",
+            f"{root} cannot be written",
+            "name another `root` in the settings, or make room there",
+        )
     elif "executable" not in facts:
         yield Finding(
             "note",
@@ -173,11 +219,15 @@ def _login(facts: machine.Facts) -> Iterator[Finding]:
             "name a `root` on another disk for steps that run programs of theirs",
         )
     elif "links" not in facts:
-        yield Finding("missing", "root", f"{root} has no symbolic links", "name a `root` on another disk")
+        yield Finding(
+            "missing", "root", f"{root} has no symbolic links", "name a `root` on another disk"
+        )
     else:
         yield Finding("ok", "root", f"{root}, writable")
     if "proc" not in facts:
-        yield Finding("note", "/proc", "not there", "processes that a step leaves behind are not found")
+        yield Finding(
+            "note", "/proc", "not there", "processes that a step leaves behind are not found"
+        )
 
 
 def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
@@ -205,33 +255,62 @@ def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]
     numbers = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
         yield Finding(
-            "note", "python3", f"{_shown(tools['python3'])} does not work: {version}", "mend it, or name another by `python` in the settings"
+            "note",
+            "python3",
+            f"{_shown(tools['python3'])} does not work: {version}",
+            "mend it, or name another by `python` in the settings",
         )
     elif (int(numbers[1]), int(numbers[2])) < _OLDEST:
         yield Finding(
-            "note", "python3", f"{version} is old", "recipes that declare packages need 3.11 or newer: name one by `python` in the settings"
+            "note",
+            "python3",
+            f"{version} is old",
+            "recipes that declare packages need 3.11 or newer: name one by `python` in the settings",
         )
     else:
         yield Finding("ok", "python3", f"{version}, {_shown(tools['python3'])}")
     if "venv" not in facts:
-        yield Finding("note", "venv", "this Python makes no environments", "install python3-venv for recipes that declare packages")
+        yield Finding(
+            "note",
+            "venv",
+            "this Python makes no environments",
+            "install python3-venv for recipes that declare packages",
+        )
     if "uv" in tools:
         yield Finding("ok", "uv", _shown(tools["uv"]))
 
 
 def _sizes(facts: machine.Facts) -> Iterator[Finding]:
     have = machine.resources(facts)
-    yield Finding("ok", "cores", f"{have.cpus:g}") if have.cpus else Finding("note", "cores", "unknown", "")
-    yield Finding("ok", "memory", f"{have.memory / 1e9:.1f} GB") if have.memory else Finding("note", "memory", "unknown", "")
+    yield (
+        Finding("ok", "cores", f"{have.cpus:g}")
+        if have.cpus
+        else Finding("note", "cores", "unknown", "")
+    )
+    yield (
+        Finding("ok", "memory", f"{have.memory / 1e9:.1f} GB")
+        if have.memory
+        else Finding("note", "memory", "unknown", "")
+    )
     if have.disk is None:
         yield Finding("note", "disk", "unknown", "whether data fits is found out when it does not")
     elif have.disk < _LITTLE:
-        yield Finding("note", "disk", f"{have.disk / 1e9:.1f} GB free", "that is little for models: make room, or name a `root` on another disk")
+        yield Finding(
+            "note",
+            "disk",
+            f"{have.disk / 1e9:.1f} GB free",
+            "that is little for models: make room, or name a `root` on another disk",
+        )
     else:
         yield Finding("ok", "disk", f"{have.disk / 1e9:.1f} GB free")
     now = _one(facts, "now")
     if now.isdecimal() and len(now) < 12 and abs(int(now) - time.time()) > _CLOCKS_APART:
-        yield Finding("note", "clock", f"{int(now) - time.time():+.0f} s from ours", "set it: times in logs and reports will not fit together")
+        yield Finding(
+            "note",
+            "clock",
+            f"{int(now) - time.time():+.0f} s from ours",
+            "set it: times in logs and reports will not fit together",
+        )
 
 
 def _gpus(facts: machine.Facts) -> Iterator[Finding]:
@@ -240,7 +319,11 @@ def _gpus(facts: machine.Facts) -> Iterator[Finding]:
     if have.gpus:
         driver, cuda = _one(facts, "gpu_driver") or "unknown", _one(facts, "cuda") or "unknown"
         memory = f" with {have.gpu_memory / 1e9:.0f} GB" if have.gpu_memory else ""
-        yield Finding("ok", "gpus", f"{have.gpus} x {_shown(have.gpu or '')}{memory} (driver {driver}, CUDA {cuda})")
+        yield Finding(
+            "ok",
+            "gpus",
+            f"{have.gpus} x {_shown(have.gpu or '')}{memory} (driver {driver}, CUDA {cuda})",
+        )
     elif cards or any("NVIDIA" in row or "nvidia" in row for row in facts.get("gpu", ())):
         words = _shown(next(iter(facts.get("gpu", ())), "nvidia-smi is not there"))
         yield Finding(
@@ -250,7 +333,12 @@ def _gpus(facts: machine.Facts) -> Iterator[Finding]:
             "install the NVIDIA driver and nvidia-smi, or reboot after an update of it",
         )
     else:
-        yield Finding("note", "gpus", "none", "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)")
+        yield Finding(
+            "note",
+            "gpus",
+            "none",
+            "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)",
+        )
 
 
 def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
@@ -261,12 +349,29 @@ def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Find
             usable.append(name)
             yield Finding("ok", name, _shown(words) or _shown(tools.get(name, "")))
         elif state == "no":
-            yield Finding("note", name, f"cannot be used: {_shown(words)}", f"start its service, or let this login use it (`{name} info` must work)")
+            yield Finding(
+                "note",
+                name,
+                f"cannot be used: {_shown(words)}",
+                f"start its service, or let this login use it (`{name} info` must work)",
+            )
     if not usable and not any(_one(facts, name) for name in ENGINES):
-        yield Finding("note", "containers", f"none of {', '.join(ENGINES)}", "install one for recipes that declare an image")
-    if {*usable} - {"apptainer", "singularity"} and machine.resources(facts).gpus and "container_gpus" not in facts:
         yield Finding(
-            "note", "gpus in containers", "no NVIDIA container toolkit", "install nvidia-container-toolkit: steps with an image see no GPU without it"
+            "note",
+            "containers",
+            f"none of {', '.join(ENGINES)}",
+            "install one for recipes that declare an image",
+        )
+    if (
+        {*usable} - {"apptainer", "singularity"}
+        and machine.resources(facts).gpus
+        and "container_gpus" not in facts
+    ):
+        yield Finding(
+            "note",
+            "gpus in containers",
+            "no NVIDIA container toolkit",
+            "install nvidia-container-toolkit: steps with an image see no GPU without it",
         )
 
 
@@ -276,4 +381,6 @@ def _one(facts: machine.Facts, name: str) -> str:
 
 def _shown(text: str) -> str:
     """A stranger's words, printable and short."""
-    return "".join(character if character.isprintable() else "?" for character in text)[:_SHOWN].strip()
+    return "".join(character if character.isprintable() else "?" for character in text)[
+        :_SHOWN
+    ].strip()

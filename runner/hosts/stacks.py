@@ -29,7 +29,12 @@ LOOK: Final = 0.2
 """Seconds between two looks whether a stack is free."""
 
 
-def alone(stack: Stack, environ: Mapping[str, str], say: Callable[[str], None], leave: Callable[[], bool] = lambda: False) -> Lock | None:
+def alone(
+    stack: Stack,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    leave: Callable[[], bool] = lambda: False,
+) -> Lock | None:
     """The stack, once no other run of this user has it; None when `leave` answers True meanwhile.
 
     Raises Busy where it is another's and `queue` is false.
@@ -77,7 +82,10 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     from .renting.needs import least_of
 
     if not stack.keep:
-        raise CannotRun(f"the stack {stack.name} keeps no machine: each run rents its own", fix='add keep = "stopped" to it')
+        raise CannotRun(
+            f"the stack {stack.name} keeps no machine: each run rents its own",
+            fix='add keep = "stopped" to it',
+        )
     ws.on(stack.name)
     driver = driver_of(stack.driver, ws.config.driver(stack.driver), (), str(ws.home))
     with Ledger.open(of_user(ws.environ)) as ledger:
@@ -97,7 +105,9 @@ async def state_of(leases: KeptLeases) -> StackState:
     """The machine of a stack, and what its provider says of it.  Raises DriverError."""
     if (machine := leases.machine()) is None:
         return StackState(None)
-    return StackState(machine, leases.uses(machine), await leases.stands(machine) if machine.lease else "")
+    return StackState(
+        machine, leases.uses(machine), await leases.stands(machine) if machine.lease else ""
+    )
 
 
 async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
@@ -118,13 +128,22 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
             continue
         try:
             row, hosts = await leases.up(row)
-            await measure(offer_of(row), need_of(row), hosts[0], leases.driver.traits.image, str(leases.settings.get("cuda", "")))
+            await measure(
+                offer_of(row),
+                need_of(row),
+                hosts[0],
+                leases.driver.traits.image,
+                str(leases.settings.get("cuda", "")),
+            )
             leases.measured(row)
             return row
         except HostLost as error:
             say(f"{offer.id}: {error}")
             await leases.close({row.key}, str(error))
-    raise Infrastructure(f"{leases.name} has no machine for the stack now", fix="`recipe offers --stack NAME` shows what there is, and why not")
+    raise Infrastructure(
+        f"{leases.name} has no machine for the stack now",
+        fix="`recipe offers --stack NAME` shows what there is, and why not",
+    )
 
 
 async def ensure(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
@@ -141,9 +160,15 @@ async def drop(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
     """Remove what `ensure` made, but for results.  Answers what was removed and what stays."""
     from drivers.base import Ensuring
 
-    dropped = [*await leases.call(leases.driver.drop)] if isinstance(leases.driver, Ensuring) else []
+    dropped = (
+        [*await leases.call(leases.driver.drop)] if isinstance(leases.driver, Ensuring) else []
+    )
     store = _bucket(ws, stack)
-    return dropped if store is None else [*dropped, f"the store {store.url} stays, with the results in it"]
+    return (
+        dropped
+        if store is None
+        else [*dropped, f"the store {store.url} stays, with the results in it"]
+    )
 
 
 def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
@@ -168,16 +193,37 @@ def program(ws: Workspace, stack: Stack) -> str:
     given = ws.config.driver(stack.driver)
     driver = driver_of(stack.driver, given, (), str(ws.home))
     if not isinstance(driver, Exporting):
-        raise CannotRun(f"what {stack.driver} rents cannot be written as a Pulumi program", fix="a stack of the driver gcp can")
+        raise CannotRun(
+            f"what {stack.driver} rents cannot be written as a Pulumi program",
+            fix="a stack of the driver gcp can",
+        )
     if stack.nodes > 1:
-        raise CannotRun(f"the stack {stack.name} has {stack.nodes} nodes, and a program makes one machine", fix="export a stack without `nodes`")
+        raise CannotRun(
+            f"the stack {stack.name} has {stack.nodes} nodes, and a program makes one machine",
+            fix="export a stack without `nodes`",
+        )
     store = ws.config.store_named(stack.store) if stack.store else None
-    bucket = store.url.removeprefix("gs://").partition("/")[0] if store is not None and store.url.startswith("gs://") else ""
-    seconds = duration(stack.auto_stop) if stack.auto_stop else 3600.0 * float(given.get("term", 24))
+    bucket = (
+        store.url.removeprefix("gs://").partition("/")[0]
+        if store is not None and store.url.startswith("gs://")
+        else ""
+    )
+    seconds = (
+        duration(stack.auto_stop) if stack.auto_stop else 3600.0 * float(given.get("term", 24))
+    )
     try:
-        return driver.program(stack.name, market=given.get("market", "on-demand"), keep=bool(stack.keep), seconds=int(seconds), bucket=bucket)
+        return driver.program(
+            stack.name,
+            market=given.get("market", "on-demand"),
+            keep=bool(stack.keep),
+            seconds=int(seconds),
+            bucket=bucket,
+        )
     except Rejected as error:
-        raise CannotRun(f"the stack {stack.name}: {error}", fix="`recipe offers --stack NAME` shows what there is") from error
+        raise CannotRun(
+            f"the stack {stack.name}: {error}",
+            fix="`recipe offers --stack NAME` shows what there is",
+        ) from error
 
 
 async def stop(leases: KeptLeases, reason: str) -> bool:
@@ -194,7 +240,9 @@ async def down(leases: KeptLeases) -> bool:
     if not await stop(leases, "the stack is taken down"):
         return False
     machine = leases.machine()
-    return machine is None or await leases.release(leases.ledger.take(machine, leases.holder), "the stack is taken down")
+    return machine is None or await leases.release(
+        leases.ledger.take(machine, leases.holder), "the stack is taken down"
+    )
 
 
 async def host(leases: KeptLeases) -> Host | None:
@@ -202,5 +250,9 @@ async def host(leases: KeptLeases) -> Host | None:
     from .renting.leases import lease_of
 
     machine = leases.machine()
-    found = await leases.call(partial(leases.driver.hosts, lease_of(machine))) if machine is not None and machine.lease else None
+    found = (
+        await leases.call(partial(leases.driver.hosts, lease_of(machine)))
+        if machine is not None and machine.lease
+        else None
+    )
     return found[0] if found else None

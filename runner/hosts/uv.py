@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-PLATFORMS: Final[Mapping[str, str]] = {"Linux x86_64": "x86_64-manylinux2014", "Linux aarch64": "aarch64-manylinux2014"}
+PLATFORMS: Final[Mapping[str, str]] = {
+    "Linux x86_64": "x86_64-manylinux2014",
+    "Linux aarch64": "aarch64-manylinux2014",
+}
 """What uv calls the machines that `uname -sm` names so."""
 _ALONE: Final = threading.Lock()
 _PATIENCE: Final = 120.0
@@ -42,14 +45,30 @@ def of(machine: str, cache: Path) -> str:
     kept = cache / f"uv-{version}-{PLATFORMS[machine]}"
     if not kept.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder, contextlib.suppress(OSError, subprocess.SubprocessError):
+        with (
+            tempfile.TemporaryDirectory(dir=cache) as folder,
+            contextlib.suppress(OSError, subprocess.SubprocessError),
+        ):
             made = f"{folder}/made"
-            argv = [ours, "pip", "install", "--no-config", "--target", made, "--python-platform", PLATFORMS[machine], "--no-deps", f"uv=={version}"]
+            argv = [
+                ours,
+                "pip",
+                "install",
+                "--no-config",
+                "--target",
+                made,
+                "--python-platform",
+                PLATFORMS[machine],
+                "--no-deps",
+                f"uv=={version}",
+            ]
             subprocess.run(argv, capture_output=True, check=True, timeout=_PATIENCE)
             os.rename(f"{made}/bin/uv", kept)
     return str(kept) if kept.exists() else ""
 
 
 def _version(program: str) -> str:
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout.split()
+    said = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=False
+    ).stdout.split()
     return said[1] if len(said) > 1 else ""

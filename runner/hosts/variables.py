@@ -11,7 +11,18 @@ from typing import Final
 from ..secrets import tokenlike
 
 NAMES: Final = frozenset(
-    {"HOME", "USER", "LOGNAME", "TMPDIR", "REQUESTS_CA_BUNDLE", "LD_LIBRARY_PATH", "HF_HOME", "HF_ENDPOINT", "TORCH_HOME", "CUDA_HOME"}
+    {
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "TMPDIR",
+        "REQUESTS_CA_BUNDLE",
+        "LD_LIBRARY_PATH",
+        "HF_HOME",
+        "HF_ENDPOINT",
+        "TORCH_HOME",
+        "CUDA_HOME",
+    }
     | {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
 )
 BEGINNINGS: Final = ("SSL_CERT_", "HF_HUB_", "XDG_", "NCCL_")
@@ -23,18 +34,30 @@ _IN_CONTAINERS: Final = ("HF_HUB_", "HF_ENDPOINT", "NCCL_")
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """What a step on this machine gets of a login's variables."""
-    return {name: value for name, value in environ.items() if _listed(name) and not tokenlike(name, value)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if _listed(name) and not tokenlike(name, value)
+    }
 
 
 def in_container(login: Mapping[str, str]) -> dict[str, str]:
     """The part of `inherited` that makes sense in a container on the same machine: no GPU is numbered alike there, and no path leads anywhere."""
-    return {name: value for name, value in login.items() if (name.startswith(_IN_CONTAINERS) or name.endswith(ENDS)) and not value.startswith("/")}
+    return {
+        name: value
+        for name, value in login.items()
+        if (name.startswith(_IN_CONTAINERS) or name.endswith(ENDS)) and not value.startswith("/")
+    }
 
 
 def settled(given: Collection[str]) -> dict[str, str]:
     """What is always the same, but for the names that a step sets or has passed on: a locale of its own is not overruled by our LC_ALL."""
     own = any(name == "LANG" or name.startswith("LC_") for name in given)
-    return {name: value for name, value in SAME.items() if name not in given and not (own and name != "TZ")}
+    return {
+        name: value
+        for name, value in SAME.items()
+        if name not in given and not (own and name != "TZ")
+    }
 
 
 def _listed(name: str) -> bool:

@@ -32,7 +32,14 @@ Line: TypeAlias = tuple[str, str]  # text and style
 Clock: TypeAlias = Callable[[], float]
 
 _FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
-_STYLES: Final = {"": "", "bold": "\x1b[1m", "dim": "\x1b[2m", "bad": "\x1b[31m", "good": "\x1b[32m", "odd": "\x1b[33m"}
+_STYLES: Final = {
+    "": "",
+    "bold": "\x1b[1m",
+    "dim": "\x1b[2m",
+    "bad": "\x1b[31m",
+    "good": "\x1b[32m",
+    "odd": "\x1b[33m",
+}
 _LOG_LINES = 20
 _LONGEST = 2000  # characters of one line of a log
 _REPORTS = 10  # failures that are shown with their logs
@@ -44,13 +51,17 @@ _BAR = 30
 _SLACK = 1e-6  # clocks are floats
 
 
-def for_stream(stdout: TextIO, stderr: TextIO, *, json: bool, quiet: int, verbose: int, commands: bool) -> Listener:
+def for_stream(
+    stdout: TextIO, stderr: TextIO, *, json: bool, quiet: int, verbose: int, commands: bool
+) -> Listener:
     """The listener that suits these streams and flags."""
     if json:
         return JsonLines(stdout)
     if quiet or not stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         return Plain(stderr, stdout, quiet=quiet, verbose=verbose, commands=commands)
-    return Live(stderr, stdout, verbose=verbose, commands=commands, color=not os.environ.get("NO_COLOR"))
+    return Live(
+        stderr, stdout, verbose=verbose, commands=commands, color=not os.environ.get("NO_COLOR")
+    )
 
 
 class _Hears:
@@ -67,7 +78,16 @@ class _Hears:
 class Plain(_Hears):
     """Lines that make sense in a file: one as each step ends, failures with the end of their log, a count."""
 
-    def __init__(self, err: TextIO, out: TextIO, *, quiet: int = 0, verbose: int = 0, commands: bool = False, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        err: TextIO,
+        out: TextIO,
+        *,
+        quiet: int = 0,
+        verbose: int = 0,
+        commands: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self._err = _Stream(err)
         self._out = _Stream(out)
         self._quiet = quiet
@@ -106,13 +126,27 @@ class JsonLines(_Hears):
         self._put({"subject": "plan", **{name: getattr(overview, name) for name in told}})
 
     def events(self, batch: Sequence[Event]) -> None:
-        self._put(*({name: value for name, value in event._asdict().items() if name != "run"} for event in batch))
+        self._put(
+            *(
+                {name: value for name, value in event._asdict().items() if name != "run"}
+                for event in batch
+            )
+        )
 
     def say(self, text: str) -> None:
         self._put({"subject": "note", "text": text})
 
     def end(self, summary: Summary) -> None:
-        failed = [{"id": f.id, "reason": f.reason, "tail": f.tail.decode(errors="replace"), "log": f.log, "hint": f.hint} for f in summary.failed]
+        failed = [
+            {
+                "id": f.id,
+                "reason": f.reason,
+                "tail": f.tail.decode(errors="replace"),
+                "log": f.log,
+                "hint": f.hint,
+            }
+            for f in summary.failed
+        ]
         self._put(
             {
                 "subject": "summary",
@@ -159,7 +193,9 @@ class Live(_Hears):
         self._color = color
         self._clock = clock
         self._size = size or (lambda: _terminal_size(err))
-        self._bars = (getattr(err, "encoding", None) or "").lower().replace("-", "").startswith("utf")
+        self._bars = (
+            (getattr(err, "encoding", None) or "").lower().replace("-", "").startswith("utf")
+        )
         self._story = _Story(verbose, commands, clock)
         self._forecast = _Forecast((), {})
         self._rows: dict[str, _Row] = {}
@@ -185,7 +221,9 @@ class Live(_Hears):
             if event.before == "RUNNING":
                 self._rows.pop(event.id, None)
             if event.after == "RUNNING":
-                self._rows[event.id] = _Row(event, self._story, self._forecast.expected.get(event.id), now)
+                self._rows[event.id] = _Row(
+                    event, self._story, self._forecast.expected.get(event.id), now
+                )
             self._forecast.hear(event.id, event.after in _FINAL)
         self._dirty = True
         self._refresh(now)
@@ -210,7 +248,11 @@ class Live(_Hears):
         columns, _ = self._size()
         self._take_logs()
         lines = [*self._above, *self._story.failures(summary), *self._story.sum(summary)]
-        self._err.write(self._home(columns) + ("\x1b[J" if self._drawn else "") + "".join(self._paint(text, style) + "\r\n" for text, style in lines))
+        self._err.write(
+            self._home(columns)
+            + ("\x1b[J" if self._drawn else "")
+            + "".join(self._paint(text, style) + "\r\n" for text, style in lines)
+        )
         self._above, self._drawn = [], []
         _write_results(self._out, summary)
 
@@ -241,7 +283,9 @@ class Live(_Hears):
         if above:
             above = "\x1b[J" + above
         # Without wrapping, a character that is wider than we think cannot break the display.
-        self._err.write(f"\x1b[?25l{self._home(columns)}{above}\x1b[?7l{frame}\x1b[J\x1b[?7h\x1b[?25h")
+        self._err.write(
+            f"\x1b[?25l{self._home(columns)}{above}\x1b[?7l{frame}\x1b[J\x1b[?7h\x1b[?25h"
+        )
         self._above, self._drawn, self._frame = [], used, frame
 
     def _home(self, columns: int) -> str:
@@ -269,21 +313,34 @@ class Live(_Hears):
         marks.append((f"  {span(now - self._begun)}", ""))
         left = self._forecast.left(self._rows.values(), now)
         if left is not None and left >= 1:
-            marks.append((f"  {(now - self._begun) / (now - self._begun + left):.0%}  ETA {span(left)}", "good"))
+            marks.append(
+                (
+                    f"  {(now - self._begun) / (now - self._begun + left):.0%}  ETA {span(left)}",
+                    "good",
+                )
+            )
         size = min(_BAR, room - sum(width(text) for text, _ in marks) - 3)
         if size < 5:
             return marks
         under_way = sum(row.share(now) for row in self._rows.values())
         done = int(size * (ended + under_way) // total)
         doing = min(-(-size * running // total), size - done)
-        return [("[", ""), ("=" * done, "good"), ("-" * doing, "odd"), (" " * (size - done - doing) + "] ", ""), *marks]
+        return [
+            ("[", ""),
+            ("=" * done, "good"),
+            ("-" * doing, "odd"),
+            (" " * (size - done - doing) + "] ", ""),
+            *marks,
+        ]
 
     def _paint_row(self, segments: Iterable[Line], room: int) -> tuple[str, int]:
         painted, used = "", 0
         for text, style in segments:
             text = fit(text, room - used)
             used += width(text)
-            painted += self._paint(text if self._bars else text.encode("ascii", "replace").decode(), style)
+            painted += self._paint(
+                text if self._bars else text.encode("ascii", "replace").decode(), style
+            )
         return painted, used
 
     def _paint(self, text: str, style: str) -> str:
@@ -305,7 +362,11 @@ class _Row:
         self._host = MetricsTail(f"{log.removesuffix('.log')}.host", story.masker)
         metrics, pattern = event.data.get("metrics"), story.pattern(event.id)
         path = os.path.join(story.workspace, str(metrics)) if metrics else log
-        self._metrics = MetricsTail(path, story.masker, story.steps(event.id), pattern) if metrics or pattern else None
+        self._metrics = (
+            MetricsTail(path, story.masker, story.steps(event.id), pattern)
+            if metrics or pattern
+            else None
+        )
 
     def poll(self, now: float) -> bool:
         changed = self._log.poll() | self._host.poll(now)
@@ -326,7 +387,10 @@ class _Row:
 
     def segments(self, names: int, now: float, bars: bool) -> list[Line]:
         name = fit(self.name, names)
-        said: list[Line] = [(f"  {name}{' ' * (names - width(name))}", "bold"), (f"  {span(now - self._started):>6}", "")]
+        said: list[Line] = [
+            (f"  {name}{' ' * (names - width(name))}", "bold"),
+            (f"  {span(now - self._started):>6}", ""),
+        ]
         if self._metrics is not None:
             said.append((f"  {text}" if (text := self._metrics.text(bars)) else "", ""))
         if "gpu_utilization_percent" in self._host.values:
@@ -334,7 +398,9 @@ class _Row:
         left = self.left(now)
         if left is not None and left >= 1:
             measured = self._metrics is not None and self._metrics.left(now) is not None
-            share = "" if measured else f"  ~{(now - self._started) / (now - self._started + left):.0%}"  # by what it took before
+            share = (
+                "" if measured else f"  ~{(now - self._started) / (now - self._started + left):.0%}"
+            )  # by what it took before
             said.append((f"{share}  ETA {span(left)}", "good"))
         said.append((f"  {self._log.line}", "dim"))
         return said
@@ -397,7 +463,11 @@ class _Story:
         self._allowed_at = 0.0
 
     def begin(self, overview: Overview) -> None:
-        self.workspace, self.masker, self._command = overview.workspace, overview.masker, overview.command
+        self.workspace, self.masker, self._command = (
+            overview.workspace,
+            overview.masker,
+            overview.command,
+        )
         self.steps, self.pattern = overview.steps, overview.pattern
         self.total, self.ended, self._recipe = overview.total, overview.fresh, overview.recipe
         self._many = len(overview.to_run) > _FEW
@@ -413,15 +483,21 @@ class _Story:
         for event in batch:
             if event.subject != "step":
                 more = event.data.get("steps") if event.reason == "expanded" else 0
-                self.total += more if isinstance(more, int) else 0  # a matrix has become its instances
+                self.total += (
+                    more if isinstance(more, int) else 0
+                )  # a matrix has become its instances
                 continue
             after, before = event.after, event.before
-            self._compares |= after == "DONE" and "[" in event.id and bool(event.data.get("metrics"))
+            self._compares |= (
+                after == "DONE" and "[" in event.id and bool(event.data.get("metrics"))
+            )
             if before in _FINAL:
                 self.ended -= 1
             if after in _FINAL:
                 self.ended += 1
-                self.total = max(self.total, self.ended)  # one that was fresh had to run all the same
+                self.total = max(
+                    self.total, self.ended
+                )  # one that was fresh had to run all the same
                 if after == "FAILED":
                     self.failed += 1
                 elif after == "FRESH" and event.data.get("restored"):
@@ -443,12 +519,20 @@ class _Story:
             line = head + (span(seconds) if isinstance(seconds, (int, float)) else "done")
             metrics = data.get("metrics")
             if self._verbose and isinstance(metrics, Mapping):
-                line += "".join(f"  {shown(str(name))} {shown(str(value))}" for name, value in metrics.items())
+                line += "".join(
+                    f"  {shown(str(name))} {shown(str(value))}" for name, value in metrics.items()
+                )
             return line, ""
         if after == "FAILED":
             return f"{head}failed: {_why(event)}", "bad"
         if after == "FRESH":
-            return (head + "restored", "") if data.get("restored") else (head + "fresh", "dim") if self._verbose else None
+            return (
+                (head + "restored", "")
+                if data.get("restored")
+                else (head + "fresh", "dim")
+                if self._verbose
+                else None
+            )
         if after == "SKIPPED" and event.before == "RUNNING":
             return f"{head}stopped early ({_why(event)})", "odd"
         if after == "SKIPPED" or self._verbose or event.before == "RUNNING":
@@ -470,7 +554,10 @@ class _Story:
                 where = f" on {shown(str(place))}" if (place := data.get("site")) else ""
                 lines.append((f"{name}: started{where}", "dim"))
             if self._commands:
-                lines += [(f"{name}: $ {shown(line)}", "dim") for line in self._command(event.id).splitlines()]
+                lines += [
+                    (f"{name}: $ {shown(line)}", "dim")
+                    for line in self._command(event.id).splitlines()
+                ]
             return lines
         if before == "RUNNING":
             if event.reason == "stopped":
@@ -479,10 +566,21 @@ class _Story:
                 return []
             number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
             limit = data.get("retries")
-            return [(f"{name}: retry {number}" + (f" of {limit}" if isinstance(limit, int) else "") + f" ({why})", "odd")]
+            return [
+                (
+                    f"{name}: retry {number}"
+                    + (f" of {limit}" if isinstance(limit, int) else "")
+                    + f" ({why})",
+                    "odd",
+                )
+            ]
         if before in _FINAL:
             return [(f"{name}: runs again ({why})", "odd")]
-        return [(f"{name}: runs because {why}", "dim")] if self._verbose and why and before == "READY" else []
+        return (
+            [(f"{name}: runs because {why}", "dim")]
+            if self._verbose and why and before == "READY"
+            else []
+        )
 
     def failures(self, summary: Summary) -> list[Line]:
         """What failed, with the end of its log.  Our lines begin with the step's name: output cannot pass for them."""
@@ -490,7 +588,12 @@ class _Story:
         for failure in islice(summary.failed, _REPORTS):
             lines += self._failure(failure)
         if more := [named(failure.id) for failure in islice(summary.failed, _REPORTS, None)]:
-            lines.append((f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{' …' if len(more) > _REPORTS else ''}", "bad"))
+            lines.append(
+                (
+                    f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{' …' if len(more) > _REPORTS else ''}",
+                    "bad",
+                )
+            )
         return lines
 
     def _failure(self, failure: Failure) -> list[Line]:
@@ -498,7 +601,10 @@ class _Story:
         report: list[Line] = [(f"{name}: failed: {named(failure.reason)}", "bad")]
         said = lines(failure.tail)
         if any(said):
-            report += [(f"  {name} | {line[:_LONGEST]}{'…' if len(line) > _LONGEST else ''}", "") for line in said[-_LOG_LINES:]]
+            report += [
+                (f"  {name} | {line[:_LONGEST]}{'…' if len(line) > _LONGEST else ''}", "")
+                for line in said[-_LOG_LINES:]
+            ]
         if failure.log:
             report.append((f"  log: {shown(failure.log)}", "dim"))
         if failure.left:
@@ -517,18 +623,45 @@ class _Story:
             left = ", ".join(map(named, islice(summary.left_running, _REPORTS)))
             lines.append((f"left running: {left} (the next run takes over what they make)", "odd"))
         fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
-        if summary.state == "COMPLETED" and fresh and fresh + skipped == total and not self._restored:
-            return [*lines, (f"everything is fresh ({steps}{f', {skipped} skipped' if skipped else ''})", "good")]
+        if (
+            summary.state == "COMPLETED"
+            and fresh
+            and fresh + skipped == total
+            and not self._restored
+        ):
+            return [
+                *lines,
+                (
+                    f"everything is fresh ({steps}{f', {skipped} skipped' if skipped else ''})",
+                    "good",
+                ),
+            ]
         if summary.state == "COMPLETED" and not sum(counts.values()):
             return [*lines, ("nothing to run: every step is skipped", "good")]
-        parts = [f"{counts.get('DONE', 0)} ran", f"{fresh} fresh" + (f" ({self._restored} restored)" if self._restored else "")]
+        parts = [
+            f"{counts.get('DONE', 0)} ran",
+            f"{fresh} fresh" + (f" ({self._restored} restored)" if self._restored else ""),
+        ]
         parts.append(f"{counts.get('FAILED', 0)} failed")
-        parts += [f"{counts[state]} {state.lower()}" for state in ("SKIPPED", "BLOCKED", "CANCELLED") if counts.get(state)]
-        head = "interrupted: " if summary.interrupted and summary.state != "COMPLETED" else "cancelled: " if summary.state == "CANCELLED" else ""
+        parts += [
+            f"{counts[state]} {state.lower()}"
+            for state in ("SKIPPED", "BLOCKED", "CANCELLED")
+            if counts.get(state)
+        ]
+        head = (
+            "interrupted: "
+            if summary.interrupted and summary.state != "COMPLETED"
+            else "cancelled: "
+            if summary.state == "CANCELLED"
+            else ""
+        )
         head = "paused: " if summary.state == "PAUSED" else head
         style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
         lines.append((f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style))
-        return [*lines, *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else [])]
+        return [
+            *lines,
+            *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else []),
+        ]
 
 
 class _Stream:
@@ -561,7 +694,12 @@ class _Stream:
 def _write_results(out: _Stream, summary: Summary) -> None:
     """`name  path`, a line each: a path as it is for programs, safe to show for people."""
     wide = max((len(name) for name, _ in summary.results), default=0)
-    out.write("".join(f"{name:{wide}}  {shown(path) if out.terminal else path}\n" for name, path in summary.results))
+    out.write(
+        "".join(
+            f"{name:{wide}}  {shown(path) if out.terminal else path}\n"
+            for name, path in summary.results
+        )
+    )
 
 
 def _why(event: Event) -> str:

@@ -64,7 +64,9 @@ def by_step(costs: Iterable[Cost], times: Mapping[str, Mapping[str, float]]) -> 
         there = times.get(cost["place"], {})
         total = sum(there.values())
         for step, seconds in there.items():
-            found[step] = found.get(step, 0.0) + (cost["usd"] * seconds / total if total else cost["usd"] / len(there))
+            found[step] = found.get(step, 0.0) + (
+                cost["usd"] * seconds / total if total else cost["usd"] / len(there)
+            )
     return found
 
 
@@ -104,10 +106,21 @@ def as_text(costs: Costs) -> list[str]:
     if not costs.leases:
         return ["nothing was rented"]
     rows = [
-        (cost["driver"], cost["key"], cost["run"], cost["offer"], cost["state"], f"{cost['hours']:.2f}", f"{cost['usd']:.2f}", cost["source"])
+        (
+            cost["driver"],
+            cost["key"],
+            cost["run"],
+            cost["offer"],
+            cost["state"],
+            f"{cost['hours']:.2f}",
+            f"{cost['usd']:.2f}",
+            cost["source"],
+        )
         for cost in costs.leases
     ]
-    table = aligned([("DRIVER", "LEASE", "RUN", "OFFER", "STATE", "HOURS", "USD", "BY"), *rows], right={5, 6})
+    table = aligned(
+        [("DRIVER", "LEASE", "RUN", "OFFER", "STATE", "HOURS", "USD", "BY"), *rows], right={5, 6}
+    )
     return [*table, f"${costs.usd:.2f}"]
 
 

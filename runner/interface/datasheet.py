@@ -53,14 +53,33 @@ class Sheet:
 def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
     """What a caller gets: its name, the step that makes it, and what is declared about it where that step is the recipe's own."""
     if recipe.outputs is None:
-        return [(f"{step.id}.{output.name}", step.id, output) for step in recipe.steps.values() for output in step.outputs]
+        return [
+            (f"{step.id}.{output.name}", step.id, output)
+            for step in recipe.steps.values()
+            for output in step.outputs
+        ]
     found = []
     for name, leaf in recipe.outputs.items():
-        step, output = next(((path[1], path[2]) for path in _mentions(leaf) if path[0] == "steps" and len(path) > 2), ("", ""))
+        step, output = next(
+            (
+                (path[1], path[2])
+                for path in _mentions(leaf)
+                if path[0] == "steps" and len(path) > 2
+            ),
+            ("", ""),
+        )
         made = recipe.steps.get(step)
         if made is not None and made.select is not None:
             made = recipe.steps.get(made.select.step)
-        found.append((name, step, next((each for each in made.outputs if each.name == output), None) if made else None))
+        found.append(
+            (
+                name,
+                step,
+                next((each for each in made.outputs if each.name == output), None)
+                if made
+                else None,
+            )
+        )
     return found
 
 
@@ -71,19 +90,32 @@ def choices(recipe: Recipe) -> list[tuple[str | None, Preset | None]]:
 
 def machine(recipe: Recipe, preset: Preset | None) -> Resources:
     """What the most demanding of the steps wants of its machine."""
-    most = recipe.resources if preset is None or preset.resources is None else preset.resources.over(recipe.resources)
+    most = (
+        recipe.resources
+        if preset is None or preset.resources is None
+        else preset.resources.over(recipe.resources)
+    )
     for step in recipe.steps.values():
         wants = step.resources.over(recipe.resources)
-        wants = wants if preset is None or preset.resources is None else preset.resources.over(wants)
+        wants = (
+            wants if preset is None or preset.resources is None else preset.resources.over(wants)
+        )
         most = _greater(most, wants)
     return most
 
 
 def fixtures(recipe: Recipe) -> list[str]:
     """Paths below the fixtures that presets and defaults name."""
-    written: list[Tree] = [value for preset in recipe.presets.values() for value in preset.inputs.values()]
+    written: list[Tree] = [
+        value for preset in recipe.presets.values() for value in preset.inputs.values()
+    ]
     written += [spec.default for spec in recipe.inputs.values()]
-    found = [leaf.partition("}}")[2].lstrip("/") for tree in written for leaf, _ in leaves(tree) if ("fixtures",) in _mentions(leaf)]
+    found = [
+        leaf.partition("}}")[2].lstrip("/")
+        for tree in written
+        for leaf, _ in leaves(tree)
+        if ("fixtures",) in _mentions(leaf)
+    ]
     return list(dict.fromkeys(path for path in found if path))
 
 
@@ -92,8 +124,16 @@ def needs(recipe: Recipe, step: Step) -> list[str]:
     written: Any = recipe.document.value
     for part in step.origin:
         written = written[part]
-    makers = {output.path.rstrip("/"): other.id for other in recipe.steps.values() for output in other.outputs}
-    found = [*step.needs, *([step.select.source] if step.select else []), *(makers[dep] for dep in step.reads if dep in makers)]
+    makers = {
+        output.path.rstrip("/"): other.id
+        for other in recipe.steps.values()
+        for output in other.outputs
+    }
+    found = [
+        *step.needs,
+        *([step.select.source] if step.select else []),
+        *(makers[dep] for dep in step.reads if dep in makers),
+    ]
     for leaf, _ in leaves(written):
         found += [path[1] for path in _mentions(leaf) if path[0] == "steps" and len(path) > 1]
     return [id for id in dict.fromkeys(found) if id in recipe.steps]
@@ -101,7 +141,11 @@ def needs(recipe: Recipe, step: Step) -> list[str]:
 
 def _mentions(leaf: object) -> list[tuple[str, ...]]:
     try:
-        return [tuple(map(str, reference.path)) for reference in references(leaf)] if isinstance(leaf, str) else []
+        return (
+            [tuple(map(str, reference.path)) for reference in references(leaf)]
+            if isinstance(leaf, str)
+            else []
+        )
     except TemplateError:
         return []  # `recipe validate` tells what is wrong with it
 
@@ -111,7 +155,9 @@ def _greater(a: Resources, b: Resources) -> Resources:
     for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"):
         values = [value for value in (getattr(a, name), getattr(b, name)) if value is not None]
         pick[name] = max(values) if values else None
-    pools = {name: max(a.pools.get(name, 0), b.pools.get(name, 0)) for name in {**a.pools, **b.pools}}
+    pools = {
+        name: max(a.pools.get(name, 0), b.pools.get(name, 0)) for name in {**a.pools, **b.pools}
+    }
     return Resources(**pick, gpu=a.gpu or b.gpu, pools=pools)
 
 
@@ -141,22 +187,48 @@ def described(sheet: Sheet) -> Mapping[str, object]:
         },
         "outputs": dict(recipe.outputs) if recipe.outputs is not None else None,
         "results": {
-            name: {"step": step, "path": output_path(output) if output else None, "doc": output.doc if output else ""}
+            name: {
+                "step": step,
+                "path": output_path(output) if output else None,
+                "doc": output.doc if output else "",
+            }
             for name, step, output in results(recipe)
         },
         "resources": _resources(recipe.resources),
-        "machines": {name or "": _resources(machine(recipe, preset)) for name, preset in choices(recipe)},
+        "machines": {
+            name or "": _resources(machine(recipe, preset)) for name, preset in choices(recipe)
+        },
         "limits": _limits_json(_limits(recipe, None)),
         "estimated": {name or "": list(lines) for name, lines in sheet.estimated.items()},
-        "took": {name or "": {"seconds": list(took.seconds), "memory": took.memory} for name, took in sheet.took.items()},
+        "took": {
+            name or "": {"seconds": list(took.seconds), "memory": took.memory}
+            for name, took in sheet.took.items()
+        },
         "environment": dict(_environment(sheet)),
         "data": [{"folder": data.folder, "licence": data.licence} for data in sheet.data],
     }
 
 
 def _input_facts(spec: Input) -> Mapping[str, object]:
-    found = {name: getattr(spec, name) for name in ("type", "items", "doc", "default", "env", "key", "continues", "stream", "member")}
-    return found | {"required": spec.required and not spec.has_default, "limits": dict(spec.limits), "only": list(spec.only)}
+    found = {
+        name: getattr(spec, name)
+        for name in (
+            "type",
+            "items",
+            "doc",
+            "default",
+            "env",
+            "key",
+            "continues",
+            "stream",
+            "member",
+        )
+    }
+    return found | {
+        "required": spec.required and not spec.has_default,
+        "limits": dict(spec.limits),
+        "only": list(spec.only),
+    }
 
 
 # -- as text ----------------------------------------------------------------------------------------------------------------------------------------
@@ -165,9 +237,18 @@ def _input_facts(spec: Input) -> Mapping[str, object]:
 def text(sheet: Sheet, width: int) -> list[str]:
     """Lines of at most `width` columns, but for words that are longer."""
     recipe = sheet.recipe
-    lines = _wrapped(f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", "")
+    lines = _wrapped(
+        f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", ""
+    )
     if recipe.doc:
-        lines += ["", *(line for each in recipe.doc.rstrip().splitlines() for line in (_wrapped(each, width, "", "") or [""]))]
+        lines += [
+            "",
+            *(
+                line
+                for each in recipe.doc.rstrip().splitlines()
+                for line in (_wrapped(each, width, "", "") or [""])
+            ),
+        ]
     for title, rows in _sections(sheet):
         lines += ["", title]
         name_width = min(16, max((len(name) for name, *_ in rows), default=0))
@@ -187,7 +268,14 @@ def _row(name: str, head: str, more: Sequence[str], name_width: int, width: int)
 
 
 def _wrapped(words: str, width: int, first: str, others: str) -> list[str]:
-    return textwrap.wrap(words, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        words,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 # -- sections: a title, and rows of a name, what it is, and more about it ----------------------------------------------------------------------------
@@ -198,9 +286,25 @@ BARE: Final = "no preset"
 
 def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     recipe = sheet.recipe
-    yield "what you get", [_result(recipe, name, step, output) for name, step, output in results(recipe)] or [("nothing", "no step has outputs")]
-    yield "on what machine", [(name or BARE, machine_text(recipe, preset)) for name, preset in choices(recipe)]
-    yield _LONG, [*((name or BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ())) for name, _ in choices(recipe)), *_limited(recipe)]
+    yield (
+        "what you get",
+        [_result(recipe, name, step, output) for name, step, output in results(recipe)]
+        or [("nothing", "no step has outputs")],
+    )
+    yield (
+        "on what machine",
+        [(name or BARE, machine_text(recipe, preset)) for name, preset in choices(recipe)],
+    )
+    yield (
+        _LONG,
+        [
+            *(
+                (name or BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ()))
+                for name, _ in choices(recipe)
+            ),
+            *_limited(recipe),
+        ],
+    )
     if recipe.inputs:
         yield "inputs", [(spec.name, input_text(spec), spec.doc) for spec in recipe.inputs.values()]
     if recipe.presets:
@@ -215,11 +319,19 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
 def _result(recipe: Recipe, name: str, step: str, output: Output | None) -> tuple[str, ...]:
     when = recipe.steps[step].when if step in recipe.steps else None
     only = f"when {' '.join(str(when).strip('{} ').split())}" if when is not None else ""
-    notes = [f"made by {step}" if step else "", only, "may be missing" if output is not None and output.optional else ""]
+    notes = [
+        f"made by {step}" if step else "",
+        only,
+        "may be missing" if output is not None and output.optional else "",
+    ]
     made = ", ".join(note for note in notes if note)
     if output is None:
         return (name, made)
-    return (name, f"{output_path(output)} ({'a folder, ' if output.directory else ''}{made})", output.doc)
+    return (
+        name,
+        f"{output_path(output)} ({'a folder, ' if output.directory else ''}{made})",
+        output.doc,
+    )
 
 
 def machine_text(recipe: Recipe, preset: Preset | None) -> str:
@@ -252,7 +364,9 @@ def _took(took: Took | None) -> str:
     least, most = span(min(took.seconds)), span(max(took.seconds))
     times = least if least == most else f"{least} to {most}"
     runs = f"{len(took.seconds)} runs" if len(took.seconds) > 1 else "a run"
-    return f"{times} in {runs} here" + (f", {took.memory / 1e9:.1f} GB of memory at most" if took.memory >= 5e7 else "")
+    return f"{times} in {runs} here" + (
+        f", {took.memory / 1e9:.1f} GB of memory at most" if took.memory >= 5e7 else ""
+    )
 
 
 def _limited(recipe: Recipe) -> Iterator[tuple[str, ...]]:
@@ -276,12 +390,22 @@ def input_text(spec: Input) -> str:
     if spec.type == "secret":
         return f"secret, from ${spec.env}" + ("" if spec.required else ", optional")
     if spec.has_default:
-        shown = spec.default if isinstance(spec.default, str) and spec.default else json.dumps(spec.default, ensure_ascii=False)
+        shown = (
+            spec.default
+            if isinstance(spec.default, str) and spec.default
+            else json.dumps(spec.default, ensure_ascii=False)
+        )
         head += f" = {shown}"
     else:
         head += ", required" if spec.required else ", optional"
-    notes = [*_bounds(spec.limits), "raising it continues" if spec.continues else "", "" if spec.key else "never a reason to run again"]
-    notes += ["each FILE.py:NAME" if spec.member and spec.items else "FILE.py:NAME" if spec.member else ""]
+    notes = [
+        *_bounds(spec.limits),
+        "raising it continues" if spec.continues else "",
+        "" if spec.key else "never a reason to run again",
+    ]
+    notes += [
+        "each FILE.py:NAME" if spec.member and spec.items else "FILE.py:NAME" if spec.member else ""
+    ]
     notes += ["streamed" if spec.stream else "", f"only {' '.join(spec.only)}" if spec.only else ""]
     return "; ".join([head, *(note for note in notes if note)])
 
@@ -290,7 +414,11 @@ def _bounds(limits: Mapping[str, Tree]) -> Iterator[str]:
     choices = limits.get("choices")
     if isinstance(choices, list):
         yield " | ".join(str(choice) for choice in choices)
-    for low, high, what in (("minimum", "maximum", ""), ("minLength", "maxLength", " characters"), ("minItems", "maxItems", " items")):
+    for low, high, what in (
+        ("minimum", "maximum", ""),
+        ("minLength", "maxLength", " characters"),
+        ("minItems", "maxItems", " items"),
+    ):
         if low in limits and high in limits:
             yield f"{json.dumps(limits[low])} to {json.dumps(limits[high])}{what}"
         elif low in limits:
@@ -300,26 +428,45 @@ def _bounds(limits: Mapping[str, Tree]) -> Iterator[str]:
         if high in limits and low not in limits:
             yield f"at most {json.dumps(limits[high])}{what}"
     words = {"exclusiveMaximum": "below", "multipleOf": "a multiple of", "pattern": "like"}
-    yield from (f"{words[word]} {value if isinstance(value, str) else json.dumps(value)}" for word, value in limits.items() if word in words)
+    yield from (
+        f"{words[word]} {value if isinstance(value, str) else json.dumps(value)}"
+        for word, value in limits.items()
+        if word in words
+    )
     if limits.get("uniqueItems"):
         yield "no item twice"
 
 
 def preset_text(preset: Preset) -> str:
     """What a preset sets."""
-    words = [f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}" for name, value in preset.inputs.items()]
+    words = [
+        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in preset.inputs.items()
+    ]
     return " ".join(words).replace("{{ fixtures }}/", "fixtures/") or "only the machine differs"
 
 
 def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
     """One step: what it is, what it needs, what it makes."""
-    what = f"uses {step.uses.recipe}" if step.uses else f"the best of {step.select.step} by {step.select.metric}" if step.select else ""
+    what = (
+        f"uses {step.uses.recipe}"
+        if step.uses
+        else f"the best of {step.select.step} by {step.select.metric}"
+        if step.select
+        else ""
+    )
     if step.accelerate:
         what = f"accelerate {step.accelerate.get('script') or step.accelerate.get('module')}"
-    parts = [what, f"for each {', '.join(step.matrix)}" if step.matrix else "", f"when {step.when}" if step.when is not None else ""]
+    parts = [
+        what,
+        f"for each {', '.join(step.matrix)}" if step.matrix else "",
+        f"when {step.when}" if step.when is not None else "",
+    ]
     wanted = needs(recipe, step)
     parts.append(f"<- {', '.join(wanted)}" if wanted else "")
-    made = [output_path(output) for output in step.outputs] + [f"{state.path}/ (state)" for state in step.state]
+    made = [output_path(output) for output in step.outputs] + [
+        f"{state.path}/ (state)" for state in step.state
+    ]
     parts.append(f"-> {', '.join(made)}" if made else "")
     return (step.id, "  ".join(part for part in parts if part))
 
@@ -327,7 +474,9 @@ def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
 def locks(recipe: Recipe) -> list[str]:
     """The locks that the recipe, its steps and its presets name."""
     parts: list[Recipe | Step | Preset] = [recipe, *recipe.steps.values(), *recipe.presets.values()]
-    return list(dict.fromkeys(part.python.lock for part in parts if part.python and part.python.lock))
+    return list(
+        dict.fromkeys(part.python.lock for part in parts if part.python and part.python.lock)
+    )
 
 
 def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
@@ -336,8 +485,15 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
     images = dict.fromkeys(part.image for part in parts if part.image)
     code = [*recipe.code, *(each for step in recipe.steps.values() for each in step.code or ())]
     if names := locks(recipe):
-        yield "python", "; ".join(f"{name}: {sheet.locks[name]}" if name in sheet.locks else name for name in names)
-    if versions := dict.fromkeys(part.python.version for part in parts if part.python and part.python.version):
+        yield (
+            "python",
+            "; ".join(
+                f"{name}: {sheet.locks[name]}" if name in sheet.locks else name for name in names
+            ),
+        )
+    if versions := dict.fromkeys(
+        part.python.version for part in parts if part.python and part.python.version
+    ):
         yield "python version", ", ".join(versions)
     if images:
         yield "image", ", ".join(images)
@@ -350,7 +506,9 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
         yield "env_file", ", ".join(files)
     if recipe.setup:
         yield "setup", f"{len(recipe.setup)} commands on each host"
-    if checkouts := dict.fromkeys(f"{each.url} at {each.commit[:12]}" for each in code if isinstance(each, GitCode)):
+    if checkouts := dict.fromkeys(
+        f"{each.url} at {each.commit[:12]}" for each in code if isinstance(each, GitCode)
+    ):
         yield "code", ", ".join(checkouts)
 
 
@@ -360,14 +518,27 @@ def output_path(output: Output) -> str:
 
 
 def _resources(resources: Resources) -> Mapping[str, str | float]:
-    named: dict[str, str | float | None] = {"gpus": resources.gpus, "gpu": resources.gpu, "cpus": resources.cpus}
-    named |= {name: size_text(value) for name in ("gpu_memory", "memory", "disk") if (value := getattr(resources, name)) is not None}
-    return {name: value for name, value in {**named, **resources.pools}.items() if value is not None}
+    named: dict[str, str | float | None] = {
+        "gpus": resources.gpus,
+        "gpu": resources.gpu,
+        "cpus": resources.cpus,
+    }
+    named |= {
+        name: size_text(value)
+        for name in ("gpu_memory", "memory", "disk")
+        if (value := getattr(resources, name)) is not None
+    }
+    return {
+        name: value for name, value in {**named, **resources.pools}.items() if value is not None
+    }
 
 
 def _limits(recipe: Recipe, preset: Preset | None) -> Limits:
     own = preset.limits if preset is not None and preset.limits is not None else Limits()
-    return Limits(recipe.limits.time if own.time is None else own.time, recipe.limits.cost if own.cost is None else own.cost)
+    return Limits(
+        recipe.limits.time if own.time is None else own.time,
+        recipe.limits.cost if own.cost is None else own.cost,
+    )
 
 
 def _limits_json(limits: Limits) -> dict[str, str]:

@@ -27,7 +27,9 @@ _WIDEST = 160  # columns of a source line that are shown
 _COLOURS = {"error": "31", "warning": "33", "note": "36"}
 
 
-def render(problems: Iterable[Problem], format: Format, color: bool = False, *, unchecked: int = 0) -> str:
+def render(
+    problems: Iterable[Problem], format: Format, color: bool = False, *, unchecked: int = 0
+) -> str:
     """All of `problems`, in the order of their places.  Ends with a line feed unless it is empty.  `unchecked`: rules that could not be judged."""
     ordered = sorted(dict.fromkeys(problems), key=_place)
     if format == "json":
@@ -39,8 +41,14 @@ def render(problems: Iterable[Problem], format: Format, color: bool = False, *, 
     if not ordered:
         return ""
     count = _count(ordered) + (f", {unchecked} not checked" if unchecked else "")
-    shown = sorted(sorted(ordered, key=lambda problem: problem.severity != "error")[:_SHOWN], key=_place)
-    more = f"… and {len(ordered) - _SHOWN} more; `recipe validate --format json` lists all\n" if len(ordered) > _SHOWN else ""
+    shown = sorted(
+        sorted(ordered, key=lambda problem: problem.severity != "error")[:_SHOWN], key=_place
+    )
+    more = (
+        f"… and {len(ordered) - _SHOWN} more; `recipe validate --format json` lists all\n"
+        if len(ordered) > _SHOWN
+        else ""
+    )
     return "".join(_paragraph(problem, color) for problem in shown) + more + count + "\n"
 
 
@@ -59,7 +67,12 @@ def _paragraph(problem: Problem, color: bool) -> str:
     shade = _COLOURS.get(problem.severity, "31")
     where = problem.where
     place = f"{_line(where.path)}:{where.line}:{where.column}: " if where else ""
-    lines = [paint(place, "1") + paint(f"{problem.severity}:", f"1;{shade}") + " " + _line(readable(problem.message))]
+    lines = [
+        paint(place, "1")
+        + paint(f"{problem.severity}:", f"1;{shade}")
+        + " "
+        + _line(readable(problem.message))
+    ]
     if where and where.text:
         source, indent, marked = _excerpt(where)
         lines += [f"  {source}", "  " + " " * indent + paint("^" * marked, shade)]
@@ -96,7 +109,13 @@ def _shown(char: str) -> str:
     if char == "\t":
         return " " * _TAB
     code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}"
+        if code < 0x100
+        else f"\\u{code:04x}"
+        if code < 0x10000
+        else f"\\U{code:08x}"
+    )
 
 
 def _count(problems: Sequence[Problem]) -> str:
@@ -117,7 +136,10 @@ def _plain(problem: Problem) -> dict[str, str | int | None]:
         "severity": problem.severity,
         "message": problem.message,
         "fix": problem.fix,
-        **{name: getattr(problem.where, name, None) for name in ("path", "line", "column", "length")},
+        **{
+            name: getattr(problem.where, name, None)
+            for name in ("path", "line", "column", "length")
+        },
     }
 
 
@@ -127,7 +149,13 @@ def _annotation(problem: Problem) -> str:
     properties = {"title": problem.code}
     if where:
         end = str(where.column + where.length)
-        properties = {"file": where.path, "line": str(where.line), "col": str(where.column), "endColumn": end, **properties}
+        properties = {
+            "file": where.path,
+            "line": str(where.line),
+            "col": str(where.column),
+            "endColumn": end,
+            **properties,
+        }
     listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     return f"::{level} {listed}::{_data(problem.message + (f' (fix: {problem.fix})' if problem.fix else ''))}\n"
 
@@ -135,7 +163,10 @@ def _annotation(problem: Problem) -> str:
 def _data(text: str) -> str:
     # The runner of GitHub undoes these three, and cuts a command at a raw line break: unescaped, a recipe could write commands of its own.
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return "".join(char if char == "\t" or (char >= " " and char != "\x7f") else _shown(char) for char in escaped)
+    return "".join(
+        char if char == "\t" or (char >= " " and char != "\x7f") else _shown(char)
+        for char in escaped
+    )
 
 
 def _property(text: str) -> str:
@@ -162,9 +193,20 @@ def _result(problem: Problem, rule: int) -> dict[str, object]:
 
     level = problem.severity if problem.severity in ("error", "warning", "note") else "error"
     text = problem.message + (f" ({problem.fix})" if problem.fix else "")
-    result: dict[str, object] = {"ruleId": problem.code, "ruleIndex": rule, "level": level, "message": {"text": text}}
+    result: dict[str, object] = {
+        "ruleId": problem.code,
+        "ruleIndex": rule,
+        "level": level,
+        "message": {"text": text},
+    }
     if where := problem.where:
-        region = {"startLine": where.line, "startColumn": where.column, "endColumn": where.column + where.length}
+        region = {
+            "startLine": where.line,
+            "startColumn": where.column,
+            "endColumn": where.column + where.length,
+        }
         uri = quote(where.path, errors="surrogateescape")
-        result["locations"] = [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}]
+        result["locations"] = [
+            {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}
+        ]
     return result

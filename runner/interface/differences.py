@@ -63,7 +63,14 @@ def compare(a: Mapping[str, Ran], b: Mapping[str, Ran]) -> list[StepDifference]:
     for id in [*b, *(id for id in a if id not in b)]:
         left, right = a.get(id), b.get(id)
         if left is None or right is None:
-            answer.append(StepDifference(id, (left.state if left else "", right.state if right else ""), {}, "A" if right is None else "B"))
+            answer.append(
+                StepDifference(
+                    id,
+                    (left.state if left else "", right.state if right else ""),
+                    {},
+                    "A" if right is None else "B",
+                )
+            )
         else:
             answer.append(StepDifference(id, (left.state, right.state), _aspects(left, right)))
     return answer
@@ -75,23 +82,35 @@ def _aspects(left: Ran, right: Ran) -> dict[str, list[Change]]:
         for change in fingerprint.explain(left.preimage, right.preimage):
             found.setdefault(aspect(change.part), []).append(change)
     if "python" in left.facts and "python" in right.facts:
-        found.setdefault("env", []).extend(values({"python": left.facts["python"]}, {"python": right.facts["python"]}))
+        found.setdefault("env", []).extend(
+            values({"python": left.facts["python"]}, {"python": right.facts["python"]})
+        )
     if left.state == right.state:  # what a step that failed did not make tells nothing
         if left.outputs is not None and right.outputs is not None:
             found.setdefault("outputs", []).extend(values(left.outputs, right.outputs))
         found.setdefault("metrics", []).extend(values(left.metrics, right.metrics))
-        found["time"] = [change for change in values(_timing(left), _timing(right)) if _differs(change)]
+        found["time"] = [
+            change for change in values(_timing(left), _timing(right)) if _differs(change)
+        ]
     return {name: found[name] for name in ASPECTS if found.get(name)}
 
 
 def values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """What differs between two mappings."""
-    return [Change(name, before.get(name), after.get(name)) for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    return [
+        Change(name, before.get(name), after.get(name))
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
 
 
 def _timing(ran: Ran) -> dict[str, float]:
     found = {"seconds": ran.seconds} if ran.seconds is not None else {}
-    return found | {name: ran.facts[name] for name in ("cpu", "peak_memory") if isinstance(ran.facts.get(name), (int, float))}
+    return found | {
+        name: ran.facts[name]
+        for name in ("cpu", "peak_memory")
+        if isinstance(ran.facts.get(name), (int, float))
+    }
 
 
 def _differs(change: Change) -> bool:
@@ -107,12 +126,17 @@ def lines(change: Change, manifest: Manifest) -> list[str]:
     """One difference for people: the part with both values, and of what is large only what differs in it."""
     part, before, after = change.part, change.before, change.after
     if _is_tree(before) and _is_tree(after):
-        return [f"{named(part)}: {brief(before)} -> {brief(after)}", *(f"  {line}" for line in tree_lines(str(before), str(after), manifest))]
+        return [
+            f"{named(part)}: {brief(before)} -> {brief(after)}",
+            *(f"  {line}" for line in tree_lines(str(before), str(after), manifest)),
+        ]
     if before is not None and after is not None:
         inner = _inside(before, after)
         if inner:
             return [f"{named(part)} changed:", *(f"  {line}" for line in inner)]
-        return [f"{named(part)}: {text(part, before)} -> {text(part, after)}{_ratio(part, before, after)}"]
+        return [
+            f"{named(part)}: {text(part, before)} -> {text(part, after)}{_ratio(part, before, after)}"
+        ]
     if before is None:
         return [f"{named(part)} is new: {text(part, after)}"]
     return [f"{named(part)} is gone: it was {text(part, before)}"]
@@ -123,7 +147,11 @@ def text(part: str, value: object) -> str:
     if isinstance(value, str):
         if brief(value) != value:
             return brief(value)
-        plain = value if value and value == value.strip() and value.isprintable() else json.dumps(value, ensure_ascii=False)
+        plain = (
+            value
+            if value and value == value.strip() and value.isprintable()
+            else json.dumps(value, ensure_ascii=False)
+        )
     elif part in ("seconds", "cpu") and isinstance(value, (int, float)):
         plain = span(value)
     elif isinstance(value, float):
@@ -148,7 +176,11 @@ def tree_lines(before: str, after: str, manifest: Manifest) -> list[str]:
     old, new = manifest(before), manifest(after)
     if old is None or new is None:
         return ["which files changed is not known: what the earlier one held is not stored"]
-    lines = [f"{sign} {shown(path)}" for path in sorted(old.keys() | new.keys()) if (sign := _sign(old.get(path), new.get(path)))]
+    lines = [
+        f"{sign} {shown(path)}"
+        for path in sorted(old.keys() | new.keys())
+        if (sign := _sign(old.get(path), new.get(path)))
+    ]
     return _cut(lines, "files")
 
 
@@ -160,12 +192,24 @@ def _sign(before: str | None, after: str | None) -> str:
 
 def _inside(before: object, after: object) -> list[str]:
     """The lines of a script, or the words of a command, that differ; empty when the whole is short enough to show."""
-    if isinstance(before, str) and isinstance(after, str) and ("\n" in before.strip() or "\n" in after.strip()):
+    if (
+        isinstance(before, str)
+        and isinstance(after, str)
+        and ("\n" in before.strip() or "\n" in after.strip())
+    ):
         return _unified(before.splitlines(), after.splitlines())
-    if isinstance(before, list) and isinstance(after, list) and max(len(json.dumps(before)), len(json.dumps(after))) > 60:
+    if (
+        isinstance(before, list)
+        and isinstance(after, list)
+        and max(len(json.dumps(before)), len(json.dumps(after))) > 60
+    ):
         return _unified([_word(item) for item in before], [_word(item) for item in after])
     if isinstance(before, dict) and isinstance(after, dict):
-        return [line for change in values(before, after) for line in lines(change, lambda _content: None)]
+        return [
+            line
+            for change in values(before, after)
+            for line in lines(change, lambda _content: None)
+        ]
     return []
 
 
@@ -175,11 +219,22 @@ def _word(item: object) -> str:
 
 def _unified(before: Sequence[str], after: Sequence[str]) -> list[str]:
     found = difflib.unified_diff(before, after, lineterm="", n=0)
-    return _cut([f"{line[0]} {shown(line[1:])}"[:_WIDEST] for line in found if not line.startswith(("---", "+++", "@@"))], "lines")
+    return _cut(
+        [
+            f"{line[0]} {shown(line[1:])}"[:_WIDEST]
+            for line in found
+            if not line.startswith(("---", "+++", "@@"))
+        ],
+        "lines",
+    )
 
 
 def _cut(lines: list[str], what: str) -> list[str]:
-    return lines if len(lines) <= _LISTED else [*lines[: _LISTED - 1], f"… and {len(lines) - _LISTED + 1} more {what}"]
+    return (
+        lines
+        if len(lines) <= _LISTED
+        else [*lines[: _LISTED - 1], f"… and {len(lines) - _LISTED + 1} more {what}"]
+    )
 
 
 def _is_tree(value: object) -> bool:
@@ -189,10 +244,18 @@ def _is_tree(value: object) -> bool:
 def _ratio(part: str, before: object, after: object) -> str:
     """By how much a number moved."""
     number = (int, float)
-    if isinstance(before, bool) or isinstance(after, bool) or not isinstance(before, number) or not isinstance(after, number) or not before:
+    if (
+        isinstance(before, bool)
+        or isinstance(after, bool)
+        or not isinstance(before, number)
+        or not isinstance(after, number)
+        or not before
+    ):
         return ""
     if part.startswith(("inputs.", "matrix.")) or not (
-        isinstance(before, float) or isinstance(after, float) or part in ("seconds", "cpu", "peak_memory")
+        isinstance(before, float)
+        or isinstance(after, float)
+        or part in ("seconds", "cpu", "peak_memory")
     ):
         return ""
     return f" ({(after - before) / abs(before):+.1%})"
@@ -204,7 +267,11 @@ def as_json(change: Change, manifest: Manifest) -> Mapping[str, object]:
     if _is_tree(change.before) and _is_tree(change.after):
         old, new = manifest(str(change.before)), manifest(str(change.after))
         if old is not None and new is not None:
-            found["files"] = {path: _sign(old.get(path), new.get(path)) for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)}
+            found["files"] = {
+                path: _sign(old.get(path), new.get(path))
+                for path in sorted(old.keys() | new.keys())
+                if old.get(path) != new.get(path)
+            }
     return found
 
 

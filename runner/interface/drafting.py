@@ -16,8 +16,21 @@ from .scripts import Option, Script
 _RESERVED: Final = frozenset({"inputs", "steps", "outputs", "state", "matrix", "fixtures", "run", "step", "node", "nodes", "host"}) | {
     "resources", "limits", "image", "python", "env", "preset"
 }  # fmt: skip
-_LENGTH: Final = re.compile(r"(max_|num_|n_|total_)?(train_)?(steps|iters|iterations|epochs)|num_train_epochs")
-_HARMLESS: Final = frozenset({"workers", "num_workers", "verbose", "quiet", "log_level", "progress", "log_every", "print_every"})
+_LENGTH: Final = re.compile(
+    r"(max_|num_|n_|total_)?(train_)?(steps|iters|iterations|epochs)|num_train_epochs"
+)
+_HARMLESS: Final = frozenset(
+    {
+        "workers",
+        "num_workers",
+        "verbose",
+        "quiet",
+        "log_level",
+        "progress",
+        "log_every",
+        "print_every",
+    }
+)
 _PLAIN: Final = re.compile(r"[A-Za-z./][A-Za-z0-9._/-]*")
 _YAML_WORDS: Final = frozenset({"yes", "no", "on", "off", "true", "false", "null", "y", "n"})
 
@@ -53,26 +66,38 @@ def draft(
     names = _names(script)
     for option in script.options:
         if option.role in ("value", "input"):
-            inputs.append(f"  {names[option.name]}: {_input(option, names[option.name], script, kind)}")
+            inputs.append(
+                f"  {names[option.name]}: {_input(option, names[option.name], script, kind)}"
+            )
             default = _default(option, kind)
             if default is None and (option.required or (option.role == "input" and option.default)):
                 made.needed.append(names[option.name])
             if _continues(option, script):
-                made.look.append(f"more {names[option.name]} resume from the last checkpoint: remove `continues` if the learning rate depends on it")
+                made.look.append(
+                    f"more {names[option.name]} resume from the last checkpoint: remove `continues` if the learning rate depends on it"
+                )
             if (few := _fewer(option, default)) is not None:
                 smoke.append(f"    {names[option.name]}: {few}")
                 made.smaller.append(f"{names[option.name]}={few}")
     state = [option for option in script.options if option.role == "state"]
     resume = [option for option in script.options if option.role == "resume" and _latest(script)]
     if any(option.role == "resume" for option in script.options) and not resume:
-        made.look.append("it can resume, but no folder of checkpoints with names such as step-10.pt was found: see docs/state.md")
+        made.look.append(
+            "it can resume, but no folder of checkpoints with names such as step-10.pt was found: see docs/state.md"
+        )
     elif not state:
-        made.look.append("no checkpointing found: an interrupted run starts over; see docs/state.md")
+        made.look.append(
+            "no checkpointing found: an interrupted run starts over; see docs/state.md"
+        )
     outputs = [*_outputs(script, names), *_literal_outputs(script, names)]
     if not outputs:
-        made.look.append("nothing that it writes was seen: say it under outputs, and give its path as {{ outputs.NAME }}")
+        made.look.append(
+            "nothing that it writes was seen: say it under outputs, and give its path as {{ outputs.NAME }}"
+        )
     if not script.metrics:
-        made.look.append('no loss that it prints was seen: append {"step": 10, "loss": 2.3} lines to $RECIPE_METRICS, and say metrics: true')
+        made.look.append(
+            'no loss that it prints was seen: append {"step": 10, "loss": 2.3} lines to $RECIPE_METRICS, and say metrics: true'
+        )
     deps = [each for each in script.reads if kind(each.rstrip("/"))]
     lines = [
         f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it.",
@@ -81,7 +106,12 @@ def draft(
         "",
     ]
     if inputs:
-        lines += [f"# What a caller gives: `recipe run {shown} NAME=VALUE`.", "inputs:", *inputs, ""]
+        lines += [
+            f"# What a caller gives: `recipe run {shown} NAME=VALUE`.",
+            "inputs:",
+            *inputs,
+            "",
+        ]
     if smoke:
         lines += [
             "presets:",
@@ -99,12 +129,20 @@ def draft(
         *_command(start or Start("script", path), script, names, resume),
         f"    code: [{', '.join(_yaml(each) for each in code)}]",
     ]
-    lines += [f"    env: {{PYTHONPATH: {_yaml(':'.join(each or '.' for each in folders))}}}"] if folders else []
+    lines += (
+        [f"    env: {{PYTHONPATH: {_yaml(':'.join(each or '.' for each in folders))}}}"]
+        if folders
+        else []
+    )
     lines += [f"    deps: [{', '.join(_yaml(each.rstrip('/')) for each in deps)}]"] if deps else []
     lines += ["    state:", *(_state(option, names) for option in state)] if state else []
     lines += ["    outputs:", *outputs] if outputs else []
     if script.metrics:
-        lines.append("    metrics: true" if script.metrics is True else f"    metrics: {{pattern: {_single(str(script.metrics))}}}")
+        lines.append(
+            "    metrics: true"
+            if script.metrics is True
+            else f"    metrics: {{pattern: {_single(str(script.metrics))}}}"
+        )
     made.text = "\n".join(lines) + "\n"
     return made
 
@@ -117,8 +155,16 @@ def _names(script: Script) -> dict[str, str]:
     found: dict[str, str] = {}
     for option in script.options:
         made = option.role in ("output", "state")
-        name = plain_name(re.sub(r"_(dir|path|file|folder)$", "", option.name.lower()) if made else option.name)
-        name = "max_steps" if name == "steps_value" else "model" if name == "outputs_value" and option.role == "output" else name
+        name = plain_name(
+            re.sub(r"_(dir|path|file|folder)$", "", option.name.lower()) if made else option.name
+        )
+        name = (
+            "max_steps"
+            if name == "steps_value"
+            else "model"
+            if name == "outputs_value" and option.role == "output"
+            else name
+        )
         while name in found.values():
             name += "_2"
         found[option.name] = name
@@ -136,7 +182,10 @@ def plain_name(word: str) -> str:
 
 def _input(option: Option, name: str, script: Script, kind: Callable[[str], str]) -> str:
     if option.choices:
-        words = ["type: choice", f"choices: [{', '.join(_text(choice) for choice in option.choices)}]"]
+        words = [
+            "type: choice",
+            f"choices: [{', '.join(_text(choice) for choice in option.choices)}]",
+        ]
     elif option.role == "input" and not _hub_word(option, kind):
         words = [f"type: {'model' if option.model else 'dataset' if option.folder else 'file'}"]
     elif option.many:
@@ -146,7 +195,9 @@ def _input(option: Option, name: str, script: Script, kind: Callable[[str], str]
     default = _default(option, kind)
     if default is not None:
         words.append(f"default: {default}")
-    elif not option.required and not (option.role == "input" and option.default):  # a default that is not there has to be given
+    elif not option.required and not (
+        option.role == "input" and option.default
+    ):  # a default that is not there has to be given
         words.append("required: false")
     words += ["continues: true"] if _continues(option, script) else []
     words += ["key: false"] if option.name in _HARMLESS else []
@@ -160,7 +211,11 @@ def _default(option: Option, kind: Callable[[str], str]) -> str | None:
         return None
     value = ast.literal_eval(option.default)
     if option.role == "input" and (not option.model or kind(str(value))):
-        return _yaml(value if value.startswith(("./", "/")) else f"./{value}") if isinstance(value, str) and kind(value) else None
+        return (
+            _yaml(value if value.startswith(("./", "/")) else f"./{value}")
+            if isinstance(value, str) and kind(value)
+            else None
+        )
     if option.choices:
         return _text(str(value))
     if isinstance(value, bool):
@@ -173,7 +228,11 @@ def _default(option: Option, kind: Callable[[str], str]) -> str | None:
 
 
 def _continues(option: Option, script: Script) -> bool:
-    return option.type == "integer" and _LENGTH.fullmatch(option.name) is not None and _latest(script) != ""
+    return (
+        option.type == "integer"
+        and _LENGTH.fullmatch(option.name) is not None
+        and _latest(script) != ""
+    )
 
 
 def _hub_word(option: Option, kind: Callable[[str], str]) -> bool:
@@ -193,15 +252,22 @@ def _fewer(option: Option, default: str | None) -> int | None:
 # -- the step ---------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _command(start: Start, script: Script, names: dict[str, str], resume: list[Option]) -> Iterator[str]:
+def _command(
+    start: Start, script: Script, names: dict[str, str], resume: list[Option]
+) -> Iterator[str]:
     options = [option for option in script.options if option.role != "resume" or option in resume]
     accelerate = any(name.partition(".")[0] == "accelerate" for name in script.imports)
-    if accelerate and not any(not option.flag or option.negative or not option.flag.startswith("--") for option in options):
+    if accelerate and not any(
+        not option.flag or option.negative or not option.flag.startswith("--") for option in options
+    ):
         yield "    # Started by accelerate, on as many devices as there are; null and false are no flag."
         yield f"    accelerate:\n      {start.kind}: {_yaml(start.name)}"
         if options:
             yield "      args:"
-            yield from (f"        {option.flag[2:]}: {_quoted(_value(option, names, script))}" for option in options)
+            yield from (
+                f"        {option.flag[2:]}: {_quoted(_value(option, names, script))}"
+                for option in options
+            )
         return
     yield "    # A nested list is dropped if an item in it is null: an optional flag."
     yield "    run:"
@@ -232,7 +298,9 @@ def _latest(script: Script, names: dict[str, str] | None = None) -> str:
     """The folder of checkpoints whose newest can be found; empty where there is none, or nothing resumes from it."""
     if not any(option.role == "resume" for option in script.options):
         return ""
-    state = next((option.name for option in script.options if option.role == "state" and option.pattern), "")
+    state = next(
+        (option.name for option in script.options if option.role == "state" and option.pattern), ""
+    )
     return names[state] if names and state else state
 
 
@@ -256,9 +324,17 @@ def _literal_outputs(script: Script, names: dict[str, str]) -> Iterator[str]:
     taken = set(names.values())
     for path in script.writes:
         bare = posixpath.normpath(path)
-        if bare.startswith(("/", "..")) or any(bare.startswith(other) for other in script.writes if other.endswith("/") and other != path):
+        if bare.startswith(("/", "..")) or any(
+            bare.startswith(other)
+            for other in script.writes
+            if other.endswith("/") and other != path
+        ):
             continue
-        name = re.sub(r"[^a-z0-9_]+", "_", posixpath.basename(bare).rpartition(".")[0].lower() or posixpath.basename(bare).lower()).strip("_")
+        name = re.sub(
+            r"[^a-z0-9_]+",
+            "_",
+            posixpath.basename(bare).rpartition(".")[0].lower() or posixpath.basename(bare).lower(),
+        ).strip("_")
         name = name if name and name[0].isalpha() and name not in taken else f"file_{name}"
         taken.add(name)
         yield f"      {name}: {_yaml(bare + ('/' if path.endswith('/') else ''))}"
@@ -271,13 +347,20 @@ def _yaml(text: str) -> str:
     """A text as a YAML scalar, plain where that is safe everywhere."""
     plain = _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS
     words = (
-        re.fullmatch(r"[A-Za-z][A-Za-z0-9 ,./()'-]*[A-Za-z0-9)]", text) and "{" not in text and "," not in text and text.lower() not in _YAML_WORDS
+        re.fullmatch(r"[A-Za-z][A-Za-z0-9 ,./()'-]*[A-Za-z0-9)]", text)
+        and "{" not in text
+        and "," not in text
+        and text.lower() not in _YAML_WORDS
     )
     return text if plain or words else json.dumps(text, ensure_ascii=False)
 
 
 def _text(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", text) and text.lower() not in _YAML_WORDS else json.dumps(text, ensure_ascii=False)
+    return (
+        text
+        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", text) and text.lower() not in _YAML_WORDS
+        else json.dumps(text, ensure_ascii=False)
+    )
 
 
 def _quoted(text: str) -> str:

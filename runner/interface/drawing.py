@@ -32,16 +32,26 @@ def layers(needs: Mapping[str, Sequence[str]]) -> list[list[str]]:
     for above, row in itertools.pairwise(rows):
         place = {step: n for n, step in enumerate(above)}
         centre = {step: [place[each] for each in needs[step] if each in place] for step in row}
-        row.sort(key=lambda step: sum(centre[step]) / len(centre[step]) if centre[step] else math.inf)
+        row.sort(
+            key=lambda step: sum(centre[step]) / len(centre[step]) if centre[step] else math.inf
+        )
     return rows
 
 
 def boxes(needs: Mapping[str, Sequence[str]]) -> tuple[list[Box], int, int]:
     """A box for each step, from left to right; and the size of the picture."""
     rows = layers(needs)
-    found = [Box(step, n * (WIDTH + ACROSS) + 2, m * (HEIGHT + DOWN) + 2) for n, row in enumerate(rows) for m, step in enumerate(row)]
+    found = [
+        Box(step, n * (WIDTH + ACROSS) + 2, m * (HEIGHT + DOWN) + 2)
+        for n, row in enumerate(rows)
+        for m, step in enumerate(row)
+    ]
     most = max(map(len, rows), default=0)
-    return found, max(len(rows) * (WIDTH + ACROSS) - ACROSS + 4, 0), max(most * (HEIGHT + DOWN) - DOWN + 4, 0)
+    return (
+        found,
+        max(len(rows) * (WIDTH + ACROSS) - ACROSS + 4, 0),
+        max(most * (HEIGHT + DOWN) - DOWN + 4, 0),
+    )
 
 
 def critical(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]) -> list[str]:
@@ -58,7 +68,11 @@ def critical(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]) -> 
             if each not in ended and each not in seen:
                 seen.add(each)
                 waited += needs.get(each, ())
-        step = max((each for each in waited if each in ended and each not in path), key=ended.__getitem__, default=None)
+        step = max(
+            (each for each in waited if each in ended and each not in path),
+            key=ended.__getitem__,
+            default=None,
+        )
     return path[::-1]
 
 
@@ -110,7 +124,9 @@ def smoothed(curve: Curve, weight: float) -> list[tuple[float, float]]:
     return found
 
 
-def aligned(curves: Sequence[Curve], most: int = POINTS) -> tuple[list[float], list[list[float | None]]]:
+def aligned(
+    curves: Sequence[Curve], most: int = POINTS
+) -> tuple[list[float], list[list[float | None]]]:
     """Curves over one common x; of many points the least and the greatest of each part, in their order, so that no spike is lost."""
     every = sorted({x for curve in curves for x, _ in curve})
     if len(every) <= most:

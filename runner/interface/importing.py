@@ -41,25 +41,48 @@ def text_of(made: Imported, origin: str) -> str:
             super().increase_indent(flow, False)
 
     def script(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+        return dumper.represent_scalar(
+            "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
+        )
 
     Dumper.add_representer(str, script)
     head = [f"# Written from {origin}.", *(f"# Look at: {line}" for line in made.look), ""]
-    return "\n".join(head) + yaml.dump(made.recipe, Dumper=Dumper, sort_keys=False, width=140, default_flow_style=None, allow_unicode=True)
+    return "\n".join(head) + yaml.dump(
+        made.recipe,
+        Dumper=Dumper,
+        sort_keys=False,
+        width=140,
+        default_flow_style=None,
+        allow_unicode=True,
+    )
 
 
 # -- DVC ------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def from_dvc(name: str, pipeline: Value, base: str, params: Mapping[str, Value], is_folder: Callable[[str], bool], kind: Kind) -> Imported:
+def from_dvc(
+    name: str,
+    pipeline: Value,
+    base: str,
+    params: Mapping[str, Value],
+    is_folder: Callable[[str], bool],
+    kind: Kind,
+) -> Imported:
     """A recipe of a `dvc.yaml` in the folder `base`; all paths here are from the root.
 
     `params` are its files of parameters, read; `is_folder` says which outputs were folders when it last ran.
     """
     made = Imported({"recipe": f"{name}@1", "summary": "What dvc.yaml makes"})
     draft = _Dvc(made, base, params, is_folder, kind)
-    steps = {plain_name(stage): draft.step(stage, body) for stage, body in _mapping(pipeline.get("stages")).items()}
-    made.look += [f"`{key}` of dvc.yaml is not taken over" for key in pipeline if key not in ("stages", "params", "metrics")]
+    steps = {
+        plain_name(stage): draft.step(stage, body)
+        for stage, body in _mapping(pipeline.get("stages")).items()
+    }
+    made.look += [
+        f"`{key}` of dvc.yaml is not taken over"
+        for key in pipeline
+        if key not in ("stages", "params", "metrics")
+    ]
     if draft.inputs:
         made.recipe["inputs"] = draft.inputs
     made.recipe["steps"] = steps
@@ -69,9 +92,22 @@ def from_dvc(name: str, pipeline: Value, base: str, params: Mapping[str, Value],
 class _Dvc:
     """One pipeline on its way to a recipe: its inputs come up as its stages are read."""
 
-    def __init__(self, made: Imported, base: str, params: Mapping[str, Value], is_folder: Callable[[str], bool], kind: Kind) -> None:
+    def __init__(
+        self,
+        made: Imported,
+        base: str,
+        params: Mapping[str, Value],
+        is_folder: Callable[[str], bool],
+        kind: Kind,
+    ) -> None:
         self.inputs: Table = {}
-        self._look, self._base, self._params, self._is_folder, self._kind = made.look, base, params, is_folder, kind
+        self._look, self._base, self._params, self._is_folder, self._kind = (
+            made.look,
+            base,
+            params,
+            is_folder,
+            kind,
+        )
 
     def step(self, stage: str, body: Value) -> Table:
         """The step of a stage; of one with `foreach` or `matrix`, the instances of a matrix."""
@@ -98,7 +134,9 @@ class _Dvc:
         code, deps = list[str](), list[str]()
         for path in (at(_path(each)) for each in _several(body.get("deps"))):
             is_code = path.endswith(".py") or self._kind(path) == "code"
-            (code if is_code else deps).append(f"{path}/" if self._kind(path) in ("code", "folder") else path)
+            (code if is_code else deps).append(
+                f"{path}/" if self._kind(path) in ("code", "folder") else path
+            )
         if code:
             step["code"] = code
         if deps:
@@ -111,20 +149,30 @@ class _Dvc:
         if body.get("always_changed"):
             step["cache"] = False
         if body.get("frozen"):
-            self._look.append(f"{stage} is frozen: a recipe has no such word; `recipe run --only` and `--until` leave steps out")
+            self._look.append(
+                f"{stage} is frozen: a recipe has no such word; `recipe run --only` and `--until` leave steps out"
+            )
         return step
 
     def _foreach(self, stage: str, values: Any) -> Table:
-        if isinstance(values, Sequence) and all(isinstance(each, (str, int, float)) for each in values):
+        if isinstance(values, Sequence) and all(
+            isinstance(each, (str, int, float)) for each in values
+        ):
             return {"item": self._text(values, {}) if isinstance(values, str) else list(values)}
-        self._look.append(f"{stage}: the values of `foreach` are mappings; write each of their fields as an axis of `matrix`")
-        return {"item": list(values) if isinstance(values, Mapping) else [str(each) for each in values]}
+        self._look.append(
+            f"{stage}: the values of `foreach` are mappings; write each of their fields as an axis of `matrix`"
+        )
+        return {
+            "item": list(values) if isinstance(values, Mapping) else [str(each) for each in values]
+        }
 
     def _files(self, stage: str, body: Value, folder: str) -> Table:
         """The files of parameters that a stage reads, with those values alone that it declares; each becomes an input."""
         files: Table = {}
         for each in _several(body.get("params")):
-            for file, wanted in each.items() if isinstance(each, Mapping) else (("params.yaml", [each]),):
+            for file, wanted in (
+                each.items() if isinstance(each, Mapping) else (("params.yaml", [each]),)
+            ):
                 read = self._params.get(_joined(folder, file))
                 if read is None:
                     self._look.append(f"{stage} reads parameters of {file}, which is not there")
@@ -154,24 +202,45 @@ class _Dvc:
         name = plain_name(dotted)
         if isinstance(value, list):
             kinds = {_PLAIN.get(type(each), "object") for each in value} or {"string"}
-            items = kinds.pop() if len(kinds) == 1 else "number" if kinds <= {"integer", "number"} else "string"
+            items = (
+                kinds.pop()
+                if len(kinds) == 1
+                else "number"
+                if kinds <= {"integer", "number"}
+                else "string"
+            )
             self.inputs[name] = {"type": "list", "items": items, "default": value}
         else:
-            self.inputs[name] = {"type": _PLAIN.get(type(value), "string"), **({"required": False} if value is None else {"default": value})}
+            self.inputs[name] = {
+                "type": _PLAIN.get(type(value), "string"),
+                **({"required": False} if value is None else {"default": value}),
+            }
         return name
 
     def _made(self, stage: str, body: Value, at: Callable[[str], str]) -> Table:
         outputs: Table = {}
         for section in ("outs", "metrics", "plots"):
             for each in _several(body.get(section)):
-                bare, how = _path(each), _mapping(next(iter(each.values()), None)) if isinstance(each, Mapping) else {}
+                bare, how = (
+                    _path(each),
+                    _mapping(next(iter(each.values()), None)) if isinstance(each, Mapping) else {},
+                )
                 path = at(bare)
                 folder = self._is_folder(path) or bare.endswith("/")
-                outputs[_unused(plain_name(posixpath.splitext(posixpath.basename(bare.rstrip("/")))[0]), outputs)] = f"{path}/" if folder else path
+                outputs[
+                    _unused(
+                        plain_name(posixpath.splitext(posixpath.basename(bare.rstrip("/")))[0]),
+                        outputs,
+                    )
+                ] = f"{path}/" if folder else path
                 if how.get("persist"):
-                    self._look.append(f"{stage}: {bare} stays between runs (`persist`): make it a `state` if the program resumes from what is in it")
+                    self._look.append(
+                        f"{stage}: {bare} stays between runs (`persist`): make it a `state` if the program resumes from what is in it"
+                    )
                 if section == "metrics":
-                    self._look.append(f"{stage}: {bare} is an output; for its numbers append JSON lines to $RECIPE_METRICS and say `metrics: true`")
+                    self._look.append(
+                        f"{stage}: {bare} is an output; for its numbers append JSON lines to $RECIPE_METRICS and say `metrics: true`"
+                    )
         return outputs
 
     def _text(self, text: str, names: Mapping[str, str]) -> str:
@@ -196,20 +265,31 @@ class _Dvc:
 # -- SkyPilot -------------------------------------------------------------------------------------------------------------------------------------
 
 
-def from_sky(name: str, task: Value, base: str, code: Sequence[str], gpus: Iterable[str]) -> Imported:
+def from_sky(
+    name: str, task: Value, base: str, code: Sequence[str], gpus: Iterable[str]
+) -> Imported:
     """A recipe of a task of SkyPilot in the folder `base`.  `code` is what its `workdir` holds, `gpus` the models of GPU that are known."""
-    made = Imported({"recipe": f"{name}@1", "summary": f"What the task {task.get('name', name)} of SkyPilot runs"})
+    made = Imported(
+        {
+            "recipe": f"{name}@1",
+            "summary": f"What the task {task.get('name', name)} of SkyPilot runs",
+        }
+    )
     step: Table = {}
     inputs: Table = {}
     script = str(task.get("run") or "")
     for theirs, ours in _SKY_NAMES.items():
         script = re.sub(rf"\b{theirs}\b", ours, script)
     for word in sorted(set(re.findall(r"\bSKYPILOT_\w+", script))):
-        made.look.append(f"${word} is not set: see `nodes` and NODE_RANK, NNODES, RECIPE_NODES in docs/multi-node.md")
+        made.look.append(
+            f"${word} is not set: see `nodes` and NODE_RANK, NNODES, RECIPE_NODES in docs/multi-node.md"
+        )
     step["run"] = _inside(_joined(base, str(task.get("workdir") or "")), script)
     if "workdir" in task:
         step["code"] = list(code)
-        made.look.append("`code` lists what `workdir` holds; keep what the step needs: each change of it runs the step again")
+        made.look.append(
+            "`code` lists what `workdir` holds; keep what the step needs: each change of it runs the step again"
+        )
     env = _mapping(task.get("envs"))
     if fixed := {key: str(value) for key, value in env.items() if value is not None}:
         step["env"] = fixed
@@ -225,20 +305,38 @@ def from_sky(name: str, task: Value, base: str, code: Sequence[str], gpus: Itera
         if "://" in address:
             input_name = _unused(plain_name(posixpath.basename(str(target).rstrip("/"))), inputs)
             inputs[input_name] = {"type": "dataset", "default": address}
-            made.look.append(f"{target} was a mount of {address}: write {{{{ inputs.{input_name} }}}} in its place in the command")
+            made.look.append(
+                f"{target} was a mount of {address}: write {{{{ inputs.{input_name} }}}} in its place in the command"
+            )
         elif address:
             step.setdefault("deps", []).append(_joined(base, address))
-            made.look.append(f"{target} was a copy of {address}, which a step finds at that path from its own folder")
+            made.look.append(
+                f"{target} was a copy of {address}, which a step finds at that path from its own folder"
+            )
     if resources := _sky_resources(_mapping(task.get("resources")), made.look, set(gpus)):
         step["resources"] = resources
     if int(task.get("num_nodes") or 1) > 1:
         step["nodes"] = int(task["num_nodes"])
     if task.get("setup"):
         made.recipe["setup"] = [str(task["setup"])]
-        made.look.append("`setup` runs once on each host; `python: {lock: …}` installs packages exactly, and is kept")
-    known = {"name", "run", "workdir", "envs", "secrets", "file_mounts", "resources", "num_nodes", "setup"}
+        made.look.append(
+            "`setup` runs once on each host; `python: {lock: …}` installs packages exactly, and is kept"
+        )
+    known = {
+        "name",
+        "run",
+        "workdir",
+        "envs",
+        "secrets",
+        "file_mounts",
+        "resources",
+        "num_nodes",
+        "setup",
+    }
     made.look += [f"`{key}` of the task is not taken over" for key in task if key not in known]
-    made.look.append("a task has no outputs: name what it writes under `outputs`, else nothing comes home and nothing is ever up to date")
+    made.look.append(
+        "a task has no outputs: name what it writes under `outputs`, else nothing comes home and nothing is ever up to date"
+    )
     if inputs:
         made.recipe["inputs"] = inputs
     made.recipe["steps"] = {plain_name(str(task.get("name") or "run")): step}
@@ -252,27 +350,62 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
         model, count = next(iter(accelerators.items()))
         accelerators = f"{model}:{count}"
     elif isinstance(accelerators, Sequence) and not isinstance(accelerators, str) and accelerators:
-        look.append(f"of the accelerators {', '.join(map(str, accelerators))} the first is asked for")
+        look.append(
+            f"of the accelerators {', '.join(map(str, accelerators))} the first is asked for"
+        )
         accelerators = str(accelerators[0])
     if accelerators:
         model, _, count = str(accelerators).partition(":")
         found["gpus"] = int(float(count or 1))
         family, _, size = model.upper().partition("-")
-        exact = next((each for each in gpus if each.upper().replace("RTX ", "RTX") in (family, model.upper())), "")
+        exact = next(
+            (
+                each
+                for each in gpus
+                if each.upper().replace("RTX ", "RTX") in (family, model.upper())
+            ),
+            "",
+        )
         found["gpu"] = exact or model
         if re.fullmatch(r"\d+GB", size):
             found["gpu_memory"] = size
         if not exact:
-            look.append(f"{model} is no GPU that is known here: `recipe offers` names those there are")
-    for theirs, ours, unit in (("cpus", "cpus", ""), ("memory", "memory", "GB"), ("disk_size", "disk", "GB")):
+            look.append(
+                f"{model} is no GPU that is known here: `recipe offers` names those there are"
+            )
+    for theirs, ours, unit in (
+        ("cpus", "cpus", ""),
+        ("memory", "memory", "GB"),
+        ("disk_size", "disk", "GB"),
+    ):
         if number := re.match(r"\d+", str(asked.get(theirs, ""))):
             found[ours] = f"{number[0]}{unit}" if unit else int(number[0])
     if asked.get("use_spot"):
-        look.append('spot machines are asked for by the settings of a driver: [drivers.NAME] market = "spot"')
-    elsewhere = [key for key in ("cloud", "infra", "region", "zone", "instance_type", "any_of", "ordered", "ports") if key in asked]
-    look += [f"`resources.{key}` is not taken over: `--driver NAME` and `--where` say where a run goes" for key in elsewhere]
+        look.append(
+            'spot machines are asked for by the settings of a driver: [drivers.NAME] market = "spot"'
+        )
+    elsewhere = [
+        key
+        for key in (
+            "cloud",
+            "infra",
+            "region",
+            "zone",
+            "instance_type",
+            "any_of",
+            "ordered",
+            "ports",
+        )
+        if key in asked
+    ]
+    look += [
+        f"`resources.{key}` is not taken over: `--driver NAME` and `--where` say where a run goes"
+        for key in elsewhere
+    ]
     if image := asked.get("image_id"):
-        look.append(f"the image {image}: write `image: {str(image).removeprefix('docker:')}` where the step needs it")
+        look.append(
+            f"the image {image}: write `image: {str(image).removeprefix('docker:')}` where the step needs it"
+        )
     return found
 
 
@@ -303,4 +436,6 @@ def _inside(folder: str, command: str) -> str:
 
 def _unused(name: str, taken: Iterable[str]) -> str:
     there = set(taken)
-    return next(each for each in (name, *(f"{name}_{n}" for n in range(2, 1000))) if each not in there)
+    return next(
+        each for each in (name, *(f"{name}_{n}" for n in range(2, 1000))) if each not in there
+    )

@@ -53,7 +53,9 @@ class Raw:
         self._open_line = False
 
     def head(self, text: str) -> None:
-        self._out.write((b"\n" if self._open_line else b"") + text.encode("utf-8", "surrogateescape") + b"\n")
+        self._out.write(
+            (b"\n" if self._open_line else b"") + text.encode("utf-8", "surrogateescape") + b"\n"
+        )
         self._open_line = False
 
     def write(self, data: bytes) -> None:
@@ -85,7 +87,9 @@ class Safe:
             self._rest = b""
         for text, end in zip(pieces[::2], pieces[1::2], strict=True):
             line = shown(text.decode(errors="replace"))
-            self._out.write(f"{fit(line, self._columns - 1)}\x1b[K\r" if end == b"\r" else f"{line}\x1b[K\n")
+            self._out.write(
+                f"{fit(line, self._columns - 1)}\x1b[K\r" if end == b"\r" else f"{line}\x1b[K\n"
+            )
         self._out.flush()
 
     def end(self) -> None:
@@ -97,7 +101,11 @@ class Safe:
 
 def for_stdout() -> Writer:
     """What suits standard output."""
-    return Safe(canvas(sys.stdout), shutil.get_terminal_size().columns) if sys.stdout.isatty() else Raw(sys.stdout.buffer)
+    return (
+        Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
+        if sys.stdout.isatty()
+        else Raw(sys.stdout.buffer)
+    )
 
 
 @dataclass(slots=True)
@@ -116,7 +124,11 @@ class Part:
         """What has to be masked while it is being written.  Raises CannotRun when a file cannot be read any more."""
         values = EnvFiles(ws.root).values(self.env_files)
         found = [Secret(name, value) for name, value in values.items() if tokenlike(name, value)]
-        return [*found, *passwords(values), *(Secret(name, ws.environ[name]) for name in self.secrets)]
+        return [
+            *found,
+            *passwords(values),
+            *(Secret(name, ws.environ[name]) for name in self.secrets),
+        ]
 
 
 def parts(events: Iterable[Event], node: int = 0) -> list[Part]:
@@ -137,7 +149,14 @@ def _hear(event: Event, found: list[Part], going: dict[str, Part], node: int) ->
         files = event.data.get("env_files", ())
         paths = tuple(map(str, files)) if isinstance(files, list) else ()
         raw = str(event.data["log"])
-        part = Part(event.id, number if isinstance(number, int) else 1, f"{raw[:-4]}.{node}.log" if node else raw, names, paths, node=node)
+        part = Part(
+            event.id,
+            number if isinstance(number, int) else 1,
+            f"{raw[:-4]}.{node}.log" if node else raw,
+            names,
+            paths,
+            node=node,
+        )
         found.append(part)
         going[event.id] = part
     elif event.before == "RUNNING" and event.id in going:
@@ -227,13 +246,25 @@ def _raw(path: str) -> str:
     folder, name = os.path.split(path)
     if not os.path.lexists(path) and _NAMED_BY_KEY.match(name):
         ending = "".join(Path(name).suffixes)  # `.log`, or `.1.log` of another node
-        others = [f"{folder}/{other}" for other in os.listdir(folder) if other.startswith(name[:25]) and "".join(Path(other).suffixes) == ending]
+        others = [
+            f"{folder}/{other}"
+            for other in os.listdir(folder)
+            if other.startswith(name[:25]) and "".join(Path(other).suffixes) == ending
+        ]
         if others:
             return max(others, key=os.path.getmtime)
     return path
 
 
-def show(ws: Workspace, run: str, chosen: Collection[Part], writer: Writer, say: Callable[[str], None], *, heads: bool) -> bool:
+def show(
+    ws: Workspace,
+    run: str,
+    chosen: Collection[Part],
+    writer: Writer,
+    say: Callable[[str], None],
+    *,
+    heads: bool,
+) -> bool:
     """Write what these attempts have printed so far; False when that is nothing."""
     any_shown = False
     for part in chosen:
@@ -255,10 +286,25 @@ class Follower:
     """Follows the attempts of a run until it is over, or one step of it."""
 
     def __init__(
-        self, ws: Workspace, run: str, wanted: Callable[[str], bool], writer: Writer, say: Callable[[str], None], *, heads: bool, node: int = 0
+        self,
+        ws: Workspace,
+        run: str,
+        wanted: Callable[[str], bool],
+        writer: Writer,
+        say: Callable[[str], None],
+        *,
+        heads: bool,
+        node: int = 0,
     ) -> None:
         self._node = node
-        self._ws, self._run, self._wanted, self._writer, self._say, self._heads = ws, run, wanted, writer, say, heads
+        self._ws, self._run, self._wanted, self._writer, self._say, self._heads = (
+            ws,
+            run,
+            wanted,
+            writer,
+            say,
+            heads,
+        )
         self._found: list[Part] = []
         self._running: dict[str, Part] = {}
         self._states: dict[str, str] = {}
@@ -276,11 +322,23 @@ class Follower:
         while True:
             # In this order: who is final or dead has stored all events before.
             live, row = self._ws.store.runs.live(self._run), self._ws.store.runs.get(self._run)
-            state, queued = row.state, row.due is not None and row.state in ("QUEUED", "ACTIVE")  # a worker will take it
+            state, queued = (
+                row.state,
+                row.due is not None and row.state in ("QUEUED", "ACTIVE"),
+            )  # a worker will take it
             self._hear()
             moved = self._turn()
-            dead = not live and not queued and state not in FINAL and (state != "QUEUED" or time.monotonic() > give_up_at)
-            if state in FINAL or dead or (step is not None and not self._tails and self._states.get(step) in STEP_FINAL):
+            dead = (
+                not live
+                and not queued
+                and state not in FINAL
+                and (state != "QUEUED" or time.monotonic() > give_up_at)
+            )
+            if (
+                state in FINAL
+                or dead
+                or (step is not None and not self._tails and self._states.get(step) in STEP_FINAL)
+            ):
                 for part, tail in self._tails:
                     self._finish(part, tail)
                 self._writer.end()

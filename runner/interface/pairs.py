@@ -12,7 +12,11 @@ def filters(words: Sequence[str]) -> dict[str, str]:
     return paired(words, '--where "{}" is not NAME=VALUE', "such as --where gpu=4090")
 
 
-def paired(words: Sequence[str], wrong: str = '"{}" is not INPUT=VALUE', fix: str = "write inputs as name=value") -> dict[str, str]:
+def paired(
+    words: Sequence[str],
+    wrong: str = '"{}" is not INPUT=VALUE',
+    fix: str = "write inputs as name=value",
+) -> dict[str, str]:
     """NAME=VALUE words as a mapping.  Raises Invalid, which says what is wrong with each that is none."""
     if bad := [word for word in words if "=" not in word]:
         raise Invalid(Problem("bad-input", wrong.format(word), fix=fix) for word in bad)

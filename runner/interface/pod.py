@@ -18,13 +18,21 @@ _REPOSITORY: Final = ("HF_REPO_NAME", "push_to")
 
 def first_input(recipe: Recipe, kinds: tuple[str, ...]) -> str | None:
     """The first input of a recipe of the first of these types that it has one of."""
-    return next((spec.name for kind in kinds for spec in recipe.inputs.values() if spec.type == kind), None)
+    return next(
+        (spec.name for kind in kinds for spec in recipe.inputs.values() if spec.type == kind), None
+    )
 
 
 def inputs(recipe: Recipe, environ: Mapping[str, str]) -> dict[str, str]:
     """What a pod's environment says of the inputs of a recipe; empty where this is no pod."""
     if not environ.get(JOB):
         return {}
-    found = {name: environ[variable] for variable, kinds in _TAKEN.items() if environ.get(variable) and (name := first_input(recipe, kinds))}
+    found = {
+        name: environ[variable]
+        for variable, kinds in _TAKEN.items()
+        if environ.get(variable) and (name := first_input(recipe, kinds))
+    }
     variable, name = _REPOSITORY
-    return found | ({name: environ[variable]} if environ.get(variable) and name in recipe.inputs else {})
+    return found | (
+        {name: environ[variable]} if environ.get(variable) and name in recipe.inputs else {}
+    )

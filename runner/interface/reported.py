@@ -23,7 +23,9 @@ RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
 
-def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]) -> Iterator[values.Point]:
+def reported(
+    ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]
+) -> Iterator[values.Point]:
     """The points of each attempt, in order and numbered from 1: of one step or, empty, of all; of one attempt or, 0, of all."""
     ended = {(each.step, each.n): each for each in ws.store.runs.attempts(run)}
     for part in parts(ws.store.runs.events(run)):
@@ -32,16 +34,26 @@ def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step
         known = ended.get((part.step, part.number))
         if of == "machine":
             seen = samples.beside(part.raw)
-            found = samples.kept(ws, known) if known is not None else rows.so_far(ws, run, part.step, part.number, seen)
+            found = (
+                samples.kept(ws, known)
+                if known is not None
+                else rows.so_far(ws, run, part.step, part.number, seen)
+            )
         else:
             found = (points(ws, known) or ()) if known is not None else _live(ws, run, part)
-        yield from (values.Point(part.step, part.number, n, dict(point)) for n, point in enumerate(found, 1))
+        yield from (
+            values.Point(part.step, part.number, n, dict(point)) for n, point in enumerate(found, 1)
+        )
 
 
 def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None) -> list[Link]:
     """Where else the numbers of a run can be looked at: as stored with its attempts, and of those that run by the beginning of what they printed."""
     found = recorded(ws.store.runs.attempts(row.id) if attempts is None else attempts)
-    for part in parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT))) if row.state not in FINAL else ():
+    for part in (
+        parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT)))
+        if row.state not in FINAL
+        else ()
+    ):
         if not part.ended:
             found += printed(part.step, _begun(ws, row.id, part), {})
     return list(dict.fromkeys(found))

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 _SCALARS: Final = frozenset({"int", "float", "bool", "str", "Path"})
-_CLICK_TYPES: Final = {"INT": "int", "FLOAT": "float", "BOOL": "bool", "STRING": "str", "Path": "Path", "File": "Path"}
+_CLICK_TYPES: Final = {
+    "INT": "int",
+    "FLOAT": "float",
+    "BOOL": "bool",
+    "STRING": "str",
+    "Path": "Path",
+    "File": "Path",
+}
 
 
 class Declared(NamedTuple):
@@ -38,12 +45,25 @@ def declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
                 found += fields(_word(each), classes, notes, dashes=False)
         elif word == "cli" and _owner(call.func) == "tyro" and call.args:
             name = _word(call.args[0])
-            found += _parameters(functions[name], "tyro", notes) if name in functions else fields(name, classes, notes, dashes=True)
-        elif word == "run" and _owner(call.func) == "typer" and call.args and (name := _word(call.args[0])) in functions:
+            found += (
+                _parameters(functions[name], "tyro", notes)
+                if name in functions
+                else fields(name, classes, notes, dashes=True)
+            )
+        elif (
+            word == "run"
+            and _owner(call.func) == "typer"
+            and call.args
+            and (name := _word(call.args[0])) in functions
+        ):
             found += _parameters(functions[name], "typer", notes)
     for function in functions.values():
         calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
-        if any(_word(each.func) == "command" for each in calls) and any(_owner(each.func) != "click" for each in calls) and not _of_click(calls):
+        if (
+            any(_word(each.func) == "command" for each in calls)
+            and any(_owner(each.func) != "click" for each in calls)
+            and not _of_click(calls)
+        ):
             found += _parameters(function, "typer", notes)
         for each in calls:
             if _word(each.func) in ("option", "argument") and _owner(each.func) in ("click", ""):
@@ -58,7 +78,9 @@ def _of_click(calls: Sequence[ast.Call]) -> bool:
 # -- dataclasses ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def fields(name: str, classes: Mapping[str, ast.ClassDef], notes: list[str], *, dashes: bool) -> Iterator[Declared]:
+def fields(
+    name: str, classes: Mapping[str, ast.ClassDef], notes: list[str], *, dashes: bool
+) -> Iterator[Declared]:
     """The fields of a dataclass and of those that it is made from."""
     found = classes.get(name)
     if found is None:
@@ -71,13 +93,34 @@ def fields(name: str, classes: Mapping[str, ast.ClassDef], notes: list[str], *, 
             continue
         kind, many, choices = _annotated(node.annotation)
         if not kind:
-            notes.append(f"line {node.lineno}: {node.target.id} is left to its default: it is no single value")
+            notes.append(
+                f"line {node.lineno}: {node.target.id} is left to its default: it is no single value"
+            )
             continue
         default, words = _field(node.value)
         flag = f"--{node.target.id.replace('_', '-') if dashes else node.target.id}"
-        negative = f"--no-{flag[2:]}" if dashes and kind == "bool" else f"--no_{flag[2:]}" if kind == "bool" and _is(default, True) else ""
-        required = default is None and not (isinstance(node.value, ast.Call) and _given(node.value, "default_factory"))
-        yield Declared(node.target.id, flag, kind, default, words, required, choices, many, negative, kind == "bool" and not required)
+        negative = (
+            f"--no-{flag[2:]}"
+            if dashes and kind == "bool"
+            else f"--no_{flag[2:]}"
+            if kind == "bool" and _is(default, True)
+            else ""
+        )
+        required = default is None and not (
+            isinstance(node.value, ast.Call) and _given(node.value, "default_factory")
+        )
+        yield Declared(
+            node.target.id,
+            flag,
+            kind,
+            default,
+            words,
+            required,
+            choices,
+            many,
+            negative,
+            kind == "bool" and not required,
+        )
 
 
 def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
@@ -85,8 +128,13 @@ def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
     if not isinstance(value, ast.Call) or _word(value.func) not in ("field", "arg", "HfArg"):
         return value, ""
     metadata = _given(value, "metadata")
-    pairs = zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
-    words = next((text_of(each) for key, each in pairs if text_of(key) == "help"), text_of(_given(value, "help")))
+    pairs = (
+        zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
+    )
+    words = next(
+        (text_of(each) for key, each in pairs if text_of(key) == "help"),
+        text_of(_given(value, "help")),
+    )
     return _given(value, "default"), words
 
 
@@ -97,28 +145,65 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
     """The parameters of a function that typer or tyro calls."""
     arguments = function.args
     plain = [*arguments.posonlyargs, *arguments.args]
-    defaults: list[ast.expr | None] = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults]
-    for argument, default in [*zip(plain, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
+    defaults: list[ast.expr | None] = [
+        *[None] * (len(plain) - len(arguments.defaults)),
+        *arguments.defaults,
+    ]
+    for argument, default in [
+        *zip(plain, defaults, strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]:
         annotation, about = argument.annotation, None
-        if isinstance(annotation, ast.Subscript) and _word(annotation.value) == "Annotated" and isinstance(annotation.slice, ast.Tuple):
+        if (
+            isinstance(annotation, ast.Subscript)
+            and _word(annotation.value) == "Annotated"
+            and isinstance(annotation.slice, ast.Tuple)
+        ):
             annotation, *more = annotation.slice.elts
             about = next((each for each in more if isinstance(each, ast.Call)), None)
         if isinstance(default, ast.Call) and _word(default.func) in ("Option", "Argument"):
-            about, default = default, _given(default, "default") or (default.args[0] if default.args else None)
+            about, default = (
+                default,
+                _given(default, "default") or (default.args[0] if default.args else None),
+            )
         kind, many, choices = _annotated(annotation)
         if not kind:
             continue
         if isinstance(default, ast.Constant) and default.value is ...:
             default = None
-        named = next((text for each in (about.args if about else ()) if (text := text_of(each)).startswith("--")), "")
-        positional = tool == "typer" and (default is None if about is None else _word(about.func) == "Argument")
-        flag = "" if positional else named.partition("/")[0] or f"--{argument.arg.replace('_', '-')}"
+        named = next(
+            (
+                text
+                for each in (about.args if about else ())
+                if (text := text_of(each)).startswith("--")
+            ),
+            "",
+        )
+        positional = tool == "typer" and (
+            default is None if about is None else _word(about.func) == "Argument"
+        )
+        flag = (
+            "" if positional else named.partition("/")[0] or f"--{argument.arg.replace('_', '-')}"
+        )
         if tool == "typer" and many and flag:
             notes.append(_repeated(argument.lineno, flag))
             continue
-        negative = (named.partition("/")[2] or f"--no-{flag[2:]}") if kind == "bool" and flag else ""
+        negative = (
+            (named.partition("/")[2] or f"--no-{flag[2:]}") if kind == "bool" and flag else ""
+        )
         words = text_of(_given(about, "help")) if about else ""
-        yield Declared(argument.arg, flag, kind, default, words, default is None, choices, many, negative, bool(negative))
+        yield Declared(
+            argument.arg,
+            flag,
+            kind,
+            default,
+            words,
+            default is None,
+            choices,
+            many,
+            negative,
+            bool(negative),
+        )
 
 
 def _clicked(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
@@ -128,20 +213,27 @@ def _clicked(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
         return
     long = next((each for each in names if each.startswith("--")), names[0])
     yes, _, no = long.partition("/")
-    own = next((each for each in names if each.isidentifier()), yes.strip().lstrip("-").replace("-", "_"))
+    own = next(
+        (each for each in names if each.isidentifier()), yes.strip().lstrip("-").replace("-", "_")
+    )
     default, kind, choices = _given(call, "default"), _given(call, "type"), tuple[str, ...]()
     alone = bool(no) or _is(_given(call, "is_flag"), True)
     word = _CLICK_TYPES.get(_word(kind), _word(kind)) if kind is not None else _of_value(default)
     if isinstance(kind, ast.Call) and _word(kind.func) == "Choice" and kind.args:
         choices = tuple(text_of(each) for each in getattr(kind.args[0], "elts", ()))
     elif isinstance(kind, ast.Call):
-        word = _CLICK_TYPES.get(_word(kind.func), {"IntRange": "int", "FloatRange": "float"}.get(_word(kind.func), "str"))
+        word = _CLICK_TYPES.get(
+            _word(kind.func),
+            {"IntRange": "int", "FloatRange": "float"}.get(_word(kind.func), "str"),
+        )
     if _is(_given(call, "multiple"), True):
         notes.append(_repeated(call.lineno, yes.strip()))
         return
     many = _given(call, "nargs") is not None and not _is(_given(call, "nargs"), 1)
     positional = _word(call.func) == "argument"
-    required = _is(_given(call, "required"), True) or (positional and default is None and not _is(_given(call, "required"), False))
+    required = _is(_given(call, "required"), True) or (
+        positional and default is None and not _is(_given(call, "required"), False)
+    )
     flag = "" if positional else yes.strip()
     yield Declared(
         own,
@@ -176,7 +268,11 @@ def _annotated(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]]:
         if word in ("Optional", "Union"):
             return _annotated(next((each for each in parts if not _is(each, None)), None))
         if word == "Literal":
-            return "str", False, tuple(str(each.value) for each in parts if isinstance(each, ast.Constant))
+            return (
+                "str",
+                False,
+                tuple(str(each.value) for each in parts if isinstance(each, ast.Constant)),
+            )
         if word in ("list", "List", "Sequence"):
             return _annotated(parts[0])[0], True, ()
         return "", False, ()
@@ -185,7 +281,11 @@ def _annotated(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]]:
 
 
 def _of_value(node: ast.expr | None) -> str:
-    return type(node.value).__name__ if isinstance(node, ast.Constant) and node.value is not None else "str"
+    return (
+        type(node.value).__name__
+        if isinstance(node, ast.Constant) and node.value is not None
+        else "str"
+    )
 
 
 def _given(call: ast.Call, name: str) -> ast.expr | None:
@@ -193,13 +293,23 @@ def _given(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def _is(node: ast.expr | None, value: object) -> bool:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+    if (
+        isinstance(node, ast.UnaryOp)
+        and isinstance(node.op, ast.USub)
+        and isinstance(node.operand, ast.Constant)
+    ):
         return isinstance(node.operand.value, int) and -node.operand.value == value
     return isinstance(node, ast.Constant) and node.value is value
 
 
 def _word(node: ast.AST | None) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def _owner(node: ast.AST) -> str:

@@ -35,27 +35,47 @@ class Taken(NamedTuple):
 
 def taken(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
     """What the function under `@hydra.main` takes; None where there is no such function."""
-    main = next((each for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for each in node.decorator_list if _is_main(each)), None)
+    main = next(
+        (
+            each
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef)
+            for each in node.decorator_list
+            if _is_main(each)
+        ),
+        None,
+    )
     if not isinstance(main, ast.Call):
         return None
     given = {keyword.arg: text_of(keyword.value) for keyword in main.keywords}
     name = given.get("config_name", "").removesuffix(".yaml")
     if not name:
-        notes.append("it takes its options by hydra, without a config_name: add those that you set as NAME=VALUE")
+        notes.append(
+            "it takes its options by hydra, without a config_name: add those that you set as NAME=VALUE"
+        )
         return Taken((), "")
     if (node := _stored(tree, name)) is not None:
         classes = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
-        return Taken([_as_override(each) for each in fields(node, classes, notes, dashes=False)], "")
+        return Taken(
+            [_as_override(each) for each in fields(node, classes, notes, dashes=False)], ""
+        )
     found = find(given.get("config_path", ""), name)
     if found is None:
-        notes.append(f"its configuration {name}.yaml was not found: add the options that you set as NAME=VALUE")
+        notes.append(
+            f"its configuration {name}.yaml was not found: add the options that you set as NAME=VALUE"
+        )
         return Taken((), "")
     return Taken([*_groups(found, notes), *_leaves(found.values, "", notes)], found.folder)
 
 
 def _is_main(node: ast.expr) -> bool:
     func = node.func if isinstance(node, ast.Call) else node
-    return isinstance(func, ast.Attribute) and func.attr == "main" and isinstance(func.value, ast.Name) and func.value.id == "hydra"
+    return (
+        isinstance(func, ast.Attribute)
+        and func.attr == "main"
+        and isinstance(func.value, ast.Name)
+        and func.value.id == "hydra"
+    )
 
 
 def _stored(tree: ast.Module, name: str) -> str | None:
@@ -65,7 +85,11 @@ def _stored(tree: ast.Module, name: str) -> str | None:
             continue
         given = {keyword.arg: keyword.value for keyword in call.keywords}
         node = given.get("node")
-        if text_of(given.get("name")) == name and "group" not in given and isinstance(node, (ast.Name, ast.Call)):
+        if (
+            text_of(given.get("name")) == name
+            and "group" not in given
+            and isinstance(node, (ast.Name, ast.Call))
+        ):
             named = node.func if isinstance(node, ast.Call) else node
             return named.id if isinstance(named, ast.Name) else None
     return None
@@ -73,7 +97,13 @@ def _stored(tree: ast.Module, name: str) -> str | None:
 
 def _as_override(each: Declared) -> Declared:
     missing = isinstance(each.default, ast.Name) and each.default.id == "MISSING"
-    return each._replace(flag=f"{each.name}=", negative="", alone=False, required=each.required or missing, default=None if missing else each.default)
+    return each._replace(
+        flag=f"{each.name}=",
+        negative="",
+        alone=False,
+        required=each.required or missing,
+        default=None if missing else each.default,
+    )
 
 
 def _groups(found: Config, notes: list[str]) -> Iterator[Declared]:
@@ -83,8 +113,12 @@ def _groups(found: Config, notes: list[str]) -> Iterator[Declared]:
         for group, chosen in each.items() if isinstance(each, dict) else ():
             members = tuple(found.groups.get(group, ()))
             if isinstance(chosen, str) and chosen in members:
-                yield Declared(_name(group), f"{group}=", "str", ast.Constant(chosen), "", False, members)
-                notes.append(f"the values of {group}/{chosen}.yaml are left as they are: add those that you set as {group}.NAME=VALUE")
+                yield Declared(
+                    _name(group), f"{group}=", "str", ast.Constant(chosen), "", False, members
+                )
+                notes.append(
+                    f"the values of {group}/{chosen}.yaml are left as they are: add those that you set as {group}.NAME=VALUE"
+                )
 
 
 def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterator[Declared]:
@@ -97,8 +131,12 @@ def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterato
             yield from _leaves(value, f"{path}.", notes)
         elif value == _MISSING:
             yield Declared(_name(path), f"{path}=", "str", None, "", True)
-        elif isinstance(value, (bool, int, float, str)) and not (isinstance(value, str) and ("${" in value or not value)):
-            yield Declared(_name(path), f"{path}=", type(value).__name__, ast.Constant(value), "", False)
+        elif isinstance(value, (bool, int, float, str)) and not (
+            isinstance(value, str) and ("${" in value or not value)
+        ):
+            yield Declared(
+                _name(path), f"{path}=", type(value).__name__, ast.Constant(value), "", False
+            )
         else:
             notes.append(f"{path} is left to what the configuration says: it is no single value")
 

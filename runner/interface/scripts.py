@@ -24,28 +24,106 @@ Type = Literal["string", "integer", "number", "boolean"]
 
 _TYPES: Final[dict[str, Type]] = {"int": "integer", "float": "number"}
 _READERS: Final = frozenset(
-    {"read_csv", "read_json", "read_parquet", "read_table", "loadtxt", "genfromtxt", "load", "load_file", "from_file", "from_pretrained"}
+    {
+        "read_csv",
+        "read_json",
+        "read_parquet",
+        "read_table",
+        "loadtxt",
+        "genfromtxt",
+        "load",
+        "load_file",
+        "from_file",
+        "from_pretrained",
+    }
     | {"load_dataset", "load_from_disk", "imread", "ImageFolder", "read_text", "read_bytes"}
 )
-_LISTERS: Final = frozenset({"listdir", "scandir", "walk", "iterdir", "glob", "rglob", "iglob", "ImageFolder", "load_from_disk"})
+_LISTERS: Final = frozenset(
+    {
+        "listdir",
+        "scandir",
+        "walk",
+        "iterdir",
+        "glob",
+        "rglob",
+        "iglob",
+        "ImageFolder",
+        "load_from_disk",
+    }
+)
 _WRITERS: Final = frozenset(
-    {"save", "savez", "savetxt", "save_file", "save_pretrained", "save_state", "to_csv", "to_json", "to_parquet", "savefig", "imsave", "write_text"}
+    {
+        "save",
+        "savez",
+        "savetxt",
+        "save_file",
+        "save_pretrained",
+        "save_state",
+        "to_csv",
+        "to_json",
+        "to_parquet",
+        "savefig",
+        "imsave",
+        "write_text",
+    }
     | {"write_bytes", "save_model", "dump", "touch"}
 )
 _MAKERS: Final = frozenset({"mkdir", "makedirs", "save_pretrained", "save_state", "SummaryWriter"})
-_METHODS: Final = frozenset({"read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "touch", "iterdir", "glob", "rglob"})
+_METHODS: Final = frozenset(
+    {
+        "read_text",
+        "read_bytes",
+        "write_text",
+        "write_bytes",
+        "mkdir",
+        "touch",
+        "iterdir",
+        "glob",
+        "rglob",
+    }
+)
 """Of a path: what they are given is not one."""
 _SAME: Final = frozenset({"absolute", "as_posix", "expanduser", "resolve"})
 """Of a path: what they answer is the same one."""
 _KEYWORDS: Final = frozenset(
-    {"path", "file", "filename", "fname", "filepath", "data_files", "root", "save_directory", "output_dir", "path_or_buf", "log_dir"}
+    {
+        "path",
+        "file",
+        "filename",
+        "fname",
+        "filepath",
+        "data_files",
+        "root",
+        "save_directory",
+        "output_dir",
+        "path_or_buf",
+        "log_dir",
+    }
 )
 _PATH: Final = re.compile(r"[\w./-]*/[\w./-]+|[\w.-]*\w\.[A-Za-z]\w{0,11}")
-_WRAPPERS: Final = frozenset({"Path", "PurePath", "str", "fspath", "abspath", "realpath", "expanduser"})
-_OUTPUT_WORDS: Final = frozenset(
-    {"out", "output", "outputs", "save", "export", "result", "results", "log", "logdir", "logs", "write", "dest", "plot"}
+_WRAPPERS: Final = frozenset(
+    {"Path", "PurePath", "str", "fspath", "abspath", "realpath", "expanduser"}
 )
-_DATA_WORDS: Final = frozenset({"data", "dataset", "datasets", "corpus", "images", "train", "texts"})
+_OUTPUT_WORDS: Final = frozenset(
+    {
+        "out",
+        "output",
+        "outputs",
+        "save",
+        "export",
+        "result",
+        "results",
+        "log",
+        "logdir",
+        "logs",
+        "write",
+        "dest",
+        "plot",
+    }
+)
+_DATA_WORDS: Final = frozenset(
+    {"data", "dataset", "datasets", "corpus", "images", "train", "texts"}
+)
 _RESUME: Final = re.compile(r"resume\w*|from_checkpoint|load_checkpoint|restore\w*|init_from")
 _STATE: Final = re.compile(r"\w*(checkpoint|ckpt)\w*")
 
@@ -82,7 +160,9 @@ class Script:
     imports: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
-    metrics: str | bool = False  # True: it appends to $RECIPE_METRICS; a text: the pattern of a line that it prints
+    metrics: str | bool = (
+        False  # True: it appends to $RECIPE_METRICS; a text: the pattern of a line that it prints
+    )
     doc: str = ""
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # of its command, before the options
@@ -94,22 +174,46 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     notes: list[str] = []
     options = [option for call in _calls(tree) if (option := _option(call, notes)) is not None]
     hydra = script_hydra.taken(tree, config, notes)
-    named = [_of_declared(each) for each in [*declared(tree, notes), *(hydra.options if hydra is not None else ())]]
+    named = [
+        _of_declared(each)
+        for each in [*declared(tree, notes), *(hydra.options if hydra is not None else ())]
+    ]
     options += named
     use = _Use(tree, {option.name for option in options})
-    use.aliases |= {option.name: (option.name, False) for option in named}  # parameters of a function
+    use.aliases |= {
+        option.name: (option.name, False) for option in named
+    }  # parameters of a function
     use.visit(tree)
-    commands = [text_of(call.args[0]) for call in _calls(tree) if _is_method(call, "add_parser") and call.args]
+    commands = [
+        text_of(call.args[0])
+        for call in _calls(tree)
+        if _is_method(call, "add_parser") and call.args
+    ]
     if commands:
-        notes.append(f"it has commands of its own ({', '.join(commands)}): put one behind the script in `run`, and keep only its options")
+        notes.append(
+            f"it has commands of its own ({', '.join(commands)}): put one behind the script in `run`, and keep only its options"
+        )
     if not options and hydra is None:
         how = "sys.argv" if "sys.argv" in source else "fire" if "fire" in source else ""
-        notes.append(f"it takes its options by {how}, which is not read here" if how else "it takes no options")
-    found = {option.name: _with_role(option, use) for option in options}  # the last of two with one name wins, as in argparse
+        notes.append(
+            f"it takes its options by {how}, which is not read here"
+            if how
+            else "it takes no options"
+        )
+    found = {
+        option.name: _with_role(option, use) for option in options
+    }  # the last of two with one name wins, as in argparse
     return Script(
         options=tuple(found.values()),
         imports=of_tree(tree).dotted,
-        reads=tuple(dict.fromkeys([*use.texts_read, *([f"{hydra.folder}/"] if hydra is not None and hydra.folder else ())])),
+        reads=tuple(
+            dict.fromkeys(
+                [
+                    *use.texts_read,
+                    *([f"{hydra.folder}/"] if hydra is not None and hydra.folder else ()),
+                ]
+            )
+        ),
         writes=tuple(dict.fromkeys(use.texts_written)),
         metrics="RECIPE_METRICS" in source or _printed(tree),
         doc=(ast.get_docstring(tree) or "").strip().split("\n\n")[0].replace("\n", " "),
@@ -132,7 +236,11 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 def _option(call: ast.Call, notes: list[str]) -> Option | None:
     if not _is_method(call, "add_argument"):
         return None
-    flags = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    flags = [
+        arg.value
+        for arg in call.args
+        if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+    ]
     if not flags or len(flags) != len(call.args):
         notes.append(f"line {call.lineno}: an option whose name is not written out")
         return None
@@ -142,29 +250,50 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
     name = text_of(given.get("dest")) or flag.lstrip("-").replace("-", "_")
     what = given.get("action")
     action = what.attr if isinstance(what, ast.Attribute) else text_of(what)
-    option = Option(name, "" if positional else flag, help=" ".join(text_of(given.get("help")).replace("%(default)s", "the default").split()))
+    option = Option(
+        name,
+        "" if positional else flag,
+        help=" ".join(text_of(given.get("help")).replace("%(default)s", "the default").split()),
+    )
     if action in ("help", "version"):
         return None
     if action in ("store_true", "store_false", "BooleanOptionalAction"):
         both = action == "BooleanOptionalAction"
         yes = both and _plain(given.get("default")) == "True"
         own = option.name if action != "store_false" else flag.lstrip("-").replace("-", "_")
-        return replace(option, name=own, type="boolean", switch=True, default="True" if yes else "False", negative=f"--no-{flag[2:]}" if both else "")
+        return replace(
+            option,
+            name=own,
+            type="boolean",
+            switch=True,
+            default="True" if yes else "False",
+            negative=f"--no-{flag[2:]}" if both else "",
+        )
     if action not in ("", "store"):
         notes.append(f"line {call.lineno}: {flag} is left to its default: its action is {action}")
         return None
     kind = given.get("type")
-    word = kind.id if isinstance(kind, ast.Name) else kind.attr if isinstance(kind, ast.Attribute) else ""
+    word = (
+        kind.id
+        if isinstance(kind, ast.Name)
+        else kind.attr
+        if isinstance(kind, ast.Attribute)
+        else ""
+    )
     default = given.get("default")
     many = _plain(given.get("nargs"))
     optional = many in ("'?'", "'*'")
     choices = given.get("choices")
     named = _choices(choices)
     if choices is not None and not named:
-        notes.append(f"line {call.lineno}: {flag} takes one of a few values, which are not written out there")
+        notes.append(
+            f"line {call.lineno}: {flag} takes one of a few values, which are not written out there"
+        )
     truth = word not in _TYPES and _plain(default) in ("True", "False")
     if truth:
-        notes.append(f"line {call.lineno}: {flag} is given as the word true or false: see that the script reads it so")
+        notes.append(
+            f"line {call.lineno}: {flag} is given as the word true or false: see that the script reads it so"
+        )
     required = (positional and not optional) or (_plain(given.get("required")) == "True")
     return replace(
         option,
@@ -179,10 +308,28 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
 def _of_declared(each: Declared) -> Option:
     """An option that is declared as a field, by a decorator or as a parameter."""
     default = None if each.required or each.default is None else _plain(each.default)
-    option = Option(each.name, each.flag, required=each.required, many=each.many, choices=each.choices, help=" ".join(each.help.split()))
+    option = Option(
+        each.name,
+        each.flag,
+        required=each.required,
+        many=each.many,
+        choices=each.choices,
+        help=" ".join(each.help.split()),
+    )
     if each.alone:
-        return replace(option, type="boolean", switch=True, default="True" if default == "True" else "False", negative=each.negative, required=False)
-    return replace(option, type="boolean" if each.type == "bool" else _TYPES.get(each.type, "string"), default=default)
+        return replace(
+            option,
+            type="boolean",
+            switch=True,
+            default="True" if default == "True" else "False",
+            negative=each.negative,
+            required=False,
+        )
+    return replace(
+        option,
+        type="boolean" if each.type == "bool" else _TYPES.get(each.type, "string"),
+        default=default,
+    )
 
 
 def _choices(node: ast.AST | None) -> tuple[str, ...]:
@@ -195,7 +342,12 @@ def _plain(node: ast.AST | None) -> str | None:
     """A plain value as it is written: a number, a text, True, None, a list of these, or Path of a text.  None for what must be computed."""
     if node is None:
         return ""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Path" and len(node.args) == 1:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Path"
+        and len(node.args) == 1
+    ):
         return _plain(node.args[0])
     try:
         value = ast.literal_eval(node)
@@ -224,7 +376,9 @@ class _Use(ast.NodeVisitor):
         self.done: dict[str, _Touched] = {}
         self.once = _assigned_once(tree)
         self.aliases: dict[str, tuple[Any, bool]] = {}
-        self.written: dict[str, ast.expr] = {}  # how the path that a name stands for is put together
+        self.written: dict[
+            str, ast.expr
+        ] = {}  # how the path that a name stands for is put together
         self.texts_read: list[str] = []
         self.texts_written: list[str] = []
 
@@ -240,16 +394,33 @@ class _Use(ast.NodeVisitor):
     def _name(self, targets: list[ast.expr], value: ast.expr) -> None:
         base = self._base(value)
         for target in targets:
-            if base is not None and (name := _dotted(target)) and (name in self.once or not isinstance(base[0], ast.Constant)):
+            if (
+                base is not None
+                and (name := _dotted(target))
+                and (name in self.once or not isinstance(base[0], ast.Constant))
+            ):
                 self.aliases[name] = base
                 self.written[name] = value
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         func = node.func
-        word = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-        owner = func.value if isinstance(func, ast.Attribute) and self._base(func.value) is not None else None
-        places = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in _KEYWORDS)]
+        word = (
+            func.attr
+            if isinstance(func, ast.Attribute)
+            else func.id
+            if isinstance(func, ast.Name)
+            else ""
+        )
+        owner = (
+            func.value
+            if isinstance(func, ast.Attribute) and self._base(func.value) is not None
+            else None
+        )
+        places = [
+            *node.args,
+            *(keyword.value for keyword in node.keywords if keyword.arg in _KEYWORDS),
+        ]
         reads, writes = word in _READERS or word in _LISTERS, word in _WRITERS or word in _MAKERS
         if word == "open":
             modes = [
@@ -259,8 +430,19 @@ class _Use(ast.NodeVisitor):
             mode = next((text_of(each) for each in modes), "r")
             reads, writes = not set(mode) & set("wax"), bool(set(mode) & set("wax+"))
             places = [owner] if owner is not None else node.args[:1]
-        elif word in ("rename", "replace"):  # a checkpoint that is complete gets its name like this; texts have a replace, too
-            writes, places = True, [arg for arg in node.args if (base := self._base(arg)) is not None and not isinstance(base[0], ast.Constant)]
+        elif word in (
+            "rename",
+            "replace",
+        ):  # a checkpoint that is complete gets its name like this; texts have a replace, too
+            writes, places = (
+                True,
+                [
+                    arg
+                    for arg in node.args
+                    if (base := self._base(arg)) is not None
+                    and not isinstance(base[0], ast.Constant)
+                ],
+            )
         elif word in _METHODS and owner is not None:
             places = [owner]
         if not (reads or writes):
@@ -269,11 +451,17 @@ class _Use(ast.NodeVisitor):
             if (base := self._base(place)) is not None:
                 self._touch(base, place, reads, writes, word)
 
-    def _touch(self, base: tuple[Any, bool], place: ast.expr, reads: bool, writes: bool, word: str) -> None:
+    def _touch(
+        self, base: tuple[Any, bool], place: ast.expr, reads: bool, writes: bool, word: str
+    ) -> None:
         origin, below = base
         if isinstance(origin, ast.Constant):
             path = str(origin.value).rstrip("/")
-            folder = "/" if word in _MAKERS or word in _LISTERS or str(origin.value).endswith("/") else ""
+            folder = (
+                "/"
+                if word in _MAKERS or word in _LISTERS or str(origin.value).endswith("/")
+                else ""
+            )
             if not folder and not _PATH.fullmatch(re.sub(r"(?<=\w) (?=\w)", "_", path)):
                 return
             if reads:
@@ -293,7 +481,11 @@ class _Use(ast.NodeVisitor):
     def _base(self, node: ast.expr) -> tuple[Any, bool] | None:
         """The option, or the text, that a path is made from, and whether it is below it.  None for what is neither."""
         if isinstance(node, ast.Attribute):
-            if isinstance(node.value, ast.Name) and node.attr in self.names and node.value.id not in ("os", "torch", "np", "json", "self"):
+            if (
+                isinstance(node.value, ast.Name)
+                and node.attr in self.names
+                and node.value.id not in ("os", "torch", "np", "json", "self")
+            ):
                 return node.attr, False
             if node.attr == "parent" and (base := self._base(node.value)) is not None:
                 return base
@@ -304,10 +496,18 @@ class _Use(ast.NodeVisitor):
             return (node, False) if isinstance(node.value, str) else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             return self._below(node.left, node.right)
-        if isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.FormattedValue):
+        if (
+            isinstance(node, ast.JoinedStr)
+            and node.values
+            and isinstance(node.values[0], ast.FormattedValue)
+        ):
             first, rest = node.values[0].value, node.values[1:]
             base = self._base(first)
-            joined = base is None or not isinstance(base[0], ast.Constant) or text_of(next(iter(rest), None)).startswith("/")
+            joined = (
+                base is None
+                or not isinstance(base[0], ast.Constant)
+                or text_of(next(iter(rest), None)).startswith("/")
+            )
             return self._below(first, *rest) if joined else None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr in _SAME and not node.args:
@@ -315,7 +515,13 @@ class _Use(ast.NodeVisitor):
             if node.func.attr == "joinpath":
                 return self._below(node.func.value, *node.args)
         if isinstance(node, ast.Call) and node.args:
-            word = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+            word = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else node.func.id
+                if isinstance(node.func, ast.Name)
+                else ""
+            )
             if word == "join" or (word == "Path" and len(node.args) > 1):
                 return self._below(*node.args)
             if word in _WRAPPERS:
@@ -333,15 +539,27 @@ class _Use(ast.NodeVisitor):
 
 def _assigned_once(tree: ast.AST) -> set[str]:
     """The names that stand for one thing in all of a script: assigned once, and no parameter."""
-    names = [_dotted(node) for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)]
+    names = [
+        _dotted(node)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+    ]
     parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    return {name for name, count in Counter(names).items() if count == 1 and name and name not in parameters}
+    return {
+        name
+        for name, count in Counter(names).items()
+        if count == 1 and name and name not in parameters
+    }
 
 
 def _dotted(node: ast.expr) -> str:
     """A name that is assigned to: `out`, `self.out`.  Empty for what is none."""
     if isinstance(node, ast.Attribute):
-        return f"self.{node.attr}" if isinstance(node.value, ast.Name) and node.value.id == "self" else ""
+        return (
+            f"self.{node.attr}"
+            if isinstance(node.value, ast.Name) and node.value.id == "self"
+            else ""
+        )
     return node.id if isinstance(node, ast.Name) else ""
 
 
@@ -371,12 +589,18 @@ def _with_role(option: Option, use: _Use) -> Option:
         return replace(option, role="resume")
     saved = next((each for each in touched.patterns if _STATE.match(each)), "")
     if saved or (_STATE.fullmatch(name) and (touched.written or (not known and folder))):
-        return replace(option, role="state", folder=True, pattern=saved or next(iter(touched.patterns), ""))
+        return replace(
+            option, role="state", folder=True, pattern=saved or next(iter(touched.patterns), "")
+        )
     if touched.written or (not known and words & _OUTPUT_WORDS):
         return replace(option, role="output", folder=folder)
-    if touched.model or (not known and name in ("model", "base", "base_model", "model_name_or_path", "pretrained")):
+    if touched.model or (
+        not known and name in ("model", "base", "base_model", "model_name_or_path", "pretrained")
+    ):
         return replace(option, role="input", model=True)
-    if touched.read or (words & _DATA_WORDS and words & {"data", "dataset", "dir", "path", "file", "folder"}):
+    if touched.read or (
+        words & _DATA_WORDS and words & {"data", "dataset", "dir", "path", "file", "folder"}
+    ):
         return replace(option, role="input", folder=folder or bool(words & _DATA_WORDS))
     return option
 
@@ -391,10 +615,20 @@ def _printed(tree: ast.AST) -> str | bool:
     """A pattern for the line with a loss that a script prints; False where it prints none that can be read."""
     best: tuple[int, str] = (0, "")
     for call in _calls(tree):
-        word = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        word = (
+            call.func.id
+            if isinstance(call.func, ast.Name)
+            else call.func.attr
+            if isinstance(call.func, ast.Attribute)
+            else ""
+        )
         if word not in ("print", "info", "write"):
             continue
-        parts = [piece for n, arg in enumerate(call.args) for piece in ([" "] if n else []) + _pieces(arg)]
+        parts = [
+            piece
+            for n, arg in enumerate(call.args)
+            for piece in ([" "] if n else []) + _pieces(arg)
+        ]
         pattern, names = _as_pattern(parts)
         if any("loss" in name for name in names) and len(names) > best[0]:
             best = (len(names), pattern)
@@ -420,9 +654,19 @@ def _as_pattern(parts: list[str | ast.expr]) -> tuple[str, list[str]]:
             before = part
             pattern += r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", part))
             continue
-        called, label = _called(part).lower(), next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower()
+        called, label = (
+            _called(part).lower(),
+            next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower(),
+        )
         # `val_loss {val}` reports val_loss; `step {step} of {steps}` reports no `of`.
-        name = label if not called or called in label.split("_") or label in ("step", "epoch") or _MEASURE.search(label) else called
+        name = (
+            label
+            if not called
+            or called in label.split("_")
+            or label in ("step", "epoch")
+            or _MEASURE.search(label)
+            else called
+        )
         if name and name not in names:
             names.append(name)
             number = r"\d+" if name in ("step", "epoch") else _NUMBER
@@ -437,6 +681,10 @@ def _called(node: ast.expr) -> str:
         return node.id
     if isinstance(node, ast.Attribute):
         return node.attr
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("item", "mean", "get_last_lr"):
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("item", "mean", "get_last_lr")
+    ):
         return _called(node.func.value)
     return ""

@@ -26,7 +26,9 @@ class Trial(NamedTuple):
     result: float | None
 
 
-def proposed(where: Space, tried: Sequence[Trial], count: int, *, least: bool, seed: int) -> list[list[Tree]]:
+def proposed(
+    where: Space, tried: Sequence[Trial], count: int, *, least: bool, seed: int
+) -> list[list[Tree]]:
     """Up to `count` combinations that were not tried.  The same for the same arguments; fewer, where no more are left.  Raises CannotRun."""
     optuna = library()
     ways = {name: _distribution(optuna, axis) for name, axis in where.axes.items()}
@@ -34,8 +36,13 @@ def proposed(where: Space, tried: Sequence[Trial], count: int, *, least: bool, s
     study = optuna.create_study(direction="minimize" if least else "maximize", sampler=sampler)
     for trial in tried:
         if trial.result is not None:
-            given = {name: _index(axis, value) for (name, axis), value in zip(where.axes.items(), trial.values, strict=True)}
-            study.add_trial(optuna.trial.create_trial(params=given, distributions=ways, value=trial.result))
+            given = {
+                name: _index(axis, value)
+                for (name, axis), value in zip(where.axes.items(), trial.values, strict=True)
+            }
+            study.add_trial(
+                optuna.trial.create_trial(params=given, distributions=ways, value=trial.result)
+            )
     known = {_text(trial.values) for trial in tried}
     found: list[list[Tree]] = []
     chance = random.Random(seed + len(tried))  # noqa: S311 - which is tried, not a secret
@@ -73,19 +80,29 @@ def _distribution(optuna: Any, axis: Range | Sequence[Tree]) -> Any:
 
 
 def _index(axis: Range | Sequence[Tree], value: Tree) -> Tree:
-    return value if isinstance(axis, Range) else next(n for n, each in enumerate(axis) if each == value)
+    return (
+        value
+        if isinstance(axis, Range)
+        else next(n for n, each in enumerate(axis) if each == value)
+    )
 
 
 def _value(axis: Range | Sequence[Tree], drawn: float) -> Tree:
     if not isinstance(axis, Range):
         return axis[int(drawn)]
-    return int(drawn) if axis.whole else min(max(float(f"{drawn:.{_DIGITS}g}"), axis.low), axis.high)
+    return (
+        int(drawn) if axis.whole else min(max(float(f"{drawn:.{_DIGITS}g}"), axis.low), axis.high)
+    )
 
 
 def _drawn(axis: Range | Sequence[Tree], chance: random.Random) -> Tree:
     if not isinstance(axis, Range):
         return chance.choice(axis)
-    return chance.randint(int(axis.low), int(axis.high)) if axis.whole else _value(axis, chance.uniform(axis.low, axis.high))
+    return (
+        chance.randint(int(axis.low), int(axis.high))
+        if axis.whole
+        else _value(axis, chance.uniform(axis.low, axis.high))
+    )
 
 
 def _text(values: Sequence[Tree]) -> str:

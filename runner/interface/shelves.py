@@ -11,7 +11,20 @@ from ..hosts.renting import offering
 from ..hosts.renting.offering import Shelf
 from .tables import aligned
 
-HEAD: Final = ("provider", "offer", "GPU", "memory", "region", "market", "$/h", "hours", "egress $", "total $", "reliable", "longest")
+HEAD: Final = (
+    "provider",
+    "offer",
+    "GPU",
+    "memory",
+    "region",
+    "market",
+    "$/h",
+    "hours",
+    "egress $",
+    "total $",
+    "reliable",
+    "longest",
+)
 
 
 def lines(step: str, shelf: Shelf, most: int) -> list[str]:
@@ -20,7 +33,12 @@ def lines(step: str, shelf: Shelf, most: int) -> list[str]:
     rows = [_row(offer, shelf.wish) for offer in shelf.offers[:most]]
     table = aligned([HEAD, *rows], right={3, 6, 7, 8, 9, 10, 11}) if rows else []
     more = [f"… {len(shelf.offers) - most} more"] if len(shelf.offers) > most else []
-    return [head + (f"; {shelf.ends}" if shelf.ends else ""), *table, *more, *(words for words in (shelf.unsaid(), shelf.left_out()) if words)]
+    return [
+        head + (f"; {shelf.ends}" if shelf.ends else ""),
+        *table,
+        *more,
+        *(words for words in (shelf.unsaid(), shelf.left_out()) if words),
+    ]
 
 
 def _row(offer: Offer, wish: Wish) -> tuple[str, ...]:
@@ -34,7 +52,9 @@ def _row(offer: Offer, wish: Wish) -> tuple[str, ...]:
         offer.market,
         f"{offer.price:.3f}",
         "?" if wish.hours is None else f"{wish.hours:.1f}",
-        "?" if offer.egress_price and wish.home is None else f"{offering.egress(offer, wish.home):.2f}",
+        "?"
+        if offer.egress_price and wish.home is None
+        else f"{offering.egress(offer, wish.home):.2f}",
         "?" if usd is None else f"{usd:.2f}",
         "?" if offer.reliability is None else f"{offer.reliability:.3f}",
         "?" if offer.longest is None else f"{offer.longest:.0f} h",
@@ -48,13 +68,30 @@ def chosen(found: Mapping[str, Shelf]) -> list[str]:
         for place, offer in enumerate(shelf.offers[: 1 + offering.RUNNERS_UP]):
             row = _row(offer, shelf.wish)
             usd, extra = offering.total(offer, shelf.wish), offering.egress(offer, shelf.wish.home)
-            cost = f", {shelf.wish.hours:.1f} h, ${usd:.2f}" + f" with ${extra:.2f} of egress" * (extra > 0) if usd is not None else ""
-            what = f"{'allocates' if offer.queued else 'rents'} for {step}" if not place else f"{'':9}else"
-            kind = row[1] if offer.queued else f"{offer.id}, {row[2]} of {row[3]}, {offer.region}, {offer.market}"
+            cost = (
+                f", {shelf.wish.hours:.1f} h, ${usd:.2f}"
+                + f" with ${extra:.2f} of egress" * (extra > 0)
+                if usd is not None
+                else ""
+            )
+            what = (
+                f"{'allocates' if offer.queued else 'rents'} for {step}"
+                if not place
+                else f"{'':9}else"
+            )
+            kind = (
+                row[1]
+                if offer.queued
+                else f"{offer.id}, {row[2]} of {row[3]}, {offer.region}, {offer.market}"
+            )
             lines.append(f"{what}: {offer.driver} {kind}, ${row[6]} an hour{cost}")
         if not shelf.offers:
-            lines.append(f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}")
-        lines += [f"{'':9}{words}" for words in (shelf.unsaid(), shelf.left_out(), shelf.ends) if words]
+            lines.append(
+                f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}"
+            )
+        lines += [
+            f"{'':9}{words}" for words in (shelf.unsaid(), shelf.left_out(), shelf.ends) if words
+        ]
     return lines
 
 
@@ -72,7 +109,9 @@ def as_json(step: str, shelf: Shelf) -> dict[str, object]:
             "usd_an_hour": offer.price,
             "usd_an_hour_of_disk": offer.disk_price,
             "usd_a_gb_of_egress": offer.egress_price,
-            "usd_of_egress": None if offer.egress_price and wish.home is None else offering.egress(offer, wish.home),
+            "usd_of_egress": None
+            if offer.egress_price and wish.home is None
+            else offering.egress(offer, wish.home),
             "usd": offering.total(offer, wish),
             "reliability": offer.reliability,
             "longest_hours": offer.longest,

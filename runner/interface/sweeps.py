@@ -71,13 +71,25 @@ def drafted(
     axes: dict[str, Sequence[Tree]] = {}
     for name, axis in found.axes.items():
         if isinstance(axis, Range):
-            problems.append(Problem("bad-input", f'"{name}" is a range, from which only a search takes values', fix="add --tpe 30, or write values"))
+            problems.append(
+                Problem(
+                    "bad-input",
+                    f'"{name}" is a range, from which only a search takes values',
+                    fix="add --tpe 30, or write values",
+                )
+            )
         else:
             axes[name] = axis
     count = math.prod(len(values) for values in axes.values())
     if count > MOST:
         product = " × ".join(f"{len(values):,}" for values in axes.values())
-        problems.append(Problem("too-many-steps", f"the sweep has {count:,} combinations ({product}), more than {MOST:,}", fix="give fewer values"))
+        problems.append(
+            Problem(
+                "too-many-steps",
+                f"the sweep has {count:,} combinations ({product}), more than {MOST:,}",
+                fix="give fewer values",
+            )
+        )
     if problems:
         raise Invalid(problems)
     chosen = list(itertools.product(*axes.values()))
@@ -87,11 +99,18 @@ def drafted(
     one = ", ".join(f"matrix.{each}" for each in axes)
     when = f"{{{{ [{one}] in {_expression(chosen)} }}}}" if len(chosen) < count else ""
     handed = {each: f"{{{{ matrix.{each} }}}}" for each in axes}
-    return Sweep(_text(recipe, uses, axes, handed, found.fixed, preset, when), found.fixed, len(chosen))
+    return Sweep(
+        _text(recipe, uses, axes, handed, found.fixed, preset, when), found.fixed, len(chosen)
+    )
 
 
 def space(
-    recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None, origins: Mapping[str, str] = inputs.NOWHERE, metric: str
+    recipe: Recipe,
+    given: Mapping[str, object],
+    *,
+    preset: str | None = None,
+    origins: Mapping[str, str] = inputs.NOWHERE,
+    metric: str,
 ) -> Space:
     """Where a search looks for the best of `metric`.  Raises Invalid with every problem."""
     found, problems = _gathered(recipe, given, preset, origins, metric)
@@ -100,9 +119,14 @@ def space(
     return found
 
 
-def searched(recipe: Recipe, uses: str, where: Space, points: Sequence[Sequence[Tree]], preset: str | None) -> str:
+def searched(
+    recipe: Recipe, uses: str, where: Space, points: Sequence[Sequence[Tree]], preset: str | None
+) -> str:
     """The recipe of a search: an instance for each trial, whose values are in the order of the axes."""
-    handed = {name: f"{{{{ {_expression([point[n] for point in points])}{_TRIAL} }}}}" for n, name in enumerate(where.axes)}
+    handed = {
+        name: f"{{{{ {_expression([point[n] for point in points])}{_TRIAL} }}}}"
+        for n, name in enumerate(where.axes)
+    }
     return _text(recipe, uses, {"trial": list(range(len(points)))}, handed, where.fixed, preset, "")
 
 
@@ -110,12 +134,19 @@ def trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
     """The trials that a recipe of a search has, as `searched` wrote it."""
     (step,) = _mapping(_mapping(written)["steps"]).values()
     handed = _mapping(_mapping(step)["with"])
-    columns = [json.loads(str(handed[name]).removeprefix("{{ ").removesuffix(f"{_TRIAL} }}}}")) for name in axes]
+    columns = [
+        json.loads(str(handed[name]).removeprefix("{{ ").removesuffix(f"{_TRIAL} }}}}"))
+        for name in axes
+    ]
     return [list(point) for point in zip(*columns, strict=True)]
 
 
 def _gathered(
-    recipe: Recipe, given: Mapping[str, object], preset: str | None, origins: Mapping[str, str], metric: str | None
+    recipe: Recipe,
+    given: Mapping[str, object],
+    preset: str | None,
+    origins: Mapping[str, str],
+    metric: str | None,
 ) -> tuple[Space, list[Problem]]:
     """The axes of what is given and the values of the other inputs, and every problem."""
     problems: list[Problem] = []
@@ -131,14 +162,26 @@ def _gathered(
     fixed = {name: value for name, value in given.items() if name not in axes}
     one = {name: axis.low if isinstance(axis, Range) else axis[0] for name, axis in axes.items()}
     values, wrong = inputs.tried(recipe, {**fixed, **one}, preset=preset, origins=origins)
-    problems += [problem for problem in wrong if not any(f'"{name}"' in problem.message and problem.where is None for name in axes)]
+    problems += [
+        problem
+        for problem in wrong
+        if not any(f'"{name}"' in problem.message and problem.where is None for name in axes)
+    ]
     if not axes and not problems:
-        problems.append(Problem("bad-input", "no input has several values", fix="separate them by commas: learning_rate=1e-4,3e-4"))
+        problems.append(
+            Problem(
+                "bad-input",
+                "no input has several values",
+                fix="separate them by commas: learning_rate=1e-4,3e-4",
+            )
+        )
     if metric is not None:
         problems += _unreported(recipe, metric)
     whole = {name.partition(".")[0] for name in fixed if "." in name}
     if not problems:
-        fixed = {name: value for name, value in fixed.items() if "." not in name} | {name: values[name] for name in whole}
+        fixed = {name: value for name, value in fixed.items() if "." not in name} | {
+            name: values[name] for name in whole
+        }
     return Space(axes, fixed), problems
 
 
@@ -153,7 +196,11 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
     match = _RANGE.fullmatch(text)
     if match is None:
         problems.append(
-            Problem("bad-input", f'"{spec.name}" has no range that can be read: "{text}"', fix=f"write {spec.name}=LOW..HIGH or LOW..HIGH:log")
+            Problem(
+                "bad-input",
+                f'"{spec.name}" has no range that can be read: "{text}"',
+                fix=f"write {spec.name}=LOW..HIGH or LOW..HIGH:log",
+            )
         )
         return [None]
     ends: list[float] = []
@@ -167,17 +214,31 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
     low, high = ends
     if low >= high:
         problems.append(
-            Problem("bad-input", f'"{spec.name}" has an empty range: {low:g} is not below {high:g}', fix=f"write {spec.name}={high:g}..{low:g}")
+            Problem(
+                "bad-input",
+                f'"{spec.name}" has an empty range: {low:g} is not below {high:g}',
+                fix=f"write {spec.name}={high:g}..{low:g}",
+            )
         )
     elif match[3] and low <= 0:
-        problems.append(Problem("bad-input", f'"{spec.name}" has no logarithmic range from {low:g}', fix="begin above 0, or leave `:log` away"))
+        problems.append(
+            Problem(
+                "bad-input",
+                f'"{spec.name}" has no logarithmic range from {low:g}',
+                fix="begin above 0, or leave `:log` away",
+            )
+        )
     return Range(low, high, match[3] is not None, spec.type == "integer")
 
 
 def _several(spec: Input, value: object) -> list[object] | None:
     """The values that one word gives; None where it is one value.  An empty one has none."""
     if isinstance(value, list):  # of a file
-        return value if spec.type != "list" or (value and all(isinstance(item, list) for item in value)) else None
+        return (
+            value
+            if spec.type != "list" or (value and all(isinstance(item, list) for item in value))
+            else None
+        )
     if not isinstance(value, str):
         return None
     if spec.type in ("list", "object"):
@@ -185,7 +246,9 @@ def _several(spec: Input, value: object) -> list[object] | None:
             read = json.loads(f"[{value}]")
         except ValueError:
             return None
-        return read if len(read) > 1 and all(isinstance(item, (list, dict)) for item in read) else None
+        return (
+            read if len(read) > 1 and all(isinstance(item, (list, dict)) for item in read) else None
+        )
     if value.startswith("["):
         try:
             read = json.loads(value)
@@ -211,7 +274,9 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
         except inputs.BadValue as wrong:
             problems.append(Problem(wrong.code, f'"{spec.name}" {wrong.message}', None, wrong.fix))
     if len({json.dumps(value, sort_keys=True) for value in found}) < len(found):
-        problems.append(Problem("twice", f'"{spec.name}" has the same value twice', fix="write it once"))
+        problems.append(
+            Problem("twice", f'"{spec.name}" has the same value twice', fix="write it once")
+        )
     return found or [None]
 
 
@@ -222,7 +287,14 @@ def _unreported(recipe: Recipe, metric: str) -> list[Problem]:
     reporting = [step.metrics for step in recipe.steps.values() if step.metrics is not None]
     if not reporting:
         fix = "write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`"
-        return [Problem("unknown-metric", f'no step of {recipe.id} reports metrics, so none reports "{metric}"', None, fix)]
+        return [
+            Problem(
+                "unknown-metric",
+                f'no step of {recipe.id} reports metrics, so none reports "{metric}"',
+                None,
+                fix,
+            )
+        ]
     names = [name for each in reporting for name in _GROUP.findall(each.pattern or "")]
     if all(each.pattern for each in reporting) and metric not in names:
         fix = did_you_mean(metric, names) or f"they report {', '.join(names)}"
@@ -243,8 +315,17 @@ def _text(
     name, _, version = recipe.id.partition("@")
     written = _mapping(recipe.document.value)
     specs = {each: _mapping(spec) for each, spec in _mapping(written.get("inputs")).items()}
-    own = {each: {key: value for key, value in specs[each].items() if key not in ("default", "required")} for each in fixed}
-    own |= {spec.name: dict(specs[spec.name]) for spec in recipe.inputs.values() if spec.type == "secret"}
+    own = {
+        each: {
+            key: value for key, value in specs[each].items() if key not in ("default", "required")
+        }
+        for each in fixed
+    }
+    own |= {
+        spec.name: dict(specs[spec.name])
+        for spec in recipe.inputs.values()
+        if spec.type == "secret"
+    }
     handed = {each: f"{{{{ inputs.{each} }}}}" for each in own} | dict(differ)
     lines = [
         f"# Written by `recipe sweep`: {recipe.id} once for each combination.",
@@ -261,7 +342,9 @@ def _text(
     if when:
         lines.append(f"    when: {json.dumps(when)}")
     if recipe.outputs:
-        lines.append(f"outputs: {json.dumps({each: f'{{{{ steps.{name}.{each} }}}}' for each in recipe.outputs})}")
+        lines.append(
+            f"outputs: {json.dumps({each: f'{{{{ steps.{name}.{each} }}}}' for each in recipe.outputs})}"
+        )
     if "cost" in (limits := _mapping(written.get("limits"))):
         lines.append(f"limits: {json.dumps({'cost': limits['cost']})}")
     return "\n".join(lines) + "\n"

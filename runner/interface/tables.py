@@ -11,7 +11,12 @@ def aligned(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]
     """The rows of a table, its columns in line; those in `right` flush right."""
     widths = [max(width(row[n]) for row in table) for n in range(len(table[0]))]
     padded = (
-        [" " * (widths[n] - width(cell)) + cell if n in right else cell + " " * (widths[n] - width(cell)) for n, cell in enumerate(row)]
+        [
+            " " * (widths[n] - width(cell)) + cell
+            if n in right
+            else cell + " " * (widths[n] - width(cell))
+            for n, cell in enumerate(row)
+        ]
         for row in table
     )
     return ["  ".join(row).rstrip() for row in padded]
@@ -20,7 +25,10 @@ def aligned(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]
 def markdown(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
     """The same as a table of Markdown."""
     rule = ["---:" if n in right else "---" for n in range(len(table[0]))]
-    rows = [[cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in table]
+    rows = [
+        [cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for cell in row]
+        for row in table
+    ]
     return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
 
 

@@ -25,7 +25,9 @@ _SEQUENCE = re.compile(
     r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9b-\x9f]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC up to their end
     r"|\x1b[ -/]+[0-~]"  # character sets
 )
-_OURS = re.compile(r"(\n|\x1b\[(?:[012]|(?:1;)?3[1-6])m)")  # line ends and the colours that we write
+_OURS = re.compile(
+    r"(\n|\x1b\[(?:[012]|(?:1;)?3[1-6])m)"
+)  # line ends and the colours that we write
 _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 16
 
@@ -138,15 +140,33 @@ class LogTail:
 class MetricsTail:
     """The training metrics of a running step, as far as they have been written: JSON lines, or the lines of a log that have a pattern."""
 
-    __slots__ = ("_first", "_last", "_masker", "_path", "_pattern", "_points", "_seen", "_stride", "_sum", "_summed", "_total", "main", "values")
+    __slots__ = (
+        "_first",
+        "_last",
+        "_masker",
+        "_path",
+        "_pattern",
+        "_points",
+        "_seen",
+        "_stride",
+        "_sum",
+        "_summed",
+        "_total",
+        "main",
+        "values",
+    )
 
-    def __init__(self, path: str, masker: Masker, total: float | None = None, pattern: str | None = None) -> None:
+    def __init__(
+        self, path: str, masker: Masker, total: float | None = None, pattern: str | None = None
+    ) -> None:
         self._path, self._masker, self._pattern = path, masker, pattern
         self._total = total  # steps, as the inputs say
         self._seen = 0
         self.values: dict[str, float] = {}
         self.main = ""
-        self._first: tuple[float, float] | None = None  # step, and when we saw it: a training that was resumed does not start at 0
+        self._first: tuple[float, float] | None = (
+            None  # step, and when we saw it: a training that was resumed does not start at 0
+        )
         self._last: tuple[float, float] | None = None
         self._points: list[float] = []
         self._stride, self._sum, self._summed = 1, 0.0, 0
@@ -181,7 +201,12 @@ class MetricsTail:
     def left(self, now: float) -> float | None:
         """Seconds until the last step, at the pace we have seen; None while that is unknown."""
         most = self.total
-        if most is None or self._first is None or self._last is None or self._last[0] <= self._first[0]:
+        if (
+            most is None
+            or self._first is None
+            or self._last is None
+            or self._last[0] <= self._first[0]
+        ):
             return None
         pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
         return max(0.0, (most - self._last[0]) * pace - (now - self._last[1]))
@@ -191,7 +216,11 @@ class MetricsTail:
         values, said = self.values, []
         most = self.total
         if "step" in values:
-            share = f"/{_number(most)} {min(values['step'] / most, 1):.0%}" if most is not None and most > 0 else ""
+            share = (
+                f"/{_number(most)} {min(values['step'] / most, 1):.0%}"
+                if most is not None and most > 0
+                else ""
+            )
             said.append(f"step {_number(values['step'])}{share}")
         elif "epoch" in values:
             said.append(f"epoch {_number(values['epoch'])}")
@@ -202,7 +231,9 @@ class MetricsTail:
             said.append(f"eval_loss {_number(values['eval_loss'])}")
         rate = next((name for name in values if name.endswith(_RATES)), "")
         if rate:
-            said.append(f"{_short(values[rate])} {shown(rate.removesuffix('_per_second').removesuffix('/s'))}/s")
+            said.append(
+                f"{_short(values[rate])} {shown(rate.removesuffix('_per_second').removesuffix('/s'))}/s"
+            )
         return "  ".join(said)
 
     def _numbers(self, lines: Iterable[bytes]) -> Iterator[dict[str, float]]:
@@ -241,11 +272,15 @@ def sparkline(points: list[float]) -> str:
     half = high / 2 - low / 2  # the whole of it may be more than a float holds
     if not 0 < half < math.inf:
         return _BARS[0] * len(points)
-    return "".join(_BARS[round((point / 2 - low / 2) / half * (len(_BARS) - 1))] for point in points)
+    return "".join(
+        _BARS[round((point / 2 - low / 2) / half * (len(_BARS) - 1))] for point in points
+    )
 
 
 _RATES = ("_per_second", "/s")
-_CLOCKS = frozenset({"step", "max_steps", "total_steps", "epoch", "time", "at", "seconds", "lr", "learning_rate"})
+_CLOCKS = frozenset(
+    {"step", "max_steps", "total_steps", "epoch", "time", "at", "seconds", "lr", "learning_rate"}
+)
 
 
 def _main(values: Mapping[str, float]) -> str:
@@ -254,11 +289,15 @@ def _main(values: Mapping[str, float]) -> str:
         if name in values:
             return name
     candidates = [name for name in values if name not in _CLOCKS and not name.endswith(_RATES)]
-    return next((name for name in candidates if name.endswith("loss")), candidates[0] if candidates else "")
+    return next(
+        (name for name in candidates if name.endswith("loss")), candidates[0] if candidates else ""
+    )
 
 
 def _finite(numbers: Mapping[str, object]) -> dict[str, float]:
-    return {name: value for name, value in numbers.items() if is_number(value) and abs(value) < 1e300}
+    return {
+        name: value for name, value in numbers.items() if is_number(value) and abs(value) < 1e300
+    }
 
 
 def _last(data: bytes) -> str:

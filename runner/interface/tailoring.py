@@ -32,23 +32,43 @@ class Tailored:
     needed: list[str] = field(default_factory=list)
 
 
-def tailor(ws: Workspace, name: str, recipe: Recipe, gpu: Gpu, given: Mapping[str, object], preset: str | None) -> Tailored:
+def tailor(
+    ws: Workspace,
+    name: str,
+    recipe: Recipe,
+    gpu: Gpu,
+    given: Mapping[str, object],
+    preset: str | None,
+) -> Tailored:
     """A recipe called `name` that uses `recipe` on `gpu`, with inputs that fit.
 
     `given` inputs are taken as they are.  Raises Invalid for bad inputs, and CannotRun where nothing fits or the answer is unknown.
     """
     notes: list[str] = []
-    if preset is None and any(_missing(recipe, spec, given, None) for spec in recipe.inputs.values() if spec.type == "model"):
+    if preset is None and any(
+        _missing(recipe, spec, given, None)
+        for spec in recipe.inputs.values()
+        if spec.type == "model"
+    ):
         preset = _nearest(recipe, gpu)
         notes += [f"preset {preset} to begin with"] if preset else []
     needed = [spec.name for spec in recipe.inputs.values() if _missing(recipe, spec, given, preset)]
-    if wrong := [each for each in needed if recipe.inputs[each].type not in _PATHS or each == "base"]:
-        raise CannotRun(f"what fits depends on {', '.join(wrong)}", fix=f"give {' '.join(f'{each}=…' for each in wrong)}, or a --preset that does")
+    if wrong := [
+        each for each in needed if recipe.inputs[each].type not in _PATHS or each == "base"
+    ]:
+        raise CannotRun(
+            f"what fits depends on {', '.join(wrong)}",
+            fix=f"give {' '.join(f'{each}=…' for each in wrong)}, or a --preset that does",
+        )
     # What fits does not depend on the data: any path stands for it.
     values = inputs.bind(recipe, {**given, **dict.fromkeys(needed, "./data")}, preset=preset)
     devices = recipe.resources.gpus or 1
     chosen, found = _chosen(ws, recipe, values, gpu, devices, given, notes)
-    shown = {each: values[each] for each in recipe.inputs if each in given or presets.of_input(recipe, preset, each)} | chosen
+    shown = {
+        each: values[each]
+        for each in recipe.inputs
+        if each in given or presets.of_input(recipe, preset, each)
+    } | chosen
     return Tailored(_text(name, recipe, gpu, found, shown, needed, notes), found, notes, needed)
 
 
@@ -67,13 +87,19 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
     if found.found is None and estimates.fetched(values.get("base")):
         found = taking({})
     if found.found is None:
-        fix = "give another base, or fetch its config.json: a local folder will do" if "config.json" in found.unknown else "write the recipe by hand"
+        fix = (
+            "give another base, or fetch its config.json: a local folder will do"
+            if "config.json" in found.unknown
+            else "write the recipe by hand"
+        )
         raise CannotRun(f"what fits is unknown: {found.unknown}", fix=fix)
     if found.verdict == "FITS":
         for more in training_from_inputs.larger(values):
             if not set(more) & set(given) and (larger := taking(more)).verdict == "FITS":
                 (size,) = more.values()
-                notes.append(f"micro_batch={size}: the largest that fits; the same training, faster")
+                notes.append(
+                    f"micro_batch={size}: the largest that fits; the same training, faster"
+                )
                 return {**chosen, **more}, larger
         return chosen, found
     # The mildest that fits; where none does, the first of the smallest verdict.
@@ -92,18 +118,30 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
         if smaller.verdict == "FITS":
             break
     if best[1].verdict == "NO":
-        raise CannotRun(f"{recipe.id} does not fit {gpu.name}, whatever is given up: {least.memory}", fix=_others(ws, recipe, values, devices, gpu))
+        raise CannotRun(
+            f"{recipe.id} does not fit {gpu.name}, whatever is given up: {least.memory}",
+            fix=_others(ws, recipe, values, devices, gpu),
+        )
     notes += best[2]
     return {**chosen, **best[0]}, best[1]
 
 
-def _others(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: Gpu) -> str:
+def _others(
+    ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: Gpu
+) -> str:
     """GPUs that the recipe does fit, the smallest first."""
     fitting = []
     for other in sorted(estimates.figures().gpus, key=lambda each: (each.usable, each.tflops)):
-        if other.usable > gpu.usable and estimates.of_values(ws, recipe.id, values, other, devices).verdict == "FITS":
+        if (
+            other.usable > gpu.usable
+            and estimates.of_values(ws, recipe.id, values, other, devices).verdict == "FITS"
+        ):
             fitting.append(other.name)
-    return f"it fits {', '.join(fitting)}" if fitting else "it fits none of the GPUs that are known; take a smaller base"
+    return (
+        f"it fits {', '.join(fitting)}"
+        if fitting
+        else "it fits none of the GPUs that are known; take a smaller base"
+    )
 
 
 def _missing(recipe: Recipe, spec: Input, given: Mapping[str, object], preset: str | None) -> bool:
@@ -113,17 +151,33 @@ def _missing(recipe: Recipe, spec: Input, given: Mapping[str, object], preset: s
 
 def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
     """The preset for the largest GPU that is no larger than this one, else for the smallest; None where none is for a GPU."""
-    sizes = {name: each.resources.gpu_memory for name, each in recipe.presets.items() if each.resources and each.resources.gpu_memory}
+    sizes = {
+        name: each.resources.gpu_memory
+        for name, each in recipe.presets.items()
+        if each.resources and each.resources.gpu_memory
+    }
     if not sizes:
         return None
     fitting = {name: size for name, size in sizes.items() if size <= gpu.memory * 1e9}
-    return max(fitting, key=lambda name: fitting[name]) if fitting else min(sizes, key=lambda name: sizes[name])
+    return (
+        max(fitting, key=lambda name: fitting[name])
+        if fitting
+        else min(sizes, key=lambda name: sizes[name])
+    )
 
 
 # -- text --------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _text(name: str, recipe: Recipe, gpu: Gpu, found: StepEstimate, shown: Mapping[str, Tree], needed: list[str], notes: list[str]) -> str:
+def _text(
+    name: str,
+    recipe: Recipe,
+    gpu: Gpu,
+    found: StepEstimate,
+    shown: Mapping[str, Tree],
+    needed: list[str],
+    notes: list[str],
+) -> str:
     secrets = [spec.name for spec in recipe.inputs.values() if spec.type == "secret"]
     step = recipe.name.replace("-", "_")
     names = [*needed, *shown, *secrets]
@@ -134,12 +188,19 @@ def _text(name: str, recipe: Recipe, gpu: Gpu, found: StepEstimate, shown: Mappi
         f"summary: {json.dumps(f'{recipe.summary} (on {gpu.name})', ensure_ascii=False)}",
         "",
         "inputs:",
-        *(f"  {each}: {_declared(recipe.inputs[each], shown.get(each), each in shown)}" for each in names),
+        *(
+            f"  {each}: {_declared(recipe.inputs[each], shown.get(each), each in shown)}"
+            for each in names
+        ),
         "",
     ]
     if "smoke" in recipe.presets:
         smoke = recipe.presets["smoke"].inputs
-        small = {each: value for each in names if (value := smoke.get(each, _default(recipe.inputs[each]))) is not None}
+        small = {
+            each: value
+            for each in names
+            if (value := smoke.get(each, _default(recipe.inputs[each]))) is not None
+        }
         lines += ["presets:", f"  smoke: {_flow(small)}", ""]
     size = f"{gpu.memory:g}GB"
     limits = {
@@ -157,14 +218,22 @@ def _text(name: str, recipe: Recipe, gpu: Gpu, found: StepEstimate, shown: Mappi
     ]
     outputs = list(recipe.outputs) if recipe.outputs is not None else []
     if outputs:
-        lines += ["", "outputs:", *(f'  {each}: "{{{{ steps.{step}.{each} }}}}"' for each in outputs)]
+        lines += [
+            "",
+            "outputs:",
+            *(f'  {each}: "{{{{ steps.{step}.{each} }}}}"' for each in outputs),
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _resources(recipe: Recipe, gpu: Gpu, size: str) -> dict[str, Tree]:
     wants = recipe.resources
     found: dict[str, Tree] = {"gpus": wants.gpus or 1, "gpu": gpu.asked, "gpu_memory": size}
-    found |= {each: size_text(value) for each in ("memory", "disk") if (value := getattr(wants, each)) is not None}
+    found |= {
+        each: size_text(value)
+        for each in ("memory", "disk")
+        if (value := getattr(wants, each)) is not None
+    }
     return found
 
 

@@ -35,7 +35,13 @@ LAST = 253402300799.0
 
 def moment(at: float | None) -> str | None:
     """A time as RFC 3339 writes it."""
-    return None if at is None else datetime.fromtimestamp(min(at, LAST), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        None
+        if at is None
+        else datetime.fromtimestamp(min(at, LAST), UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def listed(ws: Workspace, rows: Sequence[RunRow]) -> list[Facts]:
@@ -55,17 +61,23 @@ def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) ->
         "id": row.id,
         "recipe": row.recipe,
         "state": row.state,
-        "word": word(begun, reason=row.reason, steps=[*tally, ("WAITING", "")], leases=leases, claimed=live),
+        "word": word(
+            begun, reason=row.reason, steps=[*tally, ("WAITING", "")], leases=leases, claimed=live
+        ),
         "reason": row.reason,
         "request": row.request,
         "user": row.user,
-        "labels": {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
+        "labels": {str(name): str(value) for name, value in labels.items()}
+        if isinstance(labels, dict)
+        else {},
         "priority": row.priority,
         "driver": settings_of_run(row).driver,
         "preset": preset if isinstance(preset, str) else None,
         "inputs": dict(row.inputs),
         "created": moment(row.created),
-        "not_before": moment(row.due) if row.due is not None and row.due > row.created + 1 else None,
+        "not_before": moment(row.due)
+        if row.due is not None and row.due > row.created + 1
+        else None,
         "ended": moment(row.ended),
     }
 
@@ -88,11 +100,28 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
         "seq": row.next_event - 1,
         "progress": progress,
         "provider": settings_of_run(row).driver,
-        "instances": [{"provider": lease.driver, "key": lease.key, "state": lease.state, "usd_an_hour": lease.price} for lease in leases],
-        "estimate": {"seconds": progress["eta"], "cost": price * progress["eta"] / 3600 if progress["eta"] is not None else None},
+        "instances": [
+            {
+                "provider": lease.driver,
+                "key": lease.key,
+                "state": lease.state,
+                "usd_an_hour": lease.price,
+            }
+            for lease in leases
+        ],
+        "estimate": {
+            "seconds": progress["eta"],
+            "cost": price * progress["eta"] / 3600 if progress["eta"] is not None else None,
+        },
         "cost": cost,
         "steps": [
-            {"id": id, "state": step.state, "reason": step.reason, "attempts": tries.get(id, 0), "host": hosts.get((row.id, id), "")}
+            {
+                "id": id,
+                "state": step.state,
+                "reason": step.reason,
+                "attempts": tries.get(id, 0),
+                "host": hosts.get((row.id, id), ""),
+            }
             for id, step in steps.items()
         ],
         "graph": _graph(graph),
@@ -104,27 +133,54 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
 def _in_order(graph: RunGraph | None, by_step: Mapping[str, _Known]) -> dict[str, _Known]:
     """What is known by step, in the order of the plan."""
     places = {step: n for n, step in enumerate(graph.needs)} if graph is not None else {}
-    return dict(sorted(by_step.items(), key=lambda item: (places.get(bare(item[0]), len(places)), item[0])))
+    return dict(
+        sorted(by_step.items(), key=lambda item: (places.get(bare(item[0]), len(places)), item[0]))
+    )
 
 
 def _graph(graph: RunGraph | None) -> list[Facts]:
     if graph is None:
         return []
     fresh = Counter(bare(id) for id in graph.fresh)
-    return [{"step": step, "needs": needs, "instances": graph.instances[step], "fresh": fresh[step]} for step, needs in graph.needs.items()]
+    return [
+        {"step": step, "needs": needs, "instances": graph.instances[step], "fresh": fresh[step]}
+        for step, needs in graph.needs.items()
+    ]
 
 
-def _progress(ws: Workspace, row: RunRow, graph: RunGraph | None, states: Mapping[str, str]) -> Facts:
+def _progress(
+    ws: Workspace, row: RunRow, graph: RunGraph | None, states: Mapping[str, str]
+) -> Facts:
     """How many steps are over, and how long the others took before."""
     fresh = row.data.get("fresh")
-    over = sum(state in STEP_FINAL for state in states.values()) + (len(graph.fresh) if graph is not None else fresh if isinstance(fresh, int) else 0)
-    total = max(sum(graph.instances.values()), over) if graph is not None else over if row.state in FINAL else None
+    over = sum(state in STEP_FINAL for state in states.values()) + (
+        len(graph.fresh) if graph is not None else fresh if isinstance(fresh, int) else 0
+    )
+    total = (
+        max(sum(graph.instances.values()), over)
+        if graph is not None
+        else over
+        if row.state in FINAL
+        else None
+    )
     if row.state in FINAL:
-        return {"step": over, "total": total, "percent": 100.0 if row.state == "COMPLETED" else _percent(over, total), "eta": 0.0}
+        return {
+            "step": over,
+            "total": total,
+            "percent": 100.0 if row.state == "COMPLETED" else _percent(over, total),
+            "eta": 0.0,
+        }
     waiting = [id for id, state in states.items() if state not in STEP_FINAL]
     expected = ws.store.index.expected(row.recipe, waiting)
-    known = all(id in expected for id in waiting) and total is not None and over + len(waiting) >= total
-    return {"step": over, "total": total, "percent": _percent(over, total), "eta": sum(expected.values()) if known else None}
+    known = (
+        all(id in expected for id in waiting) and total is not None and over + len(waiting) >= total
+    )
+    return {
+        "step": over,
+        "total": total,
+        "percent": _percent(over, total),
+        "eta": sum(expected.values()) if known else None,
+    }
 
 
 def _percent(over: int, total: int | None) -> float | None:
@@ -136,11 +192,26 @@ def outputs(ws: Workspace, row: RunRow) -> list[Facts]:
     return _outputs(ws, row, run_graph.recall(ws, row.id), ws.store.runs.attempts(row.id))
 
 
-def _outputs(ws: Workspace, row: RunRow, graph: RunGraph | None, attempts: Sequence[AttemptRow]) -> list[Facts]:
+def _outputs(
+    ws: Workspace, row: RunRow, graph: RunGraph | None, attempts: Sequence[AttemptRow]
+) -> list[Facts]:
     keys = dict(graph.fresh) if graph is not None else {}
-    made = _in_order(graph, keys | {attempt.step: attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key})
+    made = _in_order(
+        graph,
+        keys
+        | {
+            attempt.step: attempt.key
+            for attempt in attempts
+            if attempt.outcome == "done" and attempt.key
+        },
+    )
     traces = ws.store.index.traces(list(made.values()))
-    contents = {f"{step}.{each[0]}": each[2] for step, key in made.items() if key in traces for each in traces[key].outputs}
+    contents = {
+        f"{step}.{each[0]}": each[2]
+        for step, key in made.items()
+        if key in traces
+        for each in traces[key].outputs
+    }
     sizes = {each.name: each.size for each in row.outputs}
     if not contents:
         contents = {each.name: Content(each.content) for each in sorted(row.outputs)}
@@ -148,7 +219,13 @@ def _outputs(ws: Workspace, row: RunRow, graph: RunGraph | None, attempts: Seque
     found: list[Facts] = []
     for name, content in contents.items():
         seal = ws.store.index.seal(content) if content not in tiny else None
-        size = len(tiny[content]) if content in tiny else seal.size if seal is not None else sizes.get(name)
+        size = (
+            len(tiny[content])
+            if content in tiny
+            else seal.size
+            if seal is not None
+            else sizes.get(name)
+        )
         found.append({"name": name, "content": content, "bytes": size, "folder": content[0] == "t"})
     return found
 
@@ -166,7 +243,10 @@ def artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> li
         content = Content(each["content"])
         stored = ws.objects.has(content)
         entries = ws.objects.manifests.entries(content) if stored and each["folder"] else ()
-        files: list[Facts] = [{"path": entry.path, "bytes": entry.size, "content": f"{entry.kind}:{entry.value}"} for entry in entries]
+        files: list[Facts] = [
+            {"path": entry.path, "bytes": entry.size, "content": f"{entry.kind}:{entry.value}"}
+            for entry in entries
+        ]
         files.sort(key=lambda file: file["path"])
         size = sum(file["bytes"] for file in files) if stored and each["folder"] else each["bytes"]
         listed = [file for file in files if file["path"] > after][:FILES]

@@ -43,7 +43,14 @@ class Document:
         self.name, self.text, self.value = name, text, value
         self._places, self._at = places, at
 
-    def locate(self, path: tuple[str | int, ...], *, key: bool = False, offset: int | None = None, length: int | None = None) -> Location:
+    def locate(
+        self,
+        path: tuple[str | int, ...],
+        *,
+        key: bool = False,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> Location:
         """Where the value at `path` stands, or the deepest part of the path that exists.
 
         `key` points at its key instead.  `offset` and `length` count characters of the parsed scalar and are mapped back through escapes and folds.
@@ -64,7 +71,13 @@ class Document:
         start, end = places.starts[node], places.ends[node]
         if offset is not None and isinstance(value, str):
             node = places.target(node)
-            start, end = inside(self.text[places.starts[node] : places.ends[node]], places.starts[node], value, offset, length)
+            start, end = inside(
+                self.text[places.starts[node] : places.ends[node]],
+                places.starts[node],
+                value,
+                offset,
+                length,
+            )
         return self._at(start, end)
 
     def problem(
@@ -80,13 +93,18 @@ class Document:
         severity: str = "error",
     ) -> Problem:
         """A Problem at `path`, see `locate`."""
-        return Problem(code, message, self.locate(path, key=key, offset=offset, length=length), fix, severity)
+        return Problem(
+            code, message, self.locate(path, key=key, offset=offset, length=length), fix, severity
+        )
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
         """What is valid YAML and probably not what was meant."""
         found = islice(_warnings(self.text, self._places), MAX_PROBLEMS)
-        return tuple(Problem(code, message, self._at(start, end), fix, "warning") for code, message, start, end, fix in found)
+        return tuple(
+            Problem(code, message, self._at(start, end), fix, "warning")
+            for code, message, start, end, fix in found
+        )
 
 
 def read(path: Path) -> Document:
@@ -100,7 +118,9 @@ def read(path: Path) -> Document:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise Invalid([Problem("unreadable", f"{name} cannot be read: {error.strerror or error}")]) from error
+        raise Invalid(
+            [Problem("unreadable", f"{name} cannot be read: {error.strerror or error}")]
+        ) from error
     return parse(data, name)
 
 
@@ -118,7 +138,9 @@ def parse(text: str | bytes, name: str) -> Document:
         value = reader.read()
     except _Limit as limit:
         # Lines are counted as far as that one: those behind it may be millions.
-        where = _Lines(name, text[: text.find("\n", limit.index) + 1 or None]).location(limit.index, limit.index + 1)
+        where = _Lines(name, text[: text.find("\n", limit.index) + 1 or None]).location(
+            limit.index, limit.index + 1
+        )
         reader.problems.append(Problem(limit.code, limit.message, where, limit.fix))
     if reader.problems:
         raise Invalid(reader.problems)
@@ -140,7 +162,11 @@ def _decode(data: bytes, name: str) -> str:
         start = data.rfind(b"\n", 0, error.start) + 1
         before = data[start : error.start].decode("utf-8")
         after = data[error.start : error.start + 80].split(b"\n")[0].decode("utf-8", "replace")
-        fix = "the file is UTF-16: save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "save the file as UTF-8"
+        fix = (
+            "the file is UTF-16: save it as UTF-8"
+            if data[:2] in (b"\xff\xfe", b"\xfe\xff")
+            else "save the file as UTF-8"
+        )
         where = Location(name, line, len(before) + 1, 1, (before + after).rstrip("\r"))
         message = f"not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} (line {line})"
         raise Invalid([Problem("not-utf8", message, where, fix)]) from None
@@ -155,8 +181,21 @@ def _refuse_control_characters(text: str, at: _At) -> None:
     if found:
         code = ord(found.group())
         what = "a NUL byte" if code == 0 else f"the control character U+{code:04X}"
-        fix = "" if code == 0 or 0xD800 <= code <= 0xDFFF else f'in double quotes it can be written as "\\u{code:04x}"'
-        raise Invalid([Problem("control-character", f"{what} may not stand in a file", at(found.start(), found.end()), fix)])
+        fix = (
+            ""
+            if code == 0 or 0xD800 <= code <= 0xDFFF
+            else f'in double quotes it can be written as "\\u{code:04x}"'
+        )
+        raise Invalid(
+            [
+                Problem(
+                    "control-character",
+                    f"{what} may not stand in a file",
+                    at(found.start(), found.end()),
+                    fix,
+                )
+            ]
+        )
 
 
 class _Lines:
@@ -167,7 +206,13 @@ class _Lines:
 
     @cached_property
     def starts(self) -> list[int]:
-        return [0, *(found.end() for found in re.finditer(r"\r\n?|\n" if "\r" in self.text else r"\n", self.text))]
+        return [
+            0,
+            *(
+                found.end()
+                for found in re.finditer(r"\r\n?|\n" if "\r" in self.text else r"\n", self.text)
+            ),
+        ]
 
     def location(self, start: int, end: int) -> Location:
         start = min(start, len(self.text))
@@ -254,7 +299,12 @@ class _Feed:
 
 
 def _too_long(index: int) -> _Limit:
-    return _Limit("too-large", f"a value or comment near here is longer than {MAX_SCALAR:,} characters", index, "keep long text in a file of its own")
+    return _Limit(
+        "too-large",
+        f"a value or comment near here is longer than {MAX_SCALAR:,} characters",
+        index,
+        "keep long text in a file of its own",
+    )
 
 
 # --- places ---
@@ -269,7 +319,9 @@ class _Places:
 
     def __init__(self) -> None:
         self.starts, self.ends = array("I"), array("I")
-        self.after = array("I")  # of a collection, the node that follows it and all within it; 0 of what has no parts
+        self.after = array(
+            "I"
+        )  # of a collection, the node that follows it and all within it; 0 of what has no parts
         self.targets: dict[int, int] = {}  # alias -> what it stands for
         self.folded: dict[int, str] = {}  # texts written with `>`
         self._children: dict[int, dict[str | int, tuple[int, int]]] = {}
@@ -293,7 +345,13 @@ class _Places:
             known = self._children[node] = {}
             child = node + 1
             keyed = isinstance(value, dict)
-            for part in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+            for part in (
+                value
+                if isinstance(value, dict)
+                else range(len(value))
+                if isinstance(value, list)
+                else ()
+            ):
                 known[part] = (child, child + 1) if keyed else (_NOWHERE, child)
                 child += keyed
                 child = self.after[child] or child + 1
@@ -318,7 +376,9 @@ class _Level:
 
     def check(self, index: int) -> None:
         if len(self.box) > MAX_WIDTH:
-            raise _Limit("too-large", f"more than {MAX_WIDTH:,} entries in one list or mapping", index)
+            raise _Limit(
+                "too-large", f"more than {MAX_WIDTH:,} entries in one list or mapping", index
+            )
 
 
 class _Reader:
@@ -328,7 +388,9 @@ class _Reader:
         self.text, self.at = text, at
         self.places = _Places()
         self.problems: list[Problem] = []
-        self._level = _Level(_NOWHERE, False, [], None, None)  # what is being read; the outermost holds the document
+        self._level = _Level(
+            _NOWHERE, False, [], None, None
+        )  # what is being read; the outermost holds the document
         self._outer: list[_Level] = []  # what that is in
         self._anchors: dict[str, tuple[int, object]] = {}
         self._names: dict[str, str] = {}  # mappings share their keys' strings
@@ -351,7 +413,10 @@ class _Reader:
             self._silent = 0
             mistake = explain(self.text, error)
             line = self.at(mistake.start, mistake.end).line
-            if all((mistake.code, line) != (known.code, known.where and known.where.line) for known in self.problems):
+            if all(
+                (mistake.code, line) != (known.code, known.where and known.where.line)
+                for known in self.problems
+            ):
                 self._problem(*mistake)
         except yaml.YAMLError as error:
             self._silent = 0
@@ -383,7 +448,13 @@ class _Reader:
                 documents += 1
                 if documents > 1:
                     start = event.start_mark.index
-                    self._problem("many-documents", "a second document starts here; a file holds one", start, start + 3, "remove the line `---`")
+                    self._problem(
+                        "many-documents",
+                        "a second document starts here; a file holds one",
+                        start,
+                        start + 3,
+                        "remove the line `---`",
+                    )
                     break
             elif kind is yaml.StreamEndEvent:
                 break
@@ -403,7 +474,12 @@ class _Reader:
             raise _too_long(self._quiet)
 
     def _scalar(self, event: Any) -> None:
-        start, end, text, plain = event.start_mark.index, event.end_mark.index, event.value, not event.style
+        start, end, text, plain = (
+            event.start_mark.index,
+            event.end_mark.index,
+            event.value,
+            not event.style,
+        )
         places = self.places
         if len(text) > MAX_SCALAR:
             raise _too_long(start)
@@ -416,7 +492,11 @@ class _Reader:
                     value = _resolve(text)
                 except ValueError:
                     self._problem(
-                        "number", "a number must be finite and of reasonable length", start, end, f"if it is text, quote it: {quoted(text)}"
+                        "number",
+                        "a number must be finite and of reasonable length",
+                        start,
+                        end,
+                        f"if it is text, quote it: {quoted(text)}",
                     )
         elif event.style == ">":
             places.folded[len(places.starts)] = text
@@ -428,7 +508,12 @@ class _Reader:
         level = self._level
         if level.key is _NO_KEY:
             keys = cast("dict[str, int]", level.keys)
-            if type(value) is str and value not in keys and not event.anchor and (value != "<<" or not plain):
+            if (
+                type(value) is str
+                and value not in keys
+                and not event.anchor
+                and (value != "<<" or not plain)
+            ):
                 keys[value] = start
                 level.key = self._names.setdefault(value, value)
             else:
@@ -463,12 +548,16 @@ class _Reader:
         if self._level.key is _NO_KEY and not self._silent:
             self._collection_as_key(start)
             self._silent = len(self._outer)
-        self._level = _Level(node, bool(event.flow_style), box, keys, _NO_KEY if keys is not None else None)
+        self._level = _Level(
+            node, bool(event.flow_style), box, keys, _NO_KEY if keys is not None else None
+        )
 
     def _close(self, event: Any) -> None:
         places, level = self.places, self._level
         # A block ends with the last thing in it: the parser has read on to the next token.
-        places.ends[level.node] = max(event.end_mark.index if level.flow else places.ends[-1], places.starts[level.node])
+        places.ends[level.node] = max(
+            event.end_mark.index if level.flow else places.ends[-1], places.starts[level.node]
+        )
         places.after[level.node] = len(places.starts)
         level.check(places.starts[-1])
         if self._silent == len(self._outer):
@@ -484,7 +573,13 @@ class _Reader:
         value: object = None
         if target == _NOWHERE:
             fix = f"if it is text, quote it: {quoted(rest_of_value(self.text, start))}"
-            self._problem("alias", f"`*{event.anchor}` refers to an anchor that nothing defines", start, end, fix)
+            self._problem(
+                "alias",
+                f"`*{event.anchor}` refers to an anchor that nothing defines",
+                start,
+                end,
+                fix,
+            )
         elif any(level.node == target for level in (*self._outer, self._level)):
             self._problem("alias", f"`*{event.anchor}` contains itself", start, end)
         elif self._level.key is _NO_KEY:
@@ -525,27 +620,55 @@ class _Reader:
         found = re.compile(r"(?:&\S+\s+)?(![^\s,\[\]{}]*)").match(self.text, start)
         first, last = found.span(1) if found else (start, start + 1)
         fix = f"if it is text, quote it: {quoted(rest_of_value(self.text, first))}"
-        self._problem("tag", f"`{self.text[first:last]}` is a YAML tag, and tags are not used here", first, last, fix)
+        self._problem(
+            "tag",
+            f"`{self.text[first:last]}` is a YAML tag, and tags are not used here",
+            first,
+            last,
+            fix,
+        )
 
     def _collection_as_key(self, start: int) -> None:
         for braces in (start - 1, start):
             if self.text.startswith("{{", braces):
                 self._problem(*unquoted_expression(self.text, braces))
                 return
-        self._problem("key", "a key must be a plain word, not a list or a mapping", start, start + 1)
+        self._problem(
+            "key", "a key must be a plain word, not a list or a mapping", start, start + 1
+        )
 
-    def _refused_key(self, event: Any, value: object, start: int, end: int, keys: dict[str, int]) -> None:
+    def _refused_key(
+        self, event: Any, value: object, start: int, end: int, keys: dict[str, int]
+    ) -> None:
         if not isinstance(value, str):
-            what = "empty" if not event.value else "null" if value is None else "true or false" if isinstance(value, bool) else "a number"
+            what = (
+                "empty"
+                if not event.value
+                else "null"
+                if value is None
+                else "true or false"
+                if isinstance(value, bool)
+                else "a number"
+            )
             fix = f'quote it: "{event.value}"' if event.value else ""
-            self._problem("key", f"a key must be text; this one is {what}", start, max(end, start + 1), fix)
+            self._problem(
+                "key", f"a key must be text; this one is {what}", start, max(end, start + 1), fix
+            )
         elif value == "<<" and not event.style:
-            self._problem("merge-key", "merge keys (`<<`) are not used here", start, end, "write the keys out")
+            self._problem(
+                "merge-key", "merge keys (`<<`) are not used here", start, end, "write the keys out"
+            )
         elif event.anchor:
             self._problem("key", "a key may not have an anchor", event.start_mark.index, end)
         else:
             first = self.at(keys[value], keys[value] + 1)
-            self._problem("duplicate-key", f"`{value}` is given twice; the first is on line {first.line}", start, end, "keep one of them")
+            self._problem(
+                "duplicate-key",
+                f"`{value}` is given twice; the first is on line {first.line}",
+                start,
+                end,
+                "keep one of them",
+            )
 
     def _lonely_key(self, level: _Level) -> None:
         start, end = self.places.starts[-2], self.places.ends[-2]
@@ -591,11 +714,30 @@ def _warnings(text: str, places: _Places) -> Iterator[Mistake]:
                 length = len(value[deeper.end() :].split("\n", 1)[0])
                 first, last = inside(text[start:end], start, value, deeper.end(), length)
                 message = "a deeper-indented line in a folded (`>`) text keeps its line break"
-                yield Mistake("folded", message, first, last, "indent all lines alike to join them, or write `|` to keep every line break")
-        elif start < end and not places.after[node] and text[start] not in "'\"|>*[{" and (cut := _COMMENT.match(text, end)):
+                yield Mistake(
+                    "folded",
+                    message,
+                    first,
+                    last,
+                    "indent all lines alike to join them, or write `|` to keep every line break",
+                )
+        elif (
+            start < end
+            and not places.after[node]
+            and text[start] not in "'\"|>*[{"
+            and (cut := _COMMENT.match(text, end))
+        ):
             line = rest_of_value(text, start, comments=True)
-            fix = f"to keep it, quote the value: {quoted(line)}; for a comment, put a space after `#`"
-            yield Mistake("comment", "what follows ` #` is a comment, not part of the value", cut.start(1), cut.end(1), fix)
+            fix = (
+                f"to keep it, quote the value: {quoted(line)}; for a comment, put a space after `#`"
+            )
+            yield Mistake(
+                "comment",
+                "what follows ` #` is a comment, not part of the value",
+                cut.start(1),
+                cut.end(1),
+                fix,
+            )
 
 
 def _skip_properties(source: str) -> int:

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from .values import Tree
 
 _EXPRESSION: Final = re.compile(r"\{\{.*?\}\}", re.DOTALL)
-_WORD: Final = re.compile(r"(?<![\w./@+\0-])(?:-m[ \t]+([A-Za-z_][\w.]*)|([\w./@+-]+\.(?:py|sh)))(?![\w./@+\0-])")
+_WORD: Final = re.compile(
+    r"(?<![\w./@+\0-])(?:-m[ \t]+([A-Za-z_][\w.]*)|([\w./@+-]+\.(?:py|sh)))(?![\w./@+\0-])"
+)
 
 
 class Import(NamedTuple):
@@ -34,14 +36,22 @@ class Imports(NamedTuple):
     @property
     def dotted(self) -> tuple[str, ...]:
         """Every name that may be a module of another package, such as `a`, `a.b`."""
-        names = ((each.module, *(f"{each.module}.{name}" for name in each.names)) for each in self.found if not each.level)
+        names = (
+            (each.module, *(f"{each.module}.{name}" for name in each.names))
+            for each in self.found
+            if not each.level
+        )
         return tuple(dict.fromkeys(name for group in names for name in group))
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> Imports:
         """From its JSON array."""
         found, exported, doubts = row
-        return cls(tuple(Import(level, module, tuple(names)) for level, module, names in found), tuple(exported), tuple(doubts))
+        return cls(
+            tuple(Import(level, module, tuple(names)) for level, module, names in found),
+            tuple(exported),
+            tuple(doubts),
+        )
 
 
 class Start(NamedTuple):

@@ -35,7 +35,9 @@ _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HUB = re.compile(rf"(?:hf://(?:datasets/)?)?{_PART}/{_PART}(?:@[A-Za-z0-9][A-Za-z0-9._/-]*)?")
 _SECRET = re.compile(r"\{\{\s*inputs\.[a-z][a-z0-9_]*\s*\}\}")
 _INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
-_NUMBER = re.compile(r"[-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][-+]?[0-9]{1,4})?")
+_NUMBER = re.compile(
+    r"[-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][-+]?[0-9]{1,4})?"
+)
 _HTTPS = re.compile(r"https://(?:([^/?#@]*)@)?([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
 _SIGNATURE = 16  # characters
 _PATIENCE = 0.25  # seconds for one `pattern`: a recipe's expression must not be able to hang
@@ -76,25 +78,53 @@ def bind(
 
 
 def tried(
-    recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None, origins: Mapping[str, str] = NOWHERE
+    recipe: Recipe,
+    given: Mapping[str, object],
+    *,
+    preset: str | None = None,
+    origins: Mapping[str, str] = NOWHERE,
 ) -> tuple[dict[str, Tree], list[Problem]]:
     """The values that can be had, and what is wrong with the others."""
-    misspelt = {nearest(name.partition(".")[0], recipe.inputs) for name in given if name.partition(".")[0] not in recipe.inputs}
+    misspelt = {
+        nearest(name.partition(".")[0], recipe.inputs)
+        for name in given
+        if name.partition(".")[0] not in recipe.inputs
+    }
     binder = _Binder(recipe, given, preset, origins, misspelt)
-    problems = [problem for name in given if (problem := _unknown_input(recipe, name, origins.get(name, ""))) is not None]
-    problems += [_unknown_preset(recipe, name) for name in presets.split(preset) if name not in recipe.presets]
+    problems = [
+        problem
+        for name in given
+        if (problem := _unknown_input(recipe, name, origins.get(name, ""))) is not None
+    ]
+    problems += [
+        _unknown_preset(recipe, name)
+        for name in presets.split(preset)
+        if name not in recipe.presets
+    ]
     values = binder.bind()
     return values, problems + binder.problems
 
 
-def provenance(recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None, origins: Mapping[str, str] = NOWHERE) -> dict[str, str]:
+def provenance(
+    recipe: Recipe,
+    given: Mapping[str, object],
+    *,
+    preset: str | None = None,
+    origins: Mapping[str, str] = NOWHERE,
+) -> dict[str, str]:
     """Where the value of each input comes from: `given` or its file, `preset NAME`, `default`, and which parts of an object were set."""
     found = {}
     for name, spec in recipe.inputs.items():
         if spec.type == "secret":
             continue
         of_preset = presets.of_input(recipe, preset, name)
-        found[name] = origins.get(name, "given") if name in given else f"preset {of_preset}" if of_preset else "default"
+        found[name] = (
+            origins.get(name, "given")
+            if name in given
+            else f"preset {of_preset}"
+            if of_preset
+            else "default"
+        )
         for part in (part for part in given if part.partition(".")[0] == name and part != name):
             found[name] += f", {part} {origins.get(part, 'given')}"
     return found
@@ -116,14 +146,22 @@ def divided(address: str) -> tuple[str, tuple[str, ...]]:
         return address, ()
     login, place, query = found[1] or "", found[2], found[3] or ""
     values = (pair.partition("=")[2] for pair in query.split("&"))
-    return f"https://{place}", tuple(part for part in (login, query, *(value for value in values if len(value) >= _SIGNATURE)) if part)
+    return f"https://{place}", tuple(
+        part
+        for part in (login, query, *(value for value in values if len(value) >= _SIGNATURE))
+        if part
+    )
 
 
 def converted(spec: Input, value: object) -> Tree:
     """`value` as a value of this input, within its limits.  Raises BadValue."""
     if value is None or (value == "null" and spec.type not in ("string", "choice")):
         if spec.required and not (spec.has_default and spec.default is None):
-            raise BadValue("missing-input", "must have a value, not null", "say `required: false` in the recipe if it may be null")
+            raise BadValue(
+                "missing-input",
+                "must have a value, not null",
+                "say `required: false` in the recipe if it may be null",
+            )
         return None
     result = _as_type(spec.type, spec, value)
     for item in result if isinstance(result, list) else [result]:
@@ -141,18 +179,27 @@ def _unknown_input(recipe: Recipe, name: str, origin: str) -> Problem | None:
     whole, dot, _ = name.partition(".")
     where = f" ({origin})" if origin else ""
     if whole not in recipe.inputs:
-        fix = did_you_mean(whole, recipe.inputs) or ("its inputs are " + " ".join(recipe.inputs) if recipe.inputs else "it has no inputs")
+        fix = did_you_mean(whole, recipe.inputs) or (
+            "its inputs are " + " ".join(recipe.inputs) if recipe.inputs else "it has no inputs"
+        )
         return Problem("unknown-input", f'{recipe.id} has no input "{whole}"{where}', None, fix)
     if dot and recipe.inputs[whole].type != "object":
         what = f'"{whole}" is of type {recipe.inputs[whole].type} and has no parts: "{name}"{where}'
         return Problem("wrong-type", what, None, f"give the whole value: {whole}=…")
     if dot and not all(name.split(".")):
-        return Problem("bad-input", f'"{name}" names no part of "{whole}"{where}', None, f"write {whole}.NAME=VALUE")
+        return Problem(
+            "bad-input",
+            f'"{name}" names no part of "{whole}"{where}',
+            None,
+            f"write {whole}.NAME=VALUE",
+        )
     return None
 
 
 def _unknown_preset(recipe: Recipe, name: str) -> Problem:
-    fix = did_you_mean(name, recipe.presets) or ("its presets are " + " ".join(recipe.presets) if recipe.presets else "it has no presets")
+    fix = did_you_mean(name, recipe.presets) or (
+        "its presets are " + " ".join(recipe.presets) if recipe.presets else "it has no presets"
+    )
     return Problem("unknown-preset", f'{recipe.id} has no preset "{name}"', None, fix)
 
 
@@ -163,18 +210,29 @@ def _unusable(recipe: Recipe, spec: Input, environment: Mapping[str, str]) -> li
         return []
     fix = f"export {variable}=…; a secret comes from the environment, never from the command line"
     code = "secret-too-short" if value else "secret-not-set"
-    return [recipe.document.problem(code, f'the secret "{spec.name}" {wrong}', ("inputs", spec.name), fix=fix, key=True)]
+    return [
+        recipe.document.problem(
+            code, f'the secret "{spec.name}" {wrong}', ("inputs", spec.name), fix=fix, key=True
+        )
+    ]
 
 
 class _Binder:
     """One binding: values are found in the order in which their templates need each other."""
 
     def __init__(
-        self, recipe: Recipe, given: Mapping[str, object], preset: str | None, origins: Mapping[str, str], misspelt: Collection[str]
+        self,
+        recipe: Recipe,
+        given: Mapping[str, object],
+        preset: str | None,
+        origins: Mapping[str, str],
+        misspelt: Collection[str],
     ) -> None:
         self.recipe, self.given, self.preset, self.origins = recipe, given, preset, origins
         self.misspelt = misspelt  # inputs that were given by a name that is nearly theirs, which is a problem already
-        self.parts: dict[str, list[tuple[list[str], object]]] = {}  # of an object: what was given, by the keys that lead to it
+        self.parts: dict[
+            str, list[tuple[list[str], object]]
+        ] = {}  # of an object: what was given, by the keys that lead to it
         for name, value in given.items():
             whole, *keys = name.split(".")
             if keys:
@@ -221,7 +279,11 @@ class _Binder:
             if spec.required:
                 fix = f"{spec.name}=…" + (f"  {spec.doc}" if spec.doc else "")
                 message = f'the input "{spec.name}" has no value'
-                self.problems.append(document.problem("missing-input", message, ("inputs", spec.name), fix=fix, key=True))
+                self.problems.append(
+                    document.problem(
+                        "missing-input", message, ("inputs", spec.name), fix=fix, key=True
+                    )
+                )
             else:
                 self.values[spec.name] = None
             return
@@ -232,9 +294,13 @@ class _Binder:
                 tree = _with_parts(spec.name, {} if tree is None else _object(tree), parts)
             self.values[spec.name] = converted(spec, tree)
         except BadValue as wrong:
-            message = f'"{spec.name}" {wrong.message}' + (f" ({self.origins[spec.name]})" if not path and spec.name in self.origins else "")
+            message = f'"{spec.name}" {wrong.message}' + (
+                f" ({self.origins[spec.name]})" if not path and spec.name in self.origins else ""
+            )
             self.problems.append(
-                document.problem(wrong.code, message, path, fix=wrong.fix) if path else Problem(wrong.code, message, None, wrong.fix),
+                document.problem(wrong.code, message, path, fix=wrong.fix)
+                if path
+                else Problem(wrong.code, message, None, wrong.fix),
             )
         except Invalid as error:
             self.problems += error.problems
@@ -243,7 +309,9 @@ class _Binder:
         match tree:
             case str() if has(tree):
                 try:
-                    return evaluate(tree, {"inputs": self.values, "fixtures": str(library.fixtures())})  # type: ignore[return-value]
+                    return evaluate(
+                        tree, {"inputs": self.values, "fixtures": str(library.fixtures())}
+                    )  # type: ignore[return-value]
                 except TemplateError as error:
                     raise Invalid([misread(self.recipe.document, path, error)]) from error
             case list():
@@ -255,19 +323,27 @@ class _Binder:
     def _loop(self, names: tuple[str, ...]) -> None:
         _, path = self._written(names[0])
         message = f"the values of these inputs need each other: {' -> '.join(names)}"
-        self.problems.append(self.recipe.document.problem("cycle", message, path, fix="give one of them a value of its own"))
+        self.problems.append(
+            self.recipe.document.problem(
+                "cycle", message, path, fix="give one of them a value of its own"
+            )
+        )
 
     def _secret(self, spec: Input) -> None:
         """A secret is handed on by name in `with`; a value that stands in a command is a secret no more."""
         value = self.given[spec.name]
         if not isinstance(value, str) or not _SECRET.fullmatch(value):
             message = f'"{spec.name}" is a secret and cannot be given like this'
-            self.problems.append(Problem("secret-given", message, None, f"set the variable {spec.env} instead"))
+            self.problems.append(
+                Problem("secret-given", message, None, f"set the variable {spec.env} instead")
+            )
 
 
 def misread(document: Document, path: Where, error: TemplateError) -> Problem:
     """What is wrong with the template at `path`, where in it."""
-    return document.problem("template", str(error), path, fix=error.fix, offset=error.offset, length=error.length)
+    return document.problem(
+        "template", str(error), path, fix=error.fix, offset=error.offset, length=error.length
+    )
 
 
 def mentioned(tree: Tree) -> Iterator[str]:
@@ -342,7 +418,10 @@ def _as_type(type_: InputType, spec: Input, value: object) -> Tree:
             return _object(value)
         case "file" | "dataset" | "model":
             if spec.member and isinstance(value, str) and not spec.parted(value)[1]:
-                raise BadValue("wrong-type", f"must be FILE.py:NAME, a Python file and a class or function in it, not {_shown(value)}")
+                raise BadValue(
+                    "wrong-type",
+                    f"must be FILE.py:NAME, a Python file and a class or function in it, not {_shown(value)}",
+                )
             return _address(type_, value)
     fix = ""
     if type_ == "string" and not isinstance(value, (list, dict)):
@@ -374,10 +453,16 @@ def _choice(spec: Input, value: object) -> Tree:
         if type(choice) is type(value) and choice == value:
             return choice
     for choice in known:
-        if isinstance(value, str) and (_text(choice) == value or (is_number(choice) and _number(value) == choice)):
+        if isinstance(value, str) and (
+            _text(choice) == value or (is_number(choice) and _number(value) == choice)
+        ):
             return choice
     words = [_text(choice) for choice in known]
-    raise BadValue("not-allowed", f"must be {_or(words)}, not {_shown(value)}", did_you_mean(_text(value), words) if isinstance(value, str) else "")
+    raise BadValue(
+        "not-allowed",
+        f"must be {_or(words)}, not {_shown(value)}",
+        did_you_mean(_text(value), words) if isinstance(value, str) else "",
+    )
 
 
 def _list(spec: Input, value: object) -> Tree:
@@ -387,7 +472,9 @@ def _list(spec: Input, value: object) -> Tree:
         else:
             value = [part.strip() for part in value.split(",")] if value.strip() else []
     if not isinstance(value, (list, tuple)):
-        raise BadValue("wrong-type", f"must be a list, not {_shown(value)}", "write a,b,c or [a, b, c]")
+        raise BadValue(
+            "wrong-type", f"must be a list, not {_shown(value)}", "write a,b,c or [a, b, c]"
+        )
     items: list[Tree] = []
     for n, item in enumerate(value, 1):
         try:
@@ -401,7 +488,9 @@ def _object(value: object) -> Tree:
     if isinstance(value, str):
         value = _json(value, "a mapping")
     if not isinstance(value, Mapping):
-        raise BadValue("wrong-type", f"must be a mapping, not {_shown(value)}", 'write JSON, such as {"a": 1}')
+        raise BadValue(
+            "wrong-type", f"must be a mapping, not {_shown(value)}", 'write JSON, such as {"a": 1}'
+        )
     return _tree(value)
 
 
@@ -411,7 +500,11 @@ def _with_parts(name: str, tree: Tree, parts: list[tuple[list[str], object]]) ->
         at = tree
         for n, key in enumerate(keys, 1):
             if not isinstance(at, dict):
-                raise BadValue("wrong-type", f"has no parts at {'.'.join(keys[: n - 1])}, which is {_shown(at)}", f"set {name} as a whole")
+                raise BadValue(
+                    "wrong-type",
+                    f"has no parts at {'.'.join(keys[: n - 1])}, which is {_shown(at)}",
+                    f"set {name} as a whole",
+                )
             if n == len(keys):
                 at[key] = _tree(_spelled(value))
             at = at.setdefault(key, {})
@@ -465,20 +558,35 @@ def _address(type_: InputType, value: object) -> Tree:
     scheme = _SCHEME.match(value)
     if scheme is None:
         # Only a model's bare name is the Hub's; `./org/name` is a folder.
-        return f"hf://{value}" if type_ == "model" and _HUB.fullmatch(value) and value[0] not in "./~" else value
+        return (
+            f"hf://{value}"
+            if type_ == "model" and _HUB.fullmatch(value) and value[0] not in "./~"
+            else value
+        )
     if type_ == "file" and scheme[1] == "hf":
-        raise BadValue("wrong-type", "is a file, which the Hub's hf:// cannot name", "use an input of type dataset or model")
+        raise BadValue(
+            "wrong-type",
+            "is a file, which the Hub's hf:// cannot name",
+            "use an input of type dataset or model",
+        )
     if scheme[1] not in _SCHEMES:
         near = did_you_mean(scheme[1], _SCHEMES)
         fix = near or "write a path, or an address that begins hf:// s3:// gs:// or https://"
         raise BadValue("not-allowed", f'has the scheme "{scheme[1]}://", which is not known', fix)
     if scheme[1] == "hf":
         if not _HUB.fullmatch(value) or (type_ == "model" and value.startswith("hf://datasets/")):
-            raise BadValue("not-allowed", f"must be hf://org/name or hf://org/name@revision, not {_shown(value)}")
+            raise BadValue(
+                "not-allowed",
+                f"must be hf://org/name or hf://org/name@revision, not {_shown(value)}",
+            )
         if type_ == "dataset":  # the Hub keeps its datasets apart from its models
             value = f"hf://datasets/{value.removeprefix('hf://').removeprefix('datasets/')}"
     if "::" in value:
-        raise BadValue("not-allowed", f"is an address within an address: {_shown(value)}", "name the file or folder itself")
+        raise BadValue(
+            "not-allowed",
+            f"is an address within an address: {_shown(value)}",
+            "name the file or folder itself",
+        )
     if len(value) == scheme.end() or re.search(r"[\s\x00-\x1f]", value):
         raise BadValue("not-allowed", f"is not a whole address: {_shown(value)}")
     return value
@@ -498,12 +606,20 @@ def _within(spec: Input, value: Tree) -> None:
             ("multipleOf", "a multiple of", lambda bound: _is_multiple(value, bound)),
         ):
             if word in limits and not holds(limits[word]):
-                raise BadValue("out-of-range", f"must be {says} {_text(limits[word])}, not {_text(value)}")
+                raise BadValue(
+                    "out-of-range", f"must be {says} {_text(limits[word])}, not {_text(value)}"
+                )
     elif isinstance(value, str):
         if len(value) < limits.get("minLength", 0):
-            raise BadValue("too-short", f"must have at least {_count(limits['minLength'], 'character')}, not {len(value)}")
+            raise BadValue(
+                "too-short",
+                f"must have at least {_count(limits['minLength'], 'character')}, not {len(value)}",
+            )
         if len(value) > limits.get("maxLength", len(value)):
-            raise BadValue("too-long", f"must have at most {_count(limits['maxLength'], 'character')}, not {len(value)}")
+            raise BadValue(
+                "too-long",
+                f"must have at most {_count(limits['maxLength'], 'character')}, not {len(value)}",
+            )
         if "pattern" in limits:
             _matches(limits["pattern"], value)
 
@@ -521,7 +637,9 @@ def _matches(pattern: str, value: str) -> None:
         found = regex.search(pattern, value, timeout=_PATIENCE)
     except TimeoutError:
         message = f'took too long to compare with the pattern "{pattern}"'
-        raise BadValue("pattern-too-slow", message, "the recipe's pattern backtracks without end") from None
+        raise BadValue(
+            "pattern-too-slow", message, "the recipe's pattern backtracks without end"
+        ) from None
     if not found:
         raise BadValue("not-allowed", f'must match the pattern "{pattern}", unlike {_shown(value)}')
 
@@ -529,9 +647,14 @@ def _matches(pattern: str, value: str) -> None:
 def _list_within(spec: Input, value: list[Tree]) -> None:
     limits: Mapping[str, Any] = spec.limits
     if len(value) < limits.get("minItems", 0):
-        raise BadValue("too-short", f"must have at least {_count(limits['minItems'], 'item')}, not {len(value)}")
+        raise BadValue(
+            "too-short",
+            f"must have at least {_count(limits['minItems'], 'item')}, not {len(value)}",
+        )
     if len(value) > limits.get("maxItems", len(value)):
-        raise BadValue("too-long", f"must have at most {_count(limits['maxItems'], 'item')}, not {len(value)}")
+        raise BadValue(
+            "too-long", f"must have at most {_count(limits['maxItems'], 'item')}, not {len(value)}"
+        )
     if limits.get("uniqueItems"):
         seen: set[str] = set()
         for item in value:
@@ -556,7 +679,13 @@ def _shown(value: object) -> str:
         return "a list"
     if isinstance(value, Mapping):
         return "a mapping"
-    return "null" if value is None else _text(value) if isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
+    return (
+        "null"
+        if value is None
+        else _text(value)
+        if isinstance(value, (bool, int, float))
+        else f"a {type(value).__name__}"
+    )
 
 
 def _or(words: list[str]) -> str:

@@ -11,7 +11,10 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Literal, NamedTuple, TypeAlias
 
-VALUE, INNER = "\0", "\1"  # in the text of a word: a value, and a value of a command inside that word
+VALUE, INNER = (
+    "\0",
+    "\1",
+)  # in the text of a word: a value, and a value of a command inside that word
 
 # What a value may be.  code, name: nothing; number: a whole number; operand: nothing that begins with `-`; one: no list; program: anything, with a
 # warning.
@@ -58,21 +61,49 @@ class _Program(NamedTuple):
 
 
 _FIXED_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[.*\])?\+?=", re.DOTALL)
-_SHELL = _Program("c", input="s", takes=frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}))
+_SHELL = _Program(
+    "c", input="s", takes=frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
+)
 _PROGRAMS: tuple[tuple[re.Pattern[str], _Program], ...] = (
     (re.compile(r"sh|bash|dash|ash|[lm]?ksh|zsh|fish"), _SHELL),
-    (re.compile(r"(?:python|pypy)[0-9.]*"), _Program("c", "m", takes=frozenset({"-W", "-X", "--check-hash-based-pycs"}))),
-    (re.compile(r"[gmn]?awk"), _Program("e", "f", takes=frozenset({"-v", "-F", "--assign", "--field-separator"}))),
+    (
+        re.compile(r"(?:python|pypy)[0-9.]*"),
+        _Program("c", "m", takes=frozenset({"-W", "-X", "--check-hash-based-pycs"})),
+    ),
+    (
+        re.compile(r"[gmn]?awk"),
+        _Program("e", "f", takes=frozenset({"-v", "-F", "--assign", "--field-separator"})),
+    ),
     (re.compile(r"perl[0-9.]*|ruby|lua|Rscript"), _Program("eE", takes=frozenset({"-I"}))),
-    (re.compile(r"node|deno|bun"), _Program("ep", takes=frozenset({"-r", "--require", "--import"}))),
+    (
+        re.compile(r"node|deno|bun"),
+        _Program("ep", takes=frozenset({"-r", "--require", "--import"})),
+    ),
     (re.compile(r"php"), _Program("r", "f", takes=frozenset({"-d"}))),
     (re.compile(r"sed"), _Program("e", "f")),
     (re.compile(r"psql"), _Program("c", "f", takes=frozenset({"-h", "-p", "-U", "-d"}))),
 )
 _CODE_AT_LENGTH = frozenset({"--command", "--eval", "--expression", "--source"})
-_WHOLE = frozenset({"ssh", "su", "sudo", "doas", "xargs", "parallel", "source", "."})  # any word of theirs may be source
+_WHOLE = frozenset(
+    {"ssh", "su", "sudo", "doas", "xargs", "parallel", "source", "."}
+)  # any word of theirs may be source
 _CARRIERS = frozenset(  # what follows is a command
-    ("env", "exec", "nohup", "nice", "timeout", "setsid", "stdbuf", "ionice", "chrt", "taskset", "busybox", "unshare", "chroot", "flock")
+    (
+        "env",
+        "exec",
+        "nohup",
+        "nice",
+        "timeout",
+        "setsid",
+        "stdbuf",
+        "ionice",
+        "chrt",
+        "taskset",
+        "busybox",
+        "unshare",
+        "chroot",
+        "flock",
+    )
 )
 _SSH_TAKES = frozenset(f"-{letter}" for letter in "BbcDEeFIiJLlmOopQRSWw")
 _INPUT = re.compile(r"-|/dev/stdin|/dev/fd/.*|/proc/self/fd/.*")
@@ -87,9 +118,27 @@ _NAMING: Mapping[str, str] = {
 }
 _TESTS = frozenset({"test", "[", "[["})
 COMPARES_NUMBERS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
-_BETWEEN = COMPARES_NUMBERS | {"=", "==", "!=", "=~", "<", ">", "-nt", "-ot", "-ef", "-a", "-o", "]", ")"}
-EXPANDED = frozenset({"PS0", "PS1", "PS2", "PS4", "PROMPT_COMMAND", "BASH_ENV", "ENV"})  # a shell expands their text
-_NUMBERS = frozenset({"RANDOM", "SRANDOM", "SECONDS", "OPTIND", "HISTCMD", "LINENO", "BASHPID", "EPOCHSECONDS"})  # it computes theirs
+_BETWEEN = COMPARES_NUMBERS | {
+    "=",
+    "==",
+    "!=",
+    "=~",
+    "<",
+    ">",
+    "-nt",
+    "-ot",
+    "-ef",
+    "-a",
+    "-o",
+    "]",
+    ")",
+}
+EXPANDED = frozenset(
+    {"PS0", "PS1", "PS2", "PS4", "PROMPT_COMMAND", "BASH_ENV", "ENV"}
+)  # a shell expands their text
+_NUMBERS = frozenset(
+    {"RANDOM", "SRANDOM", "SECONDS", "OPTIND", "HISTCMD", "LINENO", "BASHPID", "EPOCHSECONDS"}
+)  # it computes theirs
 
 
 def rulings(words: Sequence[Word]) -> Iterator[Ruling]:
@@ -115,8 +164,14 @@ def assignment(word: Word) -> tuple[str, Role | None] | None:
 def evaluated(words: Sequence[Word]) -> Iterator[str]:
     """The variables that a command makes integers or names of others: what is assigned to them is evaluated."""
     command = _called(words)
-    if command and command[0].text in ("declare", "typeset", "local") and not {"i", "n"}.isdisjoint(_options(command)):
-        yield from (word.text.partition("=")[0] for word in command[1:] if word.text[:1] not in ("-", "+"))
+    if (
+        command
+        and command[0].text in ("declare", "typeset", "local")
+        and not {"i", "n"}.isdisjoint(_options(command))
+    ):
+        yield from (
+            word.text.partition("=")[0] for word in command[1:] if word.text[:1] not in ("-", "+")
+        )
 
 
 def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
@@ -124,7 +179,11 @@ def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
     command = _called(words)
     if not command or command[0].text not in _DECLARING:
         return False
-    return name in arrays or not {"a", "A"}.isdisjoint(_options(command)) or any(word.text[:1] in ("$", "`", VALUE, INNER) for word in command[1:])
+    return (
+        name in arrays
+        or not {"a", "A"}.isdisjoint(_options(command))
+        or any(word.text[:1] in ("$", "`", VALUE, INNER) for word in command[1:])
+    )
 
 
 # ---- the shell's own commands ----
@@ -170,7 +229,10 @@ def _naming(command: Sequence[Word], takes: str) -> Iterator[Ruling]:
         role: Role | None = "name"
         if fixed is not None:
             role = "number" if "i" in options else "name" if "n" in options else fixed[1]
-        elif takes and (re.fullmatch(f"-[A-Za-z]*[{takes}]", before.text) or re.match(f"-[A-Za-z]*[{takes}]", word.text)):
+        elif takes and (
+            re.fullmatch(f"-[A-Za-z]*[{takes}]", before.text)
+            or re.match(f"-[A-Za-z]*[{takes}]", word.text)
+        ):
             role = None
         if role is not None:
             yield Ruling(role, word.start, word.end, head)
@@ -225,9 +287,15 @@ def source(words: Sequence[Word]) -> Source:
             continue
         found = _read(command[at + 1 :], program)
         if waiting or (at == 0 and "$" not in head):
-            own = takewhile(lambda each: each.text.startswith((VALUE, "-")) or "=" in each.text, command[1:at])
+            own = takewhile(
+                lambda each: each.text.startswith((VALUE, "-")) or "=" in each.text, command[1:at]
+            )
             named = [each for each in own if head == "env" and each.text.startswith((VALUE, "-"))]
-            by, exposed, reads_input = by or _base(word.text), [*exposed, *named, *found.words], reads_input or found.input
+            by, exposed, reads_input = (
+                by or _base(word.text),
+                [*exposed, *named, *found.words],
+                reads_input or found.input,
+            )
             waiting = False
         elif any(_is_code(each.text, program) for each in found.words):
             by, exposed = by or _base(word.text), [*exposed, *found.words]
@@ -240,11 +308,15 @@ def _read(tail: Sequence[Word], program: _Program) -> Source:
     at, given = 0, False
     while at < len(tail):
         text = tail[at].text
-        if _INPUT.fullmatch(text) or (program.input and re.fullmatch(f"-[A-Za-z]*[{program.input}][A-Za-z]*", text)):
+        if _INPUT.fullmatch(text) or (
+            program.input and re.fullmatch(f"-[A-Za-z]*[{program.input}][A-Za-z]*", text)
+        ):
             return Source("", tail, True)
         if text[:1] not in ("-", "+"):
             return Source("", read if given else [*read, tail[at]])
-        names_source = _is_code(text, program) or bool(program.file and re.fullmatch(f"-[A-Za-z]*[{program.file}]", text))
+        names_source = _is_code(text, program) or bool(
+            program.file and re.fullmatch(f"-[A-Za-z]*[{program.file}]", text)
+        )
         given = given or names_source
         read += tail[at : at + 1 + names_source]
         takes = text in program.takes or (program is _SHELL and f"-{text[-1]}" in program.takes)
@@ -271,7 +343,9 @@ def _whole_reads_input(name: str, command: Sequence[Word]) -> bool:
     rest = [word._replace(text=part) for word in command[at:] for part in word.text.split()]
     if not rest or (name != "ssh" and any(word.text in ("-s", "-i") for word in rest)):
         return True
-    started = next((i for i, word in enumerate(rest) if _program(word.text) or word.text in _WHOLE), None)
+    started = next(
+        (i for i, word in enumerate(rest) if _program(word.text) or word.text in _WHOLE), None
+    )
     return started is not None and source(rest[started:]).input
 
 

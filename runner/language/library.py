@@ -47,7 +47,10 @@ def schema_text() -> str:
 
 def entries() -> list[Entry]:
     """Every recipe of the library, then those of each other package: by name, newest version first."""
-    return sorted((*_entries(shipped() / "recipes", ""), *_brought()), key=lambda entry: (entry.origin, entry.name, -entry.version))
+    return sorted(
+        (*_entries(shipped() / "recipes", ""), *_brought()),
+        key=lambda entry: (entry.origin, entry.name, -entry.version),
+    )
 
 
 def faults() -> list[Problem]:
@@ -56,7 +59,9 @@ def faults() -> list[Problem]:
     brought: dict[str, list[Entry]] = {}
     for entry in _brought():
         brought.setdefault(entry.name, []).append(entry)
-    found = [problem for name, mine in brought.items() if (problem := _clash(name, mine, name in ours))]
+    found = [
+        problem for name, mine in brought.items() if (problem := _clash(name, mine, name in ours))
+    ]
     for each in extensions.found(extensions.RECIPES):
         if extensions.folder(each) is None:
             message = f"{each.origin} says that its recipes are in {each.target}, and there is no such folder"
@@ -68,7 +73,9 @@ def beside(folder: Path) -> list[Entry]:
     """Every file in `folder` whose first lines say that it is a recipe, by file name.  A folder that cannot be read has none."""
     found = []
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.is_file())
+        paths = sorted(
+            path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.is_file()
+        )
     except OSError:
         return []
     for path in paths:
@@ -89,7 +96,9 @@ def find(name: str, workspace: Path) -> Path:
     """
     if is_path(name):
         return _by_path(name, workspace)
-    if (bundled := workspace / BUNDLED / f"{name}.yaml").is_file():  # a run that was submitted elsewhere brings its own
+    if (
+        bundled := workspace / BUNDLED / f"{name}.yaml"
+    ).is_file():  # a run that was submitted elsewhere brings its own
         return bundled
     word, at, version = name.partition("@")
     versions = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
@@ -111,8 +120,16 @@ def find(name: str, workspace: Path) -> Path:
         raise NotFound(f'there is no recipe "{name}" in the library', fix=near)
     if not at:
         return versions[word, known[-1]]
-    if not version.isascii() or not version.isdecimal() or (word, int(version[:9])) not in versions or version.startswith("0"):
-        raise NotFound(f'"{word}" has no version "{version}"', fix="there is " + ", ".join(f"{word}@{number}" for number in known))
+    if (
+        not version.isascii()
+        or not version.isdecimal()
+        or (word, int(version[:9])) not in versions
+        or version.startswith("0")
+    ):
+        raise NotFound(
+            f'"{word}" has no version "{version}"',
+            fix="there is " + ", ".join(f"{word}@{number}" for number in known),
+        )
     return versions[word, int(version)]
 
 
@@ -131,7 +148,10 @@ def meant(location: Location, word: str | None) -> str:
                     return f"./{file}"
     if word is None:
         fix = "name one: `recipe run sft@1`, or `recipe run ./pipeline.yaml`; `recipe list` shows them"
-        raise NotFound(f"which recipe? there is no recipe.yaml here{f', nor in {location.root}' if location.below else ''}", fix=fix)
+        raise NotFound(
+            f"which recipe? there is no recipe.yaml here{f', nor in {location.root}' if location.below else ''}",
+            fix=fix,
+        )
     return word
 
 
@@ -144,7 +164,12 @@ def path(location: Location, word: str) -> str:
 def _brought() -> list[Entry]:
     """The recipes of other packages."""
     places = [(each, extensions.folder(each)) for each in extensions.found(extensions.RECIPES)]
-    found = {entry.path: entry for each, place in places if place is not None for entry in _entries(place, each.origin)}
+    found = {
+        entry.path: entry
+        for each, place in places
+        if place is not None
+        for entry in _entries(place, each.origin)
+    }
     return list(found.values())
 
 
@@ -157,12 +182,19 @@ def _clash(name: str, brought: list[Entry], ours: bool) -> Problem | None:
 
 
 def _entries(folder: Path, origin: str) -> list[Entry]:
-    return [Entry(found[1], int(found[2]), _summary(_head(path)), path, origin) for path, found in _files(folder)]
+    return [
+        Entry(found[1], int(found[2]), _summary(_head(path)), path, origin)
+        for path, found in _files(folder)
+    ]
 
 
 def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
     paths = folder.iterdir() if folder.is_dir() else ()
-    return [(path, found) for path in paths if path.suffix == ".yaml" and (found := _NAME.fullmatch(path.stem))]
+    return [
+        (path, found)
+        for path in paths
+        if path.suffix == ".yaml" and (found := _NAME.fullmatch(path.stem))
+    ]
 
 
 def _by_path(name: str, workspace: Path) -> Path:
@@ -173,7 +205,10 @@ def _by_path(name: str, workspace: Path) -> Path:
         raise NotFound(f"{name} is a directory", fix="name the recipe file in it")
     if path.exists():
         raise NotFound(f"{name} is not a regular file", fix="name the file of a recipe")
-    near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.y*ml")] if path.parent.is_dir() else [])
+    near = did_you_mean(
+        path.name,
+        [other.name for other in path.parent.glob("*.y*ml")] if path.parent.is_dir() else [],
+    )
     looked = f"looked in {os.path.abspath(path.parent)}; a recipe of the library is given by its name alone, and `recipe list` shows them"
     raise NotFound(f"there is no file {name}", fix=near or looked)
 
@@ -195,5 +230,9 @@ def _summary(head: str) -> str:
     text = found[1]
     if text[:1] in ("'", '"') and text[-1:] == text[:1] and len(text) > 1:
         quote, text = text[0], text[1:-1]
-        return text.replace("''", "'") if quote == "'" else text.replace('\\"', '"').replace("\\\\", "\\")
+        return (
+            text.replace("''", "'")
+            if quote == "'"
+            else text.replace('\\"', '"').replace("\\\\", "\\")
+        )
     return re.split(r"[ \t]#", text, maxsplit=1)[0].rstrip()

@@ -50,8 +50,16 @@ def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
     value = _without(value, [fault.path for fault in faults if fault.path])
     if not isinstance(value, dict) or len(faults) >= schema.MANY:
         return {}
-    while again := [fault for fault in schema.faults(value) if fault.path]:  # a fault of the whole is only a missing key
-        value = _without(value, [fault.path[: 2 if fault.path[0] in ("steps", "inputs", "presets") else 1] for fault in again])
+    while again := [
+        fault for fault in schema.faults(value) if fault.path
+    ]:  # a fault of the whole is only a missing key
+        value = _without(
+            value,
+            [
+                fault.path[: 2 if fault.path[0] in ("steps", "inputs", "presets") else 1]
+                for fault in again
+            ],
+        )
     return value
 
 
@@ -62,9 +70,17 @@ def _without(value: Any, paths: Iterable[Where]) -> Any:
         if len(path) > 1:
             below.setdefault(path[0], []).append(path[1:])
     if isinstance(value, dict):
-        return {key: _without(item, below[key]) if key in below else item for key, item in value.items() if key not in here}
+        return {
+            key: _without(item, below[key]) if key in below else item
+            for key, item in value.items()
+            if key not in here
+        }
     if isinstance(value, list):
-        return [_without(item, below[n]) if n in below else item for n, item in enumerate(value) if n not in here]
+        return [
+            _without(item, below[n]) if n in below else item
+            for n, item in enumerate(value)
+            if n not in here
+        ]
     return value
 
 
@@ -81,7 +97,9 @@ def _read(source: Source) -> Recipe:
         document=source.document,
         doc=raw.get("doc", ""),
         inputs=inputs,
-        presets={id: of_inputs.preset(id, item, inputs) for id, item in raw.get("presets", {}).items()},
+        presets={
+            id: of_inputs.preset(id, item, inputs) for id, item in raw.get("presets", {}).items()
+        },
         steps={id: of_steps.step(id, item) for id, item in raw.get("steps", {}).items()},
         outputs=raw.get("outputs"),
         resources=source.resources(raw.get("resources", {}), ("resources",)),

@@ -11,13 +11,32 @@ from .source import Source
 from .template import TemplateError, references
 from .values import Where
 
-_SCOPE = frozenset(("inputs", "steps", "outputs", "state", "matrix", "fixtures", "run", "step", "node", "nodes", "host"))
+_SCOPE = frozenset(
+    (
+        "inputs",
+        "steps",
+        "outputs",
+        "state",
+        "matrix",
+        "fixtures",
+        "run",
+        "step",
+        "node",
+        "nodes",
+        "host",
+    )
+)
 _REPLACED = ("resources", "limits", "image", "python", "env")
 _ADDRESSES = ("dataset", "model")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _TEXTS = ("minLength", "maxLength", "pattern")
 _LISTS = ("minItems", "maxItems", "uniqueItems")
-_LIMITS: Mapping[str, tuple[str, ...]] = {"integer": _NUMBERS, "number": _NUMBERS, "string": _TEXTS, "choice": ("choices",)}
+_LIMITS: Mapping[str, tuple[str, ...]] = {
+    "integer": _NUMBERS,
+    "number": _NUMBERS,
+    "string": _TEXTS,
+    "choice": ("choices",),
+}
 
 
 class InputsReader:
@@ -32,22 +51,48 @@ class InputsReader:
         if name in _SCOPE or name in _REPLACED:
             why = "a word of templates" if name in _SCOPE else "what a preset may replace"
             self._source.problem(
-                "reserved-name", f'an input cannot be called "{name}": it is {why}', path, f'call it "{name}_value", or say what it counts', key=True
+                "reserved-name",
+                f'an input cannot be called "{name}": it is {why}',
+                path,
+                f'call it "{name}_value", or say what it counts',
+                key=True,
             )
         items = raw.get("items")
         allowed = _LISTS + _LIMITS.get(items or "", ()) if kind == "list" else _LIMITS.get(kind, ())
-        limits = {word: raw[word] for word in (*_NUMBERS, *_TEXTS, *_LISTS, "choices") if word in raw}
+        limits = {
+            word: raw[word] for word in (*_NUMBERS, *_TEXTS, *_LISTS, "choices") if word in raw
+        }
         for word in limits:
             if word not in allowed:
-                fix = f"the items of a list have a type: {{type: list, items: {_limited(word)}}}" if kind == "list" else ""
-                self._source.problem("useless-key", f'"{word}" says nothing about {_a(kind)}', (*path, word), fix, key=True)
+                fix = (
+                    f"the items of a list have a type: {{type: list, items: {_limited(word)}}}"
+                    if kind == "list"
+                    else ""
+                )
+                self._source.problem(
+                    "useless-key",
+                    f'"{word}" says nothing about {_a(kind)}',
+                    (*path, word),
+                    fix,
+                    key=True,
+                )
         written: Any = self._source.document.value
         for wanted, there, says in (
-            ((kind == "choice" or items == "choice"), "choices", "lists the values that it may take"),
+            (
+                (kind == "choice" or items == "choice"),
+                "choices",
+                "lists the values that it may take",
+            ),
             (kind == "secret", "env", "names the variable that holds it"),
         ):
             if wanted and there not in written["inputs"][name]:
-                self._source.problem("missing-key", f'input "{name}" has no "{there}"', path, f"{there}: {says}", key=True)
+                self._source.problem(
+                    "missing-key",
+                    f'input "{name}" has no "{there}"',
+                    path,
+                    f"{there}: {says}",
+                    key=True,
+                )
         for word, kinds in (
             ("items", ("list",)),
             ("env", ("secret",)),
@@ -57,13 +102,24 @@ class InputsReader:
             ("continues", ("integer", "number")),
         ):
             if word in raw and kind not in kinds:
-                self._source.problem("useless-key", f'"{word}" belongs to an input of type {" or ".join(kinds)}, not {kind}', (*path, word), key=True)
+                self._source.problem(
+                    "useless-key",
+                    f'"{word}" belongs to an input of type {" or ".join(kinds)}, not {kind}',
+                    (*path, word),
+                    key=True,
+                )
         if "member" in raw and "file" not in (kind, items):
             message = f'"member" belongs to an input of type file, or to a list of them, not {kind}'
             self._source.problem("useless-key", message, (*path, "member"), key=True)
         if raw.get("continues") and raw.get("key") is False:
             message = f'input "{name}" cannot be both `key: false` and `continues: true`'
-            self._source.problem("contradiction", message, (*path, "key"), "a number that says how long to train is part of the key", key=True)
+            self._source.problem(
+                "contradiction",
+                message,
+                (*path, "key"),
+                "a number that says how long to train is part of the key",
+                key=True,
+            )
         if kind == "secret":
             for word in ("default", "key"):
                 if word in raw:
@@ -84,7 +140,8 @@ class InputsReader:
             items=items,
             default=raw.get("default"),
             has_default="default" in raw,
-            required=raw.get("required", True) and not ("default" in raw and raw["default"] is None),
+            required=raw.get("required", True)
+            and not ("default" in raw and raw["default"] is None),
             limits=limits,
             env=raw.get("env"),
             secret=secret,
@@ -96,12 +153,22 @@ class InputsReader:
         )
 
     def _check_limits(self, name: str, limits: dict[str, Any]) -> None:
-        for least, most in (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems")):
+        for least, most in (
+            ("minimum", "maximum"),
+            ("minLength", "maxLength"),
+            ("minItems", "maxItems"),
+        ):
             if least in limits and most in limits and limits[least] > limits[most]:
                 self._source.problem(
-                    "contradiction", f'no value of "{name}" is at least {limits[least]} and at most {limits[most]}', ("inputs", name, most), key=True
+                    "contradiction",
+                    f'no value of "{name}" is at least {limits[least]} and at most {limits[most]}',
+                    ("inputs", name, most),
+                    key=True,
                 )
-        if "pattern" in limits and self._source.expression(limits["pattern"], ("inputs", name, "pattern")) is None:
+        if (
+            "pattern" in limits
+            and self._source.expression(limits["pattern"], ("inputs", name, "pattern")) is None
+        ):
             del limits["pattern"]  # no default can be compared with it
 
     def check_defaults(self, inputs: Mapping[str, Input]) -> None:
@@ -115,7 +182,12 @@ class InputsReader:
         _, circle = ordered(needs)
         if circle:
             message = f"these defaults need each other: {' -> '.join(circle)}"
-            self._source.problem("cycle", message, ("inputs", circle[0], "default"), "give one of them a value of its own")
+            self._source.problem(
+                "cycle",
+                message,
+                ("inputs", circle[0], "default"),
+                "give one of them a value of its own",
+            )
 
     def _check_value(self, spec: Input, value: Any, path: Where) -> None:
         if spec.type == "secret" or (spec.type == "choice" and "choices" not in spec.limits):
@@ -132,24 +204,44 @@ class InputsReader:
             place = (*path, *below)
             try:
                 for reference in references(leaf):
-                    root, name = reference.path[0], reference.path[1] if len(reference.path) > 1 else None
+                    root, name = (
+                        reference.path[0],
+                        reference.path[1] if len(reference.path) > 1 else None,
+                    )
                     says = fix = ""
                     if root == "inputs" and name in self._source.inputs:
                         found.add(name)
                         if self._source.type(name) == "secret":
-                            says, fix = f'"{name}" is a secret and cannot be part of a value', "list it under `secrets`"
+                            says, fix = (
+                                f'"{name}" is a secret and cannot be part of a value',
+                                "list it under `secrets`",
+                            )
                     elif root == "inputs" and name is not None:
-                        says, fix = f'there is no input "{name}"', self._source.near(name, self._source.inputs)
+                        says, fix = (
+                            f'there is no input "{name}"',
+                            self._source.near(name, self._source.inputs),
+                        )
                     elif root == "inputs":
-                        says, fix = "a value cannot depend on all inputs at once", "name the input: {{ inputs.NAME }}"
+                        says, fix = (
+                            "a value cannot depend on all inputs at once",
+                            "name the input: {{ inputs.NAME }}",
+                        )
                     elif root != "fixtures":
                         says, fix = (
                             f'"{root}" is not known here',
-                            self._source.near(root, ("inputs", "fixtures")) or "a value may read {{ inputs.NAME }} and {{ fixtures }}",
+                            self._source.near(root, ("inputs", "fixtures"))
+                            or "a value may read {{ inputs.NAME }} and {{ fixtures }}",
                         )
                     if says:
                         self._source.problems.append(
-                            self._source.document.problem("unknown-name", says, place, fix=fix, offset=reference.offset, length=reference.length)
+                            self._source.document.problem(
+                                "unknown-name",
+                                says,
+                                place,
+                                fix=fix,
+                                offset=reference.offset,
+                                length=reference.length,
+                            )
                         )
             except TemplateError as error:
                 self._source.problems.append(misread(self._source.document, place, error))
@@ -170,7 +262,11 @@ class InputsReader:
             elif (spec := inputs.get(name)) is not None:
                 if spec.type == "secret":
                     self._source.problem(
-                        "secret-given", f'"{name}" is a secret; a preset cannot hold it', (*path, name), f"set the variable {spec.env}", key=True
+                        "secret-given",
+                        f'"{name}" is a secret; a preset cannot hold it',
+                        (*path, name),
+                        f"set the variable {spec.env}",
+                        key=True,
                     )
                 else:
                     self._check_template(value, (*path, name))
@@ -179,8 +275,12 @@ class InputsReader:
         return Preset(
             name=id,
             inputs=values,
-            resources=self._source.resources(raw["resources"], (*path, "resources")) if "resources" in raw else None,
-            limits=self._source.limits(raw["limits"], (*path, "limits")) if "limits" in raw else None,
+            resources=self._source.resources(raw["resources"], (*path, "resources"))
+            if "resources" in raw
+            else None,
+            limits=self._source.limits(raw["limits"], (*path, "limits"))
+            if "limits" in raw
+            else None,
             image=raw.get("image"),
             python=self._source.python(raw.get("python"), (*path, "python")),
             env=raw.get("env"),

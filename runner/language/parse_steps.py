@@ -27,19 +27,35 @@ class StepsReader:
             self._check_step_name(id, need, (*path, "needs", n))
         self._check_kind(id, raw, path)
         retries = raw.get("retries", 0)
-        failure, preemption = (retries.get("failure", 0), retries.get("preemption", 10)) if isinstance(retries, dict) else (retries, 10)
-        oom = {str(name): int(text[1:]) for name, text in retries.get("oom", {}).items()} if isinstance(retries, dict) else {}
+        failure, preemption = (
+            (retries.get("failure", 0), retries.get("preemption", 10))
+            if isinstance(retries, dict)
+            else (retries, 10)
+        )
+        oom = (
+            {str(name): int(text[1:]) for name, text in retries.get("oom", {}).items()}
+            if isinstance(retries, dict)
+            else {}
+        )
         for name in oom:
             if name not in self._source.inputs:
                 where = (*path, "retries", "oom", name)
-                self._source.problem("unknown-input", f'there is no input "{name}"', where, self._source.near(name, self._source.inputs), key=True)
+                self._source.problem(
+                    "unknown-input",
+                    f'there is no input "{name}"',
+                    where,
+                    self._source.near(name, self._source.inputs),
+                    key=True,
+                )
         nodes = raw.get("nodes")
         return Step(
             id=id,
             origin=path,
             run=raw.get("run"),
             accelerate=raw.get("accelerate"),
-            uses=Uses(raw["uses"], raw.get("with", {}), raw.get("preset")) if "uses" in raw else None,
+            uses=Uses(raw["uses"], raw.get("with", {}), raw.get("preset"))
+            if "uses" in raw
+            else None,
             select=self._select(id, raw, path) if "select" in raw else None,
             shell=raw.get("shell", "sh"),
             needs=tuple(raw.get("needs", ())),
@@ -47,7 +63,12 @@ class StepsReader:
             code=code(raw["code"]) if "code" in raw else None,
             files=raw.get("files", {}),
             outputs=tuple(self._outputs(id, raw["outputs"], path)) if "outputs" in raw else (),
-            state=tuple(self._state(name, item or {}, (*path, "state", name)) for name, item in raw["state"].items()) if "state" in raw else (),
+            state=tuple(
+                self._state(name, item or {}, (*path, "state", name))
+                for name, item in raw["state"].items()
+            )
+            if "state" in raw
+            else (),
             env=raw.get("env", {}),
             pass_env=tuple(raw.get("pass_env", ())),
             env_files=env_files(raw),
@@ -71,10 +92,15 @@ class StepsReader:
 
     def _check_step_name(self, id: str, name: str, path: Where) -> None:
         if name == id:
-            self._source.problem("cycle", f'step "{id}" needs itself: {id} -> {id}', path, "remove it")
+            self._source.problem(
+                "cycle", f'step "{id}" needs itself: {id} -> {id}', path, "remove it"
+            )
         elif name not in self._source.steps:
             self._source.problem(
-                "unknown-step", f'there is no step "{name}"', path, self._source.near(name, (other for other in self._source.steps if other != id))
+                "unknown-step",
+                f'there is no step "{name}"',
+                path,
+                self._source.near(name, (other for other in self._source.steps if other != id)),
             )
 
     def _check_kind(self, id: str, raw: dict[str, Any], path: Where) -> None:
@@ -84,34 +110,72 @@ class StepsReader:
             for word in raw:
                 if word not in keys:
                     fix = f"a step with `{kind}` takes only {' '.join(sorted(keys - {kind}))}"
-                    self._source.problem("useless-key", f'"{word}" has no place beside `{kind}`', (*path, word), fix, key=True)
+                    self._source.problem(
+                        "useless-key",
+                        f'"{word}" has no place beside `{kind}`',
+                        (*path, word),
+                        fix,
+                        key=True,
+                    )
         for words, kind in ((("with", "preset"), "uses"), (("min", "max"), "select")):
             for word in words:
                 if word in raw and kind not in raw and not ("uses" in raw or "select" in raw):
-                    self._source.problem("useless-key", f'"{word}" says nothing without `{kind}`', (*path, word), key=True)
+                    self._source.problem(
+                        "useless-key",
+                        f'"{word}" says nothing without `{kind}`',
+                        (*path, word),
+                        key=True,
+                    )
         if "shell" in raw and "run" in raw and not isinstance(raw["run"], str):
             message = f'step "{id}" runs a list of arguments, which no shell reads'
-            self._source.problem("useless-key", message, (*path, "shell"), "remove it, or write the command as a script", key=True)
+            self._source.problem(
+                "useless-key",
+                message,
+                (*path, "shell"),
+                "remove it, or write the command as a script",
+                key=True,
+            )
         if raw.get("allow_failure") and "matrix" not in raw:
-            self._source.problem("useless-key", '"allow_failure" says nothing without `matrix`', (*path, "allow_failure"), key=True)
+            self._source.problem(
+                "useless-key",
+                '"allow_failure" says nothing without `matrix`',
+                (*path, "allow_failure"),
+                key=True,
+            )
 
     def _select(self, id: str, raw: dict[str, Any], path: Where) -> Select:
         name = raw["select"]
         head, _, inside = name.partition("/")
         self._check_step_name(id, head, (*path, "select"))
         source = self._source.raw.get("steps", {}).get(head)
-        if head != id and source is not None and "uses" not in source:  # what a recipe has inside is not known here
+        if (
+            head != id and source is not None and "uses" not in source
+        ):  # what a recipe has inside is not known here
             if inside:
-                self._source.problem("unknown-step", f'"{head}" has no steps inside', (*path, "select"), f"select: {head}")
+                self._source.problem(
+                    "unknown-step",
+                    f'"{head}" has no steps inside',
+                    (*path, "select"),
+                    f"select: {head}",
+                )
             elif "matrix" not in source:
                 self._source.problem(
-                    "not-a-matrix", f'step "{name}" has no `matrix` to select from', (*path, "select"), "mention its outputs directly"
+                    "not-a-matrix",
+                    f'step "{name}" has no `matrix` to select from',
+                    (*path, "select"),
+                    "mention its outputs directly",
                 )
         best = [word for word in ("min", "max") if word in raw]
         if len(best) != 1:
             fix = "keep one" if best else "min: METRIC takes the least, max: METRIC the greatest"
             what = 'neither "min" nor "max"' if not best else 'both "min" and "max"'
-            self._source.problem("missing-key" if not best else "one-of", f'step "{id}" has {what}', path, fix, key=True)
+            self._source.problem(
+                "missing-key" if not best else "one-of",
+                f'step "{id}" has {what}',
+                path,
+                fix,
+                key=True,
+            )
         return Select(name, raw.get("min", raw.get("max", "")), "min" if "min" in raw else "max")
 
     def _outputs(self, id: str, raw: Any, path: Where) -> Iterator[Output]:
@@ -125,12 +189,20 @@ class StepsReader:
             bare = text.rstrip("/") if text.endswith("/") else text
             if not bare:
                 self._source.problem(
-                    "bad-path", f'"{text}" is not the path of an output', place, "an output is below the attempt directory: models/, report.json"
+                    "bad-path",
+                    f'"{text}" is not the path of an output',
+                    place,
+                    "an output is below the attempt directory: models/, report.json",
                 )
                 continue
             if bare in seen and not has(bare):
                 other = f'"{seen[bare]}" and "{name}"' if seen[bare] != name else "two outputs"
-                self._source.problem("same-path", f'{other} of step "{id}" are one path, {text}', place, "give each a path of its own")
+                self._source.problem(
+                    "same-path",
+                    f'{other} of step "{id}" are one path, {text}',
+                    place,
+                    "give each a path of its own",
+                )
             seen[bare] = name
             yield Output(
                 name=name,

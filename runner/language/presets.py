@@ -37,4 +37,11 @@ def chosen(recipe: Recipe, word: str | None) -> Preset | None:
 
 def of_input(recipe: Recipe, word: str | None, name: str) -> str:
     """Which preset of a choice gives an input its value; empty where none does."""
-    return next((each for each in reversed(split(word)) if each in recipe.presets and name in recipe.presets[each].inputs), "")
+    return next(
+        (
+            each
+            for each in reversed(split(word))
+            if each in recipe.presets and name in recipe.presets[each].inputs
+        ),
+        "",
+    )

@@ -23,7 +23,11 @@ def of_tree(tree: ast.AST) -> Imports:
     """The same of a file that is parsed already."""
     reader = _Reader()
     reader.visit(tree)
-    return Imports(tuple(dict.fromkeys(reader.found)), tuple(reader.exported), tuple(dict.fromkeys(reader.doubts)))
+    return Imports(
+        tuple(dict.fromkeys(reader.found)),
+        tuple(reader.exported),
+        tuple(dict.fromkeys(reader.doubts)),
+    )
 
 
 class _Reader(ast.NodeVisitor):
@@ -36,10 +40,15 @@ class _Reader(ast.NodeVisitor):
         self.found += [Import(0, alias.name) for alias in node.names]
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self.found.append(Import(node.level, node.module or "", tuple(alias.name for alias in node.names)))
+        self.found.append(
+            Import(node.level, node.module or "", tuple(alias.name for alias in node.names))
+        )
 
     def visit_If(self, node: ast.If) -> None:
-        test, inverse = node.test, isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+        test, inverse = (
+            node.test,
+            isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not),
+        )
         if isinstance(test, ast.UnaryOp) and inverse:
             test = test.operand
         if _name(test) != "TYPE_CHECKING":
@@ -58,13 +67,21 @@ class _Reader(ast.NodeVisitor):
                 self.found.append(Import(len(first.value) - len(module), module))
             else:
                 self.doubts.append(f"line {node.lineno} imports a module that a value names")
-        elif (word in _CHANGES and isinstance(node.func, ast.Attribute) and _is_path(node.func.value)) or word == "addsitedir":
+        elif (
+            word in _CHANGES and isinstance(node.func, ast.Attribute) and _is_path(node.func.value)
+        ) or word == "addsitedir":
             self.doubts.append(f"line {node.lineno} changes sys.path")
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self._assigned(node, node.targets)
-        if any(_name(target) == "__all__" for target in node.targets) and isinstance(node.value, (ast.List, ast.Tuple)):
-            self.exported += [each.value for each in node.value.elts if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        if any(_name(target) == "__all__" for target in node.targets) and isinstance(
+            node.value, (ast.List, ast.Tuple)
+        ):
+            self.exported += [
+                each.value
+                for each in node.value.elts
+                if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            ]
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._assigned(node, [node.target])
@@ -78,7 +95,13 @@ class _Reader(ast.NodeVisitor):
 
 def _name(node: ast.expr) -> str:
     """The last name of an expression: `b` of `a.b`."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def _is_path(node: ast.expr) -> bool:

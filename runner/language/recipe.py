@@ -16,7 +16,19 @@ if TYPE_CHECKING:
     from .document import Document
 
 
-InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "choice", "list", "object", "file", "dataset", "model", "secret"]
+InputType: TypeAlias = Literal[
+    "string",
+    "integer",
+    "number",
+    "boolean",
+    "choice",
+    "list",
+    "object",
+    "file",
+    "dataset",
+    "model",
+    "secret",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,9 @@ class Input:
     default: Tree = None
     has_default: bool = False
     required: bool = True  # false: may be null; an input with a default is never missing
-    limits: Mapping[str, Tree] = field(default_factory=dict)  # JSON Schema keywords: minimum, pattern, enum (from `choices`), …
+    limits: Mapping[str, Tree] = field(
+        default_factory=dict
+    )  # JSON Schema keywords: minimum, pattern, enum (from `choices`), …
     env: str | None = None
     secret: str | None = None
     key: bool = True
@@ -42,7 +56,11 @@ class Input:
     def parted(self, address: str) -> tuple[str, str]:
         """The file that a value names, and the `:NAME` behind it, which only a `member` has."""
         file, _, name = address.rpartition(":")
-        return (file, f":{name}") if self.member and name.isidentifier() and file.endswith(".py") and "?" not in file else (address, "")
+        return (
+            (file, f":{name}")
+            if self.member and name.isidentifier() and file.endswith(".py") and "?" not in file
+            else (address, "")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +180,9 @@ class Step:
     id: str
     origin: Where
     run: list[Tree] | str | None = None  # a list is argv, a string is a script
-    accelerate: Mapping[str, Tree] | None = None  # script module args processes mixed_precision config
+    accelerate: Mapping[str, Tree] | None = (
+        None  # script module args processes mixed_precision config
+    )
     uses: Uses | None = None
     select: Select | None = None
     shell: Literal["sh", "bash"] = "sh"
@@ -180,12 +200,16 @@ class Step:
     python: Python | None = None
     resources: Resources = Resources()
     nodes: int | str | None = None
-    matrix: Mapping[str, Tree] | None = None  # axis -> list | template | {"glob": pattern, "exclude": [patterns]}
+    matrix: Mapping[str, Tree] | None = (
+        None  # axis -> list | template | {"glob": pattern, "exclude": [patterns]}
+    )
     allow_failure: bool = False
     when: Leaf = None
     retries: int = 0  # task failures
     preemptions: int = 10
-    oom: Mapping[str, int] = field(default_factory=dict)  # inputs, and by how much each is divided when memory ran out
+    oom: Mapping[str, int] = field(
+        default_factory=dict
+    )  # inputs, and by how much each is divided when memory ran out
     timeout: float | None = None  # seconds
     idle_timeout: float | None = None  # seconds
     cache: bool = True

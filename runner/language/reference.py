@@ -22,19 +22,51 @@ _TYPES = {
 _TABLES = (
     ("Recipe", "The top level of the file.", ()),
     ("Input", "`inputs: {NAME: {…}}`", ("$defs", "input")),
-    ("Preset", "`presets: {NAME: {…}}`; every other key is the name of an input, with its value.", ("$defs", "preset")),
-    ("Step", "`steps: {ID: {…}}`; exactly one of `run`, `accelerate`, `uses`, `select`.", ("$defs", "step")),
-    ("accelerate", "In a step: `accelerate: {…}`, with `script` or `module`.", ("$defs", "accelerate")),
-    ("Output", "In a step: `outputs: {NAME: PATH}`, or `outputs: {NAME: {path: PATH, …}}`.", ("$defs", "output", "anyOf", 1)),
-    ("State", "In a step: `state: {NAME: {…}}`. In messages: checkpoints (state).", ("$defs", "state")),
+    (
+        "Preset",
+        "`presets: {NAME: {…}}`; every other key is the name of an input, with its value.",
+        ("$defs", "preset"),
+    ),
+    (
+        "Step",
+        "`steps: {ID: {…}}`; exactly one of `run`, `accelerate`, `uses`, `select`.",
+        ("$defs", "step"),
+    ),
+    (
+        "accelerate",
+        "In a step: `accelerate: {…}`, with `script` or `module`.",
+        ("$defs", "accelerate"),
+    ),
+    (
+        "Output",
+        "In a step: `outputs: {NAME: PATH}`, or `outputs: {NAME: {path: PATH, …}}`.",
+        ("$defs", "output", "anyOf", 1),
+    ),
+    (
+        "State",
+        "In a step: `state: {NAME: {…}}`. In messages: checkpoints (state).",
+        ("$defs", "state"),
+    ),
     (
         "Glob",
         "In a step: `matrix: {AXIS: {glob: …}}`, instead of a list of values or an expression giving one; an item of `deps` or `code`.",
         ("$defs", "glob"),
     ),
-    ("Retries", "In a step: `retries: 2`, or this mapping.", ("$defs", "step", "properties", "retries", "anyOf", 1)),
-    ("Metrics", "In a step: `metrics: true`, or this mapping with one key.", ("$defs", "step", "properties", "metrics", "anyOf", 1)),
-    ("Resources", "In the recipe, a preset or a step: `resources: {…}`, per node.", ("$defs", "resources")),
+    (
+        "Retries",
+        "In a step: `retries: 2`, or this mapping.",
+        ("$defs", "step", "properties", "retries", "anyOf", 1),
+    ),
+    (
+        "Metrics",
+        "In a step: `metrics: true`, or this mapping with one key.",
+        ("$defs", "step", "properties", "metrics", "anyOf", 1),
+    ),
+    (
+        "Resources",
+        "In the recipe, a preset or a step: `resources: {…}`, per node.",
+        ("$defs", "resources"),
+    ),
     ("Limits", "In the recipe or a preset: `limits: {…}`.", ("$defs", "limits")),
     ("Git checkout", "An item of `code`.", ("$defs", "code", "anyOf", 1, "items", "anyOf", 2)),
     ("Python", "In the recipe, a preset or a step: `python: {…}`.", ("$defs", "python")),
@@ -68,7 +100,11 @@ def table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) -
 
 
 def _said(root: Schema, schema: Schema) -> str:
-    return str(schema["description"] if "description" in schema else root["$defs"][schema["$ref"].removeprefix("#/$defs/")]["description"])
+    return str(
+        schema["description"]
+        if "description" in schema
+        else root["$defs"][schema["$ref"].removeprefix("#/$defs/")]["description"]
+    )
 
 
 def _kind(root: Schema, schema: Schema) -> str:

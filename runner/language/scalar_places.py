@@ -82,7 +82,10 @@ def _block_spans(source: str) -> list[tuple[int, int]]:
     indent = _block_indent(source, lines, marks)
     texts: list[tuple[int, int, int]] = []
     for start, stop, following in lines:
-        if source[start:stop].strip(" ") and stop - start - len(source[start:stop].lstrip(" ")) < indent:
+        if (
+            source[start:stop].strip(" ")
+            and stop - start - len(source[start:stop].lstrip(" ")) < indent
+        ):
             break  # a comment below the block
         texts.append((min(start + indent, stop), stop, following))
     blank = len(texts)
@@ -100,23 +103,37 @@ def _block_spans(source: str) -> list[tuple[int, int]]:
         following = row + 1
         while folded and texts[following][0] == texts[following][1]:
             following += 1
-        deep = any(source[texts[at][0] : texts[at][0] + 1] in (" ", "\t") for at in (row, following))
+        deep = any(
+            source[texts[at][0] : texts[at][0] + 1] in (" ", "\t") for at in (row, following)
+        )
         breaks = [(texts[at][1], texts[at][1] + 1) for at in range(row, following)]
         empty = start == stop
         spans += breaks if not folded or deep or empty or len(breaks) == 1 else breaks[1:]
         row = following
-    ends = [(stop, stop + 1) for _, stop, following in texts[max(blank - 1, 0) :] if following > stop]
+    ends = [
+        (stop, stop + 1) for _, stop, following in texts[max(blank - 1, 0) :] if following > stop
+    ]
     if "+" in marks:
-        spans += ends if blank else [(stop, stop + 1) for _, stop, following in texts if following > stop]
+        spans += (
+            ends
+            if blank
+            else [(stop, stop + 1) for _, stop, following in texts if following > stop]
+        )
     elif "-" not in marks and blank:
         spans += ends[:1]
     return spans
 
 
 def _block_indent(source: str, lines: list[tuple[int, int, int]], marks: str) -> int:
-    first = next((source[start:stop] for start, stop, _ in lines if source[start:stop].strip(" ")), "")
+    first = next(
+        (source[start:stop] for start, stop, _ in lines if source[start:stop].strip(" ")), ""
+    )
     # With an explicit indentation the first line may be deeper than the block: then the shallowest line tells it.
     if any(mark.isdigit() for mark in marks):
-        depths = [len(text) - len(text.lstrip(" ")) for start, stop, _ in lines if (text := source[start:stop]).strip(" ")]
+        depths = [
+            len(text) - len(text.lstrip(" "))
+            for start, stop, _ in lines
+            if (text := source[start:stop]).strip(" ")
+        ]
         return min(depths, default=0)
     return len(first) - len(first.lstrip(" "))

@@ -103,7 +103,9 @@ def _step_validator() -> Draft202012Validator:
     from jsonschema import Draft202012Validator
     from referencing import Registry
 
-    return Draft202012Validator({"$ref": "#/$defs/step", "$defs": load()["$defs"]}, registry=Registry())
+    return Draft202012Validator(
+        {"$ref": "#/$defs/step", "$defs": load()["$defs"]}, registry=Registry()
+    )
 
 
 # -- most steps are sound ---------------------------------------------------------------------------------------------------------------------------
@@ -115,7 +117,13 @@ _ID = re.compile(r"[a-z][a-z0-9_-]{0,80}@[1-9][0-9]{0,8}")
 def _is_bare(value: Mapping[str, object]) -> bool:
     """Whether everything but the steps is known to be sound: a name and a summary, nothing else.  Then jsonschema need not even be imported."""
     name, summary = value.get("recipe"), value.get("summary")
-    return len(value) == 3 and type(name) is str and _ID.fullmatch(name) is not None and type(summary) is str and 0 < len(summary) <= 100
+    return (
+        len(value) == 3
+        and type(name) is str
+        and _ID.fullmatch(name) is not None
+        and type(summary) is str
+        and 0 < len(summary) <= 100
+    )
 
 
 def _suspects(steps: Mapping[str, object]) -> dict[str, object]:
@@ -139,11 +147,15 @@ def _suspects(steps: Mapping[str, object]) -> dict[str, object]:
 def _is_sound(key: str, value: object) -> bool:
     """Whether the schema is known to accept this for this key of a step: a command, lists of non-empty text.  False means: ask the schema."""
     if key == "run":
-        return (type(value) is str and value != "") or (type(value) is list and bool(value) and all(type(item) is str for item in value))
+        return (type(value) is str and value != "") or (
+            type(value) is list and bool(value) and all(type(item) is str for item in value)
+        )
     if key == "outputs" and type(value) is dict:
         return all(_is_name(name) and type(path) is str and path for name, path in value.items())
     if key in ("deps", "outputs", "code", "needs") and type(value) is list:
-        return all(type(item) is str and item for item in value) and (key != "needs" or _are_names(value))
+        return all(type(item) is str and item for item in value) and (
+            key != "needs" or _are_names(value)
+        )
     return False
 
 
@@ -166,7 +178,13 @@ def _explained(error: ValidationError, above: Where) -> Iterator[Fault]:
     found: Any = error.instance
     rule: Any = error.validator_value
     if "propertyNames" in error.relative_schema_path:
-        yield Fault("bad-name", f'"{_short(found)}" is not {_expected(schema)}', (*path, found), _name_fix(found, schema), key=True)
+        yield Fault(
+            "bad-name",
+            f'"{_short(found)}" is not {_expected(schema)}',
+            (*path, found),
+            _name_fix(found, schema),
+            key=True,
+        )
         return
     match error.validator:
         case "additionalProperties":
@@ -174,47 +192,104 @@ def _explained(error: ValidationError, above: Where) -> Iterator[Fault]:
             for key in found:
                 if key not in known:
                     fault = _unknown_key(key, known, path)
-                    outside = not path and isinstance(found[key], dict) and not _COMMANDS.isdisjoint(found[key])
-                    yield fault._replace(fix=f'a step belongs under "steps": indent "{_short(key)}"') if outside else fault
+                    outside = (
+                        not path
+                        and isinstance(found[key], dict)
+                        and not _COMMANDS.isdisjoint(found[key])
+                    )
+                    yield (
+                        fault._replace(fix=f'a step belongs under "steps": indent "{_short(key)}"')
+                        if outside
+                        else fault
+                    )
         case "required":
             for key in rule:
                 if key not in found and not _misspelt(schema, found, [key]):
-                    yield Fault("missing-key", f'{_thing(path)} has no "{key}"', path, _about(schema, key), key=True)
+                    yield Fault(
+                        "missing-key",
+                        f'{_thing(path)} has no "{key}"',
+                        path,
+                        _about(schema, key),
+                        key=True,
+                    )
         case "anyOf":
             yield from _alternatives(error, path)
         case "oneOf":
-            if isinstance(found, dict) and (kind := _one_of(schema, found, path)):  # anything else is a wrong type already
+            if isinstance(found, dict) and (
+                kind := _one_of(schema, found, path)
+            ):  # anything else is a wrong type already
                 yield kind
         case "not":
             message = f'"{path[-1]}" is not in this version of the language'
-            yield Fault("reserved", message, path, "start and stop it in the script of the step", key=True)
+            yield Fault(
+                "reserved", message, path, "start and stop it in the script of the step", key=True
+            )
         case "type":
             yield _wrong_type(path, _expected(schema), schema, found)
         case "enum":
             words = [str(word) for word in rule]
             near = ""
             if isinstance(found, str):
-                near = f"write {_TYPES_ELSEWHERE[found]}" if _TYPES_ELSEWHERE.get(found) in words else did_you_mean(found, words)
-            yield Fault("not-allowed", f"{_thing(path)} must be {_listed(words)}, not {_found(found)}", path, near)
+                near = (
+                    f"write {_TYPES_ELSEWHERE[found]}"
+                    if _TYPES_ELSEWHERE.get(found) in words
+                    else did_you_mean(found, words)
+                )
+            yield Fault(
+                "not-allowed",
+                f"{_thing(path)} must be {_listed(words)}, not {_found(found)}",
+                path,
+                near,
+            )
         case "pattern":
             yield Fault(
-                "not-allowed", f"{_thing(path)} must be {_expected(schema)}, not {_found(found)}", path, _pattern_fix(schema, found, _beside(error))
+                "not-allowed",
+                f"{_thing(path)} must be {_expected(schema)}, not {_found(found)}",
+                path,
+                _pattern_fix(schema, found, _beside(error)),
             )
         case "maxLength":
-            yield Fault("too-long", f"{_thing(path)} has {len(found)} characters; at most {rule} are allowed", path)
+            yield Fault(
+                "too-long",
+                f"{_thing(path)} has {len(found)} characters; at most {rule} are allowed",
+                path,
+            )
         case "minLength" | "minItems" | "minProperties":
-            fix = "a recipe has at least one step" if path == ("steps",) else "write at least one, or leave the key out"
-            yield Fault("empty", f"{_thing(path)} is empty", path, fix if error.validator != "minLength" else "", key=True)
+            fix = (
+                "a recipe has at least one step"
+                if path == ("steps",)
+                else "write at least one, or leave the key out"
+            )
+            yield Fault(
+                "empty",
+                f"{_thing(path)} is empty",
+                path,
+                fix if error.validator != "minLength" else "",
+                key=True,
+            )
         case "uniqueItems":
             twice = next(item for n, item in enumerate(found) if item in found[:n])
-            yield Fault("twice", f"{_thing(path)} lists {_found(twice)} twice", path, "write it once")
+            yield Fault(
+                "twice", f"{_thing(path)} lists {_found(twice)} twice", path, "write it once"
+            )
         case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
-            yield Fault("not-allowed", f"{_thing(path)} must be {_BOUNDS[error.validator]} {rule}, not {_found(found)}", path)
+            yield Fault(
+                "not-allowed",
+                f"{_thing(path)} must be {_BOUNDS[error.validator]} {rule}, not {_found(found)}",
+                path,
+            )
         case _:
-            raise AssertionError(f"BUG: the schema uses {error.validator!r}, for which there are no words")
+            raise AssertionError(
+                f"BUG: the schema uses {error.validator!r}, for which there are no words"
+            )
 
 
-_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "less than"}
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+}
 
 
 def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
@@ -225,10 +300,19 @@ def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
     given: Any = error.schema
     schema: Schema = given
     found: Any = error.instance
-    meant = [n for n, inners in branches.items() if not any(_another_kind(inner) for inner in inners)]
+    meant = [
+        n for n, inners in branches.items() if not any(_another_kind(inner) for inner in inners)
+    ]
     if meant:
-        known = {n: _resolved(schema["anyOf"][n]).get("properties", {}).keys() if isinstance(found, dict) else () for n in meant}
-        for inner in branches[max(meant, key=lambda n: sum(key in known[n] for key in found) if known[n] else 0)]:
+        known = {
+            n: _resolved(schema["anyOf"][n]).get("properties", {}).keys()
+            if isinstance(found, dict)
+            else ()
+            for n in meant
+        }
+        for inner in branches[
+            max(meant, key=lambda n: sum(key in known[n] for key in found) if known[n] else 0)
+        ]:
             yield from _explained(inner, path)
         return
     kinds = [_expected(_resolved(branch)) for branch in schema["anyOf"]]
@@ -238,7 +322,10 @@ def _alternatives(error: ValidationError, path: Where) -> Iterator[Fault]:
 def _another_kind(error: ValidationError) -> bool:
     """Whether what is there is not of the kind of an alternative at all; one that is a single word is of no kind but itself."""
     words = error.validator_value
-    return not error.relative_path and (error.validator == "type" or (error.validator == "enum" and isinstance(words, list) and len(words) == 1))
+    return not error.relative_path and (
+        error.validator == "type"
+        or (error.validator == "enum" and isinstance(words, list) and len(words) == 1)
+    )
 
 
 def _one_of(schema: Schema, found: dict[str, object], path: Where) -> Fault | None:
@@ -248,11 +335,19 @@ def _one_of(schema: Schema, found: dict[str, object], path: Where) -> Fault | No
     if there:
         both = "both " if len(there) == 2 else ""
         listed = ", ".join(f'"{key}"' for key in there[:-1]) + f' and "{there[-1]}"'
-        return Fault("one-of", f"{_thing(path)} has {both}{listed}; it can have only one of them", (*path, there[1]), "keep one", key=True)
+        return Fault(
+            "one-of",
+            f"{_thing(path)} has {both}{listed}; it can have only one of them",
+            (*path, there[1]),
+            "keep one",
+            key=True,
+        )
     if _misspelt(schema, found, keys):
         return None
     message = f"{_thing(path)} has none of {_listed([_quoted(key) for key in keys], 'and')}"
-    return Fault("missing-key", message, path, _too_far_out(path) or f"add one, such as {keys[0]}", key=True)
+    return Fault(
+        "missing-key", message, path, _too_far_out(path) or f"add one, such as {keys[0]}", key=True
+    )
 
 
 _COMMANDS = frozenset(("run", "accelerate", "uses", "select"))
@@ -285,10 +380,16 @@ def _unknown_key(key: str, known: tuple[str, ...], path: Where) -> Fault:
     near = _near(key, known)
     fix = _PLACE if key in _PLACES and path[:1] in ((), ("steps",)) else ""
     if near and not fix:
-        fix = did_you_mean(key, [near]) if near in known else f'it is called "{_ELSEWHERE[near]}" here'
+        fix = (
+            did_you_mean(key, [near])
+            if near in known
+            else f'it is called "{_ELSEWHERE[near]}" here'
+        )
     if not fix and known:
         fix = "the keys here are " + " ".join(known) if len(known) <= 12 else ""
-    return Fault("unknown-key", f'{_thing(path)} has no key "{_short(key)}"', (*path, key), fix, key=True)
+    return Fault(
+        "unknown-key", f'{_thing(path)} has no key "{_short(key)}"', (*path, key), fix, key=True
+    )
 
 
 _PLACES = ("host", "hosts", "driver", "machine", "server", "runs_on", "runs-on")
@@ -342,7 +443,9 @@ def _wrong_type(path: Where, expected: str, schema: Schema, found: object) -> Fa
             fix = 'in { } a comma begins a new key; quote a text that has one: "x,y"'
         elif len(path) == 1 and expected == "a mapping":
             fix = f'indent what belongs to "{path[0]}"'
-        return Fault("null", f"{_thing(path)} has no value; it must be {expected}", path, fix, key=True)
+        return Fault(
+            "null", f"{_thing(path)} has no value; it must be {expected}", path, fix, key=True
+        )
     fix = ""
     if is_number(found):
         if "duration" in expected:
@@ -360,14 +463,23 @@ def _wrong_type(path: Where, expected: str, schema: Schema, found: object) -> Fa
         if types & {"integer", "number"}:
             fix = "write it without quotes" if re.fullmatch(r"[-+]?[0-9.]+", found) else ""
         elif "boolean" in types:
-            fix = "write true or false" if found.lower() in ("yes", "no", "on", "off", "true", "false") else ""
+            fix = (
+                "write true or false"
+                if found.lower() in ("yes", "no", "on", "off", "true", "false")
+                else ""
+            )
         elif "array" in types:
             fix = f"write a list, [{_short(found)}]"
         elif path[:1] == ("steps",) and len(path) == 2:
             fix = "write the command under `run:`"
         elif path[:1] == ("inputs",) and len(path) == 2:
             fix = "write {type: string}, for instance"
-    return Fault("wrong-type", f"{_thing(path)} must be {expected}, not {_found(found)}", path, _too_far_out(path) or fix)
+    return Fault(
+        "wrong-type",
+        f"{_thing(path)} must be {expected}, not {_found(found)}",
+        path,
+        _too_far_out(path) or fix,
+    )
 
 
 # -- words ------------------------------------------------------------------------------------------------------------------------------------------
@@ -414,14 +526,20 @@ def _about(schema: Schema, key: str) -> str:
 
 def _thing(path: Where) -> str:
     """What stands at `path`, as a person would call it."""
-    kind = {"steps": "step", "inputs": "input", "presets": "preset"}.get(str(path[0])) if path else None
+    kind = (
+        {"steps": "step", "inputs": "input", "presets": "preset"}.get(str(path[0]))
+        if path
+        else None
+    )
     if kind and len(path) > 1:
         owner, rest = f'{kind} "{_short(path[1])}"', path[2:]
     else:
         owner, rest = "the recipe", path
     if not rest:
         return owner
-    name = _short("".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest).lstrip("."))
+    name = _short(
+        "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest).lstrip(".")
+    )
     return f'"{name}"' if owner == "the recipe" else f'"{name}" of {owner}'
 
 
@@ -459,7 +577,9 @@ def _listed(words: Sequence[str], joint: str = "or") -> str:
 def _name_fix(found: str, schema: Schema) -> str:
     if "A-Z" in schema.get("pattern", ""):
         return ""
-    better = re.sub(r"[^a-z0-9_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found).lower()).strip("_")[:64]
+    better = re.sub(
+        r"[^a-z0-9_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found).lower()
+    ).strip("_")[:64]
     better = better if better[:1].isalpha() else f"n_{better}" if better else ""
     return f'write "{better}"' if better and better != found else ""
 

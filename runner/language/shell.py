@@ -32,7 +32,9 @@ def script(text: str, scope: Scope, reads: Reads | None = None, *, bash: bool = 
     prologue: list[str] = []
     parts: list[str] = []
     end = 0
-    for number, (expression, place) in enumerate(zip(expressions(text), reading.places, strict=True), 1):
+    for number, (expression, place) in enumerate(
+        zip(expressions(text), reading.places, strict=True), 1
+    ):
         parts.append(text[end : expression.offset])
         end = expression.offset + expression.length
         variable = f"{prefix}_{number}"
@@ -48,19 +50,30 @@ def script(text: str, scope: Scope, reads: Reads | None = None, *, bash: bool = 
             try:
                 word = text_of(each)
             except TemplateError as error:
-                raise TemplateError(str(error), expression.offset, expression.length, error.fix) from None
+                raise TemplateError(
+                    str(error), expression.offset, expression.length, error.fix
+                ) from None
             if "\0" in word:
-                raise TemplateError("a NUL character cannot be in a script", expression.offset, expression.length)
+                raise TemplateError(
+                    "a NUL character cannot be in a script", expression.offset, expression.length
+                )
             if place.role == "number" and not _NUMBER.fullmatch(word):
                 message = f"only a whole number can stand here, not `{word[:40]}`: a shell would evaluate it"
                 raise TemplateError(message, expression.offset, expression.length)
             if place.role == "operand" and word.startswith("-"):
                 message = f"`{word[:40]}` would be an option of this command"
-                raise TemplateError(message, expression.offset, expression.length, "write `printf '%s' {{ … }}`, or `--` in front of it")
+                raise TemplateError(
+                    message,
+                    expression.offset,
+                    expression.length,
+                    "write `printf '%s' {{ … }}`, or `--` in front of it",
+                )
             prologue.append(f"{name}={_single(word)}\n")
             plain = f"${{{name}}}"
             if place.quoted:
-                words.append(f"({plain})" if place.role == "number" and word.startswith("-") else plain)
+                words.append(
+                    f"({plain})" if place.role == "number" and word.startswith("-") else plain
+                )
             else:
                 words.append(f'"{plain}"')
         parts.append(" ".join(words))

@@ -14,7 +14,9 @@ _COMPUTED = re.compile(r"\$\{?!?([A-Za-z_][A-Za-z0-9_]*)|([A-Za-z_][A-Za-z0-9_]*
 class Expansions:
     """Of one script.  Each method answers the index behind what it read; `commands` reads a list of commands inside an expansion."""
 
-    def __init__(self, text: str, bash: bool, values: Values, commands: Callable[[int, Frame], int]) -> None:
+    def __init__(
+        self, text: str, bash: bool, values: Values, commands: Callable[[int, Frame], int]
+    ) -> None:
         self.text, self.bash, self.values, self._commands = text, bash, values, commands
         self.spans = values.spans
 
@@ -64,7 +66,9 @@ class Expansions:
         """Behind the end of single quotes; `ansi`: of `$'…'`."""
         while at < len(self.text):
             if at in self.spans:
-                self.values.refuse(at, "a value cannot stand inside single quotes", "use double quotes")
+                self.values.refuse(
+                    at, "a value cannot stand inside single quotes", "use double quotes"
+                )
                 at = self.spans[at]
             elif self.text[at] == "'":
                 return at + 1
@@ -76,7 +80,17 @@ class Expansions:
         """Behind the end of double quotes."""
         return self._until('"', at, frame, quoted=True)
 
-    def _until(self, close: str, at: int, frame: Frame, *, quoted: bool, number: bool = False, heredoc: bool = False, singles: bool = False) -> int:
+    def _until(
+        self,
+        close: str,
+        at: int,
+        frame: Frame,
+        *,
+        quoted: bool,
+        number: bool = False,
+        heredoc: bool = False,
+        singles: bool = False,
+    ) -> int:
         """Text in which only expansions mean something, up to `close`.  `singles`: single quotes quote here."""
         text, depth = self.text, 0
         outside, frame.number = frame.number, frame.number or number
@@ -134,7 +148,13 @@ class Expansions:
             self.values.computes(text[start:at])
             self.values.program(start, at, "${…:…}")
             return at
-        if sign in ("#", "%", "/", "^", ","):  # a pattern: quotes count in it wherever it stands, and take away its magic
+        if sign in (
+            "#",
+            "%",
+            "/",
+            "^",
+            ",",
+        ):  # a pattern: quotes count in it wherever it stands, and take away its magic
             return self._until("}", at + 1, frame, quoted=False, singles=True)
         return self._until("}", at, frame, quoted=quoted, heredoc=heredoc, singles=not quoted)
 
@@ -156,7 +176,11 @@ class Expansions:
                 at = self.escaped(at)
             elif char in "$`":
                 start = at
-                at = self.dollar(at, frame, quoted=True) if char == "$" else self._commands(at + 1, Frame("`"))
+                at = (
+                    self.dollar(at, frame, quoted=True)
+                    if char == "$"
+                    else self._commands(at + 1, Frame("`"))
+                )
                 self.values.program(start, at, "$(( ))")
             elif name:
                 at = name.end()
@@ -168,7 +192,11 @@ class Expansions:
 
     def comment(self, at: int, frame: Frame) -> int:
         """Behind a comment, which ends with its line or with the backquotes that it is in."""
-        while at < len(self.text) and self.text[at] != "\n" and not (frame.close == "`" and self.text[at] == "`"):
+        while (
+            at < len(self.text)
+            and self.text[at] != "\n"
+            and not (frame.close == "`" and self.text[at] == "`")
+        ):
             if at in self.spans:
                 self.values.comment(at)
                 at = self.spans[at]
@@ -201,7 +229,9 @@ class Expansions:
         frame.pending.append((delimiter, quoted, tabs, named))
         return at
 
-    def here_document(self, at: int, frame: Frame, delimiter: str, quoted: bool, tabs: bool, named: int) -> int:
+    def here_document(
+        self, at: int, frame: Frame, delimiter: str, quoted: bool, tabs: bool, named: int
+    ) -> int:
         text = self.text
         end, joined = at, False
         while end < len(text):
@@ -217,7 +247,11 @@ class Expansions:
             char = text[at]
             if at in self.spans:
                 if quoted:
-                    self.values.refuse(at, "a value cannot stand in a here-document with a quoted delimiter", f"write `<<{delimiter}` without quotes")
+                    self.values.refuse(
+                        at,
+                        "a value cannot stand in a here-document with a quoted delimiter",
+                        f"write `<<{delimiter}` without quotes",
+                    )
                     at = self.spans[at]
                 else:
                     at = self.values.place(at, inner, quoted=True)

@@ -175,7 +175,9 @@ class _Reader:
     def _on_open(self, at: int, frame: Frame) -> int:
         if frame.word >= 0 and self.text[at - 1] == "=":
             name = _NAME.match(self.text, frame.word, at)
-            return self._commands(at + 1, Frame(")", array=name[0] if name else "=", places=frame.places))
+            return self._commands(
+                at + 1, Frame(")", array=name[0] if name else "=", places=frame.places)
+            )
         if frame.testing:
             self._end_word(at, frame)
             frame.depth += 1
@@ -264,7 +266,9 @@ class _Reader:
     def _on_greater(self, at: int, frame: Frame) -> int:
         if self.text.startswith("(", at + 1):
             frame.begin_word(at)
-            return self._commands(at + 2, Frame(")", feeder=frame.begin if self.text[at] == ">" else -1))
+            return self._commands(
+                at + 2, Frame(")", feeder=frame.begin if self.text[at] == ">" else -1)
+            )
         return self._redirect(at, frame, self.text[at])
 
     def _redirect(self, at: int, frame: Frame, operator: str) -> int:

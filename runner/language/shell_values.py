@@ -11,14 +11,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from .interpreters import INNER, VALUE, Ruling, Word, assignment, declares, evaluated, rulings, source
+from .interpreters import (
+    INNER,
+    VALUE,
+    Ruling,
+    Word,
+    assignment,
+    declares,
+    evaluated,
+    rulings,
+    source,
+)
 from .template import TemplateError, expressions
 
 _SUBSCRIPT = re.compile(r"\{?[A-Za-z_][A-Za-z0-9_]*\[(?!.*\]\+?=)", re.DOTALL)
 _KEY = re.compile(r"\[(?!.*\]\+?=)", re.DOTALL)
 _VARIABLE = re.compile(r"(?<![#A-Za-z0-9_])[A-Za-z_][A-Za-z0-9_]*")
 _SET_AT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\[(.*)\]\+?=", re.DOTALL)
-_KEYED = re.compile(r"\b(?:declare|typeset|local)[ \t]+-[A-Za-z]*A[A-Za-z]*[ \t]+([A-Za-z_][A-Za-z0-9_]*)")
+_KEYED = re.compile(
+    r"\b(?:declare|typeset|local)[ \t]+-[A-Za-z]*A[A-Za-z]*[ \t]+([A-Za-z_][A-Za-z0-9_]*)"
+)
 _ELEMENTS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=\(", re.DOTALL)
 _ARRAY = re.compile(
     r"([A-Za-z_][A-Za-z0-9_]*)(?:\[|\+?=\()|"
@@ -92,7 +104,9 @@ class Frame:
     depth: int = 0
     compounds: list[Compound] = field(default_factory=list)  # that are open
     closed: tuple[Compound, int] | None = None  # the one that was just closed, and where
-    pending: list[tuple[str, bool, bool, int]] = field(default_factory=list)  # here-documents: delimiter, quoted, strips tabs, where
+    pending: list[tuple[str, bool, bool, int]] = field(
+        default_factory=list
+    )  # here-documents: delimiter, quoted, strips tabs, where
 
     @property
     def bare(self) -> bool:
@@ -118,16 +132,25 @@ class Values:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.spans: Mapping[int, int] = {each.offset: each.offset + each.length for each in expressions(text)}
+        self.spans: Mapping[int, int] = {
+            each.offset: each.offset + each.length for each in expressions(text)
+        }
         self.offsets = list(self.spans)
         self.places: dict[int, Position] = {}
         self.errors: dict[int, TemplateError] = {}
         self.sources: list[Ruling] = []  # code, and what other interpreters read
-        self.bodies: list[tuple[int, int, int]] = []  # of here-documents, and where their command named them
+        self.bodies: list[
+            tuple[int, int, int]
+        ] = []  # of here-documents, and where their command named them
         self.assigned: list[tuple[str, int]] = []  # variables, and values in what they are set to
         self.keyed = set(_KEYED.findall(text))
         self.computed: set[str] = set()  # variables whose value a shell evaluates
-        self.arrays = {name for one, several in _ARRAY.findall(text) for name in (one, *_VARIABLE.findall(several)) if name}
+        self.arrays = {
+            name
+            for one, several in _ARRAY.findall(text)
+            for name in (one, *_VARIABLE.findall(several))
+            if name
+        }
 
     def reading(self, pipes: tuple[int, ...]) -> Reading:
         """What was found, once all of the script is read."""
@@ -155,17 +178,27 @@ class Values:
     def _sourced(self, places: Mapping[int, Position]) -> list[Doubt]:
         """Refuse each value that is source for this shell; a warning for one that is source for another interpreter."""
         stands = [(at, at) for at in self.spans]
-        stands += [(named, at) for start, end, named in self.bodies for at in self._within(start, end)]
+        stands += [
+            (named, at) for start, end, named in self.bodies for at in self._within(start, end)
+        ]
         stands.sort()
         readers: dict[int, str] = {}
         for each in self.sources:
-            for _, at in stands[bisect_left(stands, (each.start, 0)) : bisect_left(stands, (each.end, 0))]:
+            for _, at in stands[
+                bisect_left(stands, (each.start, 0)) : bisect_left(stands, (each.end, 0))
+            ]:
                 if places[at].role == "comment":
                     continue
                 if each.role == "code":
-                    self.refuse(at, f"a shell reads this value as source, for `{each.by}`", _ENV_WAY)
+                    self.refuse(
+                        at, f"a shell reads this value as source, for `{each.by}`", _ENV_WAY
+                    )
                 readers.setdefault(at, each.by)
-        return [read_as_source(by, at, self.spans[at] - at) for at, by in readers.items() if at not in self.errors and places[at].role != "number"]
+        return [
+            read_as_source(by, at, self.spans[at] - at)
+            for at, by in readers.items()
+            if at not in self.errors and places[at].role != "number"
+        ]
 
     def _within(self, start: int, end: int) -> list[int]:
         """The expressions between two offsets."""
@@ -179,7 +212,11 @@ class Values:
             self.refuse(at, "a backslash in front of a template does nothing good", "leave it out")
         elif before == "$" and self.text[at - 2 : at - 1] not in ("$", "\\"):
             self.refuse(at, "`${{ … }}` is another tool's spelling", "write `{{ … }}`")
-        alone = not quoted and (not before or before in _EDGE_BEFORE) and (not after or after in _EDGE_AFTER)
+        alone = (
+            not quoted
+            and (not before or before in _EDGE_BEFORE)
+            and (not after or after in _EDGE_AFTER)
+        )
         frame.places.add(at)
         so_far = self.text[frame.word : at] if frame.word >= 0 else ""
         subscript = (_KEY if frame.array else _SUBSCRIPT).match(so_far) is not None
@@ -207,7 +244,9 @@ class Values:
                 self.refuse(at, "a variable's name cannot be a value", "use a fixed name")
             elif role == "one":
                 self.places[at] = replace(self.places[at], alone=False)
-            elif role == "number" or (role == "operand" and not self.text[ruling.start : at].strip("\"'\\\n")):
+            elif role == "number" or (
+                role == "operand" and not self.text[ruling.start : at].strip("\"'\\\n")
+            ):
                 self._limit(at, role)
 
     def refuse(self, at: int, message: str, fix: str) -> None:
@@ -237,9 +276,13 @@ class Values:
                     self._limit(at, "number")
             if INNER in subscript[1]:
                 self.program(word.start, word.end, "a subscript")
-        if declares(frame.words, name, self.arrays) and not _ELEMENTS.match(self.text, word.start):  # bash reads `declare -a x="(…)"` as elements
+        if declares(frame.words, name, self.arrays) and not _ELEMENTS.match(
+            self.text, word.start
+        ):  # bash reads `declare -a x="(…)"` as elements
             self._rule(Ruling("number", word.start, word.end, name), frame)
-        self.assigned += [(name, at) for at in self._within(word.start, word.end) if at in frame.places]
+        self.assigned += [
+            (name, at) for at in self._within(word.start, word.end) if at in frame.places
+        ]
         if role is not None:
             self._rule(Ruling(role, word.start, word.end, name), frame)
 
@@ -253,7 +296,11 @@ class Values:
         words, frame.words = frame.words, []
         closed, frame.closed = frame.closed, None
         if words and words[0].text in ("for", "select") and len(words) > 3:
-            self.assigned += [(words[1].text, each) for each in self._within(words[2].start, at) if each in frame.places]
+            self.assigned += [
+                (words[1].text, each)
+                for each in self._within(words[2].start, at)
+                if each in frame.places
+            ]
         if words and words[0].text == "case":
             return
         for ruling in rulings(words):

@@ -30,7 +30,9 @@ class Source:
         """`did_you_mean`, for as many words as a person would read: it compares with every name there is."""
         return did_you_mean(word, islice(known, 5000)) if len(self.problems) < 20 else ""
 
-    def problem(self, code: str, message: str, path: Where, fix: str = "", *, key: bool = False) -> None:
+    def problem(
+        self, code: str, message: str, path: Where, fix: str = "", *, key: bool = False
+    ) -> None:
         """Note a problem, up to as many as a person would read."""
         if len(self.problems) < schema.MANY:
             self.problems.append(self.document.problem(code, message, path, fix=fix, key=key))
@@ -63,12 +65,28 @@ class Source:
         """That an input is a secret."""
         if name not in self.inputs:
             secrets = [other for other in self.inputs if self.type(other) == "secret"]
-            holds = next((other for other in secrets if self.raw["inputs"][other].get("env") == name.upper()), "")
-            fix = f'${name.upper()} is the input "{holds}": write that' if holds else self.near(name, secrets)
+            holds = next(
+                (
+                    other
+                    for other in secrets
+                    if self.raw["inputs"][other].get("env") == name.upper()
+                ),
+                "",
+            )
+            fix = (
+                f'${name.upper()} is the input "{holds}": write that'
+                if holds
+                else self.near(name, secrets)
+            )
             fix = fix or f"declare it: {name}: {{type: secret, env: {name.upper()}}}"
             self.problem("unknown-secret", f'there is no secret input "{name}"', path, fix)
         elif self.type(name) not in ("secret", None):
-            self.problem("unknown-secret", f'the input "{name}" is not a secret', path, f"give it {{type: secret, env: {name.upper()}}}")
+            self.problem(
+                "unknown-secret",
+                f'the input "{name}" is not a secret',
+                path,
+                f"give it {{type: secret, env: {name.upper()}}}",
+            )
 
     def secrets(self, raw: Mapping[str, Any], path: Where) -> tuple[str, ...]:
         names = tuple(raw.get("secrets", ()))
@@ -85,7 +103,9 @@ class Source:
             self.problem("unknown-lock", f"{name} cannot be installed here", (*path, "lock"), fix)
         return Python(lock, raw.get("version", ""))
 
-    def unit(self, parse: Callable[[str], _T], raw: Mapping[str, Any], word: str, path: Where) -> _T | None:
+    def unit(
+        self, parse: Callable[[str], _T], raw: Mapping[str, Any], word: str, path: Where
+    ) -> _T | None:
         """A quantity that is written with its unit."""
         text = raw.get(word)
         if text is None:
@@ -112,7 +132,10 @@ class Source:
         )
 
     def limits(self, raw: dict[str, Any], path: Where) -> Limits:
-        return Limits(time=self.unit(units.duration, raw, "time", path), cost=self.unit(units.money, raw, "cost", path))
+        return Limits(
+            time=self.unit(units.duration, raw, "time", path),
+            cost=self.unit(units.money, raw, "cost", path),
+        )
 
 
 _NO_RESOURCES = Resources()
@@ -121,7 +144,10 @@ _OTHER_LOCKS = (
         r"(environment|conda).*\.ya?ml|conda-lock.*|pixi\.(lock|toml)",
         "put its Python packages into requirements.txt and name that; what is no Python package comes with an `image`",
     ),
-    (r"poetry\.lock|pdm\.lock|Pipfile(\.lock)?", "name pyproject.toml, or export it: requirements.txt with hashes"),
+    (
+        r"poetry\.lock|pdm\.lock|Pipfile(\.lock)?",
+        "name pyproject.toml, or export it: requirements.txt with hashes",
+    ),
 )
 """Files that people name as locks and that are none of ours, and what to do."""
 
@@ -139,7 +165,10 @@ def code(raw: Sequence[Any] | str) -> tuple[str | Glob | GitCode | AutoCode, ...
     if isinstance(raw, str):
         return (AutoCode(),)
     git = [isinstance(item, dict) and "git" in item for item in raw]
-    return tuple(GitCode(item["git"], item["commit"], item["at"]) if is_git else path_or_glob(item) for item, is_git in zip(raw, git, strict=True))
+    return tuple(
+        GitCode(item["git"], item["commit"], item["at"]) if is_git else path_or_glob(item)
+        for item, is_git in zip(raw, git, strict=True)
+    )
 
 
 def other_lock(name: str) -> str | None:

@@ -72,7 +72,9 @@ class Expression:
         try:
             return self._run(_World(scope, reads))
         except RecursionError:
-            raise TemplateError("this expression is nested too deeply", self.offset, self.length) from None
+            raise TemplateError(
+                "this expression is nested too deeply", self.offset, self.length
+            ) from None
 
     def text(self, scope: Scope, reads: Reads | None = None) -> str:
         """Its value as it stands inside longer text."""
@@ -107,7 +109,9 @@ def expressions(text: str) -> tuple[Expression, ...]:
 @lru_cache(maxsize=1 << 16)
 def references(text: str) -> tuple[Reference, ...]:
     """Every name that `text` may read.  A subscript known only later gives the part in front of it."""
-    return tuple(reference for expression in expressions(text) for reference in expression.references)
+    return tuple(
+        reference for expression in expressions(text) for reference in expression.references
+    )
 
 
 def evaluate(text: str, scope: Scope, reads: Reads | None = None) -> object:
@@ -145,11 +149,17 @@ def text_of(value: object) -> str:
             raise _NoText(f"{value} is not a number that can be written")
         return float.__repr__(value)
     if value is None:
-        raise _NoText("null cannot stand inside text", fix="let it be the whole value, or say `| default(…)`")
+        raise _NoText(
+            "null cannot stand inside text", fix="let it be the whole value, or say `| default(…)`"
+        )
     if isinstance(value, Mapping):
-        raise _NoText("a mapping cannot stand inside text", fix="read one name of it, or say `| tojson`")
+        raise _NoText(
+            "a mapping cannot stand inside text", fix="read one name of it, or say `| tojson`"
+        )
     if isinstance(value, (list, tuple)):
-        raise _NoText("a list cannot stand inside text", fix="let it be the whole value, or say `| join(' ')`")
+        raise _NoText(
+            "a list cannot stand inside text", fix="let it be the whole value, or say `| join(' ')`"
+        )
     raise TypeError(f"BUG: {type(value).__name__} is not a value of the recipe language")
 
 
@@ -195,7 +205,9 @@ class _NoText(TemplateError):
 class _Missing(TemplateError):
     """A name that is not there; `path` is what `reads` should say is absent, None where that is said already."""
 
-    def __init__(self, message: str, offset: int, length: int, fix: str, path: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, message: str, offset: int, length: int, fix: str, path: tuple[str, ...] | None
+    ) -> None:
         super().__init__(message, offset, length, fix)
         self.path = path
 
@@ -228,7 +240,12 @@ def _argument(value: object, leaf: Tree) -> str:
 
 
 def _too_long(offset: int, length: int) -> TemplateError:
-    return TemplateError(f"this text is longer than {LONGEST_TEXT:,} characters", offset, length, "hand it over in a file: `files: {list.json: …}`")
+    return TemplateError(
+        f"this text is longer than {LONGEST_TEXT:,} characters",
+        offset,
+        length,
+        "hand it over in a file: `files: {list.json: …}`",
+    )
 
 
 # ---- finding expressions ----
@@ -248,7 +265,12 @@ def _spans(text: str) -> Iterator[tuple[int, int]]:
         while True:
             mark = _MARK.search(text, position)
             if mark is None:
-                raise TemplateError("this `{{` is never closed", start, 2, "close it with `}}`; a literal `{{` is written `{{ '{{' }}`")
+                raise TemplateError(
+                    "this `{{` is never closed",
+                    start,
+                    2,
+                    "close it with `}}`; a literal `{{` is written `{{ '{{' }}`",
+                )
             position = mark.end()
             match mark.group():
                 case "{":
@@ -259,9 +281,19 @@ def _spans(text: str) -> Iterator[tuple[int, int]]:
                     position += 1
                     break
                 case "}":
-                    raise TemplateError("one `}` alone does not close an expression", mark.start(), 1, "close it with `}}`")
+                    raise TemplateError(
+                        "one `}` alone does not close an expression",
+                        mark.start(),
+                        1,
+                        "close it with `}}`",
+                    )
                 case "'" | '"':
-                    raise TemplateError("this quote is never closed", mark.start(), 1, "a literal `{{` is written `{{ '{{' }}`")
+                    raise TemplateError(
+                        "this quote is never closed",
+                        mark.start(),
+                        1,
+                        "a literal `{{` is written `{{ '{{' }}`",
+                    )
         yield start, position
 
 
@@ -269,11 +301,20 @@ def _parse(text: str, start: int, end: int) -> Expression:
     source = text[start + 2 : end - 2]
     if source[:1] in ("-", "+") or source[-1:] in ("-", "+"):
         at = start + 2 if source[:1] in ("-", "+") else end - 3
-        raise TemplateError("there is no whitespace control in templates", at, 1, "put a space between the braces and the sign")
+        raise TemplateError(
+            "there is no whitespace control in templates",
+            at,
+            1,
+            "put a space between the braces and the sign",
+        )
     if len(source) > _LONGEST_EXPRESSION:
-        raise TemplateError(f"an expression may have {_LONGEST_EXPRESSION:,} characters", start, end - start)
+        raise TemplateError(
+            f"an expression may have {_LONGEST_EXPRESSION:,} characters", start, end - start
+        )
     name = source.strip()
-    if _PLAIN.fullmatch(name) and name not in _WORDS:  # most expressions, and then jinja2 need not be imported
+    if (
+        _PLAIN.fullmatch(name) and name not in _WORDS
+    ):  # most expressions, and then jinja2 need not be imported
         chain = _Chain(tuple(_dots(name, start + 2 + source.index(name))))
         return Expression(start, end - start, (chain.reference(),), chain.read)
     from jinja2 import TemplateSyntaxError
@@ -284,7 +325,12 @@ def _parse(text: str, start: int, end: int) -> Expression:
         raise _unbalanced(source, start + 2) or _reworded(error, start, end) from None
     except RecursionError:
         raise TemplateError("this expression is nested too deeply", start, end - start) from None
-    return Expression(start, end - start, tuple(sorted(tree.references, key=lambda each: each.offset)), partial(tree.value, tree.root))
+    return Expression(
+        start,
+        end - start,
+        tuple(sorted(tree.references, key=lambda each: each.offset)),
+        partial(tree.value, tree.root),
+    )
 
 
 def _dots(name: str, offset: int) -> Iterator[_Link]:
@@ -305,13 +351,21 @@ def _unbalanced(source: str, offset: int) -> TemplateError | None:
             if opened[-1][0] != _CLOSING[mark[0]]:
                 break
             opened.pop()
-    return TemplateError(f"this `{opened[-1][0]}` is never closed", offset + opened[-1].start(), 1) if opened else None
+    return (
+        TemplateError(f"this `{opened[-1][0]}` is never closed", offset + opened[-1].start(), 1)
+        if opened
+        else None
+    )
 
 
 def _reworded(error: Exception, start: int, end: int) -> TemplateError:
     at = getattr(error, "lineno", start)
     message = str(getattr(error, "message", error))
-    if "end of print statement" in message or message.startswith("unexpected 'end of template'") or "got 'end of template'" in message:
+    if (
+        "end of print statement" in message
+        or message.startswith("unexpected 'end of template'")
+        or "got 'end of template'" in message
+    ):
         message = "something is missing at the end of this expression"
     return TemplateError(f"this is not an expression: {message}", min(max(at, start), end - 1), 1)
 
@@ -340,7 +394,10 @@ _Run: TypeAlias = Callable[[_World], object]
 def dotted(path: Sequence[str]) -> str:
     """The text of a path; parts that are not names are quoted, so that two paths never look the same."""
     first, *rest = path
-    return first + "".join(f".{part}" if _PLAIN.fullmatch(part) and "." not in part else f"[{json.dumps(part)}]" for part in rest)
+    return first + "".join(
+        f".{part}" if _PLAIN.fullmatch(part) and "." not in part else f"[{json.dumps(part)}]"
+        for part in rest
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +431,12 @@ class _Chain:
             known.append(link)
         first, last = known[0], known[-1]
         names = tuple((each.offset, each.length) for each in known)
-        return Reference(tuple(str(each.key) for each in known), first.offset, last.offset + last.length - first.offset, names)
+        return Reference(
+            tuple(str(each.key) for each in known),
+            first.offset,
+            last.offset + last.length - first.offset,
+            names,
+        )
 
     def read(self, world: _World) -> object:
         if self.root is not None:
@@ -387,18 +449,32 @@ class _Chain:
             if isinstance(value, (Mapping, StatePath)):
                 known: Mapping[str, object] = value.parts if isinstance(value, StatePath) else value
                 if not isinstance(key, str):
-                    raise TemplateError(f"{_called(path)} is read by name, not by {_kind(key)}", link.offset, link.length)
+                    raise TemplateError(
+                        f"{_called(path)} is read by name, not by {_kind(key)}",
+                        link.offset,
+                        link.length,
+                    )
                 try:
                     value = known[key]
                 except KeyError:
-                    raise _Missing(*_unknown(path, key, list(known), link), None if recorded else (*path, key)) from None
+                    raise _Missing(
+                        *_unknown(path, key, list(known), link), None if recorded else (*path, key)
+                    ) from None
                 path = (*path, key)
                 continue
-            if not recorded:  # from here on the path says nothing: what is read is this value, whole
+            if (
+                not recorded
+            ):  # from here on the path says nothing: what is read is this value, whole
                 world.record(path, value)
                 recorded = True
             if value is None:
-                raise _Missing(f"{_called(path)} is null", link.offset, link.length, "guard it with `| default(…)`", None)
+                raise _Missing(
+                    f"{_called(path)} is null",
+                    link.offset,
+                    link.length,
+                    "guard it with `| default(…)`",
+                    None,
+                )
             value = _item(value, key, path, link, world)
         if recorded:
             return value
@@ -435,29 +511,53 @@ def _called(path: tuple[str, ...]) -> str:
     return f"`{dotted(path)}`" if path else "this value"
 
 
-def _unknown(path: tuple[str, ...], key: str, names: Sequence[str], link: _Link) -> tuple[str, int, int, str]:
-    fix = did_you_mean(key, names) or (f"there is: {', '.join(sorted(names)[:12])}" if names else "")
-    return (f"{_called(path)} has no `{key}`" if path else f"there is no `{key}`"), link.offset, link.length, fix
+def _unknown(
+    path: tuple[str, ...], key: str, names: Sequence[str], link: _Link
+) -> tuple[str, int, int, str]:
+    fix = did_you_mean(key, names) or (
+        f"there is: {', '.join(sorted(names)[:12])}" if names else ""
+    )
+    return (
+        (f"{_called(path)} has no `{key}`" if path else f"there is no `{key}`"),
+        link.offset,
+        link.length,
+        fix,
+    )
 
 
 def _item(value: object, key: object, path: tuple[str, ...], link: _Link, world: _World) -> object:
     if isinstance(value, (str, list, tuple)):
         try:
             if isinstance(key, _Slice):
-                return value[slice(*(_whole(each(world), link) if each else None for each in (key.start, key.stop, key.step)))]
+                return value[
+                    slice(
+                        *(
+                            _whole(each(world), link) if each else None
+                            for each in (key.start, key.stop, key.step)
+                        )
+                    )
+                ]
             if isinstance(key, int) and not isinstance(key, bool):
                 return value[key]
         except IndexError:
-            raise TemplateError(f"{_called(path)} has {len(value)} items, and none at {key}", link.offset, link.length) from None
+            raise TemplateError(
+                f"{_called(path)} has {len(value)} items, and none at {key}",
+                link.offset,
+                link.length,
+            ) from None
         except ValueError:
             raise TemplateError("a slice cannot step by 0", link.offset, link.length) from None
-    raise TemplateError(f"{_called(path)} is {_kind(value)}: it has no such part", link.offset, link.length)
+    raise TemplateError(
+        f"{_called(path)} is {_kind(value)}: it has no such part", link.offset, link.length
+    )
 
 
 def _whole(value: object, link: _Link) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
-    raise TemplateError(f"a slice is made of whole numbers, not {_kind(value)}", link.offset, link.length)
+    raise TemplateError(
+        f"a slice is made of whole numbers, not {_kind(value)}", link.offset, link.length
+    )
 
 
 def _kind(value: object) -> str:
@@ -483,8 +583,12 @@ class _Tree:
         self._base = base
         self._tokens: list[tuple[int, str]] = []
         self._indices: dict[int, int] = {}  # where a token begins -> which it is
-        self._chains: dict[nodes.Node, _Chain] = {}  # of each name, dot and subscript that begins one
-        if (at := source.find("\r")) >= 0:  # jinja2 would shorten it, and every position after it would lie
+        self._chains: dict[
+            nodes.Node, _Chain
+        ] = {}  # of each name, dot and subscript that begins one
+        if (
+            at := source.find("\r")
+        ) >= 0:  # jinja2 would shorten it, and every position after it would lie
             raise TemplateError("a carriage return cannot be in an expression", base + at, 1)
         root = self._parse()
         self._check(root)
@@ -501,7 +605,9 @@ class _Tree:
         parser = Parser(environment, "")
         try:
             # jinja2 keeps a line number with each token and node.  It gets offsets instead: that is where our positions come from.
-            parser.stream = TokenStream(environment.lexer.wrap(self._tokenize(environment.lexer.tokeniter)), None, None)
+            parser.stream = TokenStream(
+                environment.lexer.wrap(self._tokenize(environment.lexer.tokeniter)), None, None
+            )
             expression = parser.parse_expression()
         except ValueError:  # digits beyond what int() takes
             at = self._tokens[-1][0] if self._tokens else self._base
@@ -511,7 +617,9 @@ class _Tree:
             raise TemplateSyntaxError(f"unexpected `{self._word(token.lineno)}`", token.lineno)
         return expression
 
-    def _tokenize(self, tokeniter: Callable[..., Iterator[tuple[int, str, str]]]) -> Iterator[tuple[int, str, str]]:
+    def _tokenize(
+        self, tokeniter: Callable[..., Iterator[tuple[int, str, str]]]
+    ) -> Iterator[tuple[int, str, str]]:
         from jinja2 import TemplateSyntaxError
 
         position = self._base
@@ -523,7 +631,9 @@ class _Tree:
                 yield position, kind, raw
                 position += len(raw)
         except TemplateSyntaxError as error:
-            raise TemplateSyntaxError(re.sub(r" at \d+$", "", error.message or ""), position) from None
+            raise TemplateSyntaxError(
+                re.sub(r" at \d+$", "", error.message or ""), position
+            ) from None
 
     def _word(self, offset: int) -> str:
         index = self._indices.get(offset)
@@ -542,11 +652,20 @@ class _Tree:
             self._chain(node)
             return
         if kind == "Call":
-            raise TemplateError("a template cannot call anything", at, 1, f"there are filters, written `value | name`: {', '.join(FILTERS)}")
+            raise TemplateError(
+                "a template cannot call anything",
+                at,
+                1,
+                f"there are filters, written `value | name`: {', '.join(FILTERS)}",
+            )
         if kind == "Pow":
-            raise TemplateError("`**` is not available in templates", at, 1, "compute it in the step")
+            raise TemplateError(
+                "`**` is not available in templates", at, 1, "compute it in the step"
+            )
         if kind not in _VALUES and kind not in ("Pair", "Operand"):
-            raise TemplateError(f"`{self._word(at)}` is not available in templates", at, len(self._word(at)) or 1)
+            raise TemplateError(
+                f"`{self._word(at)}` is not available in templates", at, len(self._word(at)) or 1
+            )
         if kind == "Filter":
             self._check_filter(node)  # type: ignore[arg-type]
         elif kind == "Test":
@@ -559,7 +678,12 @@ class _Tree:
     def _check_filter(self, node: nodes.Filter) -> None:
         name, at = node.name, node.lineno
         if name not in FILTERS:
-            raise TemplateError(f"there is no filter `{name}`", at, len(name), did_you_mean(name, FILTERS) or f"there is: {', '.join(FILTERS)}")
+            raise TemplateError(
+                f"there is no filter `{name}`",
+                at,
+                len(name),
+                did_you_mean(name, FILTERS) or f"there is: {', '.join(FILTERS)}",
+            )
         least, most = {"default": (1, 1), "join": (0, 1)}.get(name, (0, 0))
         if node.kwargs or node.dyn_args or node.dyn_kwargs or not least <= len(node.args) <= most:
             takes = "one argument" if least else "at most one argument" if most else "no argument"
@@ -570,7 +694,12 @@ class _Tree:
         if word == "not":
             at, word = self._after(node.lineno, 2)
         if node.name not in TESTS:
-            raise TemplateError(f"there is no test `{node.name}`", at, len(word), did_you_mean(node.name, TESTS) or f"there is: {', '.join(TESTS)}")
+            raise TemplateError(
+                f"there is no test `{node.name}`",
+                at,
+                len(word),
+                did_you_mean(node.name, TESTS) or f"there is: {', '.join(TESTS)}",
+            )
         if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
             raise TemplateError(f"the test `{node.name}` takes no argument", at, len(word))
 
@@ -586,8 +715,12 @@ class _Tree:
             return
         name: str = node.name
         if name.startswith("_"):
-            raise TemplateError(f"`{name}`: no name begins with an underscore", node.lineno, len(name))
-        chain = self._chains[whole] = _Chain((_Link(name, node.lineno, len(name)), *map(self._link, reversed(parts))))
+            raise TemplateError(
+                f"`{name}`: no name begins with an underscore", node.lineno, len(name)
+            )
+        chain = self._chains[whole] = _Chain(
+            (_Link(name, node.lineno, len(name)), *map(self._link, reversed(parts)))
+        )
         self.references.append(chain.reference())
 
     def _link(self, node: Any) -> _Link:
@@ -598,7 +731,11 @@ class _Tree:
             return _Link(word, at, len(word))
         key = node.arg
         kind = type(key).__name__
-        if kind == "Const" and isinstance(key.value, (str, int)) and not isinstance(key.value, bool):
+        if (
+            kind == "Const"
+            and isinstance(key.value, (str, int))
+            and not isinstance(key.value, bool)
+        ):
             opened = self._word(node.lineno) == "["
             close = self._close(node.lineno) if opened else at + len(word)
             start = node.lineno if opened else at
@@ -640,7 +777,9 @@ class _Tree:
 
     def _guarded(self, node: nodes.Expr, world: _World) -> tuple[bool, object]:
         chain = self._chains.get(node)
-        return (True, self.value(node, world)) if chain is None or chain.root else chain.guarded(world)
+        return (
+            (True, self.value(node, world)) if chain is None or chain.root else chain.guarded(world)
+        )
 
     def _choice(self, node: nodes.CondExpr, world: _World) -> object:
         if self.value(node.test, world):
@@ -655,7 +794,9 @@ class _Tree:
                 if not _COMPARE[each.op](left, right):
                     return False
             except TypeError:
-                raise TemplateError(f"{_kind(left)} and {_kind(right)} cannot be compared like this", node.lineno) from None
+                raise TemplateError(
+                    f"{_kind(left)} and {_kind(right)} cannot be compared like this", node.lineno
+                ) from None
             left = right
         return True
 
@@ -669,13 +810,21 @@ class _Tree:
         """Numbers with numbers; `+` also text with text and lists with lists: nothing is repeated or formatted."""
         left, right, at = self.value(node.left, world), self.value(node.right, world), node.lineno
         apply = _ARITHMETIC[node.operator]
-        if node.operator == "+" and ((isinstance(left, str) and isinstance(right, str)) or (isinstance(left, list) and isinstance(right, list))):
+        if node.operator == "+" and (
+            (isinstance(left, str) and isinstance(right, str))
+            or (isinstance(left, list) and isinstance(right, list))
+        ):
             if len(left) + len(right) > LONGEST_TEXT:
                 raise _too_long(at, 1)
             return apply(left, right)
         for value in (left, right):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TemplateError(f"`{node.operator}` does not work on {_kind(left)} and {_kind(right)}", at, 1, "join text with `~`")
+                raise TemplateError(
+                    f"`{node.operator}` does not work on {_kind(left)} and {_kind(right)}",
+                    at,
+                    1,
+                    "join text with `~`",
+                )
         try:
             return _number(apply(left, right), at)
         except ZeroDivisionError:
@@ -695,7 +844,9 @@ class _Tree:
 
     def _filter(self, node: nodes.Filter, world: _World) -> object:
         name, at, inner = node.name, node.lineno, cast("nodes.Expr", node.node)
-        if name == "default":  # absent or null: an input that may be left out is null, so that is what a default is for
+        if (
+            name == "default"
+        ):  # absent or null: an input that may be left out is null, so that is what a default is for
             value = self._guarded(inner, world)[1]
             return self.value(node.args[0], world) if value is None else value
         value = self.value(inner, world)
@@ -708,7 +859,11 @@ class _Tree:
         return _PATHS[name](value)
 
     def _test(self, node: nodes.Test, world: _World) -> object:
-        return self._guarded(node.node, world)[0] if node.name == "defined" else self.value(node.node, world) is None
+        return (
+            self._guarded(node.node, world)[0]
+            if node.name == "defined"
+            else self.value(node.node, world) is None
+        )
 
 
 _VALUES: dict[str, Callable[[_Tree, Any, _World], object]] = {
@@ -776,7 +931,9 @@ def _join(value: object, separator: object, at: int) -> str:
 
 
 def _json(value: object, at: int) -> str:
-    if _weight(value, LONGEST_TEXT) < 0:  # before it is written: an expression can name one long text a thousand times
+    if (
+        _weight(value, LONGEST_TEXT) < 0
+    ):  # before it is written: an expression can name one long text a thousand times
         raise _too_long(at, 6)
     try:
         text = json.dumps(_ordered(value), ensure_ascii=False, sort_keys=True, allow_nan=False)

@@ -9,9 +9,16 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_SIZES = {"B": 1} | {f"{p}B": 1000**n for n, p in enumerate("KMGTP", 1)} | {f"{p}iB": 1024**n for n, p in enumerate("KMGTP", 1)} | {"kB": 1000}
+_SIZES = (
+    {"B": 1}
+    | {f"{p}B": 1000**n for n, p in enumerate("KMGTP", 1)}
+    | {f"{p}iB": 1024**n for n, p in enumerate("KMGTP", 1)}
+    | {"kB": 1000}
+)
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kKMGTP]?i?B)")
-_DURATION = re.compile(r"".join(rf"(?:([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?){unit})?" for unit in "dhms"))
+_DURATION = re.compile(
+    r"".join(rf"(?:([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?){unit})?" for unit in "dhms")
+)
 _SECONDS = (86400, 3600, 60, 1)
 _MONEY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,4})?) USD")
 
@@ -20,7 +27,9 @@ def size(text: str) -> int:
     """Bytes of `24GB`, `16GiB`, `1.5TB`.  Raises ValueError with a sentence for the author."""
     found = _SIZE.fullmatch(text)
     if found is None or found[2] not in _SIZES:
-        raise ValueError(f'"{text}" is not a size; write a number and a unit, such as 24GB or 16GiB')
+        raise ValueError(
+            f'"{text}" is not a size; write a number and a unit, such as 24GB or 16GiB'
+        )
     return int(Fraction(found[1]) * _SIZES[found[2]])
 
 
@@ -28,8 +37,17 @@ def duration(text: str) -> float:
     """Seconds of `30s`, `5m`, `1h30m`, `2d`.  Raises ValueError with a sentence for the author."""
     found = _DURATION.fullmatch(text)
     if found is None or not text:
-        raise ValueError(f'"{text}" is not a duration; write numbers with units from large to small, such as 30s, 5m or 1h30m')
-    total = sum((Fraction(part) * unit for part, unit in zip(found.groups(), _SECONDS, strict=True) if part), Fraction())
+        raise ValueError(
+            f'"{text}" is not a duration; write numbers with units from large to small, such as 30s, 5m or 1h30m'
+        )
+    total = sum(
+        (
+            Fraction(part) * unit
+            for part, unit in zip(found.groups(), _SECONDS, strict=True)
+            if part
+        ),
+        Fraction(),
+    )
     if not total:
         raise ValueError(f'"{text}" is no time at all; leave the key out instead')
     return float(total)

@@ -24,7 +24,9 @@ def rest_of_value(text: str, start: int, *, comments: bool = False) -> str:
     line = re.compile(r"[^\r\n]*" if comments else r"(?:[^\r\n#]|(?<=\S)#)*").match(text, start)
     value = line.group().rstrip() if line else ""
     before = text[text.rfind("\n", 0, start) + 1 : start]
-    if not comments and before.count("[") + before.count("{") > before.count("]") + before.count("}"):
+    if not comments and before.count("[") + before.count("{") > before.count("]") + before.count(
+        "}"
+    ):
         value = re.split(r",\s|[\]}]+\s*$", value)[0].rstrip()
     return value
 
@@ -46,7 +48,9 @@ def unquoted_expression(text: str, index: int) -> Mistake:
     tail = re.compile(r"[^\s,\[\]{}#]*").match(text, end)
     end = tail.end() if tail else end
     message = "an expression must be in quotes: YAML reads `{` as a mapping"
-    return Mistake("unquoted-expression", message, start, end, f"quote it: {quoted(text[start:end])}")
+    return Mistake(
+        "unquoted-expression", message, start, end, f"quote it: {quoted(text[start:end])}"
+    )
 
 
 def explain(text: str, error: MarkedYAMLError) -> Mistake:
@@ -63,7 +67,13 @@ def explain(text: str, error: MarkedYAMLError) -> Mistake:
             return unquoted_expression(text, start + braces)
     tab = re.match(r" *\t[ \t]*", line)
     if tab and ("tab" in problem or "'\\t'" in problem or line_start + tab.end() >= index):
-        return Mistake("tab", "a tab is used as indentation", line_start + line.index("\t"), line_start + tab.end(), "indent with spaces")
+        return Mistake(
+            "tab",
+            "a tab is used as indentation",
+            line_start + line.index("\t"),
+            line_start + tab.end(),
+            "indent with spaces",
+        )
     if "alias" in context or "anchor" in context:
         return _unquoted_start(text, begun, "a pattern" if "alias" in context else "a value")
     if "cannot start any token" in problem and text[index : index + 1]:
@@ -71,23 +81,44 @@ def explain(text: str, error: MarkedYAMLError) -> Mistake:
     if "mapping values are not allowed" in problem:
         if re.search(r":\s", text[line_start:index]):
             return _unquoted_colon(text, index, line_start, line)
-        return Mistake("indent", "this line is indented as if it belonged to the value above", index, index + 1)
+        return Mistake(
+            "indent", "this line is indented as if it belonged to the value above", index, index + 1
+        )
     if "flow" in context:
         return _in_brackets(text, index, begun, line_start)
     if "quoted scalar" in context:
         if "escape" in problem:
             slash = text.rfind("\\", begun, index + 1)
             fix = "write it in single quotes, or with two backslashes"
-            return Mistake("escape", f"`{text[slash : slash + 2]}` is not an escape", slash, slash + 2, fix)
+            return Mistake(
+                "escape", f"`{text[slash : slash + 2]}` is not an escape", slash, slash + 2, fix
+            )
         return Mistake("unclosed", "this quote is never closed", begun, begun + 1)
     if "block" in context and text[line_start:index].strip() == "":
         fix = "give everything of one level the same indentation"
-        return Mistake("indent", "this line does not line up with the lines above it", index, index + len(line.strip()), fix)
+        return Mistake(
+            "indent",
+            "this line does not line up with the lines above it",
+            index,
+            index + len(line.strip()),
+            fix,
+        )
     if "block mapping" in context:
-        return Mistake("syntax", "nothing may follow the value here", index, line_start + len(line), "quote the whole value")
+        return Mistake(
+            "syntax",
+            "nothing may follow the value here",
+            index,
+            line_start + len(line),
+            "quote the whole value",
+        )
     if "simple key" in context or "expected ':'" in problem:
         rest = rest_of_value(text, begun)
-        return Mistake("syntax", "this is neither `key: value` nor an item of a list", begun, begun + max(1, len(rest)))
+        return Mistake(
+            "syntax",
+            "this is neither `key: value` nor an item of a list",
+            begun,
+            begun + max(1, len(rest)),
+        )
     reason = f"{problem} ({context})" if context else problem
     return Mistake("syntax", f"this is not YAML: {reason}", index, index + 1)
 
@@ -105,7 +136,9 @@ def _in_brackets(text: str, index: int, begun: int, line_start: int) -> Mistake:
         start = index
         while start > line_start and text[start - 1] not in " \t,[{":
             start -= 1
-        closing = re.compile(r"[^\s,]*?(?=,|\s|\]\s*(?:#.*)?$|\}\s*(?:#.*)?$)", re.MULTILINE).match(text, start)
+        closing = re.compile(r"[^\s,]*?(?=,|\s|\]\s*(?:#.*)?$|\}\s*(?:#.*)?$)", re.MULTILINE).match(
+            text, start
+        )
         end = closing.end() if closing else index + 1
         message = f"`{char}` inside a value within brackets starts a new {'list' if char == '[' else 'mapping'}"
         return Mistake("unquoted-text", message, start, end, f"quote it: {quoted(text[start:end])}")
@@ -118,7 +151,11 @@ def _in_brackets(text: str, index: int, begun: int, line_start: int) -> Mistake:
 
 def _bare_braces(line: str) -> int:
     """Where `{{` stands outside quotes and comments, or -1."""
-    bare = re.sub(r"(?<![^\s\[{,])(?:\"(?:\\\\.|[^\"\\\\])*\"|'(?:''|[^'])*')|(?<!\S)#.*", lambda found: " " * len(found.group()), line)
+    bare = re.sub(
+        r"(?<![^\s\[{,])(?:\"(?:\\\\.|[^\"\\\\])*\"|'(?:''|[^'])*')|(?<!\S)#.*",
+        lambda found: " " * len(found.group()),
+        line,
+    )
     return bare.find("{{")
 
 
@@ -126,4 +163,10 @@ def _unquoted_colon(text: str, index: int, line_start: int, line: str) -> Mistak
     head = re.match(r"\s*(?:- +)*(?:\"[^\"]*\"|'[^']*'|[^\s:]+) *:\s+", line)
     value = line[head.end() :].rstrip() if head and line_start + head.end() <= index else ""
     fix = f"quote the whole value: {quoted(value)}" if value else "quote the value"
-    return Mistake("unquoted-colon", "a colon and a space inside a value must be in quotes", index, index + 1, fix)
+    return Mistake(
+        "unquoted-colon",
+        "a colon and a space inside a value must be in quotes",
+        index,
+        index + 1,
+        fix,
+    )

@@ -13,14 +13,29 @@ from .drafts import Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
 from .mentions import in_order
 from .plan import SELECT, SKIP, Node, Plan
-from .step import TEMPORARY, HealthSpec, LateValue, LimitSpec, OutputSpec, Publication, RunSettings, Upstream
+from .step import (
+    TEMPORARY,
+    HealthSpec,
+    LateValue,
+    LimitSpec,
+    OutputSpec,
+    Publication,
+    RunSettings,
+    Upstream,
+)
 
 if TYPE_CHECKING:
     from ..language.recipe import Limits, Recipe
     from ..language.values import Tree
 
 
-def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest: Digest, replaced: Limits | None) -> Plan:
+def assemble(
+    sketch: Sketch,
+    recipe: Recipe,
+    values: Mapping[str, Tree],
+    digest: Digest,
+    replaced: Limits | None,
+) -> Plan:
     """The plan of `recipe`, whose own limits `replaced` may replace.  Raises Invalid with every problem of the sketch, and those found here."""
     _collisions(sketch)
     publish = _publish(sketch, recipe)
@@ -39,10 +54,22 @@ def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest:
                 d.code,
                 d.home,
                 list(d.takes.values()),
-                [Upstream(p.number, output, name, below) for name, (p, output, below) in _apart(d.upstream).items()],
                 [
-                    *(LateValue(p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}") for (_, metric), p in d.late.items()),
-                    *(LateValue(p.number, metric, "") for (id, metric), p in d.asked.items() if (id, metric) not in d.late),
+                    Upstream(p.number, output, name, below)
+                    for name, (p, output, below) in _apart(d.upstream).items()
+                ],
+                [
+                    *(
+                        LateValue(
+                            p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"
+                        )
+                        for (_, metric), p in d.late.items()
+                    ),
+                    *(
+                        LateValue(p.number, metric, "")
+                        for (id, metric), p in d.asked.items()
+                        if (id, metric) not in d.late
+                    ),
                 ],
                 sorted({p.number for p in d.after}),
                 [OutputSpec(name, path, flags) for name, (path, flags) in d.outputs.items()],
@@ -80,7 +107,12 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
     found: list[tuple[Draft, str, str, str]] = []
     if recipe.outputs is None:
         makers = [d for d in sketch.drafts if not d.flags & (SELECT | SKIP)]
-        return [(d, name, d.prefix + path, "") for d in makers for name, (path, flags) in d.outputs.items() if not flags & TEMPORARY]
+        return [
+            (d, name, d.prefix + path, "")
+            for d in makers
+            for name, (path, flags) in d.outputs.items()
+            if not flags & TEMPORARY
+        ]
     for name, leaf in recipe.outputs.items():
         where = ("outputs", name)
         refs = sketch.references(sketch.top, leaf, where)
@@ -88,13 +120,23 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
             continue
         if not all(sketch.step_name(sketch.top, r, where) for r in refs):
             continue
-        value = sketch.evaluate(sketch.top, leaf, {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}, where)
+        value = sketch.evaluate(
+            sketch.top, leaf, {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}, where
+        )
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, PathValue) or item.kind != "step":
-                sketch.problem(recipe, "output", f'output "{name}" is not an output of a step', where, fix='name one: "{{ steps.train.model }}"')
+                sketch.problem(
+                    recipe,
+                    "output",
+                    f'output "{name}" is not an output of a step',
+                    where,
+                    fix='name one: "{{ steps.train.model }}"',
+                )
                 continue
             draft, output = item.address
-            if not draft.flags & SKIP and not (output in draft.outputs and draft.outputs[output][1] & TEMPORARY):
+            if not draft.flags & SKIP and not (
+                output in draft.outputs and draft.outputs[output][1] & TEMPORARY
+            ):
                 found.append((draft, output, item.name, name))
     return found
 
@@ -130,7 +172,9 @@ def _collisions(sketch: Sketch) -> None:
             at = whole.rfind("/", 0, at)
 
 
-def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Draft, others_path: str) -> None:
+def _two_makers(
+    sketch: Sketch, draft: Draft, output: str, path: str, other: Draft, others_path: str
+) -> None:
     where = (*draft.step.origin, "outputs", output)
     if other.step is draft.step and draft.matrix:
         used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path
@@ -146,10 +190,16 @@ def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Dra
         )
     elif draft.prefix + path != other.prefix + others_path:
         message = f'"{others_path}" of "{other.id}" and "{path}" of "{draft.id}" differ only in case: some disks take them for one file'
-        sketch.problem(draft.recipe, "two-makers", message, where, fix="give one of them another path")
+        sketch.problem(
+            draft.recipe, "two-makers", message, where, fix="give one of them another path"
+        )
     else:
         sketch.problem(
-            draft.recipe, "two-makers", f'"{path}" is made by both "{other.id}" and "{draft.id}"', where, fix="give one of them another path"
+            draft.recipe,
+            "two-makers",
+            f'"{path}" is made by both "{other.id}" and "{draft.id}"',
+            where,
+            fix="give one of them another path",
         )
 
 
@@ -158,13 +208,19 @@ def _once(problems: Sequence[Problem]) -> Iterator[Problem]:
     mentions = [found.where for found in problems if found.code != "template" and found.where]
     for found in problems:
         at = found.where
-        if found.code != "template" or at is None or not any(m[:2] == at[:2] and 0 <= at.column - m.column < m.length for m in mentions):
+        if (
+            found.code != "template"
+            or at is None
+            or not any(m[:2] == at[:2] and 0 <= at.column - m.column < m.length for m in mentions)
+        ):
             yield found
 
 
 def _sorted(sketch: Sketch) -> list[Draft]:
     """Topological order, otherwise as written.  Raises Invalid where steps need each other."""
-    needs = {draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts}
+    needs = {
+        draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts
+    }
     if in_order(needs):
         return _numbered(sketch.drafts)
     from .graph import as_written, circle, dag
@@ -195,7 +251,9 @@ def _skip(drafts: Iterable[Draft]) -> None:
         groups: dict[int, list[Draft]] = {}
         for producer, _, _ in draft.upstream.values():
             groups.setdefault(id(producer.step), []).append(producer)
-        if not draft.flags & SKIP and any(all(p.flags & SKIP for p in group) for group in [*groups.values(), *draft.wants]):
+        if not draft.flags & SKIP and any(
+            all(p.flags & SKIP for p in group) for group in [*groups.values(), *draft.wants]
+        ):
             draft.flags |= SKIP
 
 
@@ -204,4 +262,8 @@ def _apart(upstream: dict[str, tuple[Draft, str, str]]) -> dict[str, tuple[Draft
     if not any(below for _, _, below in upstream.values()):
         return upstream
     whole = {name for name, (_, _, below) in upstream.items() if not below}
-    return {name: entry for name, entry in upstream.items() if not entry[2] or whole.isdisjoint(heads(name))}
+    return {
+        name: entry
+        for name, entry in upstream.items()
+        if not entry[2] or whole.isdisjoint(heads(name))
+    }

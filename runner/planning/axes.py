@@ -38,7 +38,9 @@ class Found(NamedTuple):
 class Axes:
     """The axes of one plan.  `globs` has the matches of each pattern known so far; those of `left_out` are no values."""
 
-    def __init__(self, sketch: Sketch, globs: Mapping[str, tuple[str, ...]], left_out: Collection[str]) -> None:
+    def __init__(
+        self, sketch: Sketch, globs: Mapping[str, tuple[str, ...]], left_out: Collection[str]
+    ) -> None:
         self.sketch, self.globs, self.left_out = sketch, globs, left_out
         self.full = False  # there are more steps than a plan may have
         self.found: dict[str, Found] = {}  # workspace paths that became values of an axis
@@ -46,7 +48,13 @@ class Axes:
     def combinations(self, scope: Scope, step: Step) -> list[dict[str, Any]] | None:
         """Every combination of the matrix, one empty one without; None while an axis is not known, or when there are too many."""
         axes = self._axes(scope, step)
-        return None if axes is None else [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+        return (
+            None
+            if axes is None
+            else [
+                dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+            ]
+        )
 
     def _axes(self, scope: Scope, step: Step) -> Mapping[str, Sequence[Any]] | None:
         """The values of each axis; one without any where there is a problem."""
@@ -59,7 +67,9 @@ class Axes:
                     return None
             else:
                 unread = len(self.sketch.problems)
-                value = self.sketch.evaluate(scope, axis, {"inputs": scope.inputs, "steps": Results(scope)}, where)
+                value = self.sketch.evaluate(
+                    scope, axis, {"inputs": scope.inputs, "steps": Results(scope)}, where
+                )
                 if not isinstance(value, list):
                     if len(self.sketch.problems) > unread:
                         return {name: []}
@@ -74,7 +84,11 @@ class Axes:
                 values = value
             if len({encoded(v) for v in values}) < len(values):
                 self.sketch.problem(
-                    scope.recipe, "matrix-axis", f'axis "{name}" of "{step.id}" has the same value twice', where, fix="values must differ as text"
+                    scope.recipe,
+                    "matrix-axis",
+                    f'axis "{name}" of "{step.id}" has the same value twice',
+                    where,
+                    fix="values must differ as text",
                 )
                 return {name: []}
             axes[name] = values
@@ -87,16 +101,25 @@ class Axes:
         if not self.full:
             self.full = True
             product = " × ".join(f"{len(values):,}" for values in axes.values())
-            message = f"the plan would have more than {MOST_STEPS:,} steps" + (f': the matrix of "{step.id}" has {product}' if axes else "")
+            message = f"the plan would have more than {MOST_STEPS:,} steps" + (
+                f': the matrix of "{step.id}" has {product}' if axes else ""
+            )
             where = (*step.origin, "matrix") if axes else step.origin
             fix = "try fewer values, or let one step work through many of them"
             self.sketch.problem(scope.recipe, "too-many-steps", message, where, fix=fix, key=True)
         return False
 
-    def _glob(self, scope: Scope, step: Step, axis: str, given: Mapping[str, Any], where: Where) -> list[Any] | None:
+    def _glob(
+        self, scope: Scope, step: Step, axis: str, given: Mapping[str, Any], where: Where
+    ) -> list[Any] | None:
         maker = None
         names = {"inputs": scope.inputs, "steps": Results(scope)}
-        exclude = [str(each) for each in self.sketch.evaluate(scope, given.get("exclude", []), names, (*where, "exclude"))]
+        exclude = [
+            str(each)
+            for each in self.sketch.evaluate(
+                scope, given.get("exclude", []), names, (*where, "exclude")
+            )
+        ]
         where = (*where, "glob")
         value = self.sketch.evaluate(scope, given["glob"], names, where)
         text = str(value) if value is not None else ""
@@ -106,9 +129,19 @@ class Axes:
         if maker is None:
             if escapes(text):
                 if text != given["glob"]:
-                    self.sketch.problem(scope.recipe, "path-escape", f'"{text}" leaves the workspace', where, fix=WORKSPACE)
+                    self.sketch.problem(
+                        scope.recipe,
+                        "path-escape",
+                        f'"{text}" leaves the workspace',
+                        where,
+                        fix=WORKSPACE,
+                    )
                 return []
-            matches = [match for match in self.globs.get(text, ()) if match not in self.left_out and not excluded(match, exclude)]
+            matches = [
+                match
+                for match in self.globs.get(text, ())
+                if match not in self.left_out and not excluded(match, exclude)
+            ]
             self.found |= dict.fromkeys(matches, Found(scope.recipe, axis, where))
             return [PathValue(match, "dep", match) for match in matches]
         id, output, below, path = maker
@@ -124,14 +157,22 @@ class Axes:
         producer = scope.groups[id][0]
         known = self.globs.get(f"{producer.id}/{output}:{below}")
         if known is None:
-            self.sketch.pending.append(Pending(f"{scope.prefix}{step.id}", producer.id, output, below))
+            self.sketch.pending.append(
+                Pending(f"{scope.prefix}{step.id}", producer.id, output, below)
+            )
             return None
-        return [PathValue(f"{path}/{match}", "below", (producer, output, match)) for match in known if not excluded(f"{path}/{match}", exclude)]
+        return [
+            PathValue(f"{path}/{match}", "below", (producer, output, match))
+            for match in known
+            if not excluded(f"{path}/{match}", exclude)
+        ]
 
 
 def instance_id(scope: Scope, id: str, combination: Mapping[str, Any]) -> str:
     """The id of a step's instance, without brackets where it has no matrix."""
-    return f"{scope.prefix}{id}" + (f"[{','.join(f'{k}={encoded(v)}' for k, v in combination.items())}]" if combination else "")
+    return f"{scope.prefix}{id}" + (
+        f"[{','.join(f'{k}={encoded(v)}' for k, v in combination.items())}]" if combination else ""
+    )
 
 
 def encoded(value: Any) -> str:
@@ -139,5 +180,10 @@ def encoded(value: Any) -> str:
     from ..language.template import text_of
 
     plain = plain_value(value)
-    text = quote(text_of(plain) if isinstance(plain, (str, int, float, bool)) else json.dumps(plain, sort_keys=True), safe="")
+    text = quote(
+        text_of(plain)
+        if isinstance(plain, (str, int, float, bool))
+        else json.dumps(plain, sort_keys=True),
+        safe="",
+    )
     return text if len(text) <= 80 else f"{text[:64]}~{of_value('axis', plain)[:12]}"

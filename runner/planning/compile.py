@@ -34,7 +34,21 @@ from .drafts import (
     plain_value,
     resource_spec,
 )
-from .mentions import Makes, Near, as_pattern, automatic, excluded, is_glob, may_make, ordered, python_path, reaches, spelled, steps_of, templates
+from .mentions import (
+    Makes,
+    Near,
+    as_pattern,
+    automatic,
+    excluded,
+    is_glob,
+    may_make,
+    ordered,
+    python_path,
+    reaches,
+    spelled,
+    steps_of,
+    templates,
+)
 from .path_rules import BELOW, WORKSPACE, misplaced, unfit
 from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
 from .selection import add_select
@@ -81,14 +95,30 @@ def compile_plan(
         compiler = _Compiler(used, globs, bind, kind_of, left_out)
         compiler.add(recipe, values, prefix="", preset=preset)
         makes = compiler.makes()
-        if not (more := {path: found for path, found in compiler.axes.found.items() if makes.meets(path)}):
+        if not (
+            more := {
+                path: found for path, found in compiler.axes.found.items() if makes.meets(path)
+            }
+        ):
             break
         left_out |= more  # it only grows, and no output comes with a match that goes: this ends
     for path, (there, axis, where) in left_out.items():
         if not makes.meets(path):
             message = f'"{path}", which the axis "{axis}" matches, is or holds what its instance makes: it would not be the same before and after'
-            compiler.sketch.problem(there, "matrix-axis", message, where, fix="make the output elsewhere, or leave the path out with `exclude`")
-    return assemble(compiler.sketch, recipe, values, digest, whole.limits if (whole := presets.chosen(recipe, preset)) else None)
+            compiler.sketch.problem(
+                there,
+                "matrix-axis",
+                message,
+                where,
+                fix="make the output elsewhere, or leave the path out with `exclude`",
+            )
+    return assemble(
+        compiler.sketch,
+        recipe,
+        values,
+        digest,
+        whole.limits if (whole := presets.chosen(recipe, preset)) else None,
+    )
 
 
 _NONE: Final[list[Any]] = []
@@ -119,7 +149,11 @@ class _Compiler:
 
     def makes(self) -> Makes:
         """Every path that a step makes, if there is a match that may be one."""
-        return Makes(d.prefix + path for d in self.sketch.drafts for path, _ in d.outputs.values()) if self.axes.found or self.left_out else Makes(())
+        return (
+            Makes(d.prefix + path for d in self.sketch.drafts for path, _ in d.outputs.values())
+            if self.axes.found or self.left_out
+            else Makes(())
+        )
 
     # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
 
@@ -130,13 +164,17 @@ class _Compiler:
         home = recipe.home or posixpath.dirname(recipe.document.name) or "."
         if home not in self.sketch.homes:
             self.sketch.homes.append(home)
-        scope = Scope(recipe, self._take(recipe, values), prefix, self.sketch.homes.index(home), asked, named)
+        scope = Scope(
+            recipe, self._take(recipe, values), prefix, self.sketch.homes.index(home), asked, named
+        )
         scope.variables.update(variables or {})
         if self.sketch.top is None:
             self.sketch.top = scope
         chosen = presets.chosen(recipe, preset)
         self.depth.append(recipe.id)
-        self.sketch.problems += [found for found in misplaced(recipe) if found not in self.sketch.problems]
+        self.sketch.problems += [
+            found for found in misplaced(recipe) if found not in self.sketch.problems
+        ]
         order, loops = ordered(recipe)
         for loop in loops:
             path = " -> ".join(loop)
@@ -153,7 +191,11 @@ class _Compiler:
             for id in order:
                 self._step(scope, recipe.steps[id], chosen, preset)
             ours = [d for d in self.sketch.drafts[begun:] if not d.flags & SELECT]
-            made = {(d.prefix + path)[len(prefix) :]: (d, output) for d in ours for output, (path, _) in d.outputs.items()}
+            made = {
+                (d.prefix + path)[len(prefix) :]: (d, output)
+                for d in ours
+                for output, (path, _) in d.outputs.items()
+            }
             inside = {folder: path for path in made for folder in heads(path)[1:]}
             near = Near(made)
             for draft in self.sketch.drafts[begun:]:
@@ -171,7 +213,10 @@ class _Compiler:
             value = values.get(name)
             if isinstance(value, list):
                 kind = spec.items or ""
-                seen[name] = [self._named(item, f"inputs/{name}/{n}", spec, kind) for n, item in enumerate(value)]
+                seen[name] = [
+                    self._named(item, f"inputs/{name}/{n}", spec, kind)
+                    for n, item in enumerate(value)
+                ]
             else:
                 seen[name] = self._named(value, f"inputs/{name}", spec, spec.type)
         return seen
@@ -181,7 +226,12 @@ class _Compiler:
         if isinstance(value, PathValue):
             base = _last(value.name) or spec.name
             given = value.kind in ("step", "below", "dep") or not spec.only
-            return PathValue(f"{folder}/{base}", value.kind, value.address if given else (value.address[0], spec.only), value.member)
+            return PathValue(
+                f"{folder}/{base}",
+                value.kind,
+                value.address if given else (value.address[0], spec.only),
+                value.member,
+            )
         if type not in ("file", "dataset", "model") or not isinstance(value, str):
             return value
         value, member = spec.parted(value)
@@ -213,9 +263,19 @@ class _Compiler:
             self._shell_variables(recipe, step)
         needs = steps_of(step)
         axes = self.axes.combinations(scope, step)
-        if axes is None or not scope.pending.isdisjoint(needs) or _makers(recipe, scope.pending, step.reads):
-            reads = [dep for dep in step.reads if not dep.startswith("{{")]  # the files of an axis have their maker
-            self.sketch.wait(scope, step, [*needs, *_makers(recipe, [*scope.groups, *scope.inner, *scope.pending], reads)])
+        if (
+            axes is None
+            or not scope.pending.isdisjoint(needs)
+            or _makers(recipe, scope.pending, step.reads)
+        ):
+            reads = [
+                dep for dep in step.reads if not dep.startswith("{{")
+            ]  # the files of an axis have their maker
+            self.sketch.wait(
+                scope,
+                step,
+                [*needs, *_makers(recipe, [*scope.groups, *scope.inner, *scope.pending], reads)],
+            )
             return
         drafts = []
         for combination in axes:
@@ -236,7 +296,10 @@ class _Compiler:
         scope.groups[step.id] = drafts
         if step.matrix is not None:
             scope.many.add(step.id)
-            scope.results[step.id] = {o.name: [output_of(d, o.name) for d in drafts if not d.flags & SKIP] for o in step.outputs}
+            scope.results[step.id] = {
+                o.name: [output_of(d, o.name) for d in drafts if not d.flags & SKIP]
+                for o in step.outputs
+            }
         else:
             scope.results[step.id] = {o.name: output_of(drafts[0], o.name) for o in step.outputs}
 
@@ -247,7 +310,11 @@ class _Compiler:
             where = (*step.origin, "outputs", output.name)
             raw = output.path
             unread = len(self.sketch.problems)
-            late = [ref for ref in self.sketch.references(scope, raw, where) if ref.path[0] in LATE_NAMES]
+            late = [
+                ref
+                for ref in self.sketch.references(scope, raw, where)
+                if ref.path[0] in LATE_NAMES
+            ]
             for ref in late:
                 self.sketch.problem(
                     scope.recipe,
@@ -257,13 +324,21 @@ class _Compiler:
                     offset=ref.offset,
                     length=ref.length,
                 )
-            value = self.sketch.evaluate(scope, raw, names, where) if "{{" in raw and not late else raw
+            value = (
+                self.sketch.evaluate(scope, raw, names, where) if "{{" in raw and not late else raw
+            )
             path = posixpath.normpath(str(value)) if value else ""
             if len(self.sketch.problems) > unread:
                 path = f"invalid/{step.id}/{n}"
             elif wrong := unfit(str(value)):
                 if value != raw:  # as it is written it was looked at already
-                    self.sketch.problem(scope.recipe, "path-escape", f'output "{output.name}" of "{step.id}" {wrong}', where, fix=BELOW)
+                    self.sketch.problem(
+                        scope.recipe,
+                        "path-escape",
+                        f'output "{output.name}" of "{step.id}" {wrong}',
+                        where,
+                        fix=BELOW,
+                    )
                 path = f"invalid/{step.id}/{n}"
             draft.outputs[output.name] = (path, output_flags(output))
             scope.makers[path] = (step.id, output.name)
@@ -273,7 +348,13 @@ class _Compiler:
         where = (*step.origin, "state", state.name, "path")
         value = self.sketch.evaluate(scope, state.path, places, where)
         if value not in (None, state.path) and (wrong := unfit(str(value))):
-            self.sketch.problem(scope.recipe, "path-escape", f'state "{state.name}" of "{step.id}" {wrong}', where, fix=BELOW)
+            self.sketch.problem(
+                scope.recipe,
+                "path-escape",
+                f'state "{state.name}" of "{step.id}" {wrong}',
+                where,
+                fix=BELOW,
+            )
         return str(value)
 
     def _fill(self, scope: Scope, draft: Draft, chosen: Preset | None, *, known: bool) -> None:
@@ -304,17 +385,29 @@ class _Compiler:
             self.sketch.template_problem(scope, error, where)
         for value in draft.matrix.values():
             self._world(draft, value)
-        author["reads"] = {name: plain_value(value) for name, value in reads.items() if not self._unkeyed(recipe, name)}
+        author["reads"] = {
+            name: plain_value(value)
+            for name, value in reads.items()
+            if not self._unkeyed(recipe, name)
+        }
         draft.author = author
 
         for id in step.needs:
             draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
-        draft.wants = [found for name in steps_of(step) if (found := scope.groups.get(name) or scope.inner.get(name))]
+        draft.wants = [
+            found
+            for name in steps_of(step)
+            if (found := scope.groups.get(name) or scope.inner.get(name))
+        ]
         draft.code = [_code_text(c, step, own.env) for c in own.code if not isinstance(c, GitCode)]
         draft.lock = own.python.lock if own.python else ""
         if step.metrics or step.state:
             draft.flags |= STATEFUL if step.state else 0
-        draft.flags |= (0 if step.cache else UNCACHED) | (ALLOW_FAILURE if step.allow_failure else 0) | (LOCAL if step.local else 0)
+        draft.flags |= (
+            (0 if step.cache else UNCACHED)
+            | (ALLOW_FAILURE if step.allow_failure else 0)
+            | (LOCAL if step.local else 0)
+        )
         if known:
             self._when(scope, draft, names)
             if leaves and not draft.flags & (SKIP | WHEN_LATE):
@@ -331,7 +424,13 @@ class _Compiler:
             env=own.env or NOTHING,
             pass_env=sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
             env_files=[*dict.fromkeys((*recipe.env_files, *step.env_files))] or _NONE,
-            secrets=[SecretSpec(s, str(recipe.inputs[s].env), scope.variables[s], recipe.inputs[s].required) for s in own.secrets] or _NONE,
+            secrets=[
+                SecretSpec(
+                    s, str(recipe.inputs[s].env), scope.variables[s], recipe.inputs[s].required
+                )
+                for s in own.secrets
+            ]
+            or _NONE,
             image=own.image,
             git=own.git or _NONE,
             names=Names(
@@ -340,9 +439,23 @@ class _Compiler:
                 outputs=outputs or NOTHING,
                 matrix={k: plain_value(v) for k, v in draft.matrix.items()} or NOTHING,
             ),
-            sync=[SyncSpec(output.name, output.sync) for output in step.outputs if output.sync is not None] or _NONE,
-            state=[StateSpec(s.name, state[s.name], s.checkpoint, s.every, s.keep, s.shared) for s in step.state] or _NONE,
-            continues={n: draft.inputs[n] for n, spec in recipe.inputs.items() if spec.continues and f"inputs.{n}" in reads} or NOTHING,
+            sync=[
+                SyncSpec(output.name, output.sync)
+                for output in step.outputs
+                if output.sync is not None
+            ]
+            or _NONE,
+            state=[
+                StateSpec(s.name, state[s.name], s.checkpoint, s.every, s.keep, s.shared)
+                for s in step.state
+            ]
+            or _NONE,
+            continues={
+                n: draft.inputs[n]
+                for n, spec in recipe.inputs.items()
+                if spec.continues and f"inputs.{n}" in reads
+            }
+            or NOTHING,
             retries=step.retries,
             preemptions=step.preemptions,
             timeout=step.timeout,
@@ -353,7 +466,8 @@ class _Compiler:
             nodes=self._nodes(scope, draft, names) if known else step.nodes,
             python=own.python.version if own.python else "",
             oom=dict(step.oom) or NOTHING,
-            unlisted={str(recipe.inputs[s].env): s for s in scope.variables if s not in own.secrets} or NOTHING,
+            unlisted={str(recipe.inputs[s].env): s for s in scope.variables if s not in own.secrets}
+            or NOTHING,
         )
 
     def _read(
@@ -383,21 +497,36 @@ class _Compiler:
             if root in LATE_NAMES:
                 late = True
                 if len(rest) != 1 or rest[0] not in LATE_NAMES[root]:
-                    self.sketch.unknown(scope, ".".join(ref.path), [f"{root}.{n}" for n in LATE_NAMES[root]], where, ref)
+                    self.sketch.unknown(
+                        scope,
+                        ".".join(ref.path),
+                        [f"{root}.{n}" for n in LATE_NAMES[root]],
+                        where,
+                        ref,
+                    )
             elif root == "steps" and len(rest) >= 2:
                 late |= self._mention(scope, draft, rest, reads, mentioned, keyed=keyed)
             elif root == "state":
                 if not rest or rest[0] not in state:
-                    self.sketch.unknown(scope, ".".join(ref.path), [f"state.{n}" for n in state], where, ref)
+                    self.sketch.unknown(
+                        scope, ".".join(ref.path), [f"state.{n}" for n in state], where, ref
+                    )
                 elif rest[1:] == ("latest",):
                     late = True
                 elif rest[1:]:
-                    self.sketch.unknown(scope, ".".join(ref.path), [f"state.{rest[0]}.latest"], where, ref)
+                    self.sketch.unknown(
+                        scope, ".".join(ref.path), [f"state.{rest[0]}.latest"], where, ref
+                    )
                 else:
                     reads[f"state.{rest[0]}"] = state[rest[0]]
             elif root in ("inputs", "outputs", "matrix"):
                 known = names[root]
-                if root == "inputs" and rest and (spec := scope.recipe.inputs.get(rest[0])) is not None and spec.type == "secret":
+                if (
+                    root == "inputs"
+                    and rest
+                    and (spec := scope.recipe.inputs.get(rest[0])) is not None
+                    and spec.type == "secret"
+                ):
                     self.sketch.problem(
                         scope.recipe,
                         "secret",
@@ -408,7 +537,9 @@ class _Compiler:
                         fix=f"list it: `secrets: [{rest[0]}]`; the command finds it as ${spec.env}",
                     )
                 elif rest and rest[0] not in known:
-                    self.sketch.unknown(scope, ".".join(ref.path), [f"{root}.{n}" for n in known], where, ref)
+                    self.sketch.unknown(
+                        scope, ".".join(ref.path), [f"{root}.{n}" for n in known], where, ref
+                    )
                 elif not keyed:
                     continue
                 elif rest:
@@ -420,7 +551,13 @@ class _Compiler:
                         reads.setdefault(f"{root}.{name}", value)
                         self._world(draft, value)
             elif root not in ("steps",):
-                self.sketch.unknown(scope, root, ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES], where, ref)
+                self.sketch.unknown(
+                    scope,
+                    root,
+                    ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES],
+                    where,
+                    ref,
+                )
         return late
 
     def _shell_variables(self, recipe: Recipe, step: Step) -> None:
@@ -432,25 +569,40 @@ class _Compiler:
 
                     if name in EXPANDED:
                         message = f"a shell reads {name} as source: no value can stand there"
-                        self.sketch.problem(recipe, "template", message, (*origin, name), fix="give it another name")
+                        self.sketch.problem(
+                            recipe, "template", message, (*origin, name), fix="give it another name"
+                        )
 
-    def _nulls(self, scope: Scope, draft: Draft, names: Namespaces, leaves: Iterable[tuple[Where, str]]) -> None:
+    def _nulls(
+        self, scope: Scope, draft: Draft, names: Namespaces, leaves: Iterable[tuple[Where, str]]
+    ) -> None:
         """A value that is null here, or a state's `latest` on the first attempt, in a text that cannot hold one: said now, not when it runs."""
         from ..language import shell
         from ..language.template import StatePath, TemplateError, evaluate
 
         step = draft.step
-        absent = {"inputs": {n for n, v in draft.inputs.items() if v is None}, "matrix": {n for n, v in draft.matrix.items() if v is None}}
+        absent = {
+            "inputs": {n for n, v in draft.inputs.items() if v is None},
+            "matrix": {n for n, v in draft.matrix.items() if v is None},
+        }
         if not step.state and not any(absent.values()):
             return
-        scene = {**names, "state": {s.name: StatePath(s.path or s.name, {"latest": None}) for s in step.state}}
+        scene = {
+            **names,
+            "state": {s.name: StatePath(s.path or s.name, {"latest": None}) for s in step.state},
+        }
         for where, leaf in leaves:
             if where[len(step.origin)] not in ("run", "accelerate", "files", "env"):
                 continue
             found = self.sketch.references(scope, leaf, where)
             if any(ref.path[0] not in scene or ref.path[2:3] == ("metrics",) for ref in found):
                 continue
-            nulls = [ref for ref in found if ref.path[2:] == ("latest",) or (len(ref.path) > 1 and ref.path[1] in absent.get(ref.path[0], ()))]
+            nulls = [
+                ref
+                for ref in found
+                if ref.path[2:] == ("latest",)
+                or (len(ref.path) > 1 and ref.path[1] in absent.get(ref.path[0], ()))
+            ]
             if not nulls:
                 continue
             try:
@@ -461,7 +613,15 @@ class _Compiler:
             except TemplateError as error:
                 name = ".".join(nulls[0].path)
                 message = f"{name} {'is null on the first attempt' if nulls[0].path[0] == 'state' else 'is null here'}: {error}"
-                self.sketch.problem(scope.recipe, "template", message, where, fix=error.fix, offset=error.offset, length=error.length)
+                self.sketch.problem(
+                    scope.recipe,
+                    "template",
+                    message,
+                    where,
+                    fix=error.fix,
+                    offset=error.offset,
+                    length=error.length,
+                )
 
     def _mention(
         self,
@@ -480,7 +640,9 @@ class _Compiler:
             for producer in producers:
                 (draft.late if keyed else draft.asked)[(producer.id, metric)] = producer
             if keyed and id in scope.many:
-                reads[f"steps.{id}.metrics.{metric}"] = [producer.id[len(scope.prefix) :] for producer in producers]
+                reads[f"steps.{id}.metrics.{metric}"] = [
+                    producer.id[len(scope.prefix) :] for producer in producers
+                ]
             mentioned.metrics.setdefault(id, []).append(MetricAsked(metric, id in scope.many))
             return True
         value = scope.results.get(id, {}).get(name)
@@ -510,7 +672,14 @@ class _Compiler:
             else:
                 draft.takes[value.name] = Source(value.name, value.kind, *value.address)
 
-    def _deps(self, scope: Scope, draft: Draft, made: Mapping[str, tuple[Draft, str]], inside: Mapping[str, str], near: Near) -> None:
+    def _deps(
+        self,
+        scope: Scope,
+        draft: Draft,
+        made: Mapping[str, tuple[Draft, str]],
+        inside: Mapping[str, str],
+        near: Near,
+    ) -> None:
         """Turn `deps` into edges and files of the workspace.
 
         `made` is every output of the recipe, by its path as if it ran alone; `inside` names one output below each folder that holds any, and `near`
@@ -525,7 +694,13 @@ class _Compiler:
             path = posixpath.normpath(str(value))
             if escapes(path):
                 if value != (raw := dep if isinstance(dep, str) else dep.pattern):
-                    self.sketch.problem(scope.recipe, "path-escape", f'"{value}", as "{raw}" is here, leaves the workspace', where, fix=WORKSPACE)
+                    self.sketch.problem(
+                        scope.recipe,
+                        "path-escape",
+                        f'"{value}", as "{raw}" is here, leaves the workspace',
+                        where,
+                        fix=WORKSPACE,
+                    )
                 continue
             if scope is not self.sketch.top and not scope.recipe.home:
                 self.sketch.problem(
@@ -539,8 +714,17 @@ class _Compiler:
                 continue  # the file that a glob below an output found for this instance: it, and not the whole output
             pattern = is_glob(path) or not isinstance(dep, str)
             if pattern:
-                others = [(name, d.outputs[output][1]) for name in near.to(path) for d, output in (made[name],) if d.step is not step]
-                makers = [name for name, flags in others if reaches(path, name, bool(flags & DIRECTORY)) and not excluded(name, exclude)]
+                others = [
+                    (name, d.outputs[output][1])
+                    for name in near.to(path)
+                    for d, output in (made[name],)
+                    if d.step is not step
+                ]
+                makers = [
+                    name
+                    for name, flags in others
+                    if reaches(path, name, bool(flags & DIRECTORY)) and not excluded(name, exclude)
+                ]
             else:
                 makers = [head for head in heads(path) if head in made]
                 if path in inside:
@@ -557,22 +741,32 @@ class _Compiler:
             if not makers or pattern:
                 draft.deps.append(spelled(path, exclude))
 
-    def _dep(self, scope: Scope, draft: Draft, dep: str | Glob, where: Where) -> tuple[Any, list[str]]:
+    def _dep(
+        self, scope: Scope, draft: Draft, dep: str | Glob, where: Where
+    ) -> tuple[Any, list[str]]:
         """A path or pattern as it is for one instance, and what it excludes."""
         # What a glob found is the name of a file, whatever is in it.
-        matrix = {axis: as_pattern(value) if isinstance(value, PathValue) else value for axis, value in draft.matrix.items()}
+        matrix = {
+            axis: as_pattern(value) if isinstance(value, PathValue) else value
+            for axis, value in draft.matrix.items()
+        }
         names = {"inputs": draft.inputs, "matrix": matrix}
         if isinstance(dep, str):
             return self.sketch.evaluate(scope, dep, names, where), []
         exclude = self.sketch.evaluate(scope, list(dep.exclude), names, (*where, "exclude"))
-        return self.sketch.evaluate(scope, dep.pattern, names, (*where, "glob")), [str(each) for each in exclude]
+        return self.sketch.evaluate(scope, dep.pattern, names, (*where, "glob")), [
+            str(each) for each in exclude
+        ]
 
     def _when(self, scope: Scope, draft: Draft, names: Namespaces) -> None:
         step = draft.step
         if step.when is None:
             return
         where = (*step.origin, "when")
-        if any(ref.path[0] == "steps" and ref.path[2:3] == ("metrics",) for ref in self.sketch.references(scope, step.when, where)):
+        if any(
+            ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)
+            for ref in self.sketch.references(scope, step.when, where)
+        ):
             draft.flags |= WHEN_LATE
             return
         if self.sketch.condition(scope, step, names) is False:
@@ -591,11 +785,22 @@ class _Compiler:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            self.sketch.problem(scope.recipe, "nodes", f"a step runs on a whole number of nodes from 1 on, not on {value!r}", where)
+            self.sketch.problem(
+                scope.recipe,
+                "nodes",
+                f"a step runs on a whole number of nodes from 1 on, not on {value!r}",
+                where,
+            )
             return None
         if value > 1 and step.local:
             fix = "take away one of the two"
-            self.sketch.problem(scope.recipe, "nodes", f"{step.id} asks for {value} nodes, and `where: local` is one", where, fix=fix)
+            self.sketch.problem(
+                scope.recipe,
+                "nodes",
+                f"{step.id} asks for {value} nodes, and `where: local` is one",
+                where,
+                fix=fix,
+            )
         return value
 
     def _unkeyed(self, recipe: Recipe, name: str) -> bool:
@@ -621,7 +826,11 @@ def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     recipe = scope.recipe
     resources = step.resources.over(recipe.resources)
     preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
-    resources = scope.asked.over(preset.over(resources)) if scope.named else preset.over(scope.asked.over(resources))
+    resources = (
+        scope.asked.over(preset.over(resources))
+        if scope.named
+        else preset.over(scope.asked.over(resources))
+    )
     env = {**recipe.env, **step.env}
     image, python = step.image or recipe.image, step.python or recipe.python
     if chosen is not None:
@@ -630,12 +839,23 @@ def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     secrets = step.secrets if step.secrets is not None else recipe.secrets
     code = step.code if step.code is not None else recipe.code
     git = [GitSpec(each.url, each.commit, each.at) for each in code if isinstance(each, GitCode)]
-    return _Settled(resources, env, image, python, secrets, code, git, MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None)
+    return _Settled(
+        resources,
+        env,
+        image,
+        python,
+        secrets,
+        code,
+        git,
+        MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
+    )
 
 
 def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
     """The author's half of the key, before what its expressions read is known."""
-    author: Author = {"outputs": {o.name: [o.path, output_flags(o) & ~TEMPORARY] for o in step.outputs}}
+    author: Author = {
+        "outputs": {o.name: [o.path, output_flags(o) & ~TEMPORARY] for o in step.outputs}
+    }
     if isinstance(step.run, list):
         author["run"] = step.run
     elif step.run is not None:
@@ -672,7 +892,11 @@ def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object
 
 def _makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str]) -> list[str]:
     """The steps among these whose outputs may be read by these paths, as far as text tells."""
-    return [id for id in among if any(may_make(o.path, dep) for o in recipe.steps[id].outputs for dep in reads)]
+    return [
+        id
+        for id in among
+        if any(may_make(o.path, dep) for o in recipe.steps[id].outputs for dep in reads)
+    ]
 
 
 def _last(path: str) -> str:

@@ -39,7 +39,15 @@ def _argv(items: Sequence[Any], where: Where) -> Iterator[tuple[Where, TemplateE
     if items and not count:
         from ..language.template import TemplateError
 
-        yield where, TemplateError("this command has no words: every item is null or empty", 0, 0, "name the program to run")
+        yield (
+            where,
+            TemplateError(
+                "this command has no words: every item is null or empty",
+                0,
+                0,
+                "name the program to run",
+            ),
+        )
 
 
 def _arguments(items: list[Any], where: Where) -> tuple[int, list[tuple[Where, TemplateError]]]:

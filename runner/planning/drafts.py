@@ -11,7 +11,17 @@ from ..errors import Problem, did_you_mean
 from .ids import bare
 from .mentions import templates
 from .roots import moved
-from .step import DIRECTORY, NONEMPTY, NOTHING, OPTIONAL, TEMPORARY, Author, ResourceSpec, Source, StepSpec
+from .step import (
+    DIRECTORY,
+    NONEMPTY,
+    NOTHING,
+    OPTIONAL,
+    TEMPORARY,
+    Author,
+    ResourceSpec,
+    Source,
+    StepSpec,
+)
 
 if TYPE_CHECKING:
     from ..language.recipe import Output, Recipe, Resources, Step
@@ -65,12 +75,18 @@ class Draft:
     inputs: dict[str, Tree]
     matrix: dict[str, Tree]
     outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
-    upstream: dict[str, tuple[Draft, str, str]] = field(default_factory=dict)  # name in the attempt -> producer, output, path below it
+    upstream: dict[str, tuple[Draft, str, str]] = field(
+        default_factory=dict
+    )  # name in the attempt -> producer, output, path below it
     takes: dict[str, Source] = field(default_factory=dict)
     late: dict[tuple[str, str], Draft] = field(default_factory=dict)
-    asked: dict[tuple[str, str], Draft] = field(default_factory=dict)  # metrics that only `when` and `nodes` read: no part of the key
+    asked: dict[tuple[str, str], Draft] = field(
+        default_factory=dict
+    )  # metrics that only `when` and `nodes` read: no part of the key
     after: list[Draft] = field(default_factory=list)
-    wants: list[list[Draft]] = field(default_factory=list)  # each a step that it mentions or needs: one skipped whole skips this too
+    wants: list[list[Draft]] = field(
+        default_factory=list
+    )  # each a step that it mentions or needs: one skipped whole skips this too
     author: Author = field(default_factory=Author)
     spec: StepSpec = UNCOMPILED
     deps: list[str] = field(default_factory=list)
@@ -84,28 +100,47 @@ class Draft:
 class Scope:
     """The namespace of one recipe while it is compiled: what `steps.x` means there."""
 
-    def __init__(self, recipe: Recipe, inputs: dict[str, Tree], prefix: str, home: int, asked: Resources, named: bool) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        inputs: dict[str, Tree],
+        prefix: str,
+        home: int,
+        asked: Resources,
+        named: bool,
+    ) -> None:
         self.recipe, self.inputs, self.prefix, self.home = recipe, inputs, prefix, home
         self.asked = asked  # resources that stand beside `uses`
         self.named = named  # the preset stands there, too: then they are over its own; a preset of the whole run is over them
         self.groups: dict[str, list[Draft]] = {}  # plain, matrix and select steps
-        self.results: dict[str, dict[str, Tree]] = {}  # step id -> output name -> PathValue or list of them
+        self.results: dict[
+            str, dict[str, Tree]
+        ] = {}  # step id -> output name -> PathValue or list of them
         self.pending: set[str] = set()  # steps that wait for an expansion
         self.many: set[str] = set()
         self.inner: dict[str, list[Draft]] = {}  # uses steps: every draft below
         self.makers: dict[str, tuple[str, str]] = {}
-        self.variables = {name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"}  # where each secret comes from
+        self.variables = {
+            name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"
+        }  # where each secret comes from
 
     def awaits(self, refs: Iterable[Reference]) -> bool:
         """Whether one of these names a step of this recipe that waits for an expansion."""
-        return any(ref.path[0] == "steps" and len(ref.path) > 1 and ref.path[1] in self.pending for ref in refs)
+        return any(
+            ref.path[0] == "steps" and len(ref.path) > 1 and ref.path[1] in self.pending
+            for ref in refs
+        )
 
     def instances(self, step: str) -> list[Draft]:
         """What `select` compares: the instances of a step of this recipe, `train`, or of one inside a recipe that is used, `s/train`."""
         head, _, inside = step.partition("/")
         if not inside:
             return self.groups.get(head, [])
-        return [draft for draft in self.inner.get(head, ()) if bare(draft.id.removeprefix(self.prefix)) == step]
+        return [
+            draft
+            for draft in self.inner.get(head, ())
+            if bare(draft.id.removeprefix(self.prefix)) == step
+        ]
 
 
 class Sketch:
@@ -124,7 +159,9 @@ class Sketch:
         scope.pending.add(step.id)
         id = f"{scope.prefix}{step.id}"
         makers = [pending.producer for pending in self.pending if pending.step == id]
-        self.waiting[id] = list(dict.fromkeys([*makers, *(f"{scope.prefix}{need}" for need in needs)]))
+        self.waiting[id] = list(
+            dict.fromkeys([*makers, *(f"{scope.prefix}{need}" for need in needs)])
+        )
 
     def problem(
         self,
@@ -140,16 +177,38 @@ class Sketch:
     ) -> None:
         where = _written(recipe, where)
         at = None if offset is None else offset + moved(recipe, where)
-        problem = recipe.document.problem(code, message, where, fix=fix, key=key, offset=at, length=length)
+        problem = recipe.document.problem(
+            code, message, where, fix=fix, key=key, offset=at, length=length
+        )
         if problem not in self.problems:
             self.problems.append(problem)
 
     def template_problem(self, scope: Scope, error: TemplateError, where: Where) -> None:
-        self.problem(scope.recipe, "template", str(error), where, fix=error.fix, offset=error.offset, length=error.length)
+        self.problem(
+            scope.recipe,
+            "template",
+            str(error),
+            where,
+            fix=error.fix,
+            offset=error.offset,
+            length=error.length,
+        )
 
-    def unknown(self, scope: Scope, name: str, known: list[str], where: Where, ref: Reference) -> None:
-        fix = did_you_mean(name, known) or (f"known here: {', '.join(sorted(known)[:8])}" if known else "")
-        self.problem(scope.recipe, "unknown-name", f'nothing is called "{name}" here', where, fix=fix, offset=ref.offset, length=ref.length)
+    def unknown(
+        self, scope: Scope, name: str, known: list[str], where: Where, ref: Reference
+    ) -> None:
+        fix = did_you_mean(name, known) or (
+            f"known here: {', '.join(sorted(known)[:8])}" if known else ""
+        )
+        self.problem(
+            scope.recipe,
+            "unknown-name",
+            f'nothing is called "{name}" here',
+            where,
+            fix=fix,
+            offset=ref.offset,
+            length=ref.length,
+        )
 
     def references(self, scope: Scope, leaf: object, where: Where) -> tuple[Reference, ...]:
         """What a leaf mentions; nothing, and a problem, when it is no template."""
@@ -183,7 +242,11 @@ class Sketch:
         """The value of a `when` that is known by now; None with a problem."""
         where = (*step.origin, "when")
         unread = len(self.problems)
-        value = self.evaluate(scope, step.when, names, where) if isinstance(step.when, str) else step.when
+        value = (
+            self.evaluate(scope, step.when, names, where)
+            if isinstance(step.when, str)
+            else step.when
+        )
         if isinstance(value, bool):
             return value
         if len(self.problems) == unread:
@@ -226,14 +289,22 @@ class Sketch:
             return False
         if len(ref.path) == 2:
             # The items of a plain list of paths are named by these, which no mention can spell.
-            outputs = [f"steps.{target.id}.{o.name}" for o in target.outputs if o.name.isidentifier()]
-            no_names = "give its outputs names, as in `outputs: {model: model.bin}`, or list it in `needs`" if target.outputs else ""
+            outputs = [
+                f"steps.{target.id}.{o.name}" for o in target.outputs if o.name.isidentifier()
+            ]
+            no_names = (
+                "give its outputs names, as in `outputs: {model: model.bin}`, or list it in `needs`"
+                if target.outputs
+                else ""
+            )
             self.problem(
                 scope.recipe,
                 "unknown-name",
                 f'"steps.{target.id}" is a step, not a value',
                 where,
-                fix=f"name one of its outputs: {', '.join(outputs[:8])}" if outputs else no_names or "to come after it, list it in `needs`",
+                fix=f"name one of its outputs: {', '.join(outputs[:8])}"
+                if outputs
+                else no_names or "to come after it, list it in `needs`",
                 offset=ref.offset,
                 length=ref.length,
             )
@@ -244,9 +315,13 @@ class Sketch:
                 return True  # what it gives is not known yet, or it has problems of its own
         else:
             known = [o.name for o in target.outputs]
-        if ref.path[2] in known or (ref.path[2] == "metrics" and not target.uses and not target.select):
+        if ref.path[2] in known or (
+            ref.path[2] == "metrics" and not target.uses and not target.select
+        ):
             return True
-        self.unknown(scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref)
+        self.unknown(
+            scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref
+        )
         return False
 
 
@@ -254,7 +329,11 @@ def _written(recipe: Recipe, where: Where) -> Where:
     """Where the recipe says what is in a step's `env`: there, or for all steps."""
     if where[2:3] != ("env",) or where[3:4] == () or where[3] not in recipe.env:
         return where
-    return where if any(step.origin == where[:2] and where[3] in step.env for step in recipe.steps.values()) else where[2:]
+    return (
+        where
+        if any(step.origin == where[:2] and where[3] in step.env for step in recipe.steps.values())
+        else where[2:]
+    )
 
 
 class Results(Mapping[str, "dict[str, Tree]"]):
@@ -275,7 +354,12 @@ class Results(Mapping[str, "dict[str, Tree]"]):
 
 def producers(draft: Draft) -> list[Draft]:
     """All that come before a draft, some of them perhaps twice."""
-    return [*(p for p, _, _ in draft.upstream.values()), *draft.late.values(), *draft.asked.values(), *draft.after]
+    return [
+        *(p for p, _, _ in draft.upstream.values()),
+        *draft.late.values(),
+        *draft.asked.values(),
+        *draft.after,
+    ]
 
 
 def plain_value(value: Tree) -> Tree:
@@ -291,7 +375,9 @@ def plain_value(value: Tree) -> Tree:
 
 def is_path_value(value: object) -> bool:
     """Whether a value is a path of an attempt directory, or a list with one."""
-    return isinstance(value, PathValue) or (isinstance(value, list) and any(isinstance(item, PathValue) for item in value))
+    return isinstance(value, PathValue) or (
+        isinstance(value, list) and any(isinstance(item, PathValue) for item in value)
+    )
 
 
 def output_of(draft: Draft, output: str) -> PathValue:
@@ -311,4 +397,12 @@ def output_flags(output: Output) -> int:
 
 def resource_spec(asked: Resources) -> ResourceSpec:
     """What a step asks for, as its spec has it."""
-    return ResourceSpec(asked.cpus, asked.memory, asked.gpus, asked.gpu, asked.gpu_memory, asked.disk, dict(asked.pools) or NOTHING)
+    return ResourceSpec(
+        asked.cpus,
+        asked.memory,
+        asked.gpus,
+        asked.gpu,
+        asked.gpu_memory,
+        asked.disk,
+        dict(asked.pools) or NOTHING,
+    )

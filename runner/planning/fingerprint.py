@@ -61,7 +61,11 @@ class Change(NamedTuple):
 def explain(before: Mapping[str, object], after: Mapping[str, object]) -> list[Change]:
     """Every part that differs between two pre-images (`{"author": …, "world": …}`), in a fixed order; empty when their keys are equal."""
     old, new = dict(_parts(before)), dict(_parts(after))
-    return [Change(part[0], old.get(part), new.get(part)) for part in sorted(old.keys() | new.keys()) if _form(old, part) != _form(new, part)]
+    return [
+        Change(part[0], old.get(part), new.get(part))
+        for part in sorted(old.keys() | new.keys())
+        if _form(old, part) != _form(new, part)
+    ]
 
 
 def _form(parts: Mapping[_Part, object], part: _Part) -> bytes | None:

@@ -26,7 +26,12 @@ def stream(points: Sequence[Mapping[str, object]], metric: str) -> Stream:
     found: list[tuple[float, float]] = []
     for point in points:
         value, step = point.get(metric), point.get("step", len(found) + 1)
-        if isinstance(value, (int, float)) and isinstance(step, (int, float)) and step > 0 and value == value:
+        if (
+            isinstance(value, (int, float))
+            and isinstance(step, (int, float))
+            and step > 0
+            and value == value
+        ):
             found.append((step, value))
     return found
 
@@ -40,7 +45,9 @@ def behind(own: Stream, others: Sequence[Stream], least: bool) -> str:
     begins = [each[0][0] for each in (own, *others) if each]
     if not own or not begins:
         return ""
-    rungs = takewhile(lambda rung: rung <= own[-1][0], (min(begins) * FACTOR**n for n in range(1, 64)))
+    rungs = takewhile(
+        lambda rung: rung <= own[-1][0], (min(begins) * FACTOR**n for n in range(1, 64))
+    )
     rung = max(rungs, default=None)
     if rung is None:
         return ""

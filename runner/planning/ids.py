@@ -26,7 +26,11 @@ def bare(id: str) -> str:
 
 def names(id: str) -> set[str]:
     """Every word that means a step, alone or with others: `s[rank=4]/train[lr=1]` is one of `s`, `s/train`, `s[rank=4]` and `s[rank=4]/train`."""
-    return {id, *(whole[: at.start()] for whole in (id, bare(id)) for at in re.finditer(r"[\[/]", whole)), bare(id)}
+    return {
+        id,
+        *(whole[: at.start()] for whole in (id, bare(id)) for at in re.finditer(r"[\[/]", whole)),
+        bare(id),
+    }
 
 
 def stored(word: str) -> str:
@@ -45,4 +49,6 @@ def _unescaped(found: re.Match[str]) -> str:
         text = unquote(found[0], errors="strict")
     except UnicodeDecodeError:  # a long value was cut here
         return found[0]
-    return "".join(char if char.isprintable() and char not in _KEPT else quote(char, safe="") for char in text)
+    return "".join(
+        char if char.isprintable() and char not in _KEPT else quote(char, safe="") for char in text
+    )

@@ -52,21 +52,39 @@ class Facts:
 
     traces: Traces
     trees: Mapping[str, Mapping[str, str]]  # content of a tree -> path in it -> content
-    matches: dict[str, list[str]] = field(default_factory=dict)  # pattern among deps -> workspace paths; a literal path is not listed
-    files: dict[str, str | None] = field(default_factory=dict)  # workspace path -> content; None: not there
-    code: dict[tuple[int, str], list[tuple[str, str]]] = field(default_factory=dict)  # home, pattern -> [name, content]
-    takes: dict[tuple[str, ...], str | None] = field(default_factory=dict)  # kind, address, *globs -> identity
-    locks: dict[tuple[int, str], str | None] = field(default_factory=dict)  # home, lock file -> content
+    matches: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # pattern among deps -> workspace paths; a literal path is not listed
+    files: dict[str, str | None] = field(
+        default_factory=dict
+    )  # workspace path -> content; None: not there
+    code: dict[tuple[int, str], list[tuple[str, str]]] = field(
+        default_factory=dict
+    )  # home, pattern -> [name, content]
+    takes: dict[tuple[str, ...], str | None] = field(
+        default_factory=dict
+    )  # kind, address, *globs -> identity
+    locks: dict[tuple[int, str], str | None] = field(
+        default_factory=dict
+    )  # home, lock file -> content
     current_python: str | None = None  # with `--python current`: what stands for image and lock
     there: dict[str, str | None] = field(default_factory=dict)  # published path -> content now
-    ours: dict[str, str] = field(default_factory=dict)  # published path -> content we put there last
-    stored: Container[str] | None = None  # contents that can be restored; asked only when something has to be
+    ours: dict[str, str] = field(
+        default_factory=dict
+    )  # published path -> content we put there last
+    stored: Container[str] | None = (
+        None  # contents that can be restored; asked only when something has to be
+    )
     numbers: Numbers = _not_kept  # metrics by a rule that the trace knows none of, read from what is kept of its attempt; None: nothing is
 
     def strange(self, path: str) -> bool:
         """Whether what is published there is somebody else's: neither what we put there last nor anything that we hold, and so could give back."""
         now = self.there.get(path)
-        return now is not None and self.ours.get(path) != now and (self.stored is None or now not in self.stored)
+        return (
+            now is not None
+            and self.ours.get(path) != now
+            and (self.stored is None or now not in self.stored)
+        )
 
 
 class Made(NamedTuple):
@@ -86,11 +104,19 @@ class Verdict(NamedTuple):
     reasons: tuple[str, ...]
     made: Made | None  # what it left, when that is known
     conflicts: tuple[str, ...] = ()  # published paths edited by hand
-    former: Digest | None = None  # the key that it had while its metrics rule was part of it; None where its own has a trace
+    former: Digest | None = (
+        None  # the key that it had while its metrics rule was part of it; None where its own has a trace
+    )
 
 
 def judge(
-    plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: bool = False, targets: Mapping[int, Sequence[Target]] | None = None
+    plan: Plan,
+    n: int,
+    facts: Facts,
+    made: Mapping[int, Made],
+    *,
+    force: bool = False,
+    targets: Mapping[int, Sequence[Target]] | None = None,
 ) -> Verdict:
     """Judge node `n`.  `made` holds what is known of its producers; one that is missing makes the answer `maybe`.
 
@@ -122,25 +148,37 @@ def judge(
     try:
         key = fingerprint.key(node.author, world)
     except (TypeError, ValueError) as error:
-        return Verdict(RUN, None, (f"its key cannot be computed ({error}); nothing will be remembered",), None)
+        return Verdict(
+            RUN, None, (f"its key cannot be computed ({error}); nothing will be remembered",), None
+        )
     if node.flags & WHEN_LATE:
         answer = when(plan.specs()[n], made, plan, n)
         if not answer:
             return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
-    trace, former = (None, None) if node.flags & UNCACHED else _remembered(plan, n, key, world, facts)
+    trace, former = (
+        (None, None) if node.flags & UNCACHED else _remembered(plan, n, key, world, facts)
+    )
     own = targets.get(n, ()) if targets else ()
     if force:
         return Verdict(RUN, key, FORCED, None, _conflicts(own, facts), former)
     if trace is None:
         reason = ("`cache: false`: runs every time",) if node.flags & UNCACHED else ()
         return Verdict(RUN, key, reason, None, _conflicts(own, facts), former)
-    metrics = trace.metrics if former is not None or not node.rule else trace.measured.get(node.rule)
+    metrics = (
+        trace.metrics if former is not None or not node.rule else trace.measured.get(node.rule)
+    )
     if metrics is None and (metrics := facts.numbers(key, rule_of(plan, n))) is None:
         for reader, metric in plan.readers(n):
             words = f"{reader} reads its metric {metric}, by a rule that is new, and what it is read from is not kept"
             return Verdict(RUN, key, (words,), None, _conflicts(own, facts))
         metrics = {}
-    return _left(Made(True, {name: content for name, _, content in trace.outputs}, metrics), key, (), facts, own)._replace(former=former)
+    return _left(
+        Made(True, {name: content for name, _, content in trace.outputs}, metrics),
+        key,
+        (),
+        facts,
+        own,
+    )._replace(former=former)
 
 
 def rule_of(plan: Plan, n: int) -> MetricsSpec:
@@ -150,26 +188,46 @@ def rule_of(plan: Plan, n: int) -> MetricsSpec:
     return rule
 
 
-def _remembered(plan: Plan, n: int, key: Digest, world: fingerprint.World, facts: Facts) -> tuple[Remembered | None, Digest | None]:
+def _remembered(
+    plan: Plan, n: int, key: Digest, world: fingerprint.World, facts: Facts
+) -> tuple[Remembered | None, Digest | None]:
     """The trace of a key; where there is none, that of the key which the step had while its metrics rule was part of it, and that key."""
     trace = facts.traces.get(key)
     if trace is not None or not plan.nodes[n].rule:
         return trace, None
-    former = fingerprint.key(fingerprint.former_author_digest(plan.specs()[n].author, rule_of(plan, n)), world)
+    former = fingerprint.key(
+        fingerprint.former_author_digest(plan.specs()[n].author, rule_of(plan, n)), world
+    )
     return facts.traces.get(former), former
 
 
-def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, targets: Sequence[Target]) -> Verdict:
+def _left(
+    left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, targets: Sequence[Target]
+) -> Verdict:
     """Fresh if what was left is where it must, for the reason `why`; else to be put there, or made again if it is not stored."""
     outputs, there = left.outputs, facts.there
-    gone = [target for target in targets if target.output in outputs and there.get(target.path) != outputs[target.output]]
+    gone = [
+        target
+        for target in targets
+        if target.output in outputs and there.get(target.path) != outputs[target.output]
+    ]
     if not gone:
         return Verdict(FRESH, key, why, left)
     clashes = _conflicts(gone, facts)
-    lost = [target.output for target in gone if facts.stored is not None and outputs[target.output] not in facts.stored]
+    lost = [
+        target.output
+        for target in gone
+        if facts.stored is not None and outputs[target.output] not in facts.stored
+    ]
     if lost:
-        return Verdict(RUN, key, tuple(f"output {name} is not stored any more" for name in lost), None, clashes)
-    words = tuple(f"{target.path} {_state(target.path, facts)}" for target in gone if target.path not in clashes)
+        return Verdict(
+            RUN, key, tuple(f"output {name} is not stored any more" for name in lost), None, clashes
+        )
+    words = tuple(
+        f"{target.path} {_state(target.path, facts)}"
+        for target in gone
+        if target.path not in clashes
+    )
     return Verdict(RESTORE, key, words, left, clashes)
 
 
@@ -178,13 +236,19 @@ def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
     groups: dict[str, bool] = {}
     for n in {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}:
         other = plan.nodes[n]
-        id = other.id if n not in node.after else node.prefix + other.id.removeprefix(node.prefix).partition("/")[0]
+        id = (
+            other.id
+            if n not in node.after
+            else node.prefix + other.id.removeprefix(node.prefix).partition("/")[0]
+        )
         group = bare(id)
         groups[group] = groups.get(group, False) or made[n].ok or bool(other.flags & ALLOW_FAILURE)
     return next((group for group, some in groups.items() if not some), "")
 
 
-def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[fingerprint.World, list[str]]:
+def world_of(
+    node: Node, facts: Facts, made: Mapping[int, Made]
+) -> tuple[fingerprint.World, list[str]]:
     """The world's half of the key, and what keeps it from being known."""
     world: fingerprint.World = []
     missing: list[str] = []
@@ -203,8 +267,12 @@ def world_of(node: Node, facts: Facts, made: Mapping[int, Made]) -> tuple[finger
         name, kind, address = source.name, source.kind, source.address
         identity = facts.takes.get(source.asked)
         if identity is None:
-            missing.append(f"{address} does not exist" if kind == "path" else f"{address} is not resolved yet")
-        world.append(["file", name, identity] if kind == "path" else ["model", name, identity, *source.only])
+            missing.append(
+                f"{address} does not exist" if kind == "path" else f"{address} is not resolved yet"
+            )
+        world.append(
+            ["file", name, identity] if kind == "path" else ["model", name, identity, *source.only]
+        )
     for producer, output, name, below in node.upstream:
         left = made[producer]
         content = left.outputs.get(output)
@@ -235,7 +303,9 @@ def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
     except TemplateError as error:
         late = plan.nodes[n].late
         gone = [m for m in late if made[m.producer].metrics.get(m.metric) is None]
-        silent = dict.fromkeys(f"; {plan.nodes[m.producer].id} reported no {m.metric}" for m in gone)
+        silent = dict.fromkeys(
+            f"; {plan.nodes[m.producer].id} reported no {m.metric}" for m in gone
+        )
         raise CannotRun(f"`when` of {plan.nodes[n].id}: {error}{''.join(silent)}") from error
     if not isinstance(value, bool):
         raise CannotRun(f"`when` of {plan.nodes[n].id} is {value!r}, not true or false")
@@ -245,7 +315,9 @@ def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
 def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, object]:
     """The namespace of a step's templates, without what only an attempt knows: metrics filled in, outputs of failed instances left out."""
     node = plan.nodes[n]
-    lost = {each.name for each in node.upstream if each.producer in made and not made[each.producer].ok}
+    lost = {
+        each.name for each in node.upstream if each.producer in made and not made[each.producer].ok
+    }
     steps: dict[str, dict[str, object]] = {}
     for id, names in spec.names.steps.items():
         kept: dict[str, object] = {}
@@ -260,33 +332,51 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
     return {**spec.names._asdict(), "steps": steps}
 
 
-def _metrics(wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, Made], step: str) -> dict[str, object]:
+def _metrics(
+    wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, Made], step: str
+) -> dict[str, object]:
     found: dict[str, object] = {}
     head = node.prefix + step
     for metric, many in wanted:
         values = []
         for late in node.late:
             id = plan.nodes[late.producer].id
-            if late.metric == metric and (id == head or id.startswith(head + "[")) and made[late.producer].ok:
+            if (
+                late.metric == metric
+                and (id == head or id.startswith(head + "["))
+                and made[late.producer].ok
+            ):
                 values.append(made[late.producer].metrics.get(metric))
         found[metric] = values if many else (values[0] if values else None)
     return found
 
 
-def _select(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], targets: Sequence[Target]) -> Verdict:
+def _select(
+    plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], targets: Sequence[Target]
+) -> Verdict:
     node = plan.nodes[n]
     chosen = plan.specs()[n].select
     assert chosen is not None
     metric, best = chosen
     if not node.late:
         return Verdict(RUN, None, ("there is no instance to select from",), None)
-    scores = [(made[late.producer].metrics.get(metric), late.producer) for late in node.late if made[late.producer].ok]
-    known = [(float(value), producer) for value, producer in scores if isinstance(value, (int, float)) and value == value]
+    scores = [
+        (made[late.producer].metrics.get(metric), late.producer)
+        for late in node.late
+        if made[late.producer].ok
+    ]
+    known = [
+        (float(value), producer)
+        for value, producer in scores
+        if isinstance(value, (int, float)) and value == value
+    ]
     if not known:
         return Verdict(RUN, None, (f"no instance reported a number called {metric}",), None)
     value, winner = (min if best == "min" else max)(known, key=lambda entry: entry[0])
     left = made[winner]
-    why = (f"{plan.nodes[winner].id} has the {'least' if best == 'min' else 'greatest'} {metric}, {value:g}",)
+    why = (
+        f"{plan.nodes[winner].id} has the {'least' if best == 'min' else 'greatest'} {metric}, {value:g}",
+    )
     return _left(Made(True, left.outputs, left.metrics), None, why, facts, targets)
 
 

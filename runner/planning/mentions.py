@@ -31,7 +31,9 @@ def templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:
     elif run:
         found += [leaf for leaf in walk(run, (*origin, "run")) if is_template(leaf[1])]
     if step.accelerate:
-        found += [leaf for leaf in walk(step.accelerate, (*origin, "accelerate")) if is_template(leaf[1])]
+        found += [
+            leaf for leaf in walk(step.accelerate, (*origin, "accelerate")) if is_template(leaf[1])
+        ]
     if step.files:
         found += [leaf for leaf in walk(step.files, (*origin, "files")) if is_template(leaf[1])]
     if env:
@@ -75,7 +77,11 @@ def steps_of(step: Step) -> list[str]:
 
         for leaf in leaves:
             try:
-                found += [ref.path[1] for ref in references(leaf) if ref.path[0] == "steps" and len(ref.path) > 1]
+                found += [
+                    ref.path[1]
+                    for ref in references(leaf)
+                    if ref.path[0] == "steps" and len(ref.path) > 1
+                ]
             except TemplateError:
                 continue
     return found
@@ -91,7 +97,11 @@ class Misnamed(NamedTuple):
 
 def which(recipe: Recipe, uses: Uses) -> str:
     """Which recipe a step of `recipe` uses: its name in the library, or its file, found from the folder of the recipe that names it."""
-    return posixpath.normpath(f"{posixpath.dirname(recipe.document.name) or '.'}/{uses.recipe}") if is_path(uses.recipe) else uses.recipe
+    return (
+        posixpath.normpath(f"{posixpath.dirname(recipe.document.name) or '.'}/{uses.recipe}")
+        if is_path(uses.recipe)
+        else uses.recipe
+    )
 
 
 def selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step | Misnamed | None:
@@ -100,17 +110,31 @@ def selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step | Mi
     for id in path.split("/"):
         if id not in recipe.steps:
             fix = did_you_mean(id, recipe.steps) or _choices(recipe, used, above)
-            return Misnamed("unknown-step", f'{recipe.id}, which "{above}" uses, has no step "{id}"', fix)
+            return Misnamed(
+                "unknown-step", f'{recipe.id}, which "{above}" uses, has no step "{id}"', fix
+            )
         step, here = recipe.steps[id], f"{above}/{id}" if above else id
         many |= step.matrix is not None
         if here == path and not step.uses:
-            return step if many else Misnamed("not-a-matrix", f'step "{path}" has no `matrix` to select from', "mention its outputs directly")
+            return (
+                step
+                if many
+                else Misnamed(
+                    "not-a-matrix",
+                    f'step "{path}" has no `matrix` to select from',
+                    "mention its outputs directly",
+                )
+            )
         if not step.uses:
             return Misnamed("unknown-step", f'"{here}" has no steps inside', f"select: {here}")
         if (place := which(recipe, step.uses)) not in used:
             return None
         recipe, above = used[place], here
-    return Misnamed("not-a-step", f'"{path}" is a recipe, {recipe.id}: which of its steps?', _choices(recipe, used, path))
+    return Misnamed(
+        "not-a-step",
+        f'"{path}" is a recipe, {recipe.id}: which of its steps?',
+        _choices(recipe, used, path),
+    )
 
 
 def _choices(recipe: Recipe, used: Mapping[str, Recipe], prefix: str) -> str:
@@ -120,10 +144,17 @@ def _choices(recipe: Recipe, used: Mapping[str, Recipe], prefix: str) -> str:
         for step in recipe.steps.values():
             if step.metrics or step.select:
                 yield f"select: {prefix}/{step.id}"
-            elif step.uses and (other := used.get(which(recipe, step.uses))) and other.id not in above:
+            elif (
+                step.uses
+                and (other := used.get(which(recipe, step.uses)))
+                and other.id not in above
+            ):
                 yield from inside(other, f"{prefix}/{step.id}", (*above, recipe.id))
 
-    return " or ".join(list(inside(recipe, prefix, ()))[:8]) or "none of them reports metrics: give one `metrics: true`"
+    return (
+        " or ".join(list(inside(recipe, prefix, ()))[:8])
+        or "none of them reports metrics: give one `metrics: true`"
+    )
 
 
 def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
@@ -131,7 +162,11 @@ def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
 
     Which step makes what a dep names is certain only when every path is rendered: edges that may be are followed where they close no circle.
     """
-    makers = [(posixpath.normpath(output.path), step.id) for step in recipe.steps.values() for output in step.outputs]
+    makers = [
+        (posixpath.normpath(output.path), step.id)
+        for step in recipe.steps.values()
+        for output in step.outputs
+    ]
     literal = {path: id for path, id in makers if "{{" not in path}
     rendered = [(path, id) for path, id in makers if "{{" in path]
     near = Near(literal)
@@ -145,14 +180,22 @@ def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
             above = heads(path)
             maybe += [id for made, id in rendered if id != step.id and may_make(made, path)]
             if is_glob(path) or "{{" in path:
-                maybe += [literal[made] for made in near.to(path) if literal[made] != step.id and may_make(made, path)]
+                maybe += [
+                    literal[made]
+                    for made in near.to(path)
+                    if literal[made] != step.id and may_make(made, path)
+                ]
             else:
                 found += [literal[head] for head in above if head in literal]
             if len(above) > 1 and above[-1] in recipe.steps and recipe.steps[above[-1]].uses:
                 maybe.append(above[-1])
         for axis in (step.matrix or {}).values():
             if isinstance(axis, dict):
-                found += [id for path, id in literal.items() if str(axis.get("glob", "")).startswith(path + "/")]
+                found += [
+                    id
+                    for path, id in literal.items()
+                    if str(axis.get("glob", "")).startswith(path + "/")
+                ]
         edges[step.id] = found
         likely[step.id] = [*found, *maybe]
     if in_order(likely):
@@ -231,13 +274,19 @@ AUTO: Final = "/auto"
 
 def automatic(starts: Iterable[Start], path: Iterable[str]) -> str:
     """`code: auto` as one text: what a command starts, and the folders of its PYTHONPATH."""
-    return spelled(AUTO, [*(f"{kind} {name}" for kind, name in starts), *(f"path {folder}" for folder in path)])
+    return spelled(
+        AUTO, [*(f"{kind} {name}" for kind, name in starts), *(f"path {folder}" for folder in path)]
+    )
 
 
 def parts_of_automatic(text: str) -> tuple[list[Start], list[str]]:
     """What `automatic` was given."""
     parts = [part.partition(" ") for part in unspelled(text)[1]]
-    starts = [Start("script" if kind == "script" else "module", name) for kind, _, name in parts if kind != "path"]
+    starts = [
+        Start("script" if kind == "script" else "module", name)
+        for kind, _, name in parts
+        if kind != "path"
+    ]
     return starts, [name for kind, _, name in parts if kind == "path"]
 
 
@@ -260,7 +309,11 @@ def excluded(path: str, exclude: Sequence[str]) -> bool:
     if not exclude:
         return False
     above = [head.split("/") for head in heads(posixpath.normpath(path))]
-    return any(_fits(pattern.strip("/").split("/"), names if "/" in pattern else names[-1:]) for pattern in exclude for names in above)
+    return any(
+        _fits(pattern.strip("/").split("/"), names if "/" in pattern else names[-1:])
+        for pattern in exclude
+        for names in above
+    )
 
 
 def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:

@@ -45,46 +45,89 @@ def misplaced(recipe: Recipe) -> Iterator[Problem]:
             yield from _read(recipe, dep, "the workspace", WORKSPACE, (*step.origin, "deps", n))
         for name, axis in (step.matrix or {}).items():
             if isinstance(axis, dict):
-                yield from _read(recipe, Glob(str(axis["glob"]), ()), "the workspace", WORKSPACE, (*step.origin, "matrix", name))
+                yield from _read(
+                    recipe,
+                    Glob(str(axis["glob"]), ()),
+                    "the workspace",
+                    WORKSPACE,
+                    (*step.origin, "matrix", name),
+                )
 
 
 def _written(recipe: Recipe, step: Step) -> Iterator[Problem]:
     named: list[tuple[str, str, Where]] = []
-    named += [(f'output "{output.name}" of "{step.id}"', output.path, ("outputs", output.name)) for output in step.outputs]
-    named += [(f'state "{state.name}" of "{step.id}"', state.path, ("state", state.name, "path")) for state in step.state]
+    named += [
+        (f'output "{output.name}" of "{step.id}"', output.path, ("outputs", output.name))
+        for output in step.outputs
+    ]
+    named += [
+        (f'state "{state.name}" of "{step.id}"', state.path, ("state", state.name, "path"))
+        for state in step.state
+    ]
     if step.metrics and step.metrics.file:
         named.append((f'the metrics file of "{step.id}"', step.metrics.file, ("metrics", "file")))
     for what, path, below in named:
         if "{{" not in path and (wrong := unfit(path)):
-            yield recipe.document.problem("path-escape", f"{what} {wrong}", (*step.origin, *_spelled(recipe, step, below)), fix=BELOW)
+            yield recipe.document.problem(
+                "path-escape",
+                f"{what} {wrong}",
+                (*step.origin, *_spelled(recipe, step, below)),
+                fix=BELOW,
+            )
     for path in step.files:
         if wrong := unfit(path, folder=False):
-            yield recipe.document.problem("path-escape", f'a file of "{step.id}" {wrong}', (*step.origin, "files", path), fix=BELOW, key=True)
+            yield recipe.document.problem(
+                "path-escape",
+                f'a file of "{step.id}" {wrong}',
+                (*step.origin, "files", path),
+                fix=BELOW,
+                key=True,
+            )
 
 
 def _spelled(recipe: Recipe, step: Step, below: Where) -> Where:
     """The place of a part of a step, whose outputs may be a list."""
     names = [output.name for output in step.outputs]
-    listed = below[0] == "outputs" and all(output.name.rstrip("/") == output.path for output in step.outputs)
+    listed = below[0] == "outputs" and all(
+        output.name.rstrip("/") == output.path for output in step.outputs
+    )
     return (below[0], names.index(str(below[1]))) if listed else below
 
 
-def _code(recipe: Recipe, code: tuple[str | Glob | GitCode | AutoCode, ...], origin: Where) -> Iterator[Problem]:
+def _code(
+    recipe: Recipe, code: tuple[str | Glob | GitCode | AutoCode, ...], origin: Where
+) -> Iterator[Problem]:
     for n, item in enumerate(code):
         where = (*origin, "code", n)
         if isinstance(item, AutoCode):
             continue
         if not isinstance(item, GitCode):
-            yield from _read(recipe, item, "the workspace" if recipe.home else "the recipe's folder", _CODE, where)
-        elif posixpath.normpath(item.at) != "." and (wrong := unfit(item.at)):  # all of the attempt may be a checkout
-            yield recipe.document.problem("path-escape", f"a git checkout {wrong}", (*where, "at"), fix=BELOW)
+            yield from _read(
+                recipe,
+                item,
+                "the workspace" if recipe.home else "the recipe's folder",
+                _CODE,
+                where,
+            )
+        elif posixpath.normpath(item.at) != "." and (
+            wrong := unfit(item.at)
+        ):  # all of the attempt may be a checkout
+            yield recipe.document.problem(
+                "path-escape", f"a git checkout {wrong}", (*where, "at"), fix=BELOW
+            )
 
 
 def _env_files(recipe: Recipe, paths: tuple[str, ...], origin: Where) -> Iterator[Problem]:
     for path in paths:
         if escapes(path) or "{{" in path:
-            wrong = "has a template; it is the same for every step" if "{{" in path else "leaves the workspace"
-            yield recipe.document.problem("path-escape", f'the env_file "{path}" {wrong}', (*origin, "env_file"), fix=BELOW)
+            wrong = (
+                "has a template; it is the same for every step"
+                if "{{" in path
+                else "leaves the workspace"
+            )
+            yield recipe.document.problem(
+                "path-escape", f'the env_file "{path}" {wrong}', (*origin, "env_file"), fix=BELOW
+            )
 
 
 def _read(recipe: Recipe, item: str | Glob, root: str, fix: str, where: Where) -> Iterator[Problem]:

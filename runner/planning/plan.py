@@ -74,7 +74,9 @@ class Plan:
     nodes: list[Node]
     publish: list[Publication]
     pending: list[Pending]
-    waiting: dict[str, list[str]]  # the steps that are no nodes before these matrices are expanded, theirs among them, and the steps that each needs
+    waiting: dict[
+        str, list[str]
+    ]  # the steps that are no nodes before these matrices are expanded, theirs among them, and the steps that each needs
     inputs: dict[str, Tree]
     specs: Callable[[], list[StepSpec]]
     settings: RunSettings
@@ -94,8 +96,18 @@ class Plan:
         def specs() -> list[StepSpec]:
             if not cell:
                 pairs = zip(self.nodes, written(), strict=True)
-                asks = ((spec, spec.accelerate is not None and spec.nodes is None and not node.flags & LOCAL) for node, spec in pairs)
-                cell.append([spec._replace(nodes=count) if spreads else spec for spec, spreads in asks])
+                asks = (
+                    (
+                        spec,
+                        spec.accelerate is not None
+                        and spec.nodes is None
+                        and not node.flags & LOCAL,
+                    )
+                    for node, spec in pairs
+                )
+                cell.append(
+                    [spec._replace(nodes=count) if spreads else spec for spec, spreads in asks]
+                )
             return cell[0]
 
         self.specs = specs
@@ -109,11 +121,20 @@ class Plan:
     def needs(self, n: int) -> set[int]:
         """The nodes that must be final before node `n` can be judged."""
         node = self.nodes[n]
-        return {each.producer for each in node.upstream} | {each.producer for each in node.late} | set(node.after)
+        return (
+            {each.producer for each in node.upstream}
+            | {each.producer for each in node.late}
+            | set(node.after)
+        )
 
     def readers(self, n: int) -> Iterator[tuple[str, str]]:
         """The steps that read metrics of node `n`, by id, each with the name of one."""
-        return ((node.id, late.metric) for node in self.nodes for late in node.late if late.producer == n)
+        return (
+            (node.id, late.metric)
+            for node in self.nodes
+            for late in node.late
+            if late.producer == n
+        )
 
     def before(self, chosen: Iterable[int]) -> set[int]:
         """These nodes and all that they need, directly or not.
@@ -155,7 +176,12 @@ class Plan:
         """The DAG: nodes are step ids (attribute `node`), an edge points from what is needed to what needs it."""
         from .graph import dag
 
-        graph = dag({node.id: [self.nodes[need].id for need in sorted(self.needs(n))] for n, node in enumerate(self.nodes)})
+        graph = dag(
+            {
+                node.id: [self.nodes[need].id for need in sorted(self.needs(n))]
+                for n, node in enumerate(self.nodes)
+            }
+        )
         graph.graph["recipe"] = self.recipe
         for node in self.nodes:
             graph.nodes[node.id]["node"] = node
@@ -193,7 +219,18 @@ class Plan:
 
         published = [Publication._make(row) for row in publish]
         axes = [Pending(*row) for row in pending]
-        return Plan(recipe, digest, homes, [_node(*row) for row in nodes], published, axes, waiting, inputs, specs, RunSettings.load(settings))
+        return Plan(
+            recipe,
+            digest,
+            homes,
+            [_node(*row) for row in nodes],
+            published,
+            axes,
+            waiting,
+            inputs,
+            specs,
+            RunSettings.load(settings),
+        )
 
 
 def _node(

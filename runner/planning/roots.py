@@ -28,9 +28,20 @@ def rooted(recipe: Recipe, source: str, root: str) -> Recipe:
     if not folder:
         return replace(recipe, home=root)
     steps = {id: _step(step, folder) for id, step in recipe.steps.items()}
-    presets = {name: replace(preset, python=_python(preset.python, folder)) for name, preset in recipe.presets.items()}
+    presets = {
+        name: replace(preset, python=_python(preset.python, folder))
+        for name, preset in recipe.presets.items()
+    }
     code = tuple(_item(item, folder) for item in recipe.code)
-    return replace(recipe, home=root, folder=folder, code=code, steps=steps, presets=presets, python=_python(recipe.python, folder))
+    return replace(
+        recipe,
+        home=root,
+        folder=folder,
+        code=code,
+        steps=steps,
+        presets=presets,
+        python=_python(recipe.python, folder),
+    )
 
 
 def from_root(path: str, folder: str) -> str:
@@ -61,7 +72,11 @@ def moved(recipe: Recipe, where: Where) -> int:
 
 def _step(step: Step, folder: str) -> Step:
     code = tuple(_item(item, folder) for item in step.code) if step.code is not None else None
-    matrix = {name: _axis(axis, folder) for name, axis in step.matrix.items()} if step.matrix is not None else None
+    matrix = (
+        {name: _axis(axis, folder) for name, axis in step.matrix.items()}
+        if step.matrix is not None
+        else None
+    )
     deps = tuple(_item(dep, folder) for dep in step.deps)
     return replace(step, code=code, deps=deps, matrix=matrix, python=_python(step.python, folder))
 
@@ -73,7 +88,9 @@ def _item(item: _Code, folder: str) -> _Code:
         beside = item.url.startswith(("./", "../"))  # a repository may lie anywhere
         return replace(item, url=posixpath.normpath(f"{folder}/{item.url}")) if beside else item
     if isinstance(item, Glob):
-        return Glob(from_root(item.pattern, folder), tuple(from_root(each, folder) for each in item.exclude))
+        return Glob(
+            from_root(item.pattern, folder), tuple(from_root(each, folder) for each in item.exclude)
+        )
     return from_root(item, folder)
 
 
@@ -84,4 +101,8 @@ def _axis(axis: Tree, folder: str) -> Tree:
 
 
 def _python(python: Python | None, folder: str) -> Python | None:
-    return python if python is None or not python.lock else replace(python, lock=from_root(python.lock, folder))
+    return (
+        python
+        if python is None or not python.lock
+        else replace(python, lock=from_root(python.lock, folder))
+    )

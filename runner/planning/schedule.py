@@ -39,9 +39,15 @@ _S = State
 
 MOVES: Mapping[State, frozenset[State]] = {
     _S.WAITING: frozenset({_S.READY, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}),
-    _S.READY: frozenset({_S.FRESH, _S.QUEUED, _S.SKIPPED, _S.WAITING, _S.CANCELLED}),  # WAITING: what it needs is made again
-    _S.QUEUED: frozenset({_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}),  # READY: another run or step made it
-    _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED, _S.SKIPPED}),  # QUEUED: retry, lost, pause, busy, orphaned; SKIPPED: early
+    _S.READY: frozenset(
+        {_S.FRESH, _S.QUEUED, _S.SKIPPED, _S.WAITING, _S.CANCELLED}
+    ),  # WAITING: what it needs is made again
+    _S.QUEUED: frozenset(
+        {_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}
+    ),  # READY: another run or step made it
+    _S.RUNNING: frozenset(
+        {_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED, _S.SKIPPED}
+    ),  # QUEUED: retry, lost, pause, busy, orphaned; SKIPPED: early
     _S.FRESH: frozenset({_S.QUEUED}),  # bytes gone
     _S.DONE: frozenset({_S.QUEUED}),  # bytes gone
     _S.FAILED: frozenset(),
@@ -50,7 +56,9 @@ MOVES: Mapping[State, frozenset[State]] = {
     _S.CANCELLED: frozenset(),
 }
 
-FINAL: frozenset[State] = frozenset({_S.FRESH, _S.DONE, _S.FAILED, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED})
+FINAL: frozenset[State] = frozenset(
+    {_S.FRESH, _S.DONE, _S.FAILED, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}
+)
 
 Verdict: TypeAlias = Literal["fresh", "run", "skip"]
 RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
@@ -60,7 +68,9 @@ PREEMPTIONS = frozenset({"lost", "preempted"})
 LIMIT = "limit"  # why an attempt ended that the run's own limits stopped: another try has no time either
 EARLY = "stopped early"  # why an attempt ended that others had left behind: what mentions the step is skipped with it
 BUSY = "busy"  # why an attempt never began for which there seemed to be room
-ORPHANED = "orphaned"  # its worker is gone: another looks for the attempt, and takes it up or begins anew
+ORPHANED = (
+    "orphaned"  # its worker is gone: another looks for the attempt, and takes it up or begins anew
+)
 _FREE = frozenset({"stopped", BUSY, ORPHANED})  # ends that cost nothing of a step's budgets
 _NOT_STARTED = (_S.WAITING, _S.READY, _S.QUEUED)
 _PATIENCE = 16
@@ -144,12 +154,21 @@ def priorities(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str,
         lengths[task.id] = length = rest.get(task.id, 0.0) + seconds.get(task.id, 1.0)
         for need in task.needs + task.after:
             if need in lengths:
-                raise AssertionError(f"BUG: a plan with a cycle through {need} reached the scheduler")
+                raise AssertionError(
+                    f"BUG: a plan with a cycle through {need} reached the scheduler"
+                )
             rest[need] = max(rest.get(need, 0.0), length)
     return lengths
 
 
-def word(run: str, *, reason: str, steps: Collection[tuple[str, str]], leases: Collection[str], claimed: bool) -> str:
+def word(
+    run: str,
+    *,
+    reason: str,
+    steps: Collection[tuple[str, str]],
+    leases: Collection[str],
+    claimed: bool,
+) -> str:
     """The word people see for a run.
 
     `run` and `reason` are its stored columns, `steps` the (state, reason) pairs that occur in it (a RUNNING step's reason is its phase: `staging`,
@@ -244,7 +263,9 @@ class Scheduler:
             after = _S.CANCELLED if self._draining else _S.QUEUED
         elif outcome.reason == LIMIT:
             after = _S.FAILED
-            self._board.hard_failures += node.task.allow_failure  # a run that was cut short has not completed, whatever may fail in it
+            self._board.hard_failures += (
+                node.task.allow_failure
+            )  # a run that was cut short has not completed, whatever may fail in it
         else:
             if outcome.adjusted:
                 again = not self._draining
@@ -321,7 +342,9 @@ class Scheduler:
     def finished(self) -> bool:
         """Every step is final."""
         counts = self._board.counts
-        return not (counts[_S.WAITING] or counts[_S.READY] or counts[_S.QUEUED] or counts[_S.RUNNING])
+        return not (
+            counts[_S.WAITING] or counts[_S.READY] or counts[_S.QUEUED] or counts[_S.RUNNING]
+        )
 
     @property
     def result(self) -> RunState:
@@ -336,7 +359,9 @@ class Scheduler:
 
     # What follows
 
-    def _apply(self, node: _Node, after: State, reason: str = "", data: Mapping[str, object] | None = None) -> list[Move]:
+    def _apply(
+        self, node: _Node, after: State, reason: str = "", data: Mapping[str, object] | None = None
+    ) -> list[Move]:
         moves: list[Move] = []
         self._board.move(node, after, moves, reason, data)
         self._board.follow([node], moves)
@@ -347,13 +372,17 @@ class Scheduler:
         self._sweep(moves)
         return moves
 
-    def _add(self, tasks: Iterable[Task], states: Mapping[str, State], attempts: Mapping[str, Spent]) -> list[Move]:
+    def _add(
+        self, tasks: Iterable[Task], states: Mapping[str, State], attempts: Mapping[str, Spent]
+    ) -> list[Move]:
         nodes = self._board.nodes
         added: list[_Node] = []
         for task in tasks:
             node = nodes.get(task.id)
             if node is None:
-                node = nodes[task.id] = _Node(task, len(nodes), states.get(task.id, _S.WAITING), attempts.get(task.id))
+                node = nodes[task.id] = _Node(
+                    task, len(nodes), states.get(task.id, _S.WAITING), attempts.get(task.id)
+                )
                 self._board.enter(node)
             elif node.state is _S.WAITING:
                 for need in node.above:
@@ -369,7 +398,9 @@ class Scheduler:
                 node.unmet += not need.passed
         moves: list[Move] = []
         for node in added:
-            self._board.go_back(node, moves)  # we died between a step that went back and those that had to go back with it
+            self._board.go_back(
+                node, moves
+            )  # we died between a step that went back and those that had to go back with it
         for node in added:
             if node.state is _S.WAITING:
                 self._board.place(node, moves)
@@ -388,7 +419,11 @@ class Scheduler:
 
     @property
     def _giving_up(self) -> bool:
-        return bool(self._cancelling or self._draining or (self._board.hard_failures and not self._keep_going))
+        return bool(
+            self._cancelling
+            or self._draining
+            or (self._board.hard_failures and not self._keep_going)
+        )
 
 
 class _Board:
@@ -402,7 +437,14 @@ class _Board:
         """FAILED without allow_failure."""
         self.ready = _Queue()
 
-    def move(self, node: _Node, after: State, moves: list[Move], reason: str = "", data: Mapping[str, object] | None = None) -> None:
+    def move(
+        self,
+        node: _Node,
+        after: State,
+        moves: list[Move],
+        reason: str = "",
+        data: Mapping[str, object] | None = None,
+    ) -> None:
         """One change of state, which is added to `moves`."""
         before = node.state
         if after not in MOVES[before]:
@@ -410,7 +452,9 @@ class _Board:
         self._leave(node)
         node.state = after
         self.enter(node)
-        moves.append(Move("step", node.task.id, before, after, reason, _NO_DATA if data is None else data))
+        moves.append(
+            Move("step", node.task.id, before, after, reason, _NO_DATA if data is None else data)
+        )
 
     def _leave(self, node: _Node) -> None:
         state = node.state
@@ -449,7 +493,11 @@ class _Board:
                 node.passed = True
                 for below in node.below:
                     below.unmet -= 1
-                    if not below.unmet and below.state is _S.WAITING and self._admit(below, moves) is _S.SKIPPED:
+                    if (
+                        not below.unmet
+                        and below.state is _S.WAITING
+                        and self._admit(below, moves) is _S.SKIPPED
+                    ):
                         work.append(below)
             elif node.passed and not passes:
                 node.passed = False
@@ -516,7 +564,9 @@ class _Room:
         """Steps that wait and fit together, most urgent first; not those `resting`."""
         free = dict(self._free)
         chosen: list[str] = []
-        walks = {shape: shape.queue.walk(resting) for shape in self._shapes.values() if len(shape.queue)}
+        walks = {
+            shape: shape.queue.walk(resting) for shape in self._shapes.values() if len(shape.queue)
+        }
         elder = self._reserved if self._reserved in walks else None
         if elder is not None and (node := walks[elder].next()) is not None:
             if elder.fits(free):
@@ -525,7 +575,9 @@ class _Room:
                 walks[elder].stop()
                 del walks[elder]
             elder.take(free)  # what it has or is owed; others live on what is left
-        heads = [(node.rank, shape) for shape, walk in walks.items() if (node := walk.next()) is not None]
+        heads = [
+            (node.rank, shape) for shape, walk in walks.items() if (node := walk.next()) is not None
+        ]
         heapify(heads)
         while heads and len(chosen) < most:
             rank, shape = heappop(heads)
@@ -543,7 +595,9 @@ class _Room:
         """Count this start against every waiting step from which it took; the first that was passed too often gets the reservation."""
         started = self._shape(begun)
         started.passed = 0
-        if self._reserved is started or (self._reserved is not None and not len(self._reserved.queue)):
+        if self._reserved is started or (
+            self._reserved is not None and not len(self._reserved.queue)
+        ):
             self._reserved = None
         for shape in self._shapes.values():
             if shape is not started and len(shape.queue) and shape.is_short_of(started, self._free):
@@ -555,17 +609,35 @@ class _Room:
         """What a step needs, together with all that need the same."""
         if node.shape is None:
             pools = node.task.pools
-            wanted = ((pool, min(int(pools[pool] * _UNIT), self._capacity[pool])) for pool in pools if pool in self._capacity)
+            wanted = (
+                (pool, min(int(pools[pool] * _UNIT), self._capacity[pool]))
+                for pool in pools
+                if pool in self._capacity
+            )
             amounts = tuple(sorted((pool, amount) for pool, amount in wanted if amount > 0))
             shape = self._shapes.get(amounts)
-            node.shape = shape if shape is not None else self._shapes.setdefault(amounts, _Shape(amounts))
+            node.shape = (
+                shape if shape is not None else self._shapes.setdefault(amounts, _Shape(amounts))
+            )
         return node.shape
 
 
 class _Node:
     """A step among its neighbours."""
 
-    __slots__ = ("above", "below", "failures", "order", "passed", "preemptions", "rank", "shape", "state", "task", "unmet")
+    __slots__ = (
+        "above",
+        "below",
+        "failures",
+        "order",
+        "passed",
+        "preemptions",
+        "rank",
+        "shape",
+        "state",
+        "task",
+        "unmet",
+    )
 
     def __init__(self, task: Task, order: int, state: State, used: Spent | None) -> None:
         self.order = order
@@ -587,7 +659,12 @@ class _Node:
     def passes(self) -> bool:
         """The steps below may go on."""
         state = self.state
-        return state is _S.DONE or state is _S.FRESH or state is _S.SKIPPED or (state is _S.FAILED and self.task.allow_failure)
+        return (
+            state is _S.DONE
+            or state is _S.FRESH
+            or state is _S.SKIPPED
+            or (state is _S.FAILED and self.task.allow_failure)
+        )
 
     @property
     def broken(self) -> bool:
@@ -664,7 +741,13 @@ class _Walk:
 
     __slots__ = ("_heap", "_here", "_in_heap", "_read", "_skip")
 
-    def __init__(self, heap: list[tuple[tuple[float, int, str], _Node]], here: set[_Node], in_heap: set[_Node], skip: Collection[str]) -> None:
+    def __init__(
+        self,
+        heap: list[tuple[tuple[float, int, str], _Node]],
+        here: set[_Node],
+        in_heap: set[_Node],
+        skip: Collection[str],
+    ) -> None:
         self._heap, self._here, self._in_heap, self._skip = heap, here, in_heap, skip
         self._read: list[tuple[tuple[float, int, str], _Node]] = []
 

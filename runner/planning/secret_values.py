@@ -13,7 +13,11 @@ from .step import StepSpec
 
 def given(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
     """The secrets of a step that are set, under the names that it finds them by."""
-    return [Secret(each.variable, environ[each.source]) for each in spec.secrets if environ.get(each.source)]
+    return [
+        Secret(each.variable, environ[each.source])
+        for each in spec.secrets
+        if environ.get(each.source)
+    ]
 
 
 def all_given(plan: Plan, environ: Mapping[str, str]) -> list[Secret]:
@@ -34,12 +38,19 @@ def passed(spec: StepSpec, files: Mapping[str, str], environ: Mapping[str, str])
     found = {**files, **{name: environ[name] for name in spec.pass_env if name in environ}}
     hidden = {name for name, value in found.items() if tokenlike(name, value)}
     plain = {name: value for name, value in found.items() if name not in hidden}
-    return Passed(plain, [Secret(name, found[name]) for name in sorted(hidden) if name not in spec.env])
+    return Passed(
+        plain, [Secret(name, found[name]) for name in sorted(hidden) if name not in spec.env]
+    )
 
 
 def of_addresses(addresses: Iterable[str]) -> list[Secret]:
     """What opens them."""
-    return [Secret("address", part) for address in addresses for part in divided(address)[1] if len(part) >= SHORTEST]
+    return [
+        Secret("address", part)
+        for address in addresses
+        for part in divided(address)[1]
+        if len(part) >= SHORTEST
+    ]
 
 
 def faults(id: str, spec: StepSpec, environ: Mapping[str, str]) -> Iterator[str]:

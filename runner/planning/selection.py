@@ -24,14 +24,34 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
     scope.results[step.id] = {}
     compared = selected(scope.recipe, used, step.select.step)
     if isinstance(compared, Misnamed):
-        sketch.problem(scope.recipe, compared.code, compared.message, (*step.origin, "select"), fix=compared.fix)
+        sketch.problem(
+            scope.recipe,
+            compared.code,
+            compared.message,
+            (*step.origin, "select"),
+            fix=compared.fix,
+        )
     if compared is None or isinstance(compared, Misnamed):
         return
     source = scope.instances(step.select.step)
-    draft = Draft(f"{scope.prefix}{step.id}", step, scope.recipe, scope.home, scope.prefix, scope.inputs, {}, flags=SELECT, order=len(sketch.drafts))
+    draft = Draft(
+        f"{scope.prefix}{step.id}",
+        step,
+        scope.recipe,
+        scope.home,
+        scope.prefix,
+        scope.inputs,
+        {},
+        flags=SELECT,
+        order=len(sketch.drafts),
+    )
     sketch.drafts.append(draft)
     scope.groups[step.id] = [draft]
-    made = {name: flags for name, (_, flags) in source[0].outputs.items()} if source else {o.name: output_flags(o) for o in compared.outputs}
+    made = (
+        {name: flags for name, (_, flags) in source[0].outputs.items()}
+        if source
+        else {o.name: output_flags(o) for o in compared.outputs}
+    )
     for name, flags in made.items():
         suffixes = {posixpath.splitext(d.outputs[name][0])[1] for d in source}
         suffix = suffixes.pop() if len(suffixes) == 1 else ""
@@ -42,9 +62,15 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
     for d in source:
         if not d.flags & SKIP:
             draft.late[(d.id, step.select.metric)] = d
-    draft.after = [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
+    draft.after = [
+        d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])
+    ]
     draft.wants = [*([source] if source else ()), *([d] for d in draft.after)]
-    if step.when is not None and sketch.condition(scope, step, {"inputs": scope.inputs, "steps": Results(scope)}) is False:
+    if (
+        step.when is not None
+        and sketch.condition(scope, step, {"inputs": scope.inputs, "steps": Results(scope)})
+        is False
+    ):
         draft.flags |= SKIP
     draft.author = {"select": [step.select.metric, step.select.best]}
     draft.spec = StepSpec(

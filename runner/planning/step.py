@@ -154,7 +154,11 @@ class ResourceSpec(NamedTuple):
     @property
     def asked(self) -> dict[str, object]:
         """What it says, by name: the form that stands in a key."""
-        return {name: value for name, value in self._asdict().items() if value is not None and (name != "pools" or value)}
+        return {
+            name: value
+            for name, value in self._asdict().items()
+            if value is not None and (name != "pools" or value)
+        }
 
     @property
     def room(self) -> dict[str, float]:
@@ -189,7 +193,9 @@ class RunSettings(NamedTuple):
     def load(cls, row: Sequence[Any]) -> RunSettings:
         """From its JSON array."""
         setup, cleanup, limits, health = row
-        return cls(setup, cleanup, LimitSpec._make(limits), HealthSpec._make(health) if health else None)
+        return cls(
+            setup, cleanup, LimitSpec._make(limits), HealthSpec._make(health) if health else None
+        )
 
 
 class Names(NamedTuple):
@@ -252,10 +258,14 @@ class StepSpec(NamedTuple):
     asks: Mapping[str, Sequence[MetricAsked]] = NOTHING  # by step: metrics that its templates read
     metrics: MetricsSpec | None = None
     when: Leaf = None  # only one that reads metrics; others were decided when the plan was compiled
-    nodes: int | str | None = None  # an expression where only an earlier step's metrics can tell; None: it does not say
+    nodes: int | str | None = (
+        None  # an expression where only an earlier step's metrics can tell; None: it does not say
+    )
     python: str = ""  # a version such as 3.12; empty: any
     oom: Mapping[str, int] = NOTHING  # inputs that are divided by so much when memory ran out
-    unlisted: Mapping[str, str] = NOTHING  # secret inputs of the recipe that the step does not get, by environment variable
+    unlisted: Mapping[str, str] = (
+        NOTHING  # secret inputs of the recipe that the step does not get, by environment variable
+    )
 
     @property
     def node_count(self) -> int:
@@ -274,6 +284,9 @@ class StepSpec(NamedTuple):
             names=Names._make(spec.names),
             sync=[SyncSpec._make(each) for each in spec.sync],
             state=[StateSpec._make(each) for each in spec.state],
-            asks={step: [MetricAsked._make(each) for each in asked] for step, asked in spec.asks.items()},
+            asks={
+                step: [MetricAsked._make(each) for each in asked]
+                for step, asked in spec.asks.items()
+            },
             metrics=MetricsSpec._make(spec.metrics) if spec.metrics else None,
         )

@@ -36,7 +36,14 @@ class UsedRecipes:
         depth: Sequence[str],
         compile_recipe: Callable[..., Scope],
     ) -> None:
-        self.sketch, self.axes, self.used, self.bind, self.depth, self.compile_recipe = sketch, axes, used, bind, depth, compile_recipe
+        self.sketch, self.axes, self.used, self.bind, self.depth, self.compile_recipe = (
+            sketch,
+            axes,
+            used,
+            bind,
+            depth,
+            compile_recipe,
+        )
 
     def add(self, scope: Scope, step: Step, uses: Uses, preset: str | None) -> None:
         """Add the steps of the recipe that a step uses, once for each of its instances."""
@@ -47,7 +54,12 @@ class UsedRecipes:
         if other is None:
             return  # reported where it was looked for
         if other.id in self.depth:
-            self.sketch.problem(recipe, "cycle", f"recipes use each other: {' -> '.join([*self.depth, other.id])}", where)
+            self.sketch.problem(
+                recipe,
+                "cycle",
+                f"recipes use each other: {' -> '.join([*self.depth, other.id])}",
+                where,
+            )
             return
         if not self.sketch.mentions_known(scope, step):
             return
@@ -68,7 +80,12 @@ class UsedRecipes:
                 values = self.bind(other, given, preset=inner_preset)
             except Invalid as error:
                 self.sketch.problems += [
-                    Problem(p.code, f'in `with` of "{step.id}": {p.message}', p.where or recipe.document.locate((*step.origin, "with")), p.fix)
+                    Problem(
+                        p.code,
+                        f'in `with` of "{step.id}": {p.message}',
+                        p.where or recipe.document.locate((*step.origin, "with")),
+                        p.fix,
+                    )
                     for p in error.problems
                 ]
                 return
@@ -87,8 +104,16 @@ class UsedRecipes:
             for draft in mine:
                 if when is False:
                     draft.flags |= SKIP
-                draft.after += [d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])]
-                draft.wants += [found for id in steps_of(step) if (found := scope.groups.get(id) or scope.inner.get(id))]
+                draft.after += [
+                    d
+                    for id in step.needs
+                    for d in (scope.groups.get(id) or scope.inner.get(id) or [])
+                ]
+                draft.wants += [
+                    found
+                    for id in steps_of(step)
+                    if (found := scope.groups.get(id) or scope.inner.get(id))
+                ]
             if inner.pending:
                 scope.pending.add(step.id)
             results.append(self._exported(inner, other, inner.prefix[len(scope.prefix) :]))
@@ -97,10 +122,14 @@ class UsedRecipes:
             scope.results[step.id] = results[0] if results else {}
         else:
             scope.many.add(step.id)
-            named = [name for name in (results[0] if results else {}) if all(name in r for r in results)]
+            named = [
+                name for name in (results[0] if results else {}) if all(name in r for r in results)
+            ]
             scope.results[step.id] = {name: [r[name] for r in results] for name in named}
 
-    def _given(self, scope: Scope, step: Step, uses: Uses, other: Recipe, names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    def _given(
+        self, scope: Scope, step: Step, uses: Uses, other: Recipe, names: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         """What one instance hands on by `with`: values of inputs, and the variables of secrets."""
         given: dict[str, Any] = {}
         variables: dict[str, str] = {}
@@ -114,8 +143,14 @@ class UsedRecipes:
                 if _of_metrics(ref) or ref.path[0] in LATE_NAMES:
                     self._late(scope, step, ref, place, "use it in a step of this recipe")
             given[name] = value = self.sketch.evaluate(scope, leaf, names, place)
-            addresses = spec is not None and bool({spec.type, spec.items} & {"file", "dataset", "model"})
-            if addresses and not is_path_value(value) and self._names_paths(scope, leaf, names, place):
+            addresses = spec is not None and bool(
+                {spec.type, spec.items} & {"file", "dataset", "model"}
+            )
+            if (
+                addresses
+                and not is_path_value(value)
+                and self._names_paths(scope, leaf, names, place)
+            ):
                 self.sketch.problem(
                     scope.recipe,
                     "path-in-text",
@@ -137,7 +172,9 @@ class UsedRecipes:
 
     def _late(self, scope: Scope, step: Step, ref: Reference, where: Where, fix: str) -> None:
         message = f'"{".".join(ref.path)}" is not known when "{step.id}" is planned'
-        self.sketch.problem(scope.recipe, "late-name", message, where, offset=ref.offset, length=ref.length, fix=fix)
+        self.sketch.problem(
+            scope.recipe, "late-name", message, where, offset=ref.offset, length=ref.length, fix=fix
+        )
 
     def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
         """Whether a leaf mentions a path in the attempt directory."""
@@ -153,9 +190,20 @@ class UsedRecipes:
     def _handed(self, scope: Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
         """A secret handed on by `with`: the inner input's variable gets the value of the outer one's."""
         refs = self.sketch.references(scope, leaf, where)
-        if len(refs) == 1 and refs[0].path[0] == "inputs" and len(refs[0].path) == 2 and refs[0].path[1] in scope.variables:
+        if (
+            len(refs) == 1
+            and refs[0].path[0] == "inputs"
+            and len(refs[0].path) == 2
+            and refs[0].path[1] in scope.variables
+        ):
             return {name: scope.variables[refs[0].path[1]]}
-        self.sketch.problem(scope.recipe, "secret", f'"{name}" takes a secret', where, fix='hand one on: "{{ inputs.token }}"')
+        self.sketch.problem(
+            scope.recipe,
+            "secret",
+            f'"{name}" takes a secret',
+            where,
+            fix='hand one on: "{{ inputs.token }}"',
+        )
         return {}
 
     def _exported(self, inner: Scope, other: Recipe, prefix: str) -> dict[str, Any]:
@@ -168,15 +216,24 @@ class UsedRecipes:
             for name, leaf in other.outputs.items():
                 if inner.awaits(self.sketch.references(inner, leaf, ("outputs", name))):
                     continue
-                value = self.sketch.evaluate(inner, leaf, {"inputs": inner.inputs, "steps": Results(inner)}, ("outputs", name))
+                value = self.sketch.evaluate(
+                    inner,
+                    leaf,
+                    {"inputs": inner.inputs, "steps": Results(inner)},
+                    ("outputs", name),
+                )
                 if value is not None:
                     found[name] = value
         moved: dict[str, Any] = {}
         for name, value in found.items():
             if isinstance(value, PathValue):
-                moved[name] = PathValue(prefix + value.name, value.kind, value.address, value.member)
+                moved[name] = PathValue(
+                    prefix + value.name, value.kind, value.address, value.member
+                )
             elif isinstance(value, list):
-                moved[name] = [PathValue(prefix + v.name, v.kind, v.address, v.member) for v in value]
+                moved[name] = [
+                    PathValue(prefix + v.name, v.kind, v.address, v.member) for v in value
+                ]
         return moved
 
 

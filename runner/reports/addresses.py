@@ -14,7 +14,10 @@ from ..storage.reach import public
 
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 """The addresses of a name."""
-_NAME: Final = re.compile(r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]\.?", re.IGNORECASE)
+_NAME: Final = re.compile(
+    r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]\.?",
+    re.IGNORECASE,
+)
 
 
 class Endpoint(NamedTuple):
@@ -39,7 +42,9 @@ def public_endpoint(url: str, resolve: Resolve = resolved) -> Endpoint:
         raise _bad("has a login in it")
     host, port = parts.hostname or "", parts.port or 443
     try:
-        found: Sequence[str] = [str(ipaddress.ip_address(host))]  # written out, in its usual form; decimal, octal and short ones are none
+        found: Sequence[str] = [
+            str(ipaddress.ip_address(host))
+        ]  # written out, in its usual form; decimal, octal and short ones are none
     except ValueError:
         if not _NAME.fullmatch(host):
             raise _bad("names no host of the internet") from None
@@ -64,4 +69,12 @@ def _split(url: str) -> SplitResult:
 
 
 def _bad(words: str) -> Invalid:
-    return Invalid([Problem("bad-webhook", f"the address of a webhook {words}", fix="give an https:// address of a public host")])
+    return Invalid(
+        [
+            Problem(
+                "bad-webhook",
+                f"the address of a webhook {words}",
+                fix="give an https:// address of a public host",
+            )
+        ]
+    )

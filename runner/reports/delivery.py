@@ -53,7 +53,11 @@ def verdict(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdi
     reason = f"HTTP {answer.status} {answer.words}".strip() if answer.status else answer.words
     if answer.status == 410:
         return Verdict(stops=True, reason=reason)
-    if answer.status in (429, 503) and answer.retry_after is not None and now - letter.created < GIVE_UP:
+    if (
+        answer.status in (429, 503)
+        and answer.retry_after is not None
+        and now - letter.created < GIVE_UP
+    ):
         return Verdict(wait=min(answer.retry_after, BACKOFF[-1]), counts=False, reason=reason)
     if letter.tries >= len(BACKOFF):
         return Verdict(reason=reason)
@@ -68,7 +72,12 @@ class _Tried(NamedTuple):
 class Delivery(Thread):
     """Delivers until `end` is called.  It has a connection of its own to the store of the workspace at `root`."""
 
-    def __init__(self, root: Path, environ: Mapping[str, str], backoff: Callable[[Answer, Waiting, float, float], Verdict] = verdict) -> None:
+    def __init__(
+        self,
+        root: Path,
+        environ: Mapping[str, str],
+        backoff: Callable[[Answer, Waiting, float, float], Verdict] = verdict,
+    ) -> None:
         super().__init__(name="delivery", daemon=True)
         self._root, self._environ, self._verdict = root, environ, backoff
         self._over = Event()
@@ -106,9 +115,14 @@ class Delivery(Thread):
             now = due is not None and due <= 0
             if now and len(self._busy) < AT_ONCE:
                 self._send(ws, receivers, outbox)
-            if self._over.is_set() and (time.monotonic() > self._drain_until or not (now or self._busy)):
+            if self._over.is_set() and (
+                time.monotonic() > self._drain_until or not (now or self._busy)
+            ):
                 return
-            self._settle(outbox, 0.05 if now or self._over.is_set() else look if due is None else min(look, due))
+            self._settle(
+                outbox,
+                0.05 if now or self._over.is_set() else look if due is None else min(look, due),
+            )
 
     def _send(self, ws: Workspace, receivers: Receivers, outbox: Outbox) -> None:
         """Send what is due to the receivers that are free."""
@@ -117,10 +131,14 @@ class Delivery(Thread):
         for letter in outbox.take(receivers.known, self._busy):
             if letter.run not in rows:
                 rows[letter.run] = _row(ws, letter.run)
-            by_receiver[letter.receiver].append((letter, receivers.to_send(letter, rows[letter.run])))
+            by_receiver[letter.receiver].append(
+                (letter, receivers.to_send(letter, rows[letter.run]))
+            )
         for receiver, letters in by_receiver.items():
             self._busy.add(receiver)
-            Thread(target=self._try, args=(receiver, letters), name="delivery", daemon=True).start()  # a process does not wait for it at its end
+            Thread(
+                target=self._try, args=(receiver, letters), name="delivery", daemon=True
+            ).start()  # a process does not wait for it at its end
 
     def _try(self, receiver: str, letters: Sequence[tuple[Waiting, Try]]) -> None:
         """In a thread of its own: one receiver, one letter after another."""

@@ -33,7 +33,9 @@ def refusal(ws: Workspace, run: str) -> str:
     A program that cannot be asked gives nothing.
     """
     outbox = ws.store.runs.outbox
-    with ws.locks.hold("points"):  # of this machine one asks at a time; what another does, the letter says
+    with ws.locks.hold(
+        "points"
+    ):  # of this machine one asks at a time; what another does, the letter says
         while (letter := outbox.of(run, RESERVE)) is not None:
             if letter.state == "dead":
                 return letter.reason
@@ -66,4 +68,8 @@ def ask(argv: Sequence[str], body: str, root: Path, environ: Mapping[str, str]) 
     except OSError as error:
         return Answer(0, f"{argv[0]} cannot be started: {error.strerror}")
     words = " ".join(done.stdout.split())[:_WORDS]
-    return Answer(GIVEN) if done.returncode == 0 else Answer(REFUSED, words or f"it ended with {done.returncode}")
+    return (
+        Answer(GIVEN)
+        if done.returncode == 0
+        else Answer(REFUSED, words or f"it ended with {done.returncode}")
+    )

@@ -33,12 +33,22 @@ class Receivers:
         self._root, self._environ = ws.own, ws.environ
         settings = ws.letters
         config = ws.config if settings is not None and ws.has_settings else None
-        self._webhooks: Mapping[str, Receiver] = {each.url: each for each in config.webhooks} if config else {}
+        self._webhooks: Mapping[str, Receiver] = (
+            {each.url: each for each in config.webhooks} if config else {}
+        )
         self._spend = ws.spend
         backend = self._environ.get("BACKEND_URL", "").rstrip("/")
-        known = {f"webhook POST {url} " for url in self._webhooks} | {f"notify {each.url} " for each in (config.notify if config else ())}
-        known |= {f"{kind} {backend}{LOCAL}/" for kind in ("status PATCH", "metrics PUT", "logs POST")} if backend else set()
-        known |= {f"{kind} POST {url} " for kind, name in _NAMED if (url := self._environ.get(name))}
+        known = {f"webhook POST {url} " for url in self._webhooks} | {
+            f"notify {each.url} " for each in (config.notify if config else ())
+        }
+        known |= (
+            {f"{kind} {backend}{LOCAL}/" for kind in ("status PATCH", "metrics PUT", "logs POST")}
+            if backend
+            else set()
+        )
+        known |= {
+            f"{kind} POST {url} " for kind, name in _NAMED if (url := self._environ.get(name))
+        }
         known |= {f"{points.receiver(self._spend)} "} if self._spend else set()
         self.known: frozenset[str] = frozenset(known | {"hook POST "})
         """What `Outbox.take` is asked for."""
@@ -53,11 +63,17 @@ class Receivers:
         method, _, url = rest.partition(" ")
         return lambda: self._sent(letter, run, kind, method, url)
 
-    def _sent(self, letter: Waiting, run: RunRow | None, kind: str, method: str, url: str) -> Answer:
+    def _sent(
+        self, letter: Waiting, run: RunRow | None, kind: str, method: str, url: str
+    ) -> Answer:
         try:
             endpoint = addresses.public_endpoint(url) if kind == "hook" else None
             secrets = self._secrets(kind, url, run)
-            headers = {"Content-Type": "application/json", "User-Agent": "recipe", **_headers(kind, letter, secrets)}
+            headers = {
+                "Content-Type": "application/json",
+                "User-Agent": "recipe",
+                **_headers(kind, letter, secrets),
+            }
         except RecipeError as error:
             return Answer(0, str(error))
         return send(method, url, headers, letter.body.encode(), endpoint)
@@ -71,13 +87,21 @@ class Receivers:
             return self._environ.get(name, "").split() if name else ()
         if kind == "hook":
             own = run.data.get("webhooks") if run is not None else None
-            sealed = next((each.get("secret") for each in own if each["url"] == url), "") if isinstance(own, list) else ""
+            sealed = (
+                next((each.get("secret") for each in own if each["url"] == url), "")
+                if isinstance(own, list)
+                else ""
+            )
             return unseal(sealed, SECRET, self._environ).split() if sealed else ()
         if kind == "alert":
             return [self._environ.get("INTERNAL_API_KEY", "").strip()]
         job = run.data.get("job") if run is not None else None
         sealed = job.get("token") if isinstance(job, dict) else None
-        return [unseal(sealed, TOKEN, self._environ) if sealed else (self._environ.get("JOB_TOKEN") or self._environ.get("API_KEY", "")).strip()]
+        return [
+            unseal(sealed, TOKEN, self._environ)
+            if sealed
+            else (self._environ.get("JOB_TOKEN") or self._environ.get("API_KEY", "")).strip()
+        ]
 
     def _notified(self, letter: Waiting, name: str) -> Answer:
         """Notified by chat or mail."""
@@ -91,7 +115,11 @@ class Receivers:
         service = apprise.Apprise()
         if not service.add(address):
             return Answer(0, f"{name} is no address that apprise knows")
-        return Answer(DONE) if service.notify(title=letter.type, body=_sentence(letter)) else Answer(0, "the service did not take it")
+        return (
+            Answer(DONE)
+            if service.notify(title=letter.type, body=_sentence(letter))
+            else Answer(0, "the service did not take it")
+        )
 
 
 _NAMED: Final = (("metrics", "METRICS_API_URL"), ("alert", "ALERT_API_URL"))
@@ -102,7 +130,9 @@ def _headers(kind: str, letter: Waiting, secrets: Sequence[str]) -> dict[str, st
         now = datetime.now(UTC)
         headers = {"webhook-id": letter.id, "webhook-timestamp": str(int(now.timestamp()))}
         if secrets:
-            headers["webhook-signature"] = " ".join(_signature(secret, letter, now) for secret in secrets)
+            headers["webhook-signature"] = " ".join(
+                _signature(secret, letter, now) for secret in secrets
+            )
         return headers
     if kind == "alert":
         return {"X-API-Key": secrets[0]} if secrets[0] else {}
@@ -116,7 +146,9 @@ def _signature(secret: str, letter: Waiting, now: datetime) -> str:
 
         return Webhook(secret).sign(msg_id=letter.id, timestamp=now, data=letter.body)
     except ImportError as error:
-        raise Infrastructure("standardwebhooks is not installed", fix="pip install 'recipe-runner[reports]'") from error
+        raise Infrastructure(
+            "standardwebhooks is not installed", fix="pip install 'recipe-runner[reports]'"
+        ) from error
     except (ValueError, RuntimeError) as error:
         raise CannotRun("the secret of a webhook is not written as whsec_ and base64") from error
 
@@ -124,4 +156,6 @@ def _signature(secret: str, letter: Waiting, now: datetime) -> str:
 def _sentence(letter: Waiting) -> str:
     facts = json.loads(letter.body)["data"]
     about = facts.get("message") or facts.get("error") or facts.get("reason") or ""
-    return f"{facts['recipe']} {facts['run']}: {facts.get('state') or facts.get('alert')}" + (f" ({about})" if about else "")
+    return f"{facts['recipe']} {facts['run']}: {facts.get('state') or facts.get('alert')}" + (
+        f" ({about})" if about else ""
+    )

@@ -43,7 +43,12 @@ RULES: Final = (
     Rule("timeout_warning", "hours", 0.8, "{:.0%} of its time is used"),
     Rule("timeout_warning", "cost", 0.8, "{:.0%} of what it may cost is spent"),
     Rule("disk_low", "full", 0.9, "the disk of its workspace is {:.0%} full"),
-    Rule("outbox_stuck", "waits", 60.0, "reports have waited for {:.0f} minutes; `recipe outbox` shows them"),
+    Rule(
+        "outbox_stuck",
+        "waits",
+        60.0,
+        "reports have waited for {:.0f} minutes; `recipe outbox` shows them",
+    ),
 )
 
 
@@ -81,7 +86,9 @@ class Watch:
         for row, seen in self._seen(working, now):
             for name, words in noticed(seen).items():
                 id = f"{row.id}-{name}"
-                if not runs.outbox.knows(row.id, id) and (alerts := letters.alert(row, name, id, now, words)):
+                if not runs.outbox.knows(row.id, id) and (
+                    alerts := letters.alert(row, name, id, now, words)
+                ):
                     runs.outbox.post(row.id, alerts)
 
     def _seen(self, working: list[RunRow], now: float) -> Iterator[tuple[RunRow, Seen]]:
@@ -95,14 +102,35 @@ class Watch:
                 if row.id not in self._alive or runs.live(row.id):
                     self._alive[row.id] = now
                 leases = ledger.of_run(row.id)
-                coming = max(((now - lease.asked) / 60 for lease in leases if lease.state in ("ASKED", "COMING")), default=0.0)
+                coming = max(
+                    (
+                        (now - lease.asked) / 60
+                        for lease in leases
+                        if lease.state in ("ASKED", "COMING")
+                    ),
+                    default=0.0,
+                )
                 found = row.data.get("limits")
                 limits = found if isinstance(found, dict) else {}
-                cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values()) if limits.get("cost") else 0.0
+                cost = (
+                    sum(
+                        spent.usd
+                        for spent in ledger.costs([lease.key for lease in leases]).values()
+                    )
+                    if limits.get("cost")
+                    else 0.0
+                )
                 hours = (now - self._began(row)) / limits["time"] if limits.get("time") else 0.0
                 share = cost / limits["cost"] if limits.get("cost") else 0.0
                 yield row, Seen(coming, (now - self._alive[row.id]) / 60, hours, share, full, waits)
 
     def _began(self, row: RunRow) -> float:
         """When work on a run began."""
-        return next((each.at for each in self._ws.store.runs.events(row.id, 0, 5) if each.after == "ACTIVE"), row.created)
+        return next(
+            (
+                each.at
+                for each in self._ws.store.runs.events(row.id, 0, 5)
+                if each.after == "ACTIVE"
+            ),
+            row.created,
+        )

@@ -29,7 +29,12 @@ def seal(secret: str, purpose: str, environ: Mapping[str, str]) -> str:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     nonce = os.urandom(_NONCE)
-    return _MARK + base64.b64encode(nonce + AESGCM(_key(environ)).encrypt(nonce, secret.encode(), purpose.encode())).decode()
+    return (
+        _MARK
+        + base64.b64encode(
+            nonce + AESGCM(_key(environ)).encrypt(nonce, secret.encode(), purpose.encode())
+        ).decode()
+    )
 
 
 def unseal(sealed: str, purpose: str, environ: Mapping[str, str]) -> str:
@@ -39,15 +44,24 @@ def unseal(sealed: str, purpose: str, environ: Mapping[str, str]) -> str:
 
     try:
         data = base64.b64decode(sealed.removeprefix(_MARK), validate=True)
-        return AESGCM(_key(environ)).decrypt(data[:_NONCE], data[_NONCE:], purpose.encode()).decode()
+        return (
+            AESGCM(_key(environ)).decrypt(data[:_NONCE], data[_NONCE:], purpose.encode()).decode()
+        )
     except (InvalidTag, ValueError) as error:
-        raise CannotRun("a stored secret cannot be opened with this key", fix=f"set {VARIABLE} to the file that it was stored with") from error
+        raise CannotRun(
+            "a stored secret cannot be opened with this key",
+            fix=f"set {VARIABLE} to the file that it was stored with",
+        ) from error
 
 
 def without(value: object) -> object:
     """A value without the secrets that are sealed in it, which are sealed differently each time."""
     if isinstance(value, Mapping):
-        return {name: without(inner) for name, inner in value.items() if not (isinstance(inner, str) and inner.startswith(_MARK))}
+        return {
+            name: without(inner)
+            for name, inner in value.items()
+            if not (isinstance(inner, str) and inner.startswith(_MARK))
+        }
     return [without(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 

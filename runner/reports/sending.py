@@ -27,7 +27,14 @@ class Answer(NamedTuple):
     retry_after: float | None = None
 
 
-def send(method: str, url: str, headers: Mapping[str, str], body: bytes, endpoint: Endpoint | None = None, patience: float = PATIENCE) -> Answer:
+def send(
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    endpoint: Endpoint | None = None,
+    patience: float = PATIENCE,
+) -> Answer:
     """Send a request, to the very address of `place` if it is given."""
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
@@ -35,25 +42,38 @@ def send(method: str, url: str, headers: Mapping[str, str], body: bytes, endpoin
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     deadline = time.monotonic() + patience
     try:
-        wire = socket.create_connection((endpoint.address if endpoint else host, port), timeout=patience)
+        wire = socket.create_connection(
+            (endpoint.address if endpoint else host, port), timeout=patience
+        )
     except OSError as error:
         return Answer(0, f"it cannot be reached: {error.strerror or error}")
     wires: list[socket.socket] = [wire]
-    late = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, [wires])  # a timeout of a socket begins anew with each byte
+    late = threading.Timer(
+        max(0.0, deadline - time.monotonic()), _cut, [wires]
+    )  # a timeout of a socket begins anew with each byte
     late.start()
     try:
         if secure:
-            wire = ssl.create_default_context().wrap_socket(wire, server_hostname=host, do_handshake_on_connect=False)
+            wire = ssl.create_default_context().wrap_socket(
+                wire, server_hostname=host, do_handshake_on_connect=False
+            )
             wires.append(wire)
             wire.do_handshake()
         connection = http.client.HTTPConnection(host, port)
         connection.sock = wire
         connection.request(method, path, body, {**headers, "Connection": "close"})
         answer = connection.getresponse()
-        return Answer(answer.status, answer.reason[:80], _retry_after(answer.getheader("Retry-After", "")))
+        return Answer(
+            answer.status, answer.reason[:80], _retry_after(answer.getheader("Retry-After", ""))
+        )
     except (OSError, http.client.HTTPException) as error:
         gone = time.monotonic() >= deadline - 0.01
-        return Answer(0, f"it did not answer within {patience:g} s" if gone else f"it broke off: {str(error) or type(error).__name__}"[:200])
+        return Answer(
+            0,
+            f"it did not answer within {patience:g} s"
+            if gone
+            else f"it broke off: {str(error) or type(error).__name__}"[:200],
+        )
     finally:
         late.cancel()
         wire.close()

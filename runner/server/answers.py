@@ -40,10 +40,18 @@ class ErrorView(BaseModel):
 class Refused(Exception):
     """A request that is refused with this HTTP status."""
 
-    def __init__(self, status: int, code: str, message: str, fix: str = "", problems: Sequence[Problem] = ()) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, fix: str = "", problems: Sequence[Problem] = ()
+    ) -> None:
         super().__init__(message)
         self.headers: Mapping[str, str] = {}
-        self.status, self.code, self.message, self.fix, self.problems = status, code, message, fix, problems
+        self.status, self.code, self.message, self.fix, self.problems = (
+            status,
+            code,
+            message,
+            fix,
+            problems,
+        )
 
 
 class NoSuchRun(Refused):
@@ -86,7 +94,9 @@ def plain_value(value: object, root: Path) -> object:
         return plain(value, root)
     if isinstance(value, Mapping):
         return {plain(str(name), root): plain_value(inner, root) for name, inner in value.items()}
-    return [plain_value(inner, root) for inner in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [plain_value(inner, root) for inner in value] if isinstance(value, (list, tuple)) else value
+    )
 
 
 def _short(text: str, root: Path) -> str:
@@ -94,19 +104,34 @@ def _short(text: str, root: Path) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def body(root: Path, code: str, message: str, fix: str = "", problems: Iterable[Problem] = ()) -> bytes:
+def body(
+    root: Path, code: str, message: str, fix: str = "", problems: Iterable[Problem] = ()
+) -> bytes:
     """The body of an error."""
-    shown = [ProblemView(code=each.code, message=_short(each.message, root), fix=_short(each.fix, root)) for each in problems]
-    fault = Fault(code=code, message=_short(message, root), fix=_short(fix, root), problems=shown[:MOST])
+    shown = [
+        ProblemView(code=each.code, message=_short(each.message, root), fix=_short(each.fix, root))
+        for each in problems
+    ]
+    fault = Fault(
+        code=code, message=_short(message, root), fix=_short(fix, root), problems=shown[:MOST]
+    )
     return ErrorView(error=fault).model_dump_json().encode("utf-8", "replace")
 
 
 def of_error(error: RecipeError) -> Refused:
     """An error of ours, as a refusal."""
-    status, code = next((found for kind, found in STATUS.items() if isinstance(error, kind)), (422, "refused"))
+    status, code = next(
+        (found for kind, found in STATUS.items() if isinstance(error, kind)), (422, "refused")
+    )
     if not isinstance(error, Invalid):
         return Refused(status, code, str(error), error.fix)
     if any(problem.code == KEY_IN_USE for problem in error.problems):
         status, code = 409, KEY_IN_USE
     first = error.problems[0] if error.problems else Problem(code, str(error))
-    return Refused(status, code, first.message if len(error.problems) == 1 else f"{len(error.problems)} problems", first.fix, error.problems)
+    return Refused(
+        status,
+        code,
+        first.message if len(error.problems) == 1 else f"{len(error.problems)} problems",
+        first.fix,
+        error.problems,
+    )

@@ -38,7 +38,11 @@ class Health(BaseModel):
     active_jobs: int | None = None
 
 
-@router.get("/health", summary="Whether the server answers; more only with a token", response_model_exclude_unset=True)
+@router.get(
+    "/health",
+    summary="Whether the server answers; more only with a token",
+    response_model_exclude_unset=True,
+)
 def health(request: Request, room: InRoom) -> Health:
     if request.scope["state"]["caller"] is None:
         return Health(status="ok")
@@ -69,9 +73,25 @@ def routes(room: Room) -> FastAPI:
             (415, "The body is not application/json."), (422, "It is wrong; `problems` has all."), (503, "The workspace cannot be used."),
         )
     }  # fmt: skip
-    app = FastAPI(title="recipe", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, responses=errors)
+    app = FastAPI(
+        title="recipe",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        responses=errors,
+    )
     app.state.room, app.state.pulse = room, Pulse(room)
-    for part in (router, recipes.router, runs.router, streams.router, artifacts.router, service.router, platform.router, page.router):
+    for part in (
+        router,
+        recipes.router,
+        runs.router,
+        streams.router,
+        artifacts.router,
+        service.router,
+        platform.router,
+        page.router,
+    ):
         app.include_router(part)
 
     async def answer(request: Request, error: Exception) -> Response:
@@ -105,15 +125,32 @@ def _refused(error: Exception, request: Request) -> Refused:
         case RequestValidationError():
             return _invalid(error, _fields(request))
         case HTTPException():
-            words = {404: "there is no such address", 405: "this address has no such method"}.get(error.status_code, str(error.detail))
-            return Refused(error.status_code, _CODES.get(error.status_code, "refused"), words, "GET /openapi.json lists those there are")
-    return Refused(500, "internal", "an internal error ended the request", "its traceback is in the log of the server")
+            words = {404: "there is no such address", 405: "this address has no such method"}.get(
+                error.status_code, str(error.detail)
+            )
+            return Refused(
+                error.status_code,
+                _CODES.get(error.status_code, "refused"),
+                words,
+                "GET /openapi.json lists those there are",
+            )
+    return Refused(
+        500,
+        "internal",
+        "an internal error ended the request",
+        "its traceback is in the log of the server",
+    )
 
 
 def _fields(request: Request) -> list[str]:
     """What the body of a request to this address may have."""
     kinds = [each.field_info.annotation for each in request.scope["route"].dependant.body_params]
-    models = [kind for each in kinds for kind in (get_args(each) or (each,)) if hasattr(kind, "model_fields")]
+    models = [
+        kind
+        for each in kinds
+        for kind in (get_args(each) or (each,))
+        if hasattr(kind, "model_fields")
+    ]
     return [field.alias or name for model in models for name, field in model.model_fields.items()]
 
 
@@ -137,11 +174,18 @@ def _invalid(error: RequestValidationError, fields: Sequence[str]) -> Refused:
         place = ".".join(str(part) for part in each["loc"][1:]) or str(each["loc"][0])
         if each["type"] == "extra_forbidden":
             fix = did_you_mean(str(each["loc"][-1])[:80], fields)
-            problems.append(Problem("unknown-field", f'there is no field "{place[:200]}"', None, fix))
+            problems.append(
+                Problem("unknown-field", f'there is no field "{place[:200]}"', None, fix)
+            )
         else:
             words = each["msg"][:400]
             for theirs, ours in _WORDS.items():
                 words = words.replace(theirs, ours)
-            problems.append(Problem(each["type"].replace("_", "-"), f"{place[:200]}{words if words.startswith(' ') else f': {words}'}"))
+            problems.append(
+                Problem(
+                    each["type"].replace("_", "-"),
+                    f"{place[:200]}{words if words.startswith(' ') else f': {words}'}",
+                )
+            )
     message = problems[0].message if len(problems) == 1 else f"{len(problems)} problems"
     return Refused(422, "invalid", message, problems[0].fix, problems)

@@ -27,12 +27,16 @@ _Name = Annotated[str, BeforeValidator(whole)]
 class FileView(BaseModel):
     path: _Name
     bytes: int
-    content: _Name = Field(description="f: or, of a program, x: and the digest of its bytes; l: and where a link leads; d: of an empty folder.")
+    content: _Name = Field(
+        description="f: or, of a program, x: and the digest of its bytes; l: and where a link leads; d: of an empty folder."
+    )
 
 
 class ArtifactView(OutputView):
     stored: bool = Field(description="Whether its bytes are here.")
-    files: list[FileView] = Field(description=f"Of a folder: what is in it, the first {views.FILES} after `after`, sorted.")
+    files: list[FileView] = Field(
+        description=f"Of a folder: what is in it, the first {views.FILES} after `after`, sorted."
+    )
 
 
 class ArtifactList(BaseModel):
@@ -44,7 +48,13 @@ def artifacts(
     run: str,
     room: InRoom,
     name: Annotated[str, Query(max_length=400, description="Only this output.")] = "",
-    after: Annotated[str, Query(max_length=4096, description="Only files whose paths are greater: the next page of a folder.")] = "",
+    after: Annotated[
+        str,
+        Query(
+            max_length=4096,
+            description="Only files whose paths are greater: the next page of a folder.",
+        ),
+    ] = "",
 ) -> ArtifactList:
     with room.reading() as ws:
         found = views.artifacts(ws, run_of(ws, run), name, after)
@@ -59,13 +69,20 @@ def artifact(
     run: str,
     name: str,
     room: InRoom,
-    path: Annotated[str, Query(max_length=4096, description="Of a folder: which of its files.")] = "",
+    path: Annotated[
+        str, Query(max_length=4096, description="Of a folder: which of its files.")
+    ] = "",
     range: Annotated[str, Header(max_length=100)] = "",
 ) -> Response:
     with room.reading() as ws:
         found = next((each for each in outputs(ws, run_of(ws, run)) if each.name == name), None)
         if found is None:
-            raise Refused(404, "not-found", "the run has no such output", f"GET /v1/runs/{run}/artifacts lists them")
+            raise Refused(
+                404,
+                "not-found",
+                "the run has no such output",
+                f"GET /v1/runs/{run}/artifacts lists them",
+            )
         place, tag = _place(ws, found, path)
         return ranged.sent(_file(place), range, (path or name).rpartition("/")[2], _BYTES, tag=tag)
 
@@ -77,12 +94,19 @@ def _place(ws: Workspace, found: OutputView, path: str) -> tuple[str, str]:
         raise _gone()
     if not found.folder:
         if path:
-            raise Refused(404, "not-found", "the output is a file, not a folder", "ask for it without `path`")
+            raise Refused(
+                404, "not-found", "the output is a file, not a folder", "ask for it without `path`"
+            )
         return str(ws.objects.path(content)), found.content
     for entry in ws.objects.manifests.entries(content):
         if whole(entry.path) == path and entry.kind in "fx":
             return f"{ws.objects.path(content)}/{entry.path}", entry.value
-    raise Refused(404, "not-found", "the output is a folder and has no such file", "its `files` are listed; give one as `path`")
+    raise Refused(
+        404,
+        "not-found",
+        "the output is a folder and has no such file",
+        "its `files` are listed; give one as `path`",
+    )
 
 
 def _file(place: str) -> BinaryIO:

@@ -77,18 +77,42 @@ class Guard:
         """The headers by name.  Raises Refused for too many of them, another host or origin, and a path that leads nowhere."""
         if len(scope["headers"]) > HEADERS:
             raise Refused(431, "too-many-headers", f"a request has at most {HEADERS} headers")
-        if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["query_string"]) + len(scope["path"]) > LONGEST_HEAD:
-            raise Refused(431, "too-large", f"the address and the headers of a request have at most {LONGEST_HEAD} bytes together")
+        if (
+            sum(len(name) + len(value) for name, value in scope["headers"])
+            + len(scope["query_string"])
+            + len(scope["path"])
+            > LONGEST_HEAD
+        ):
+            raise Refused(
+                431,
+                "too-large",
+                f"the address and the headers of a request have at most {LONGEST_HEAD} bytes together",
+            )
         headers: dict[bytes, bytes] = dict(scope["headers"])
         count = Counter(name for name, _ in scope["headers"])
-        if any(count[name] > 1 for name in (b"host", b"authorization", b"content-type", b"content-length", b"origin")):
+        if any(
+            count[name] > 1
+            for name in (b"host", b"authorization", b"content-type", b"content-length", b"origin")
+        ):
             raise Refused(400, "bad-request", "a header is there twice")
         if headers.get(b"host", b"").decode("latin-1").lower() not in self._hosts:
-            raise Refused(421, "unknown-host", "the server is not called by this name", "add it to `hosts` under [server] in recipe.toml")
-        if (origin := headers.get(b"origin")) is not None and urlsplit(origin.decode("latin-1")).netloc.lower() not in self._hosts:
+            raise Refused(
+                421,
+                "unknown-host",
+                "the server is not called by this name",
+                "add it to `hosts` under [server] in recipe.toml",
+            )
+        if (origin := headers.get(b"origin")) is not None and urlsplit(
+            origin.decode("latin-1")
+        ).netloc.lower() not in self._hosts:
             raise Refused(403, "foreign-origin", "pages of other servers may not ask this one")
         if _NOWHERE.search(scope.get("raw_path") or b"/"):
-            raise Refused(404, "not-found", "there is no such address", "GET /openapi.json lists those there are")
+            raise Refused(
+                404,
+                "not-found",
+                "there is no such address",
+                "GET /openapi.json lists those there are",
+            )
         if b"%00" in scope.get("query_string", b""):
             raise Refused(422, "bad-value", "a parameter has a NUL character in it")
         return headers
@@ -98,10 +122,14 @@ class Guard:
         kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
         if path in page.PARTS or (not kind and path == "/health"):
             return None
-        token = self._tokens.of(secret.strip().decode("latin-1")) if kind.lower() == b"bearer" else None
+        token = (
+            self._tokens.of(secret.strip().decode("latin-1")) if kind.lower() == b"bearer" else None
+        )
         if token is None:
             words = "the token is not known, or it has expired" if kind else "a token is needed"
-            raise Refused(401, "unauthorized", words, "send the header `Authorization: Bearer TOKEN`")
+            raise Refused(
+                401, "unauthorized", words, "send the header `Authorization: Bearer TOKEN`"
+            )
         return token
 
 
@@ -118,7 +146,9 @@ async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | Non
     try:
         data = await asyncio.wait_for(_whole(receive), PATIENCE)
     except TimeoutError:
-        raise Refused(408, "too-slow", f"the request was not here as a whole within {PATIENCE:.0f} s") from None
+        raise Refused(
+            408, "too-slow", f"the request was not here as a whole within {PATIENCE:.0f} s"
+        ) from None
     if data:
         _examine(data)
     return data
@@ -140,7 +170,9 @@ async def _whole(receive: Receive) -> bytes:
 
 
 def _too_large() -> Refused:
-    return Refused(413, "too-large", f"a body has at most {LARGEST} bytes", "give data by its address")
+    return Refused(
+        413, "too-large", f"a body has at most {LARGEST} bytes", "give data by its address"
+    )
 
 
 def _examine(data: bytes) -> None:
@@ -156,8 +188,18 @@ def _examine(data: bytes) -> None:
         if any("\0" in text or not _is_unicode(text) for text in texts):
             raise Refused(422, "bad-value", "a text has a NUL character in it, or half a character")
         if any(len(text) > LONGEST for text in texts):
-            raise Refused(422, "too-long", f"a text has at most {LONGEST} characters", "give data by its address")
-        level = [inner for each in level if isinstance(each, (dict, list)) for inner in (each.values() if isinstance(each, dict) else each)]
+            raise Refused(
+                422,
+                "too-long",
+                f"a text has at most {LONGEST} characters",
+                "give data by its address",
+            )
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
         if not level:
             return
     raise Refused(400, "not-json", f"the body is nested more than {DEEPEST} levels deep")
@@ -177,7 +219,11 @@ def _is_unicode(text: str) -> bool:
 
 async def _refuse(send: Send, root: Path, refused: Refused) -> None:
     data = answers.body(root, refused.code, refused.message, refused.fix, refused.problems)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode()), *_SAFE.items()]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(data)).encode()),
+        *_SAFE.items(),
+    ]
     if refused.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if refused.status in (408, 413):
@@ -192,7 +238,10 @@ def _safe(send: Send) -> Send:
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
             there = {name.lower() for name, _ in message.get("headers", ())}
-            message["headers"] = [*message.get("headers", ()), *((name, value) for name, value in _SAFE.items() if name not in there)]
+            message["headers"] = [
+                *message.get("headers", ()),
+                *((name, value) for name, value in _SAFE.items() if name not in there),
+            ]
         await send(message)
 
     return sent

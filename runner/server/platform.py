@@ -41,13 +41,28 @@ _FULL: Final = "no"
 class Execute(Given):
     """A job, as a platform has it.  `job_token` is stored only where reports are sent, under the key of RECIPE_KEY_FILE."""
 
-    job_id: str = Field(max_length=100, pattern=_ID, validation_alias=AliasChoices("job_id", "jobId"))
-    user_id: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", validation_alias=AliasChoices("user_id", "userId"))
-    recipe: str = Field(min_length=1, max_length=80, validation_alias=AliasChoices("recipe", "method"))
-    model_name: str = Field(default="", max_length=400, validation_alias=AliasChoices("model_name", "modelName"))
-    dataset_url: str = Field(default="", max_length=4000, validation_alias=AliasChoices("dataset_url", "datasetUrl"))
+    job_id: str = Field(
+        max_length=100, pattern=_ID, validation_alias=AliasChoices("job_id", "jobId")
+    )
+    user_id: str = Field(
+        default="",
+        max_length=100,
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$",
+        validation_alias=AliasChoices("user_id", "userId"),
+    )
+    recipe: str = Field(
+        min_length=1, max_length=80, validation_alias=AliasChoices("recipe", "method")
+    )
+    model_name: str = Field(
+        default="", max_length=400, validation_alias=AliasChoices("model_name", "modelName")
+    )
+    dataset_url: str = Field(
+        default="", max_length=4000, validation_alias=AliasChoices("dataset_url", "datasetUrl")
+    )
     config: dict[str, Any] = Field(default={}, description="Values of the recipe's inputs.")
-    job_token: str = Field(default="", max_length=4000, validation_alias=AliasChoices("job_token", "jobToken"))
+    job_token: str = Field(
+        default="", max_length=4000, validation_alias=AliasChoices("job_token", "jobToken")
+    )
 
 
 class Resume(Given):
@@ -88,12 +103,22 @@ class Gpu(BaseModel):
     memory: int | None = Field(description="Bytes of the first.")
 
 
-@router.post("/execute", status_code=202, dependencies=OPERATE, summary="Store a job; the same one again is the same job")
+@router.post(
+    "/execute",
+    status_code=202,
+    dependencies=OPERATE,
+    summary="Store a job; the same one again is the same job",
+)
 def execute(asked: Execute, room: InRoom, response: Response) -> Accepted:
     return _store(asked, room, response, "local")
 
 
-@router.post("/deploy/runpod", status_code=202, dependencies=OPERATE, summary="Store a job for a pod of RunPod")
+@router.post(
+    "/deploy/runpod",
+    status_code=202,
+    dependencies=OPERATE,
+    summary="Store a job for a pod of RunPod",
+)
 def deploy(asked: Execute, room: InRoom, response: Response) -> Accepted:
     return _store(asked, room, response, "runpod")
 
@@ -101,16 +126,25 @@ def deploy(asked: Execute, room: InRoom, response: Response) -> Accepted:
 def _store(asked: Execute, room: Room, response: Response, driver: str) -> Accepted:
     recipe = recipes.read(recipes.meant(room.root, room.environ, asked.recipe))
     inputs = dict(asked.config)
-    for value, kinds, field in ((asked.model_name, pod.MODEL, "model_name"), (asked.dataset_url, pod.DATASET, "dataset_url")):
+    for value, kinds, field in (
+        (asked.model_name, pod.MODEL, "model_name"),
+        (asked.dataset_url, pod.DATASET, "dataset_url"),
+    ):
         if value:
             inputs[_input(recipe, kinds, field)] = value
     spec = recipe.inputs.get("precision")
     choices = spec.limits.get("choices") if spec is not None else None
-    if room.environ.get("ENABLE_MIXED_PRECISION", "").lower() in _NO and isinstance(choices, list) and _FULL in choices:
+    if (
+        room.environ.get("ENABLE_MIXED_PRECISION", "").lower() in _NO
+        and isinstance(choices, list)
+        and _FULL in choices
+    ):
         inputs.setdefault("precision", _FULL)
     new = NewRun(recipe=asked.recipe, inputs=inputs, user=asked.user_id, driver=driver)
     job = {"id": asked.job_id, "user": asked.user_id, "model": asked.model_name}
-    if asked.job_token and any(room.environ.get(name) for name in ("METRICS_API_URL", "BACKEND_URL")):
+    if asked.job_token and any(
+        room.environ.get(name) for name in ("METRICS_API_URL", "BACKEND_URL")
+    ):
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
     folder = room.environ.get("OUTPUT_DIR", "")
     out = room.root / Path(folder).expanduser() / asked.job_id if folder else None
@@ -123,15 +157,26 @@ def _input(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
     """The first input of a recipe that takes what a field names.  Raises Refused."""
     found = pod.first_input(recipe, kinds)
     if found is None:
-        raise Refused(422, "invalid", f"the recipe {recipe.id} has no input for {field}", "leave it out, or give its inputs as `config`")
+        raise Refused(
+            422,
+            "invalid",
+            f"the recipe {recipe.id} has no input for {field}",
+            "leave it out, or give its inputs as `config`",
+        )
     return found
 
 
-@router.get("/jobs", dependencies=READ, summary=f"Jobs, the newest first, among the last {_LISTED} runs")
+@router.get(
+    "/jobs", dependencies=READ, summary=f"Jobs, the newest first, among the last {_LISTED} runs"
+)
 def jobs(room: InRoom) -> JobList:
     with room.reading() as ws:
         rows = ws.store.runs.page(Wanted(), _LISTED)
-        found = [Accepted(job_id=row.idempotency.removeprefix(_KEY), status=_STATUS[row.state]) for row in rows if row.idempotency.startswith(_KEY)]
+        found = [
+            Accepted(job_id=row.idempotency.removeprefix(_KEY), status=_STATUS[row.state])
+            for row in rows
+            if row.idempotency.startswith(_KEY)
+        ]
         return JobList(jobs=found)
 
 
@@ -167,7 +212,12 @@ def cancel(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Acce
     return _now(room, job_id)
 
 
-@router.post("/resume/{job_id}", status_code=202, dependencies=OPERATE, summary="Resume a job from its newest checkpoint, or from one of its own")
+@router.post(
+    "/resume/{job_id}",
+    status_code=202,
+    dependencies=OPERATE,
+    summary="Resume a job from its newest checkpoint, or from one of its own",
+)
 def resume(job_id: str, room: InRoom, asked: Resume | None = None) -> Accepted:
     run = _run(room, job_id)
     if asked is not None and asked.checkpoint_path:
@@ -186,13 +236,28 @@ def _go_back(room: Room, run: str, path: str) -> None:
         row = ws.store.runs.get(run)
         request = request_of_run(row)
         if row.state != "PAUSED" or request is None or row.bundle:
-            raise Refused(409, "not-paused", "only a job that is PAUSED, in the server's own workspace, goes back to a checkpoint", "pause it first")
+            raise Refused(
+                409,
+                "not-paused",
+                "only a job that is PAUSED, in the server's own workspace, goes back to a checkpoint",
+                "pause it first",
+            )
         found = look(ws, request)
         states = kept_state.kept(ws, found, found.todo)
-        named = [(state, each) for state in states for each in state.checkpoints if f"{each.path}".endswith(f"/{path.strip('/')}")]
+        named = [
+            (state, each)
+            for state in states
+            for each in state.checkpoints
+            if f"{each.path}".endswith(f"/{path.strip('/')}")
+        ]
         if len(named) != 1:
             there = ", ".join(each.path.name for state in states for each in state.checkpoints)
-            raise Refused(422, "no-such-checkpoint", "checkpoint_path is none of the job's own checkpoints", there and f"there are {there}")
+            raise Refused(
+                422,
+                "no-such-checkpoint",
+                "checkpoint_path is none of the job's own checkpoints",
+                there and f"there are {there}",
+            )
         kept_state.go_back(ws, named[0][0], named[0][1].number)
 
 
@@ -201,7 +266,12 @@ def _go_back(room: Room, run: str, path: str) -> None:
     responses={200: {"content": {"text/plain; charset=utf-8": {"schema": {"type": "string"}}}}},
 )  # fmt: skip
 async def logs(
-    job_id: str, room: InRoom, caller: Caller, request: Request, offset: Annotated[int, Query(ge=0, le=2**53)] = 0, follow: bool = False
+    job_id: str,
+    room: InRoom,
+    caller: Caller,
+    request: Request,
+    offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    follow: bool = False,
 ) -> Response:
     from starlette.concurrency import run_in_threadpool
 
@@ -230,12 +300,22 @@ def _now(room: Room, job_id: str) -> Accepted:
 def gpu() -> Gpu:
     """The GPUs of this machine, by nvidia-smi; asked once."""
     try:
-        head = subprocess.run(("nvidia-smi",), capture_output=True, text=True, timeout=10, check=True).stdout
+        head = subprocess.run(
+            ("nvidia-smi",), capture_output=True, text=True, timeout=10, check=True
+        ).stdout
         query = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-        cards = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        cards = subprocess.run(
+            query, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.splitlines()
         name, _, memory = cards[0].rpartition(", ")
     except (OSError, subprocess.SubprocessError, IndexError):
         return Gpu(available=False, name=None, cuda_version=None, device_count=0, memory=None)
     version = re.search(r"CUDA Version: ([0-9.]+)", head)
     bytes_ = int(memory) << 20 if memory.isdigit() else None
-    return Gpu(available=True, name=name, cuda_version=version[1] if version else None, device_count=len(cards), memory=bytes_)
+    return Gpu(
+        available=True,
+        name=name,
+        cuda_version=version[1] if version else None,
+        device_count=len(cards),
+        memory=bytes_,
+    )

@@ -54,7 +54,12 @@ class Pulse:
     def allow(self, caller: Token) -> None:
         """Raises Refused where another stream would be one too many."""
         if self._streams[caller.id] >= STREAMS:
-            raise Refused(429, "too-many-streams", f"a token may follow {STREAMS} things at once", "close one of them")
+            raise Refused(
+                429,
+                "too-many-streams",
+                f"a token may follow {STREAMS} things at once",
+                "close one of them",
+            )
 
     @asynccontextmanager
     async def stream(self, caller: Token, request: Request) -> AsyncIterator[asyncio.Task[None]]:
@@ -85,7 +90,9 @@ class Pulse:
         if known is not None and known.done():
             last = known.result() if known.exception() is None else None
         if known is None or (known.done() and (last is None or last.at < time.monotonic() - LOOK)):
-            known = self._beats[run] = asyncio.create_task(run_in_threadpool(self._looked, run, last))
+            known = self._beats[run] = asyncio.create_task(
+                run_in_threadpool(self._looked, run, last)
+            )
         return await asyncio.shield(known)
 
     async def now(self, run: str) -> Beat:

@@ -26,11 +26,18 @@ def slice_of(asked: str, size: int) -> tuple[int, int] | None:
     elif found is not None:
         begin, end = int(found[1]), min(size, int(found[2]) + 1) if found[2] else size
     if found is None or begin >= min(end, size):
-        raise Refused(416, "bad-range", f"one range of bytes can be asked for, below {size}", "such as `Range: bytes=0-1023`")
+        raise Refused(
+            416,
+            "bad-range",
+            f"one range of bytes can be asked for, below {size}",
+            "such as `Range: bytes=0-1023`",
+        )
     return begin, end
 
 
-def sent(file: BinaryIO, asked: str, name: str, kind: str, *, tag: str = "", offset: int = 0) -> StreamingResponse:
+def sent(
+    file: BinaryIO, asked: str, name: str, kind: str, *, tag: str = "", offset: int = 0
+) -> StreamingResponse:
     """The answer that gives out a file, and closes it: the range that was asked for, else all from `offset` on."""
     size = os.fstat(file.fileno()).st_size
     try:
@@ -46,7 +53,9 @@ def sent(file: BinaryIO, asked: str, name: str, kind: str, *, tag: str = "", off
     }
     headers |= {"content-range": f"bytes {begin}-{end - 1}/{size}"} if part is not None else {}
     headers |= {"etag": f'"{tag}"'} if tag else {}
-    return StreamingResponse(_pieces(file, begin, end), 206 if part is not None else 200, headers, kind)
+    return StreamingResponse(
+        _pieces(file, begin, end), 206 if part is not None else 200, headers, kind
+    )
 
 
 def _pieces(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:

@@ -47,7 +47,9 @@ class Offered(NamedTuple):
 class RecipeSummary(BaseModel):
     id: str
     summary: str
-    package: str = Field(description="The package that brings it; empty for the library and for recipes of the workspace.")
+    package: str = Field(
+        description="The package that brings it; empty for the library and for recipes of the workspace."
+    )
 
 
 class RecipeList(BaseModel):
@@ -58,16 +60,26 @@ class RecipeView(RecipeSummary):
     doc: str
     inputs: dict[str, Any] = Field(description="The JSON Schema of the inputs.")
     presets: dict[str, dict[str, Any]] = Field(description="By name, the inputs that each sets.")
-    resources: dict[str, dict[str, Any]] = Field(description="By preset, empty for none: what the most demanding step needs of its machine.")
+    resources: dict[str, dict[str, Any]] = Field(
+        description="By preset, empty for none: what the most demanding step needs of its machine."
+    )
     outputs: list[str]
 
 
 class Asked(Given):
     """What is to be run."""
 
-    recipe: str = Field(min_length=1, max_length=80, description="NAME@VERSION, or NAME for the newest version.")
-    inputs: dict[str, Any] = Field(default={}, description="As GET /v1/recipes/NAME describes them.")
-    preset: str | None = Field(default=None, max_length=400, description="A set of inputs that the recipe brings, or several: a,b.")
+    recipe: str = Field(
+        min_length=1, max_length=80, description="NAME@VERSION, or NAME for the newest version."
+    )
+    inputs: dict[str, Any] = Field(
+        default={}, description="As GET /v1/recipes/NAME describes them."
+    )
+    preset: str | None = Field(
+        default=None,
+        max_length=400,
+        description="A set of inputs that the recipe brings, or several: a,b.",
+    )
 
 
 class StepPlan(BaseModel):
@@ -83,7 +95,9 @@ class PlanView(BaseModel):
     recipe: str
     inputs: dict[str, Any]
     steps: list[StepPlan]
-    seconds: float | None = Field(description="Of all steps that would run, one after another; null where it is not known of each.")
+    seconds: float | None = Field(
+        description="Of all steps that would run, one after another; null where it is not known of each."
+    )
     usd: float | None
     bytes: int = Field(description="The size of the outputs that would be restored.")
 
@@ -93,12 +107,23 @@ def offered(root: Path, environ: Mapping[str, str]) -> list[Offered]:
     found = {entry.id: Offered(entry, entry.id) for entry in library.entries()}
     for word in load(root, environ).lists.get("recipes.allow", ()):
         path = root / word
-        entry = next((each for each in library.beside(path.parent) if each.path.name == path.name), None)
+        entry = next(
+            (each for each in library.beside(path.parent) if each.path.name == path.name), None
+        )
         if entry is None:
             fix = "`allow` under [recipes] in recipe.toml names files, such as ./recipe.yaml"
             raise Invalid([Problem("no-recipe", f"{word} is not a recipe file", None, fix)])
         if entry.id in found:
-            raise Invalid([Problem("name-clash", f"{word} is called {entry.id}, as another recipe is", None, "give it another name, or version")])
+            raise Invalid(
+                [
+                    Problem(
+                        "name-clash",
+                        f"{word} is called {entry.id}, as another recipe is",
+                        None,
+                        "give it another name, or version",
+                    )
+                ]
+            )
         found[entry.id] = Offered(entry, f"./{os.path.relpath(path, root)}")
     return sorted(found.values(), key=lambda each: (each.entry.name, -each.entry.version))
 
@@ -110,7 +135,9 @@ def meant(root: Path, environ: Mapping[str, str], name: str) -> Offered:
         for each in known:
             if name in (each.entry.id, each.entry.name):
                 return each
-    near = did_you_mean(name[:80], [*(each.entry.id for each in known), *(each.entry.name for each in known)])
+    near = did_you_mean(
+        name[:80], [*(each.entry.id for each in known), *(each.entry.name for each in known)]
+    )
     raise NotFound("there is no such recipe", fix=near or "GET /v1/recipes lists them")
 
 
@@ -128,19 +155,40 @@ def bound(room: Room, each: Offered, asked: Asked) -> None:
     recipe = read(each)
     values, problems = inputs.tried(recipe, asked.inputs, preset=asked.preset)
     lists = load(room.root, room.environ).lists
-    named = [*lists.get("data.roots", ()), *(room.environ[each] for each in ROOTS if room.environ.get(each))]
+    named = [
+        *lists.get("data.roots", ()),
+        *(room.environ[each] for each in ROOTS if room.environ.get(each)),
+    ]
     roots = [os.path.realpath(room.root / Path(root).expanduser()) for root in named]
     reach = Reach(lists.get("data.allow", ()))
-    for name, address in _addresses(recipe, {name: value for name, value in values.items() if name in asked.inputs}):
+    for name, address in _addresses(
+        recipe, {name: value for name, value in values.items() if name in asked.inputs}
+    ):
         kind = kind_of(address)
         if address.startswith("pack:") and _packed(room, name, address, problems):
             continue
-        if kind == "path" and not _below(os.path.realpath(room.root / Path(address).expanduser()), roots):
+        if kind == "path" and not _below(
+            os.path.realpath(room.root / Path(address).expanduser()), roots
+        ):
             fix = "give an address: hf:// s3:// gs:// https://; `roots` under [data] in recipe.toml allows paths"
-            problems.append(Problem("path-not-allowed", f'"{name}" is a path, and not below a folder that this server reads', None, fix))
+            problems.append(
+                Problem(
+                    "path-not-allowed",
+                    f'"{name}" is a path, and not below a folder that this server reads',
+                    None,
+                    fix,
+                )
+            )
         elif kind in ("https", "s3", "gs") and not reach.allows(address):
             fix = "`allow` under [data] in recipe.toml names hosts and buckets, such as https://data.example or s3://bucket"
-            problems.append(Problem("address-not-allowed", f'"{name}" is an address of a host or bucket that this server does not read', None, fix))
+            problems.append(
+                Problem(
+                    "address-not-allowed",
+                    f'"{name}" is an address of a host or bucket that this server does not read',
+                    None,
+                    fix,
+                )
+            )
     if problems:
         raise Invalid(problems)
 
@@ -163,7 +211,11 @@ def _addresses(recipe: Recipe, values: Mapping[str, object]) -> Iterator[tuple[s
     for name, value in values.items():
         spec = recipe.inputs[name]
         if {spec.type, spec.items} & set(_ADDRESSES):
-            yield from ((name, spec.parted(item)[0]) for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
+            yield from (
+                (name, spec.parted(item)[0])
+                for item in (value if isinstance(value, list) else [value])
+                if isinstance(item, str)
+            )
 
 
 def _below(path: str, roots: list[str]) -> bool:
@@ -178,7 +230,10 @@ def schema_of(spec: Input) -> dict[str, Any]:
     if spec.items:
         schema["items"] = _TYPES.get(spec.items, {"type": "string"})
     if spec.type == "choice":
-        schema = {**{name: value for name, value in schema.items() if name != "type"}, "enum": spec.limits.get("choices")}
+        schema = {
+            **{name: value for name, value in schema.items() if name != "type"},
+            "enum": spec.limits.get("choices"),
+        }
     if spec.type in _ADDRESSES:
         schema["format"] = f"recipe-{spec.type}"
     part = schema["items"] if spec.type == "list" and spec.items else schema
@@ -195,7 +250,11 @@ def recipes(room: InRoom) -> RecipeList:
     return RecipeList(recipes=[_summary(each) for each in offered(room.root, room.environ)])
 
 
-@router.get("/recipes/{name}", dependencies=READ, summary="One recipe: what it takes, its presets, what it needs")
+@router.get(
+    "/recipes/{name}",
+    dependencies=READ,
+    summary="One recipe: what it takes, its presets, what it needs",
+)
 def recipe(name: str, room: InRoom) -> RecipeView:
     from ..interface import datasheet
 
@@ -211,11 +270,19 @@ def recipe(name: str, room: InRoom) -> RecipeView:
         "additionalProperties": False,
     }
     made = [name for name, _, _ in datasheet.results(found)]
-    parts = {"doc": found.doc, "inputs": schema, "presets": sheet["presets"], "resources": sheet["machines"], "outputs": made}
+    parts = {
+        "doc": found.doc,
+        "inputs": schema,
+        "presets": sheet["presets"],
+        "resources": sheet["machines"],
+        "outputs": made,
+    }
     return RecipeView.model_validate(_summary(each).model_dump() | parts)
 
 
-@router.post("/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run")
+@router.post(
+    "/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run"
+)
 def plan(asked: Asked, room: InRoom) -> PlanView:
     from ..advice import estimates
     from ..execution.session import look
@@ -228,7 +295,9 @@ def plan(asked: Asked, room: InRoom) -> PlanView:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
         found = look(ws, bundles.brought(ws, Request(each.word, asked.inputs, asked.preset)))
-        expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+        expected = ws.store.index.expected(
+            found.plan.recipe, [node.id for node in found.plan.nodes]
+        )
         estimated = estimates.of_plan(ws, found.plan, found.todo)
         steps = []
         for n, (node, verdict) in enumerate(zip(found.plan.nodes, found.verdicts, strict=True)):
@@ -240,16 +309,35 @@ def plan(asked: Asked, room: InRoom) -> PlanView:
                     answer=verdict.answer,
                     reasons=[plain(reason, ws.root) for reason in verdict.reasons],
                     needs=sorted(found.plan.nodes[need].id for need in found.plan.needs(n)),
-                    seconds=(estimate.seconds[1] if estimate is not None and estimate.seconds else expected.get(node.id)) if runs else 0.0,
-                    usd=(estimate.usd[1] if estimate is not None and estimate.usd else None) if runs else 0.0,
+                    seconds=(
+                        estimate.seconds[1]
+                        if estimate is not None and estimate.seconds
+                        else expected.get(node.id)
+                    )
+                    if runs
+                    else 0.0,
+                    usd=(estimate.usd[1] if estimate is not None and estimate.usd else None)
+                    if runs
+                    else 0.0,
                 )
             )
-        restored = [found.made[n] for n, verdict in enumerate(found.verdicts) if verdict.answer == "restore" and n in found.made]
+        restored = [
+            found.made[n]
+            for n, verdict in enumerate(found.verdicts)
+            if verdict.answer == "restore" and n in found.made
+        ]
         size = sum(_size(ws, content) for made in restored for content in made.outputs.values())
         given = plain_value(dict(found.plan.inputs), ws.root)
     seconds, usd = [step.seconds for step in steps], [step.usd for step in steps]
     return PlanView.model_validate(
-        {"recipe": found.plan.recipe, "inputs": given, "steps": steps, "bytes": size, "seconds": _sum(seconds), "usd": _sum(usd)}
+        {
+            "recipe": found.plan.recipe,
+            "inputs": given,
+            "steps": steps,
+            "bytes": size,
+            "seconds": _sum(seconds),
+            "usd": _sum(usd),
+        }
     )
 
 

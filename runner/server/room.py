@@ -20,7 +20,9 @@ from ..storage.workspace import Workspace
 from .answers import NoSuchRun, Refused
 from .tokens import Scope, Token, Tokens
 
-_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})")
+_MOMENT = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
 
 
 class Room:
@@ -63,7 +65,12 @@ def _room(request: Request) -> Room:
 def _caller(request: Request) -> Token:
     caller = request.scope["state"]["caller"]
     if caller is None:
-        raise Refused(401, "unauthorized", "a token is needed", "send the header `Authorization: Bearer TOKEN`")
+        raise Refused(
+            401,
+            "unauthorized",
+            "a token is needed",
+            "send the header `Authorization: Bearer TOKEN`",
+        )
     return cast("Token", caller)
 
 
@@ -71,15 +78,31 @@ def _query(request: Request) -> None:
     """Raises Refused for a parameter that an address of /v1 does not have, or has once: a filter that is misspelt would let everything through."""
     if not request.url.path.startswith("/v1/"):
         return
-    known = {each.alias: each.field_info.annotation for each in request.scope["route"].dependant.query_params}
+    known = {
+        each.alias: each.field_info.annotation
+        for each in request.scope["route"].dependant.query_params
+    }
     problems = []
     for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
         if name not in known:
-            problems.append(Problem("unknown-parameter", f'there is no parameter "{name[:80]}"', None, did_you_mean(name[:80], known)))
+            problems.append(
+                Problem(
+                    "unknown-parameter",
+                    f'there is no parameter "{name[:80]}"',
+                    None,
+                    did_you_mean(name[:80], known),
+                )
+            )
         elif times > 1 and "list" not in str(known[name]):
             problems.append(Problem("bad-value", f'the parameter "{name}" is there twice'))
     if problems:
-        raise Refused(422, "invalid", problems[0].message if len(problems) == 1 else f"{len(problems)} problems", problems[0].fix, problems)
+        raise Refused(
+            422,
+            "invalid",
+            problems[0].message if len(problems) == 1 else f"{len(problems)} problems",
+            problems[0].fix,
+            problems,
+        )
 
 
 class Needs:
@@ -92,16 +115,33 @@ class Needs:
         _query(request)
         caller = _caller(request)
         if caller.run and (not self.run or request.path_params.get("run") != caller.run):
-            raise NoSuchRun() if self.run else Refused(403, "forbidden", f"this token is for run {caller.run} alone", f"GET /v1/runs/{caller.run}")
+            raise (
+                NoSuchRun()
+                if self.run
+                else Refused(
+                    403,
+                    "forbidden",
+                    f"this token is for run {caller.run} alone",
+                    f"GET /v1/runs/{caller.run}",
+                )
+            )
         if not caller.allows(self.scope):
             raise Refused(
-                403, "forbidden", f"this needs the scope `{self.scope}`, and the token has `{caller.scope}`", "POST /v1/tokens makes another"
+                403,
+                "forbidden",
+                f"this needs the scope `{self.scope}`, and the token has `{caller.scope}`",
+                "POST /v1/tokens makes another",
             )
 
 
 InRoom = Annotated[Room, Depends(_room)]
 Caller = Annotated[Token, Depends(_caller)]
-BEARER = Depends(HTTPBearer(auto_error=False, description="A token, as the first `recipe serve` shows it, or POST /v1/tokens."))
+BEARER = Depends(
+    HTTPBearer(
+        auto_error=False,
+        description="A token, as the first `recipe serve` shows it, or POST /v1/tokens.",
+    )
+)
 READ = [BEARER, Depends(Needs("read"))]
 OPERATE = [BEARER, Depends(Needs("operate"))]
 ADMIN = [BEARER, Depends(Needs("admin"))]

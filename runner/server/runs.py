@@ -12,7 +12,14 @@ from pydantic import BaseModel, Field
 
 from ..errors import NotFound, did_you_mean
 from ..execution.queue import PRIORITY, Ticket, give_back, reports_of, submit
-from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
+from ..execution.terms import (
+    Choice,
+    Settings,
+    choice_of_run,
+    new_id,
+    request_of_run,
+    settings_of_run,
+)
 from ..execution.unattended import end_unattended
 from ..interface import views
 from ..planning.ids import stored
@@ -42,28 +49,66 @@ class Hook(Given):
     """An address that gets reports of the run, by Standard Webhooks."""
 
     url: str = Field(max_length=2000, description="https://HOST/PATH of a public host.")
-    secret: str = Field(default="", max_length=200, pattern=r"^(whsec_[A-Za-z0-9+/]{24,}={0,2})?$", description="What messages are signed with.")
-    events: list[Annotated[str, Field(max_length=60, pattern=r"^[a-z_*?]+(\.[a-z_*?]+)?$")]] = Field(
-        default=["*"], min_length=1, max_length=32, description="Types, such as run.failed, run.* or alert.*."
+    secret: str = Field(
+        default="",
+        max_length=200,
+        pattern=r"^(whsec_[A-Za-z0-9+/]{24,}={0,2})?$",
+        description="What messages are signed with.",
+    )
+    events: list[Annotated[str, Field(max_length=60, pattern=r"^[a-z_*?]+(\.[a-z_*?]+)?$")]] = (
+        Field(
+            default=["*"],
+            min_length=1,
+            max_length=32,
+            description="Types, such as run.failed, run.* or alert.*.",
+        )
     )
 
 
 class Limits(Given):
     """What a run may take, where its recipe does not allow less."""
 
-    time: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False, description="Seconds of work, after which its steps are stopped.")
-    cost: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False, description="US dollars for what it rents.")
+    time: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e9,
+        allow_inf_nan=False,
+        description="Seconds of work, after which its steps are stopped.",
+    )
+    cost: float | None = Field(
+        default=None, gt=0, le=1e9, allow_inf_nan=False, description="US dollars for what it rents."
+    )
 
 
 class NewRun(Asked):
     """What is to be run, when, and by whom."""
 
-    driver: str = Field(default="local", min_length=1, max_length=64, description="Where it runs: a driver of `recipe doctor`.")
-    priority: Whole = Field(default=0, ge=-PRIORITY, le=PRIORITY, description="A higher one is taken first.")
-    not_before: Moment | None = Field(default=None, description="No worker takes it before, as RFC 3339 has it.")
-    user: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", description="For whom it is.")
-    labels: dict[_Label, _Label] = Field(default={}, max_length=32, description="Only a worker with all of these takes it.")
-    webhooks: list[Hook] = Field(default=[], max_length=8, description="Receivers of its reports, beside the receivers of the server's settings.")
+    driver: str = Field(
+        default="local",
+        min_length=1,
+        max_length=64,
+        description="Where it runs: a driver of `recipe doctor`.",
+    )
+    priority: Whole = Field(
+        default=0, ge=-PRIORITY, le=PRIORITY, description="A higher one is taken first."
+    )
+    not_before: Moment | None = Field(
+        default=None, description="No worker takes it before, as RFC 3339 has it."
+    )
+    user: str = Field(
+        default="",
+        max_length=100,
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$",
+        description="For whom it is.",
+    )
+    labels: dict[_Label, _Label] = Field(
+        default={}, max_length=32, description="Only a worker with all of these takes it."
+    )
+    webhooks: list[Hook] = Field(
+        default=[],
+        max_length=8,
+        description="Receivers of its reports, beside the receivers of the server's settings.",
+    )
     limits: Limits = Limits()
 
 
@@ -71,7 +116,9 @@ class Progress(BaseModel):
     step: int = Field(description="Steps that are over.")
     total: int | None
     percent: float | None
-    eta: float | None = Field(description="Seconds, by what the open steps took before; null where that is not known.")
+    eta: float | None = Field(
+        description="Seconds, by what the open steps took before; null where that is not known."
+    )
 
 
 class RunView(BaseModel):
@@ -80,9 +127,13 @@ class RunView(BaseModel):
     id: str
     recipe: str
     state: State
-    word: str = Field(description="The state as people see it: EXECUTING, TRANSFERRING_DATA, PROVISIONING, NEEDS_RECOVERY, …")
+    word: str = Field(
+        description="The state as people see it: EXECUTING, TRANSFERRING_DATA, PROVISIONING, NEEDS_RECOVERY, …"
+    )
     reason: str
-    request: str = Field(description="What was asked of it and is not done yet: cancel, pause, resume.")
+    request: str = Field(
+        description="What was asked of it and is not done yet: cancel, pause, resume."
+    )
     user: str
     labels: dict[str, str]
     priority: int
@@ -117,7 +168,9 @@ class OutputView(BaseModel):
 class LinkView(BaseModel):
     step: str
     name: str = Field(description="W&B, TensorBoard, trackio, or what the step called it.")
-    to: str = Field(description="An http(s) address; else an output with a path in it, or the command that shows it.")
+    to: str = Field(
+        description="An http(s) address; else an output with a path in it, or the command that shows it."
+    )
 
 
 class Instance(BaseModel):
@@ -142,16 +195,22 @@ class GraphStep(BaseModel):
 
 
 class RunDetail(RunView):
-    seq: int = Field(description="The number of its last event: what follows is `events?after=` it.")
+    seq: int = Field(
+        description="The number of its last event: what follows is `events?after=` it."
+    )
     progress: Progress
     provider: str
     instances: list[Instance]
     estimate: Estimate
     cost: float = Field(description="US dollars so far.")
     steps: list[StepView]
-    graph: list[GraphStep] = Field(description="Every step of the recipe, also those of which nothing has happened; empty before the run begins.")
+    graph: list[GraphStep] = Field(
+        description="Every step of the recipe, also those of which nothing has happened; empty before the run begins."
+    )
     outputs: list[OutputView]
-    links: list[LinkView] = Field(description="Where else the numbers of its steps can be looked at.")
+    links: list[LinkView] = Field(
+        description="Where else the numbers of its steps can be looked at."
+    )
 
 
 class EventView(BaseModel):
@@ -174,7 +233,12 @@ class Done(BaseModel):
 
 
 class Retry(Given):
-    begin: str | None = Field(default=None, alias="from", max_length=400, description="This step and everything after it, whatever is remembered.")
+    begin: str | None = Field(
+        default=None,
+        alias="from",
+        max_length=400,
+        description="This step and everything after it, whatever is remembered.",
+    )
 
 
 class Nothing(Given):
@@ -184,9 +248,18 @@ class Nothing(Given):
 # -- storing, listing -----------------------------------------------------------------------------------------------------------------------------
 
 
-@router.post("/runs", status_code=201, dependencies=OPERATE, summary="Store a run for a worker", responses={200: {"model": RunView}})
+@router.post(
+    "/runs",
+    status_code=201,
+    dependencies=OPERATE,
+    summary="Store a run for a worker",
+    responses={200: {"model": RunView}},
+)
 def create(
-    asked: NewRun, room: InRoom, response: Response, key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = ""
+    asked: NewRun,
+    room: InRoom,
+    response: Response,
+    key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = "",
 ) -> RunView:
     return store(asked, room, response, key)
 
@@ -198,7 +271,14 @@ def _hook(room: Room, hook: Hook) -> Mapping[str, object]:
     return {"url": hook.url, "events": hook.events, **sealed}
 
 
-def store(asked: NewRun, room: Room, response: Response, key: str, job: Mapping[str, object] | None = None, out: Path | None = None) -> RunView:
+def store(
+    asked: NewRun,
+    room: Room,
+    response: Response,
+    key: str,
+    job: Mapping[str, object] | None = None,
+    out: Path | None = None,
+) -> RunView:
     """Check a request and store its run; `job` is a platform's, which hears of it beside the receivers of the settings.  `out`: where results go."""
     from .. import extensions
 
@@ -213,9 +293,25 @@ def store(asked: NewRun, room: Room, response: Response, key: str, job: Mapping[
     with room.working() as ws:
         # Without a shared store only a worker of this folder can have what the run needs.
         reach = ws.config.lists.get("data.allow", ())
-        ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id(), reports_to, reach, here=ws.share(None) is None)
+        ticket = Ticket(
+            asked.priority,
+            due,
+            key,
+            dict(asked.labels),
+            asked.user,
+            new_id(),
+            reports_to,
+            reach,
+            here=ws.share(None) is None,
+        )
         request = Request(each.word, asked.inputs, asked.preset, out)
-        run = submit(ws, request, Choice(), Settings(asked.driver, limits=asked.limits.model_dump(exclude_none=True)), ticket).id
+        run = submit(
+            ws,
+            request,
+            Choice(),
+            Settings(asked.driver, limits=asked.limits.model_dump(exclude_none=True)),
+            ticket,
+        ).id
         response.status_code = 201 if run == ticket.run else 200
         return viewed(ws, [ws.store.runs.get(run)])[0]
 
@@ -226,7 +322,9 @@ def runs(
     state: Annotated[list[State] | None, Query()] = None,
     recipe: Annotated[str, Query(max_length=80)] = "",
     user: Annotated[str, Query(max_length=100)] = "",
-    label: Annotated[str, Query(max_length=201, pattern=r"^([^=]+=[^=]+)?$", description="NAME=VALUE")] = "",
+    label: Annotated[
+        str, Query(max_length=201, pattern=r"^([^=]+=[^=]+)?$", description="NAME=VALUE")
+    ] = "",
     after: Annotated[str, Query(max_length=40, description="`next` of the page before.")] = "",
     limit: Annotated[int, Query(ge=1, le=MOST)] = 50,
 ) -> RunList:
@@ -235,7 +333,9 @@ def runs(
     wanted = wanted._replace(before=after) if after else wanted
     with room.reading() as ws:
         rows = ws.store.runs.page(wanted, limit + 1)
-        return RunList(runs=viewed(ws, rows[:limit]), next=rows[limit - 1].id if len(rows) > limit else None)
+        return RunList(
+            runs=viewed(ws, rows[:limit]), next=rows[limit - 1].id if len(rows) > limit else None
+        )
 
 
 @router.get("/runs/{run}", dependencies=READ_RUN, summary="One run with its steps and outputs")
@@ -270,14 +370,25 @@ def outputs(ws: Workspace, row: RunRow) -> list[OutputView]:
 def shown(ws: Workspace, event: Event) -> EventView:
     """An event as the API shows it."""
     found = views.event(event)
-    return EventView.model_validate({**found, "reason": plain(event.reason, ws.root), "data": plain_value(found["data"], ws.root)})
+    return EventView.model_validate(
+        {
+            **found,
+            "reason": plain(event.reason, ws.root),
+            "data": plain_value(found["data"], ws.root),
+        }
+    )
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------
 
 
 def _final(row: RunRow) -> Refused:
-    return Refused(409, "final", f"the run is {row.state} already", f"POST /v1/runs/{row.id}/retry runs it anew")
+    return Refused(
+        409,
+        "final",
+        f"the run is {row.state} already",
+        f"POST /v1/runs/{row.id}/retry runs it anew",
+    )
 
 
 def _asked(ws: Workspace, row: RunRow, what: str) -> Done | None:
@@ -288,7 +399,12 @@ def _asked(ws: Workspace, row: RunRow, what: str) -> Done | None:
 
 
 def _held() -> Refused:
-    return Refused(409, "busy", "the worker of the paused run has not let go of it yet", "try again in a second")
+    return Refused(
+        409,
+        "busy",
+        "the worker of the paused run has not let go of it yet",
+        "try again in a second",
+    )
 
 
 def _unworked(row: RunRow, what: str) -> Refused:
@@ -301,7 +417,9 @@ def _done(ws: Workspace, run: str) -> Done:
     return Done(run=run, event=shown(ws, ws.store.runs.events(run, last)[-1]))
 
 
-def stop(room: Room, run: str, what: Literal["cancel", "pause"], state: Literal["CANCELLED", "PAUSED"]) -> Done:
+def stop(
+    room: Room, run: str, what: Literal["cancel", "pause"], state: Literal["CANCELLED", "PAUSED"]
+) -> Done:
     """Cancel or pause: at once where it waits, else by its worker."""
     with room.reading() as ws:
         for _ in range(TRIES):
@@ -309,8 +427,15 @@ def stop(room: Room, run: str, what: Literal["cancel", "pause"], state: Literal[
             if row.state in FINAL:
                 raise _final(row)
             if row.state == state:
-                raise Refused(409, "already", f"the run is {state} already", f"POST /v1/runs/{run}/resume resumes it")
-            if row.state in ("QUEUED", "PAUSED") and end_unattended(ws, run, state, lambda _text: None):
+                raise Refused(
+                    409,
+                    "already",
+                    f"the run is {state} already",
+                    f"POST /v1/runs/{run}/resume resumes it",
+                )
+            if row.state in ("QUEUED", "PAUSED") and end_unattended(
+                ws, run, state, lambda _text: None
+            ):
                 return _done(ws, run)
             if (done := _asked(ws, row, what)) is not None:
                 return done
@@ -318,17 +443,32 @@ def stop(room: Room, run: str, what: Literal["cancel", "pause"], state: Literal[
         raise _held()
 
 
-@router.post("/runs/{run}/cancel", status_code=202, dependencies=OPERATE_RUN, summary="End a run; results and checkpoints stay")
+@router.post(
+    "/runs/{run}/cancel",
+    status_code=202,
+    dependencies=OPERATE_RUN,
+    summary="End a run; results and checkpoints stay",
+)
 def cancel(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     return stop(room, run, "cancel", "CANCELLED")
 
 
-@router.post("/runs/{run}/pause", status_code=202, dependencies=OPERATE_RUN, summary="Stop a run so that it can be resumed")
+@router.post(
+    "/runs/{run}/pause",
+    status_code=202,
+    dependencies=OPERATE_RUN,
+    summary="Stop a run so that it can be resumed",
+)
 def pause(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     return stop(room, run, "pause", "PAUSED")
 
 
-@router.post("/runs/{run}/resume", status_code=202, dependencies=OPERATE_RUN, summary="Let a paused run continue")
+@router.post(
+    "/runs/{run}/resume",
+    status_code=202,
+    dependencies=OPERATE_RUN,
+    summary="Let a paused run continue",
+)
 def resume(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     with room.reading() as ws:
         row = run_of(ws, run)
@@ -336,7 +476,12 @@ def resume(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
             raise _final(row)
         if row.state != "PAUSED":
             if row.request != "pause":
-                raise Refused(409, "not-paused", f"the run is {row.state}, and no pause was asked for", f"POST /v1/runs/{run}/pause pauses it")
+                raise Refused(
+                    409,
+                    "not-paused",
+                    f"the run is {row.state}, and no pause was asked for",
+                    f"POST /v1/runs/{run}/pause pauses it",
+                )
             if (done := _asked(ws, row, "resume")) is None:
                 raise _held()
             return done
@@ -347,18 +492,38 @@ def resume(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
         return _done(ws, run)
 
 
-@router.post("/runs/{run}/retry", status_code=202, dependencies=OPERATE, summary="Run what an ended run was asked for once more, as a new run")
+@router.post(
+    "/runs/{run}/retry",
+    status_code=202,
+    dependencies=OPERATE,
+    summary="Run what an ended run was asked for once more, as a new run",
+)
 def retry(run: str, room: InRoom, asked: Retry | None = None) -> Done:
     with room.working() as ws:
         row = run_of(ws, run)
         request = request_of_run(row)
         if row.state not in FINAL:
-            raise Refused(409, "not-final", f"the run is {row.state}", f"POST /v1/runs/{run}/cancel ends it")
+            raise Refused(
+                409, "not-final", f"the run is {row.state}", f"POST /v1/runs/{run}/cancel ends it"
+            )
         if request is None:
-            raise Refused(409, "not-noted", "the run did not note what it was asked for", "POST /v1/runs with its recipe and inputs")
+            raise Refused(
+                409,
+                "not-noted",
+                "the run did not note what it was asked for",
+                "POST /v1/runs with its recipe and inputs",
+            )
         choice = Choice(begin=stored(asked.begin)) if asked and asked.begin else choice_of_run(row)
         labels, reach = row.data.get("labels"), ws.config.lists.get("data.allow", ())
         ticket = Ticket(
-            row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", reports_of(row), reach, here=ws.share(None) is None
+            row.priority,
+            None,
+            "",
+            labels if isinstance(labels, dict) else {},
+            row.user,
+            "",
+            reports_of(row),
+            reach,
+            here=ws.share(None) is None,
         )
         return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)

@@ -79,21 +79,33 @@ class MadeToken(TokenView):
     token: str = Field(description="Shown here once.")
 
 
-@router.get("/v1/workers", dependencies=READ, summary="The workers that have a run; one that waits is not known")
+@router.get(
+    "/v1/workers",
+    dependencies=READ,
+    summary="The workers that have a run; one that waits is not known",
+)
 def workers(room: InRoom) -> WorkerList:
     with room.reading() as ws:
         by_name: dict[str, list[str]] = {}
         for row in ws.store.runs.page(Wanted(states=OPEN), LOOKED_AT):
             if row.claim:
                 by_name.setdefault(row.claim, []).append(row.id)
-        return WorkerList(workers=[WorkerView(worker=name, alive=any(map(ws.store.runs.live, runs)), runs=runs) for name, runs in by_name.items()])
+        return WorkerList(
+            workers=[
+                WorkerView(worker=name, alive=any(map(ws.store.runs.live, runs)), runs=runs)
+                for name, runs in by_name.items()
+            ]
+        )
 
 
 @router.get("/v1/offers", dependencies=READ, summary="Machines that could be rented now")
 def machines(
     room: InRoom,
     driver: Annotated[str, Query(max_length=64, pattern=r"^[a-z][a-z0-9_-]*$")] = "all",
-    where: Annotated[list[Annotated[str, Query(max_length=100, pattern=r"^[a-z_]+=.+$")]] | None, Query(max_length=16)] = None,
+    where: Annotated[
+        list[Annotated[str, Query(max_length=100, pattern=r"^[a-z_]+=.+$")]] | None,
+        Query(max_length=16),
+    ] = None,
 ) -> OfferList:
     from drivers.base import Need, Wish
 
@@ -103,11 +115,16 @@ def machines(
         try:
             drivers = offering.priced(ws, driver)
         except CannotRun as error:
-            raise Refused(404, "not-found", str(error), "GET /v1/offers asks all that do") from error
+            raise Refused(
+                404, "not-found", str(error), "GET /v1/offers asks all that do"
+            ) from error
         for name, each in drivers.items():
             try:
                 found += asyncio.run(offering.shelves({name: (each, [wish])}))
-            except (Infrastructure, Invalid) as error:  # no key for it, or it has no such filter: the others are shown all the same
+            except (
+                Infrastructure,
+                Invalid,
+            ) as error:  # no key for it, or it has no such filter: the others are shown all the same
                 found.append(offering.Shelf(name, wish, failed=plain(str(error), ws.root)))
     return OfferList(drivers=[Shelf.model_validate(shelves.as_json("", shelf)) for shelf in found])
 
@@ -117,12 +134,22 @@ def tokens(room: InRoom) -> TokenList:
     return TokenList(tokens=[_viewed(token) for token in room.tokens.all()])
 
 
-@router.post("/v1/tokens", status_code=201, dependencies=ADMIN, summary="Make a token, for everything or for one run")
+@router.post(
+    "/v1/tokens",
+    status_code=201,
+    dependencies=ADMIN,
+    summary="Make a token, for everything or for one run",
+)
 def make(asked: NewToken, room: InRoom) -> MadeToken:
     if asked.run:
         with room.reading() as ws:
             run_of(ws, asked.run)
-    token, secret = room.tokens.make(asked.scope, asked.name, asked.run, asked.expires.timestamp() if asked.expires is not None else None)
+    token, secret = room.tokens.make(
+        asked.scope,
+        asked.name,
+        asked.run,
+        asked.expires.timestamp() if asked.expires is not None else None,
+    )
     return MadeToken(**_viewed(token).model_dump(), token=secret)
 
 
@@ -143,7 +170,10 @@ def _viewed(token: Token) -> TokenView:
 )  # fmt: skip
 def figures(room: InRoom, request: Request) -> Response:
     with room.reading() as ws:
-        return Response(generate_latest(counted(ws, pulse_of(request).streams)), media_type="text/plain; version=0.0.4")
+        return Response(
+            generate_latest(counted(ws, pulse_of(request).streams)),
+            media_type="text/plain; version=0.0.4",
+        )
 
 
 def counted(ws: Workspace, streams: int) -> CollectorRegistry:
@@ -155,18 +185,37 @@ def counted(ws: Workspace, streams: int) -> CollectorRegistry:
     oldest: dict[str, float] = {}
     for row in rows:
         live = row.state == "ACTIVE" and runs.live(row.id)
-        name = word(row.state, reason=row.reason, steps=[*tallies.get(row.id, ()), ("WAITING", "")], leases=(), claimed=live)
+        name = word(
+            row.state,
+            reason=row.reason,
+            steps=[*tallies.get(row.id, ()), ("WAITING", "")],
+            leases=(),
+            claimed=live,
+        )
         count.labels(name).inc()
         oldest[name] = max(oldest.get(name, 0.0), time.time() - max(row.created, row.due or 0.0))
-    age = Gauge("recipe_oldest_run_seconds", "How long the oldest of them has been due", ["state"], registry=registry)
+    age = Gauge(
+        "recipe_oldest_run_seconds",
+        "How long the oldest of them has been due",
+        ["state"],
+        registry=registry,
+    )
     for name, seconds in oldest.items():
         age.labels(name).set(seconds)
-    Gauge("recipe_workers", "Workers that have a run", registry=registry).set(len({row.claim for row in rows if row.claim}))
+    Gauge("recipe_workers", "Workers that have a run", registry=registry).set(
+        len({row.claim for row in rows if row.claim})
+    )
     machines = Gauge("recipe_machines", "Machines that are rented", ["driver"], registry=registry)
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         for lease in ledger.living():
             machines.labels(lease.driver).inc()
-    Gauge("recipe_month_cost_usd", "What machines cost since the first of the month", registry=registry).set(costs.of_month().usd)
-    Gauge("recipe_artifact_bytes", "Bytes of the objects that are stored here", registry=registry).set(ws.store.index.stored_bytes())
+    Gauge(
+        "recipe_month_cost_usd",
+        "What machines cost since the first of the month",
+        registry=registry,
+    ).set(costs.of_month().usd)
+    Gauge(
+        "recipe_artifact_bytes", "Bytes of the objects that are stored here", registry=registry
+    ).set(ws.store.index.stored_bytes())
     Gauge("recipe_streams", "Clients that follow a run", registry=registry).set(streams)
     return registry

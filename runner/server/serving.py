@@ -79,7 +79,15 @@ class Patient(H11Protocol):
         self._late = self.loop.call_later(PATIENCE, self.transport.abort)
 
 
-def serve(root: Path, where: Listening, ready: Callable[[str, str], None], *, with_worker: bool, new_token: bool = False, first: bool = True) -> None:
+def serve(
+    root: Path,
+    where: Listening,
+    ready: Callable[[str, str], None],
+    *,
+    with_worker: bool,
+    new_token: bool = False,
+    first: bool = True,
+) -> None:
     """Serve the workspace at `root` until SIGINT or SIGTERM.  `ready` gets the address, and the token if one was made: with
     `new_token`, or with `first` where no token is for everything.
 
@@ -87,21 +95,48 @@ def serve(root: Path, where: Listening, ready: Callable[[str, str], None], *, wi
     """
     if where.host not in _LOOPBACK and not where.certificate and not where.insecure:
         fix = "give --certificate and --key, or --insecure if a proxy or a private network encrypts"
-        raise Invalid([Problem("bad-request", f"{where.host} is not loopback: tokens would travel unencrypted", None, fix)])
-    with Workspace.open(root) as ws, ws.locks.try_hold(LOCK) or nullcontext() as held, _worker(root) if with_worker else nullcontext():
+        raise Invalid(
+            [
+                Problem(
+                    "bad-request",
+                    f"{where.host} is not loopback: tokens would travel unencrypted",
+                    None,
+                    fix,
+                )
+            ]
+        )
+    with (
+        Workspace.open(root) as ws,
+        ws.locks.try_hold(LOCK) or nullcontext() as held,
+        _worker(root) if with_worker else nullcontext(),
+    ):
         if held is not None:
             _note(ws).unlink(missing_ok=True)  # of a server that was killed
         tokens = Tokens(ws.home / "server", ws.locks)
-        secret = tokens.make("admin", "by --new-token")[1] if new_token else tokens.first() if first else ""
+        secret = (
+            tokens.make("admin", "by --new-token")[1]
+            if new_token
+            else tokens.first()
+            if first
+            else ""
+        )
         room = Room(ws.root, ws.environ, tokens)
         with _listener(where) as listener:
             port = listener.getsockname()[1]
-            names = {where.host, *_LOOPBACK} if where.host in (*_LOOPBACK, "0.0.0.0", "::") else {where.host}  # noqa: S104
+            names = (
+                {where.host, *_LOOPBACK}
+                if where.host in (*_LOOPBACK, "0.0.0.0", "::")  # noqa: S104
+                else {where.host}
+            )
             hosts = {f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names}
-            hosts |= {name.lower() for name in load(ws.root, ws.environ).lists.get("server.hosts", ())}
+            hosts |= {
+                name.lower() for name in load(ws.root, ws.environ).lists.get("server.hosts", ())
+            }
             address = _address(where, where.host, port)
             if held is not None:
-                _note(ws).write_text(_address(where, _NEAR.get(where.host, where.host), port), "utf-8")
+                _note(ws).write_text(
+                    _address(where, _NEAR.get(where.host, where.host), port), "utf-8"
+                )
             ready(address, secret)
             config = uvicorn.Config(
                 application(room, hosts), http=Patient, ws="none", lifespan="on", log_level="error", access_log=False, server_header=False,
@@ -109,7 +144,9 @@ def serve(root: Path, where: Listening, ready: Callable[[str, str], None], *, wi
                 ssl_certfile=where.certificate or None, ssl_keyfile=where.key or None,
             )  # fmt: skip
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection may have a file open besides
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (most, most)
+            )  # each connection may have a file open besides
             delivery = Delivery(ws.root, ws.environ)
             delivery.start()
             try:
@@ -124,10 +161,15 @@ def _listener(where: Listening) -> socket.socket:
     family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
     try:
         listener = socket.create_server((where.host, where.port), family=family, backlog=1024)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body of an answer are two writes
+        listener.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # head and body of an answer are two writes
         return listener
     except (OSError, OverflowError) as error:
-        raise Infrastructure(f"cannot listen on {where.host}:{where.port}: {error}", fix="give another --port; 0 takes a free one") from error
+        raise Infrastructure(
+            f"cannot listen on {where.host}:{where.port}: {error}",
+            fix="give another --port; 0 takes a free one",
+        ) from error
 
 
 def _address(where: Listening, host: str, port: int) -> str:
@@ -149,9 +191,14 @@ def known(root: Path) -> tuple[str, str] | None:
         deadline = time.monotonic() + SOON
         while ws.locks.held(LOCK):
             with suppress(FileNotFoundError):
-                return _note(ws).read_text("utf-8"), page_token(Tokens(ws.home / "server", ws.locks))
+                return _note(ws).read_text("utf-8"), page_token(
+                    Tokens(ws.home / "server", ws.locks)
+                )
             if time.monotonic() > deadline:
-                raise Infrastructure("a server of this workspace has begun, and is not ready", fix="look at what `recipe serve` prints")
+                raise Infrastructure(
+                    "a server of this workspace has begun, and is not ready",
+                    fix="look at what `recipe serve` prints",
+                )
             time.sleep(0.05)
     return None
 
@@ -169,11 +216,24 @@ def page_token(tokens: Tokens) -> str:
 def _worker(root: Path) -> Iterator[None]:
     """A worker of the workspace, replaced when it dies, which ends with this process however that ends."""
     over = threading.Event()
-    command = [sys.executable, "-m", "runner.interface.cli.main", "worker", "-C", os.path.abspath(root), "-q", "--tied"]
+    command = [
+        sys.executable,
+        "-m",
+        "runner.interface.cli.main",
+        "worker",
+        "-C",
+        os.path.abspath(root),
+        "-q",
+        "--tied",
+    ]
     running: list[subprocess.Popen[bytes]] = []
 
     def begin() -> None:
-        running[:] = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)]
+        running[:] = [
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        ]
 
     def keep() -> None:
         while not over.is_set():

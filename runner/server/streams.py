@@ -33,7 +33,9 @@ QUIET: Final = 15.0
 """Seconds of silence after which a stream of events says that it is alive."""
 _TEXT: Final = "text/plain; charset=utf-8"
 _LINES: Final = "application/x-ndjson"
-StepName: TypeAlias = Annotated[str, Query(max_length=400, description="A step; without it the one that began last.")]
+StepName: TypeAlias = Annotated[
+    str, Query(max_length=400, description="A step; without it the one that began last.")
+]
 _HEADERS: Final = {"x-accel-buffering": "no"}
 
 
@@ -60,15 +62,22 @@ async def events(
     room: InRoom,
     caller: Caller,
     request: Request,
-    after: Annotated[int, Query(ge=0, le=2**53, description="Only events with a greater number.")] = 0,
+    after: Annotated[
+        int, Query(ge=0, le=2**53, description="Only events with a greater number.")
+    ] = 0,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
-    last: Annotated[int, Header(alias="Last-Event-ID", ge=0, le=2**53, description="The same as `after`, and wins.")] = 0,
+    last: Annotated[
+        int,
+        Header(alias="Last-Event-ID", ge=0, le=2**53, description="The same as `after`, and wins."),
+    ] = 0,
 ) -> Response:
     after = last or after
 
     def found(number: int) -> list[EventView]:
         with room.reading() as ws:
-            return [shown(ws, event) for event in ws.store.runs.events(run_of(ws, run).id, number, PAGE)]
+            return [
+                shown(ws, event) for event in ws.store.runs.events(run_of(ws, run).id, number, PAGE)
+            ]
 
     if "text/event-stream" not in accept:
         some = await run_in_threadpool(found, after)
@@ -77,20 +86,34 @@ async def events(
     pulse = pulse_of(request)
     pulse.allow(caller)
     await pulse.beat(run)
-    return StreamingResponse(_event_stream(pulse, caller, request, run, after, found), media_type="text/event-stream", headers=_HEADERS)
+    return StreamingResponse(
+        _event_stream(pulse, caller, request, run, after, found),
+        media_type="text/event-stream",
+        headers=_HEADERS,
+    )
 
 
 async def _event_stream(
-    pulse: Pulse, caller: Token, request: Request, run: str, after: int, found: Callable[[int], Sequence[EventView]]
+    pulse: Pulse,
+    caller: Token,
+    request: Request,
+    run: str,
+    after: int,
+    found: Callable[[int], Sequence[EventView]],
 ) -> AsyncIterator[bytes]:
     """Events as they come, until the run is over."""
     number, silent = after, 0.0
     async with pulse.stream(caller, request) as gone:
         while not gone.done():
             beat = await pulse.beat(run)
-            while number < beat.row.next_event - 1 and (some := await run_in_threadpool(found, number)):
+            while number < beat.row.next_event - 1 and (
+                some := await run_in_threadpool(found, number)
+            ):
                 number, silent = some[-1].seq, 0.0
-                yield "".join(f"id: {each.seq}\nevent: {each.subject}\ndata: {each.model_dump_json()}\n\n" for each in some).encode()
+                yield "".join(
+                    f"id: {each.seq}\nevent: {each.subject}\ndata: {each.model_dump_json()}\n\n"
+                    for each in some
+                ).encode()
             if beat.over:
                 return
             if silent >= QUIET:
@@ -146,7 +169,11 @@ def opened(room: Room, run: str, part: Part) -> Tail | Elsewhere | None:
 
 def chosen(beat: Beat, step: str, attempt: int) -> Part | None:
     """The attempt whose log was asked for, if it has begun."""
-    found = [part for part in beat.parts if (not step or step in names(part.step)) and attempt in (0, part.number)]
+    found = [
+        part
+        for part in beat.parts
+        if (not step or step in names(part.step)) and attempt in (0, part.number)
+    ]
     return found[-1] if found else None
 
 
@@ -162,14 +189,21 @@ async def logs(
     step: StepName = "",
     attempt: Annotated[int, Query(ge=0, le=10**9, description="0: the last.")] = 0,
     offset: Annotated[int, Query(ge=0, le=2**53, description="Bytes to pass over.")] = 0,
-    follow: Annotated[bool, Query(description="Stay, and send what comes, until the attempt is over.")] = False,
+    follow: Annotated[
+        bool, Query(description="Stay, and send what comes, until the attempt is over.")
+    ] = False,
     range: Annotated[str, Header(max_length=100)] = "",
 ) -> Response:
     pulse = pulse_of(request)
     beat = await pulse.now(run)
     part = chosen(beat, step, attempt)
     if part is None and (not follow or beat.over):
-        raise Refused(404, "no-log", "no such step of the run has begun", f"GET /v1/runs/{run} lists its steps")
+        raise Refused(
+            404,
+            "no-log",
+            "no such step of the run has begun",
+            f"GET /v1/runs/{run} lists its steps",
+        )
 
     def whole(found: Part) -> Response | None:
         with room.reading() as ws:
@@ -179,14 +213,24 @@ async def logs(
                     bring(ws, run, path)
                 file = path.open("rb")
             except FileNotFoundError:
-                return Response(b"", media_type=_TEXT) if found.ended else None  # it printed nothing, and nothing is kept
+                return (
+                    Response(b"", media_type=_TEXT) if found.ended else None
+                )  # it printed nothing, and nothing is kept
             return ranged.sent(file, range, f"{run}-{found.step}.log", _TEXT, offset=offset)
 
     if part is not None and (answer := await run_in_threadpool(whole, part)) is not None:
         return answer
     if follow:
         pulse.allow(caller)
-        lines = _followed(pulse, caller, request, room, run, offset, lambda found: chosen(found, step, part.number if part is not None else attempt))
+        lines = _followed(
+            pulse,
+            caller,
+            request,
+            room,
+            run,
+            offset,
+            lambda found: chosen(found, step, part.number if part is not None else attempt),
+        )
         return StreamingResponse(lines, media_type=_TEXT, headers=_HEADERS)
     tail = await run_in_threadpool(opened, room, run, part) if part is not None else None
     return StreamingResponse(_so_far(tail, offset) if tail is not None else (), media_type=_TEXT)
@@ -202,7 +246,13 @@ def _so_far(tail: Tail | Elsewhere, offset: int) -> Iterator[bytes]:
 
 
 async def _followed(
-    pulse: Pulse, caller: Token, request: Request, room: Room, run: str, offset: int, which: Callable[[Beat], Part | None]
+    pulse: Pulse,
+    caller: Token,
+    request: Request,
+    room: Room,
+    run: str,
+    offset: int,
+    which: Callable[[Beat], Part | None],
 ) -> AsyncIterator[bytes]:
     """A log as it grows, until its attempt is over."""
     tail: Tail | Elsewhere | None = None
@@ -248,10 +298,21 @@ def measured(
     room: InRoom,
     step: StepName = "",
     attempt: Annotated[int, Query(ge=0, le=10**9, description="Only this one; 0: all.")] = 0,
-    after: Annotated[int, Query(ge=0, le=2**53, description="Pass over so many points of each attempt.")] = 0,
+    after: Annotated[
+        int, Query(ge=0, le=2**53, description="Pass over so many points of each attempt.")
+    ] = 0,
     every: Annotated[int, Query(ge=1, le=10**6, description="Of the others, one in so many.")] = 1,
-    of: Annotated[Literal["step", "machine"], Query(description="machine: GPUs, processors, memory, disk and net, every 5 seconds.")] = "step",
+    of: Annotated[
+        Literal["step", "machine"],
+        Query(description="machine: GPUs, processors, memory, disk and net, every 5 seconds."),
+    ] = "step",
 ) -> Response:
     with room.reading() as ws:
-        found = [line for line in reported(ws, run_of(ws, run).id, step, attempt, of) if line.n > after and (line.n - after - 1) % every == 0]
-        return Response("".join(f"{json.dumps(line._asdict())}\n" for line in found), media_type=_LINES)
+        found = [
+            line
+            for line in reported(ws, run_of(ws, run).id, step, attempt, of)
+            if line.n > after and (line.n - after - 1) % every == 0
+        ]
+        return Response(
+            "".join(f"{json.dumps(line._asdict())}\n" for line in found), media_type=_LINES
+        )

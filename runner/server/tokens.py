@@ -55,7 +55,10 @@ class Tokens:
         except FileNotFoundError:
             return ()
         except (ValueError, TypeError) as error:
-            raise Unusable("the file of tokens is damaged", fix=f"move {self._path} away: the next start makes a new token") from error
+            raise Unusable(
+                "the file of tokens is damaged",
+                fix=f"move {self._path} away: the next start makes a new token",
+            ) from error
 
     def of(self, secret: str) -> Token | None:
         """The token that was given out as `secret`, unless it has expired.  Takes as long for any secret."""
@@ -69,7 +72,9 @@ class Tokens:
         """Whether a token of this id is there and has not expired."""
         return any(token.id == id and not token.expired for token in self.all())
 
-    def make(self, scope: Scope, name: str = "", run: str = "", expires: float | None = None) -> tuple[Token, str]:
+    def make(
+        self, scope: Scope, name: str = "", run: str = "", expires: float | None = None
+    ) -> tuple[Token, str]:
         """A new token, and the secret that is shown once."""
         secret = _HEAD + token_urlsafe(32)
         token = Token(os.urandom(6).hex(), _digest(secret), scope, name, run, time.time(), expires)
@@ -79,7 +84,11 @@ class Tokens:
 
     def first(self) -> str:
         """The secret of a new token for everything where there is none; else empty."""
-        return "" if any(token.scope == "admin" and not token.run for token in self.all()) else self.make("admin", "first")[1]
+        return (
+            ""
+            if any(token.scope == "admin" and not token.run for token in self.all())
+            else self.make("admin", "first")[1]
+        )
 
     def remove(self, id: str) -> bool:
         """Forget a token.  False: there is none of this id."""
@@ -96,7 +105,9 @@ class Tokens:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             new.unlink(missing_ok=True)
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            with open(
+                os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+            ) as file:
                 json.dump([token._asdict() for token in tokens], file)
                 file.flush()
                 os.fsync(file.fileno())

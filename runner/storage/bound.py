@@ -32,13 +32,25 @@ class Bound(NamedTuple):
         """What holds for a fetch that begins now, to the disk of this machine or past it."""
         room = max(0, shutil.disk_usage(ws.home).free - LEFT) if here else sys.maxsize
         if (allowed := ws.config.limits.get("input_gb")) is not None and allowed * _GB <= room:
-            return cls(address, int(allowed * _GB), f"`[limits] input_gb` is {allowed:g}", "give a smaller input, or have the limit raised")
-        return cls(address, room, f"the disk has room for {room / _GB:.1f} GB", "`recipe gc` deletes what no run needs")
+            return cls(
+                address,
+                int(allowed * _GB),
+                f"`[limits] input_gb` is {allowed:g}",
+                "give a smaller input, or have the limit raised",
+            )
+        return cls(
+            address,
+            room,
+            f"the disk has room for {room / _GB:.1f} GB",
+            "`recipe gc` deletes what no run needs",
+        )
 
     def check(self, size: int) -> None:
         """Raises CannotRun for more bytes than may be fetched."""
         if size > self.most:
-            raise CannotRun(f"{self.address} has {size / _GB:.1f} GB or more, and {self.why}", fix=self.fix)
+            raise CannotRun(
+                f"{self.address} has {size / _GB:.1f} GB or more, and {self.why}", fix=self.fix
+            )
 
     def counter(self) -> Any:
         """A callback of fsspec that counts the bytes of all files of one fetch, and ends it by the same error."""

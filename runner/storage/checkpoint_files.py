@@ -18,7 +18,16 @@ from typing import BinaryIO
 
 ARCHIVES = (".pt", ".pth", ".ckpt", ".pkl", ".distcp")
 """What torch.save writes: a zip archive.  Files that were only pickled bear these names too."""
-TORCH_BINS = ("pytorch_model", "adapter_model", "diffusion_pytorch_model", "optimizer", "scheduler", "sampler", "dl_state_dict", "training_args")
+TORCH_BINS = (
+    "pytorch_model",
+    "adapter_model",
+    "diffusion_pytorch_model",
+    "optimizer",
+    "scheduler",
+    "sampler",
+    "dl_state_dict",
+    "training_args",
+)
 """Beginnings of the names of `.bin` files that torch.save writes; any other `.bin` may be anything."""
 HEADER = 100 << 20
 """Bytes of a safetensors header, as its own readers limit it."""
@@ -35,10 +44,17 @@ def flaw(path: Path, *, thorough: bool = False) -> str:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            return "" if stat.S_ISDIR(found.st_mode) else "is neither a file nor a folder"  # a link may lead to a folder
+            return (
+                "" if stat.S_ISDIR(found.st_mode) else "is neither a file nor a folder"
+            )  # a link may lead to a folder
         size = found.st_size
         if size == 0:
-            return "" if path.suffix not in (*ARCHIVES, ".safetensors", ".json", ".npz") and not _is_torch_bin(path) else "is empty"
+            return (
+                ""
+                if path.suffix not in (*ARCHIVES, ".safetensors", ".json", ".npz")
+                and not _is_torch_bin(path)
+                else "is empty"
+            )
         if path.suffix == ".safetensors":
             return _safetensors(path, size)
         if path.suffix == ".json":
@@ -137,7 +153,9 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
 
     with path.open("rb") as file:
         if file.read(4) != b"PK\x03\x04":
-            return "" if _pickled(file, size) else "is neither a whole zip archive nor a whole pickle"
+            return (
+                "" if _pickled(file, size) else "is neither a whole zip archive nor a whole pickle"
+            )
         file.seek(max(0, size - 22))
         end = file.read()
         try:
@@ -145,12 +163,17 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
                 raise BadZipFile
             archive = ZipFile(file)
             members = archive.infolist()
-            beyond = any(not 0 <= member.header_offset <= archive.start_dir - member.compress_size for member in members)
+            beyond = any(
+                not 0 <= member.header_offset <= archive.start_dir - member.compress_size
+                for member in members
+            )
             if beyond or struct.unpack("<H", end[10:12])[0] not in (len(members), 0xFFFF):
                 raise BadZipFile
         except (BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, OSError):
             return "is a zip archive that is cut off or damaged"
-        if path.suffix != ".distcp" and min((member.header_offset for member in members), default=0):
+        if path.suffix != ".distcp" and min(
+            (member.header_offset for member in members), default=0
+        ):
             return "is a zip archive with something before it"
         for member in members:
             file.seek(member.header_offset)
@@ -194,7 +217,11 @@ def _atoms(file: BinaryIO) -> Iterator[str | int]:
                 memo[int(value or 0)] = last
                 continue
             last = memo.get(int(value or 0)) if name in ("GET", "BINGET", "LONG_BINGET") else None
-            if last is None and ("UNICODE" in name or "INT" in name or "LONG" in name) and type(value) in (str, int):
+            if (
+                last is None
+                and ("UNICODE" in name or "INT" in name or "LONG" in name)
+                and type(value) in (str, int)
+            ):
                 last = value
             if last is not None:
                 yield last

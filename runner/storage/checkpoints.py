@@ -77,15 +77,26 @@ class Newest:
         more = f"; and {len(self.passed) - 3} more" if len(self.passed) > 3 else ""
         if self.name is None:
             return f"NO CHECKPOINT CAN BE USED, starting over: {said}{more}" if self.passed else ""
-        at = f" (step {self.step})" if self.step is not None and str(self.step) not in re.findall(r"[1-9]\d*", self.name) else ""
+        at = (
+            f" (step {self.step})"
+            if self.step is not None and str(self.step) not in re.findall(r"[1-9]\d*", self.name)
+            else ""
+        )
         return f"resumes from {self.name}{at}" + (f"; {said}{more}" if said else "")
 
 
 def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
     """The state key of a step, whose `world` is what its key was made from: the name of its folder below `states/`."""
     author, continues = spec.author, spec.continues
-    kept = {**author, "reads": {k: v for k, v in author["reads"].items() if k.removeprefix("inputs.") not in continues}}
-    return of_value("state/1", [kept, sorted(world, key=str), id if not author["outputs"] else ""])[:32]
+    kept = {
+        **author,
+        "reads": {
+            k: v for k, v in author["reads"].items() if k.removeprefix("inputs.") not in continues
+        },
+    }
+    return of_value("state/1", [kept, sorted(world, key=str), id if not author["outputs"] else ""])[
+        :32
+    ]
 
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
@@ -97,8 +108,24 @@ def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
 def adopt(root: Path, made: Mapping[str, Any]) -> Path:
     """The folder of a generation that was begun on another machine, made where there is none yet."""
     numbers = _generations(root)
-    known = next((root / str(number) for number in numbers if of_generation(root / str(number))["id"] == made["id"]), None)
-    return known or _record(root / str(max(numbers, default=0) + 1), {**NOTHING, **made}, made["continues"], None, "").path
+    known = next(
+        (
+            root / str(number)
+            for number in numbers
+            if of_generation(root / str(number))["id"] == made["id"]
+        ),
+        None,
+    )
+    return (
+        known
+        or _record(
+            root / str(max(numbers, default=0) + 1),
+            {**NOTHING, **made},
+            made["continues"],
+            None,
+            "",
+        ).path
+    )
 
 
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
@@ -107,31 +134,53 @@ def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None
     return _record(path, of_generation(path) if path.exists() else NOTHING, continues, world, note)
 
 
-def chosen(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> tuple[Path, str]:
+def chosen(
+    root: Path, continues: Mapping[str, Any], *, world: int | None = None
+) -> tuple[Path, str]:
     """The same without recording anything: the folder, which need not be there yet, and why earlier state is not used, if so."""
     note = ""
     generations = _generations(root)
     for number in generations:
         made = of_generation(root / str(number))
         values, by = made["continues"], made["world"]
-        over = [f"{name}={values[name]}" for name, value in continues.items() if name in values and values[name] > value]
+        over = [
+            f"{name}={values[name]}"
+            for name, value in continues.items()
+            if name in values and values[name] > value
+        ]
         if not over and (world is None or by is None or by == world):
-            return root / str(number), note and f"{note}; {'what was made before that is used' if _holds(root / str(number)) else 'starting over'}"
+            return (
+                root / str(number),
+                note
+                and f"{note}; {'what was made before that is used' if _holds(root / str(number)) else 'starting over'}",
+            )
         if note or not _holds(root / str(number)):
             continue
-        reason = f"under {', '.join(over)}, above what is asked now" if over else f"by {_processes(by)}, and this is {_processes(world)}"
+        reason = (
+            f"under {', '.join(over)}, above what is asked now"
+            if over
+            else f"by {_processes(by)}, and this is {_processes(world)}"
+        )
         note = f"earlier state was made {reason}"
     return root / str((generations[0] if generations else 0) + 1), note and f"{note}; starting over"
 
 
 def _holds(generation: Path) -> bool:
     """Whether an attempt left anything in it; what is still coming from a host is in `.incoming`."""
-    return any(any(folder.iterdir()) for folder in generation.iterdir() if folder.is_dir() and folder.name != ".incoming")
+    return any(
+        any(folder.iterdir())
+        for folder in generation.iterdir()
+        if folder.is_dir() and folder.name != ".incoming"
+    )
 
 
 def _generations(root: Path) -> list[int]:
     """The numbers of what a state has, the newest first."""
-    return sorted((int(path.name) for path in root.iterdir() if path.name.isdigit()), reverse=True) if root.is_dir() else []
+    return (
+        sorted((int(path.name) for path in root.iterdir() if path.name.isdigit()), reverse=True)
+        if root.is_dir()
+        else []
+    )
 
 
 def holder(root: Path) -> str:
@@ -148,7 +197,9 @@ def hold(root: Path, attempt: str) -> None:
     temporary.rename(root / "holder")
 
 
-def newest(folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = True) -> Newest:
+def newest(
+    folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = True
+) -> Newest:
     """The newest checkpoint that a training by `world` processes may resume from: by the number in its name, then by time.
 
     A `thorough` look reads it whole.
@@ -161,7 +212,9 @@ def newest(folder: Path, pattern: str | None, *, world: int | None = None, thoro
     return Newest(passed=tuple(passed))
 
 
-def judged(folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = False) -> Iterator[tuple[str, Verdict]]:
+def judged(
+    folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = False
+) -> Iterator[tuple[str, Verdict]]:
     """Every checkpoint there with its verdict, the newest first, each examined when it is asked for.
 
     Where no layout says what belongs to a checkpoint, its trainer's habit does: it has to have what the one before it has.
@@ -187,7 +240,9 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
         if verdict.ok:
             good.setdefault(verdict.world, []).append(name)
     spared = {best(folder / names[0]) for names in good.values()}
-    surplus = [name for names in good.values() for name in names[max(1, keep) :] if name not in spared]
+    surplus = [
+        name for names in good.values() for name in names[max(1, keep) :] if name not in spared
+    ]
     for name in surplus:
         delete(folder / name)
     return surplus
@@ -199,9 +254,15 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
     `thorough` also reads every checksum that there is.  What is gone meanwhile is not whole; raises nothing.
     """
     try:
-        verdict = _file(path, thorough=thorough) if path.is_file() else _folder(path, files(path), thorough=thorough)
+        verdict = (
+            _file(path, thorough=thorough)
+            if path.is_file()
+            else _folder(path, files(path), thorough=thorough)
+        )
     except OSError as error:
-        verdict = Verdict(False, "files", step_of(path.name), None, f"it cannot be read ({error.strerror})")
+        verdict = Verdict(
+            False, "files", step_of(path.name), None, f"it cannot be read ({error.strerror})"
+        )
     if verdict.ok and world is not None and verdict.world not in (None, world):
         why = f"it was made by {_processes(verdict.world)}, and this is {_processes(world)}: it would not give the same weights"
         verdict = replace(verdict, ok=False, why=why)
@@ -217,7 +278,12 @@ def unlike(names: Sequence[str], before: Sequence[str], called: str, verdict: Ve
 def best(path: Path) -> str:
     """The checkpoint that a transformers trainer will want again at its end, as this one says; empty when it says none."""
     try:
-        return Path(str(json.loads((path / "trainer_state.json").read_bytes())["best_model_checkpoint"] or "")).name
+        return Path(
+            str(
+                json.loads((path / "trainer_state.json").read_bytes())["best_model_checkpoint"]
+                or ""
+            )
+        ).name
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -237,7 +303,11 @@ def newest_first(folder: Path, pattern: str | None) -> Sequence[str]:
     if pattern is None:
         return []
     try:
-        names = [name for name in os.listdir(folder) if fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)]
+        names = [
+            name
+            for name in os.listdir(folder)
+            if fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)
+        ]
     except FileNotFoundError:
         return []
     names = [name for name in names if not (folder / name).is_symlink()]
@@ -252,7 +322,11 @@ def number(name: str) -> int:
 
 def files(path: Path) -> list[str]:
     """Every file below a folder, as paths below it, sorted; links too, whatever they lead to."""
-    return sorted(name[len(str(path)) + 1 :] for name, found in below(str(path)) if not stat.S_ISDIR(found.st_mode))
+    return sorted(
+        name[len(str(path)) + 1 :]
+        for name, found in below(str(path))
+        if not stat.S_ISDIR(found.st_mode)
+    )
 
 
 def _files(path: Path) -> list[str]:
@@ -280,7 +354,9 @@ def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
     found = layout(names, folder=path.name)
     wrong = _unfinished(path.name, names) or _flawed(path, names, thorough=thorough)
     if not wrong and found.missing:
-        wrong = f"it lacks {', '.join(found.missing[:3])}" + (f" and {len(found.missing) - 3} more" if len(found.missing) > 3 else "")
+        wrong = f"it lacks {', '.join(found.missing[:3])}" + (
+            f" and {len(found.missing) - 3} more" if len(found.missing) > 3 else ""
+        )
     if not wrong and OURS in names and (ours := _ours(path, names, thorough=thorough)) is not None:
         return ours
     step = _trained(path) if found.kind == "transformers" and not wrong else step_of(path.name)
@@ -326,7 +402,14 @@ def _unlisted(path: Path, name: str, names: Sequence[str]) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{name} lists no files"
     head = name[: len(name) - len(name.rpartition("/")[2])]
-    return next((f"it lacks {head}{shard}, which {name} lists" for shard in listed if f"{head}{shard}" not in names), "")
+    return next(
+        (
+            f"it lacks {head}{shard}, which {name} lists"
+            for shard in listed
+            if f"{head}{shard}" not in names
+        ),
+        "",
+    )
 
 
 def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None:
@@ -339,7 +422,14 @@ def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None
         return None
     wrong = next((f"it lacks {name}" for name in sorted(listed) if name not in names), "")
     if thorough and not wrong:
-        wrong = next((f"{name} is not as it was saved" for name in sorted(listed) if of_file(path / name) != listed[name]), "")
+        wrong = next(
+            (
+                f"{name} is not as it was saved"
+                for name in sorted(listed)
+                if of_file(path / name) != listed[name]
+            ),
+            "",
+        )
     return Verdict(not wrong, "recipe", step, world if isinstance(world, int) else None, wrong)
 
 
@@ -362,13 +452,27 @@ def of_generation(path: Path) -> dict[str, Any]:
         return dict(NOTHING)
     if not isinstance(found, dict):
         return dict(NOTHING)
-    return {**NOTHING, **found} if isinstance(found.get("continues"), dict) else {**NOTHING, "continues": found}
+    return (
+        {**NOTHING, **found}
+        if isinstance(found.get("continues"), dict)
+        else {**NOTHING, "continues": found}
+    )
 
 
-def _record(path: Path, made: Mapping[str, Any], continues: Mapping[str, Any], world: int | None, note: str) -> Generation:
+def _record(
+    path: Path, made: Mapping[str, Any], continues: Mapping[str, Any], world: int | None, note: str
+) -> Generation:
     path.mkdir(parents=True, exist_ok=True)
     own = str(made["id"]) or secrets.token_hex(8)
     temporary = path / "made_under.json.new"
-    temporary.write_text(json.dumps({"continues": dict(continues), "world": world if world is not None else made["world"], "id": own}))
+    temporary.write_text(
+        json.dumps(
+            {
+                "continues": dict(continues),
+                "world": world if world is not None else made["world"],
+                "id": own,
+            }
+        )
+    )
     temporary.rename(path / "made_under.json")
     return Generation(path, note, own)

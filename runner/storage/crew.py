@@ -17,7 +17,9 @@ class Late(Exception):
 class Crew:
     """So many threads.  `progress` is called with the bytes that are done, of `total`: from any thread, but never from two at once."""
 
-    def __init__(self, width: int, progress: Callable[[int, int], None] | None = None, total: int = 0) -> None:
+    def __init__(
+        self, width: int, progress: Callable[[int, int], None] | None = None, total: int = 0
+    ) -> None:
         import threading
 
         self._width, self._progress, self._total = width, progress, total
@@ -34,7 +36,9 @@ class Crew:
         if self._failures:
             raise self._failures[0]
 
-    def map(self, do: Callable[[T], U], items: Sequence[T], deadline: float | None = None) -> list[U]:
+    def map(
+        self, do: Callable[[T], U], items: Sequence[T], deadline: float | None = None
+    ) -> list[U]:
         """`do` for every item, in order; the first error ends all.  Raises Late after `deadline` (monotonic): no item is waited for then."""
         if (len(items) <= 1 or self._width <= 1) and deadline is None:
             return [do(item) for item in items]
@@ -55,7 +59,10 @@ class Crew:
                 self._failures.append(error)
 
         # Not a pool: its threads are waited for when the program ends, even those that wait for a server which says nothing.
-        helpers = [threading.Thread(target=work, name="crew", daemon=True) for _ in range(min(self._width, len(items)))]
+        helpers = [
+            threading.Thread(target=work, name="crew", daemon=True)
+            for _ in range(min(self._width, len(items)))
+        ]
         for helper in helpers:
             helper.start()
         try:

@@ -44,8 +44,17 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     runs = store.runs.latest()
     # A run whose worker died keeps nothing from being collected: what it made is in traces, and the next run resumes from those.
     # One that waits for another worker does.
-    live = [run for run in runs if store.runs.live(run.id) or run.state not in FINAL | ({"ACTIVE"} if run.due is None else set())]
-    kept_runs = {run.id for run in live} | {run.id for run in runs[:keep_runs]} | {run.id for run in runs if run.created >= oldest}
+    live = [
+        run
+        for run in runs
+        if store.runs.live(run.id)
+        or run.state not in FINAL | ({"ACTIVE"} if run.due is None else set())
+    ]
+    kept_runs = (
+        {run.id for run in live}
+        | {run.id for run in runs[:keep_runs]}
+        | {run.id for run in runs if run.created >= oldest}
+    )
     published = store.index.published()
 
     needed = {row.key for run in kept_runs for row in store.runs.attempts(run)}
@@ -55,17 +64,26 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     newest = {(trace.recipe, trace.step): trace.key for trace in traces}
 
     def kept(trace: Trace) -> bool:
-        if trace.made_at >= oldest or trace.key in needed or trace.recipe in busy or newest[trace.recipe, trace.step] == trace.key:
+        if (
+            trace.made_at >= oldest
+            or trace.key in needed
+            or trace.recipe in busy
+            or newest[trace.recipe, trace.step] == trace.key
+        ):
             return True
         return any((trace.recipe, made.path, made.content) in shown for made in trace.outputs)
 
     going = [trace for trace in traces if not kept(trace)]
     gone = {trace.key for trace in going}
-    roots = {row.content for row in published.values()} | {made.content for trace in traces if trace.key not in gone for made in trace.outputs}
+    roots = {row.content for row in published.values()} | {
+        made.content for trace in traces if trace.key not in gone for made in trace.outputs
+    }
     before = min([now, *(run.created for run in live)])
     doomed = [content for content in objects.all(before) if content not in roots]
     dirs = {row.dir for run in kept_runs for row in store.runs.attempts(run)}
-    bundles = sorted((store.root / "bundles").iterdir()) if (store.root / "bundles").is_dir() else []
+    bundles = (
+        sorted((store.root / "bundles").iterdir()) if (store.root / "bundles").is_dir() else []
+    )
     folder = store.root / "attempts"
     idle = [
         path.name
@@ -89,16 +107,25 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
     store.runs.forget(plan.runs)
     sizes = {content: objects.size(content) for content in plan.objects}
     gone = objects.tiny.forget(plan.objects, plan.before)
-    gone |= {content for content in plan.objects if content not in gone and objects.remove(content, before=plan.before)}
+    gone |= {
+        content
+        for content in plan.objects
+        if content not in gone and objects.remove(content, before=plan.before)
+    }
     freed = sum(sizes[content] for content in gone)
-    store.index.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store, workspace))
+    store.index.forget(
+        objects=[content for content in plan.objects if not objects.has(content)],
+        files=_vanished(store, workspace),
+    )
     forget_listings(store.root / "listings", workspace)
     for name in plan.attempts:
         delete_whole(store.root / "attempts" / name)
     for name in plan.bundles:
         delete_whole(store.root / "bundles" / name)
     objects.sweep(before=plan.before)
-    Log("storage").info("%d objects and %d traces removed, %d bytes", len(gone), len(plan.traces), freed)
+    Log("storage").info(
+        "%d objects and %d traces removed, %d bytes", len(gone), len(plan.traces), freed
+    )
     return freed
 
 

@@ -10,7 +10,15 @@ from ..digest import of_value
 from ..errors import CannotRun
 from .workspace import Workspace
 
-_OTHERS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE", "GIT_PREFIX")
+_OTHERS = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_COMMON_DIR",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+)
 """Variables that a git hook of the caller's sets, and that would lead to another repository than ours."""
 
 
@@ -38,25 +46,54 @@ def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
         os.utime(mirror / "HEAD")  # `gc` goes by when it was last wanted
         target.mkdir(parents=True, exist_ok=True)
         index = str(ws.home / "git" / f"{mirror.name}.{os.getpid()}.index")
-        _git("-C", str(mirror), "--work-tree", str(target), "checkout", "--quiet", "--force", commit, "--", ".", index=index)
+        _git(
+            "-C",
+            str(mirror),
+            "--work-tree",
+            str(target),
+            "checkout",
+            "--quiet",
+            "--force",
+            commit,
+            "--",
+            ".",
+            index=index,
+        )
 
 
 def _has(mirror: Path, commit: str) -> bool:
-    return subprocess.run(["git", "-C", str(mirror), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["git", "-C", str(mirror), "cat-file", "-e", f"{commit}^{{commit}}"],
+            capture_output=True,
+            check=False,
+        ).returncode
+        == 0
+    )
 
 
 def _git(*words: str, index: str | None = None) -> None:
     # The caller's environment, for what opens a private repository: an ssh agent, a credential helper, a proxy.
-    env = {name: value for name, value in os.environ.items() if name not in _OTHERS} | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
+    env = {name: value for name, value in os.environ.items() if name not in _OTHERS} | {
+        "GIT_TERMINAL_PROMPT": "0",
+        "LC_ALL": "C.UTF-8",
+    }
     if index:
         env["GIT_INDEX_FILE"] = index
     try:
-        done = subprocess.run(["git", *words], env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run(
+            ["git", *words], env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
     except FileNotFoundError as error:
-        raise CannotRun("git is not installed, and a step pins code by commit", fix="install git") from error
+        raise CannotRun(
+            "git is not installed, and a step pins code by commit", fix="install git"
+        ) from error
     finally:
         if index:
             Path(index).unlink(missing_ok=True)
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split("\n")[:2]).strip()
-        raise CannotRun(f"git {words[0] if words[0] != '-C' else words[2]} failed: {said}", fix="correct the address or the commit under `code`")
+        raise CannotRun(
+            f"git {words[0] if words[0] != '-C' else words[2]} failed: {said}",
+            fix="correct the address or the commit under `code`",
+        )

@@ -32,7 +32,12 @@ class Lock:
     def __enter__(self) -> Lock:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()
 
 
@@ -107,7 +112,10 @@ class Locks:
             raise self._trouble(name, error) from error
 
     def _trouble(self, name: str, error: OSError) -> Infrastructure:
-        return Infrastructure(f"{self._path(name)}: cannot lock: {error.strerror}", fix=f"make {self._folder} writable for you")
+        return Infrastructure(
+            f"{self._path(name)}: cannot lock: {error.strerror}",
+            fix=f"make {self._folder} writable for you",
+        )
 
 
 def _same(handle: int, path: Path) -> bool:

@@ -63,21 +63,36 @@ def pace(path: Path) -> tuple[list[float], float]:
         silent = time.time() - path.stat().st_mtime
     except OSError:
         return [], 0.0
-    return [float(seconds) for line in points(path) if isinstance(seconds := line.get("time_step"), (int, float))], silent
+    return [
+        float(seconds)
+        for line in points(path)
+        if isinstance(seconds := line.get("time_step"), (int, float))
+    ], silent
 
 
 def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
     """Mean of what is reported by the second for each step, the first left out where more follow: making room and compiling is in it."""
-    values = [float(value) for line in lines if isinstance(value := line.get(name), (int, float)) and not isinstance(value, bool)]
+    values = [
+        float(value)
+        for line in lines
+        if isinstance(value := line.get(name), (int, float)) and not isinstance(value, bool)
+    ]
     values = values[1:] if len(values) > 1 else values
-    return len(values) / sum(1 / value for value in values) if values and all(value > 0 for value in values) else None
+    return (
+        len(values) / sum(1 / value for value in values)
+        if values and all(value > 0 for value in values)
+        else None
+    )
 
 
 def first_step(path: Path) -> int | None:
     """The first `step` that a file tells; None when it tells none."""
     try:
         with path.open("rb") as file:
-            return next((step for line in _lines(file) if isinstance(step := parse(line).get("step"), int)), None)
+            return next(
+                (step for line in _lines(file) if isinstance(step := parse(line).get("step"), int)),
+                None,
+            )
     except FileNotFoundError:
         return None
 
@@ -94,7 +109,16 @@ def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value
                 found = read(line)
             except TimeoutError:
                 message = f"the metrics pattern `{pattern}` takes more than {PATIENCE:g} s for one line of the log"
-                raise Invalid([Problem("pattern-too-slow", message, None, "write it without a repetition inside a repetition")]) from None
+                raise Invalid(
+                    [
+                        Problem(
+                            "pattern-too-slow",
+                            message,
+                            None,
+                            "write it without a repetition inside a repetition",
+                        )
+                    ]
+                ) from None
             if found:
                 yield found
 
@@ -107,7 +131,11 @@ def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:
 
     def read(line: bytes) -> dict[str, Value]:
         hit = compiled.search(line[:4096], timeout=PATIENCE)
-        return {name: _number(text) for name, text in hit.groupdict().items() if text is not None} if hit else {}
+        return (
+            {name: _number(text) for name, text in hit.groupdict().items() if text is not None}
+            if hit
+            else {}
+        )
 
     return read
 
@@ -137,10 +165,14 @@ def _flat(value: dict[str, object], head: str) -> dict[str, Value]:
     for name, inner in value.items():
         if isinstance(inner, dict):
             found.update(_flat(inner, f"{head}{name}."))
-        elif isinstance(inner, (str, bool, int)) or (isinstance(inner, float) and math.isfinite(inner)):
+        elif isinstance(inner, (str, bool, int)) or (
+            isinstance(inner, float) and math.isfinite(inner)
+        ):
             found[head + name] = inner
         elif isinstance(inner, float):
-            found[head + name] = str(inner)  # NaN and infinities have no form in a key: kept as the words they are
+            found[head + name] = str(
+                inner
+            )  # NaN and infinities have no form in a key: kept as the words they are
     return found
 
 

@@ -26,16 +26,24 @@ class Reach(NamedTuple):
         asked = _split(address)
         if asked is None:
             return False
-        return self.trusts(address) or (any(_covers(entry, asked) for entry in self.allow) and _host_may_be_public(asked.hostname or ""))
+        return self.trusts(address) or (
+            any(_covers(entry, asked) for entry in self.allow)
+            and _host_may_be_public(asked.hostname or "")
+        )
 
     def trusts(self, address: str) -> bool:
         """Whether the address has a host or bucket that is named in full."""
         asked = _split(address)
-        return asked is not None and any("*" not in entry and _covers(entry, asked) for entry in self.allow)
+        return asked is not None and any(
+            "*" not in entry and _covers(entry, asked) for entry in self.allow
+        )
 
     def names(self, host: str) -> bool:
         """Whether a host is named in full, with any port."""
-        return any("*" not in entry and (found := _split(entry)) is not None and found.hostname == host for entry in self.allow)
+        return any(
+            "*" not in entry and (found := _split(entry)) is not None and found.hostname == host
+            for entry in self.allow
+        )
 
     async def session(self, loop: Any = None, **more: Any) -> aiohttp.ClientSession:
         """A client that asks these hosts alone, also where a host of them sends it elsewhere, and connects to the address that it has judged."""
@@ -48,7 +56,9 @@ class Reach(NamedTuple):
         reach, plain = self, ThreadedResolver()
 
         class Judged(AbstractResolver):
-            async def resolve(self, host: str, port: int = 0, family: Any = 0) -> list[ResolveResult]:
+            async def resolve(
+                self, host: str, port: int = 0, family: Any = 0
+            ) -> list[ResolveResult]:
                 found = await plain.resolve(host, port, family)
                 if not reach.names(host) and not all(public(each["host"]) for each in found):
                     raise PermissionError(errno.EACCES, f"{host} is a machine of a private network")
@@ -57,15 +67,21 @@ class Reach(NamedTuple):
             async def close(self) -> None:
                 await plain.close()
 
-        async def redirected(_session: object, _context: object, asked: aiohttp.TraceRequestRedirectParams) -> None:
+        async def redirected(
+            _session: object, _context: object, asked: aiohttp.TraceRequestRedirectParams
+        ) -> None:
             where = str(asked.url.join(type(asked.url)(asked.response.headers.get("Location", ""))))
             if not reach.allows(where):
-                raise PermissionError(f"it leads to {urlsplit(where).hostname}, which `allow` under [data] does not name")
+                raise PermissionError(
+                    f"it leads to {urlsplit(where).hostname}, which `allow` under [data] does not name"
+                )
 
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(redirected)
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(resolver=Judged(), ssl=ssl.create_default_context()), trace_configs=[trace], **more
+            connector=aiohttp.TCPConnector(resolver=Judged(), ssl=ssl.create_default_context()),
+            trace_configs=[trace],
+            **more,
         )
 
 
@@ -80,12 +96,24 @@ def public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         if inner is not None:
             return public(str(inner))
-    return found.is_global and not found.is_multicast and not any(found in network for network in _NEVER)
+    return (
+        found.is_global
+        and not found.is_multicast
+        and not any(found in network for network in _NEVER)
+    )
 
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _NEVER: Final = [
-    ipaddress.ip_network(each) for each in ("192.0.0.0/24", "100.64.0.0/10", "198.18.0.0/15", "192.88.99.0/24", "64:ff9b:1::/48", "fec0::/10")
+    ipaddress.ip_network(each)
+    for each in (
+        "192.0.0.0/24",
+        "100.64.0.0/10",
+        "198.18.0.0/15",
+        "192.88.99.0/24",
+        "64:ff9b:1::/48",
+        "fec0::/10",
+    )
 ]
 """Networks that are no part of the internet, whatever this version of Python thinks of them."""
 
@@ -96,13 +124,22 @@ def _host_may_be_public(host: str) -> bool:
         return public(host)
     except ValueError:
         last = host.rstrip(".").rpartition(".")[2]
-        return not (last.isdigit() or last[:2] == "0x" or host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"))
+        return not (
+            last.isdigit()
+            or last[:2] == "0x"
+            or host.rstrip(".") == "localhost"
+            or host.rstrip(".").endswith(".localhost")
+        )
 
 
 def _split(address: str) -> SplitResult | None:
     try:
         found = urlsplit(address)
-        return found if found.hostname and found.scheme in ("https", "s3", "gs") and found.port != 0 else None
+        return (
+            found
+            if found.hostname and found.scheme in ("https", "s3", "gs") and found.port != 0
+            else None
+        )
     except ValueError:
         return None
 

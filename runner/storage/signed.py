@@ -41,7 +41,13 @@ class Signed:
     """The objects of an input, and who signs for them.  Every method but `opens` asks a server, or may."""
 
     def __init__(
-        self, ws: Workspace, address: str, identity: str, only: Sequence[str], items: Sequence[Item], sign: Callable[[str, int], str]
+        self,
+        ws: Workspace,
+        address: str,
+        identity: str,
+        only: Sequence[str],
+        items: Sequence[Item],
+        sign: Callable[[str, int], str],
     ) -> None:
         self.address, self.items = address, items
         self.name = of_value("signed/1", [address, identity, *only])
@@ -70,11 +76,22 @@ class Signed:
 
 def opens(addresses: Sequence[str]) -> list[Secret]:
     """What opens signed addresses, in both ways that it may be written: what they have in common first."""
-    values = Counter(pair.partition("=")[2] for address in addresses for pair in urlsplit(address).query.split("&"))
-    return [Secret("address", each) for value, _ in values.most_common() if len(value) >= LONG for each in {value, unquote(value)}]
+    values = Counter(
+        pair.partition("=")[2]
+        for address in addresses
+        for pair in urlsplit(address).query.split("&")
+    )
+    return [
+        Secret("address", each)
+        for value, _ in values.most_common()
+        if len(value) >= LONG
+        for each in {value, unquote(value)}
+    ]
 
 
-def listed(ws: Workspace, address: str, identity: str, only: Sequence[str], *, secret: bool) -> Signed | None:
+def listed(
+    ws: Workspace, address: str, identity: str, only: Sequence[str], *, secret: bool
+) -> Signed | None:
     """What was resolved, object by object; None where that cannot be signed for, or `secret` is false and only a signature opens it.
 
     Raises CannotRun for what is something else by now, may not be read, or is larger than allowed.
@@ -91,11 +108,25 @@ def listed(ws: Workspace, address: str, identity: str, only: Sequence[str], *, s
     except Exception:  # what its client raises, the usual way says in words
         return None
     top = path.rstrip("/")
-    items = [Item(below(path, each) if folder else "", each.size or 0, each.version if each.version[:1] == '"' else "") for each in there]
+    items = [
+        Item(
+            below(path, each) if folder else "",
+            each.size or 0,
+            each.version if each.version[:1] == '"' else "",
+        )
+        for each in there
+    ]
     if any(each.size is None for each in there) or not _sound(items, folder=folder):
         return None
     Bound.of(ws, address, here=False).check(sum(item.size for item in items))
-    return Signed(ws, address, identity, only, items, lambda name, seconds: sign(f"{top}/{name}" if name else path, seconds))
+    return Signed(
+        ws,
+        address,
+        identity,
+        only,
+        items,
+        lambda name, seconds: sign(f"{top}/{name}" if name else path, seconds),
+    )
 
 
 def _public(store: Any) -> bool:
@@ -110,7 +141,9 @@ def _signer(store: Any, kind: str) -> Callable[[str, int], str] | None:
         options = store.storage_options
         config = {**(options.get("config_kwargs") or {}), "signature_version": "s3v4"}
         signing = type(store)(**{**options, "config_kwargs": config, "cache_regions": True})
-        return lambda path, seconds: str(signing.sign(path, expiration=seconds))  # without a login it is the plain address
+        return lambda path, seconds: str(
+            signing.sign(path, expiration=seconds)
+        )  # without a login it is the plain address
     if _public(store):
         return lambda path, _seconds: str(store.url(path))
     from google.oauth2.service_account import Credentials
@@ -125,8 +158,14 @@ def _sound(items: Sequence[Item], *, folder: bool) -> bool:
     if not folder:
         return len(items) == 1
     names = {item.path for item in items}
-    return bool(items) and all(_plain(name) and not any(name[:at] in names for at, letter in enumerate(name) if letter == "/") for name in names)
+    return bool(items) and all(
+        _plain(name)
+        and not any(name[:at] in names for at, letter in enumerate(name) if letter == "/")
+        for name in names
+    )
 
 
 def _plain(name: str) -> bool:
-    return name.isprintable() and not any(part in ("", ".", "..") or len(part.encode()) > 255 for part in name.split("/"))
+    return name.isprintable() and not any(
+        part in ("", ".", "..") or len(part.encode()) > 255 for part in name.split("/")
+    )

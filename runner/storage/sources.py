@@ -52,7 +52,11 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     if kind == "stream" and not update and "://" not in address:
         return f"name:{address}"
     known = locked(ws)
-    if address in known and not update and (address not in ws.addresses or _note(ws, address, known[address]).exists()):
+    if (
+        address in known
+        and not update
+        and (address not in ws.addresses or _note(ws, address, known[address]).exists())
+    ):
         return known[address]
     try:
         identity = ask(ws, kind, address)
@@ -60,11 +64,16 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
         raise
     except CannotRun:
         return None  # planning goes on without the answer, a run says so
-    if not update and known.get(address, identity) != identity:  # a query may also say which of many files is meant
+    if (
+        not update and known.get(address, identity) != identity
+    ):  # a query may also say which of many files is meant
         raise changed(address)
     known[address] = identity
     if not ws.read_only:
-        ws.write(ws.root / "recipe.lock", (json.dumps(dict(sorted(known.items())), indent=2) + "\n").encode())
+        ws.write(
+            ws.root / "recipe.lock",
+            (json.dumps(dict(sorted(known.items())), indent=2) + "\n").encode(),
+        )
         if address in ws.addresses:
             ws.write(_note(ws, address, identity), b"")
     return identity
@@ -83,17 +92,25 @@ def ask(ws: Workspace, kind: str, address: str) -> str:
         return _ask_hub(address) if kind == "hf" else _ask_store(ws, address)
     except Closed:
         raise
-    except Exception as error:  # every client has its own way to say that it cannot reach its server
+    except (
+        Exception
+    ) as error:  # every client has its own way to say that it cannot reach its server
         raise _trouble(ws, f"{address} cannot be looked at", error, address) from None
 
 
 def wanted(folder: str, only: Sequence[str]) -> list[str]:
     """The files below a folder that match any of the globs, in order.  As on the Hub, `*` crosses folders."""
-    names = (os.path.relpath(os.path.join(at, name), folder) for at, _, files in os.walk(folder, followlinks=True) for name in files)
+    names = (
+        os.path.relpath(os.path.join(at, name), folder)
+        for at, _, files in os.walk(folder, followlinks=True)
+        for name in files
+    )
     return sorted(name for name in names if _wants(only, name))
 
 
-def chosen(cache: DigestCache, folder: str, only: Sequence[str]) -> tuple[str, dict[str, str | None]]:
+def chosen(
+    cache: DigestCache, folder: str, only: Sequence[str]
+) -> tuple[str, dict[str, str | None]]:
     """The identity of those files, and what each holds."""
     names = wanted(folder, only)
     contents = cache.contents(f"{folder}/{name}" for name in names)
@@ -135,14 +152,24 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
 
     status = getattr(error, "status", 0)
     if address in ws.addresses and status in _CLOSED:
-        return Closed(f"expired input: {address} was answered with {status}", fix="submit the run again with an address that was signed anew")
-    extra = {"hf": "hub", "gs": "gcs"}.get(address.partition("://")[0], "s3")  # the client for https comes with s3
+        return Closed(
+            f"expired input: {address} was answered with {status}",
+            fix="submit the run again with an address that was signed anew",
+        )
+    extra = {"hf": "hub", "gs": "gcs"}.get(
+        address.partition("://")[0], "s3"
+    )  # the client for https comes with s3
     fix = install_line(extra) if isinstance(error, ImportError) else ""
-    return CannotRun(f"{what}: {Masker(of_addresses(ws.addresses.values())).text(_words(error))}", fix=fix)
+    return CannotRun(
+        f"{what}: {Masker(of_addresses(ws.addresses.values())).text(_words(error))}", fix=fix
+    )
 
 
 def changed(address: str) -> CannotRun:
-    return CannotRun(f"{address} is not what it was when it was resolved", fix="take it as it is now: `recipe run --update`")
+    return CannotRun(
+        f"{address} is not what it was when it was resolved",
+        fix="take it as it is now: `recipe run --update`",
+    )
 
 
 def _words(error: Exception) -> str:
@@ -150,8 +177,12 @@ def _words(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         if error.__cause__ is None:
             return "there is nothing there"
-        error = error.__cause__ if isinstance(error.__cause__, Exception) else error  # fsspec says so of an https server that is not there, too
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        error = (
+            error.__cause__ if isinstance(error.__cause__, Exception) else error
+        )  # fsspec says so of an https server that is not there, too
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
 
 
 def locked(ws: Workspace) -> dict[str, str]:
@@ -159,14 +190,19 @@ def locked(ws: Workspace) -> dict[str, str]:
     path = ws.root / "recipe.lock"
     try:
         known = json.loads(whole(path))
-        if not isinstance(known, dict) or not all(isinstance(identity, str) for identity in known.values()):
+        if not isinstance(known, dict) or not all(
+            isinstance(identity, str) for identity in known.values()
+        ):
             raise ValueError("not a mapping of addresses to identities")
         return known
     except FileNotFoundError:
         return {}
     except (ValueError, OSError) as error:
         why = getattr(error, "strerror", None) or error
-        raise CannotRun(f"{path} cannot be read: {why}", fix="take it back from version control, or delete it and resolve anew") from error
+        raise CannotRun(
+            f"{path} cannot be read: {why}",
+            fix="take it back from version control, or delete it and resolve anew",
+        ) from error
 
 
 def _hub(address: str) -> tuple[str, str]:
@@ -180,7 +216,11 @@ def _ask_hub(address: str) -> str:
     from huggingface_hub import HfApi
 
     name, revision = _hub(address)
-    info: Any = HfApi().repo_info(name, revision=revision, repo_type="dataset" if address.startswith("hf://datasets/") else "model")
+    info: Any = HfApi().repo_info(
+        name,
+        revision=revision,
+        repo_type="dataset" if address.startswith("hf://datasets/") else "model",
+    )
     return f"hf:{info.sha}"
 
 
@@ -227,7 +267,10 @@ def objects_at(ws: Workspace, address: str) -> list[Object]:
     found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
     names = ("VersionId", "ETag", "etag", "generation", "mtime")
     rows = sorted(found.items())
-    return [Object(name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None))) for name, info in rows]
+    return [
+        Object(name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None)))
+        for name, info in rows
+    ]
 
 
 def first_byte(store: HTTPFileSystem, path: str, name: str) -> Object:
@@ -239,13 +282,25 @@ def first_byte(store: HTTPFileSystem, path: str, name: str) -> Object:
 
     async def ask() -> Object:
         session = await store.set_session()
-        async with session.get(store.encode_url(path), headers={"Range": "bytes=0-0", "Accept-Encoding": "identity"}) as answer:
+        async with session.get(
+            store.encode_url(path), headers={"Range": "bytes=0-0", "Accept-Encoding": "identity"}
+        ) as answer:
             if answer.status != _EMPTY:
                 answer.raise_for_status()
             headers = answer.headers
             whole = _RANGE.fullmatch(headers.get("Content-Range", ""))
-            size = whole[1] if whole else headers.get("Content-Length") if answer.status == 200 and not headers.get("Content-Encoding") else None
-            return Object(name, int(size) if size is not None else None, str(headers.get("ETag") or headers.get("Last-Modified")))
+            size = (
+                whole[1]
+                if whole
+                else headers.get("Content-Length")
+                if answer.status == 200 and not headers.get("Content-Encoding")
+                else None
+            )
+            return Object(
+                name,
+                int(size) if size is not None else None,
+                str(headers.get("ETag") or headers.get("Last-Modified")),
+            )
 
     found: Object = sync(store.loop, ask)
     return found
@@ -259,7 +314,9 @@ def _ask_store(ws: Workspace, address: str) -> str:
     return identity_of(objects_at(ws, address))
 
 
-def _download_hub(ws: Workspace, address: str, revision: str, target: Path, only: Sequence[str]) -> None:
+def _download_hub(
+    ws: Workspace, address: str, revision: str, target: Path, only: Sequence[str]
+) -> None:
     """A snapshot is links into the Hub's cache: here it becomes files, which mean the same wherever they lie.
 
     Beside a model stands where it is from, so that what is trained on it can name its base: the path that a step gets does not say.
@@ -272,7 +329,11 @@ def _download_hub(ws: Workspace, address: str, revision: str, target: Path, only
     patterns = [*only, *([_CARD] if model else [])] if only else None
     try:
         info: Any = HfApi().repo_info(name, revision=revision, repo_type=kind, files_metadata=True)
-        size = sum(each.size or 0 for each in info.siblings if patterns is None or _wants(patterns, each.rfilename))
+        size = sum(
+            each.size or 0
+            for each in info.siblings
+            if patterns is None or _wants(patterns, each.rfilename)
+        )
     except Exception:  # whatever its client raises: without a question to a server it comes from the Hub's own cache, or not at all
         size = 0
     Bound.of(ws, address).check(size)
@@ -296,14 +357,18 @@ def _download_hub(ws: Workspace, address: str, revision: str, target: Path, only
         delete(partial)
 
 
-def among(ws: Workspace, address: str, identity: str, only: Sequence[str]) -> tuple[bool, list[Object]]:
+def among(
+    ws: Workspace, address: str, identity: str, only: Sequence[str]
+) -> tuple[bool, list[Object]]:
     """Whether what was resolved is a folder, and those of its files that are wanted.  Raises CannotRun when it is something else by now."""
     there = objects_at(ws, address)
     if identity_of(there) != identity:
         raise changed(address)
     store, path = opened(ws, address)
     folder = not address.startswith("https:") and store.isdir(path)
-    return folder, [each for each in there if not (only and folder) or _wants(only, below(path, each))]
+    return folder, [
+        each for each in there if not (only and folder) or _wants(only, below(path, each))
+    ]
 
 
 def below(path: str, file: Object) -> str:
@@ -311,7 +376,9 @@ def below(path: str, file: Object) -> str:
     return file.name[len(path.rstrip("/")) + 1 :]
 
 
-def _download(ws: Workspace, address: str, identity: str, target: Path, only: Sequence[str]) -> None:
+def _download(
+    ws: Workspace, address: str, identity: str, target: Path, only: Sequence[str]
+) -> None:
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     store, path = opened(ws, address)

@@ -44,7 +44,16 @@ def results_place(text: str | Path) -> Path | str:
         return Path(text)
     address = str(text) if "://" in str(text) else str(text).replace(":/", "://", 1)
     if scheme[1] not in ("s3", "gs", "hf"):
-        raise Invalid([Problem("bad-input", f"--out {address}: nothing can be uploaded there", None, "known: s3://, gs://, hf://ORG/NAME, a folder")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-input",
+                    f"--out {address}: nothing can be uploaded there",
+                    None,
+                    "known: s3://, gs://, hf://ORG/NAME, a folder",
+                )
+            ]
+        )
     if scheme[1] == "hf":
         from .buckets import hub
 
@@ -61,7 +70,16 @@ def local_folder(text: str | Path) -> Path:
     """A folder of this machine, as the caller names it.  Raises Invalid for an address."""
     place = results_place(text)
     if isinstance(place, str):
-        raise Invalid([Problem("bad-input", f"--out {place} is an address: name a folder of this machine", None, "name a folder")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-input",
+                    f"--out {place} is an address: name a folder of this machine",
+                    None,
+                    "name a folder",
+                )
+            ]
+        )
     return place
 
 
@@ -71,7 +89,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has lost one of t
 class Workspace:
     """Make one with `Workspace.open`; close it when done."""
 
-    def __init__(self, root: Path, store: Store, environ: Mapping[str, str], *, read_only: bool) -> None:
+    def __init__(
+        self, root: Path, store: Store, environ: Mapping[str, str], *, read_only: bool
+    ) -> None:
         self.root, self.store, self.read_only = root, store, read_only
         self.environ = environ
         """What secrets, `pass_env` and settings are read from: the only door to it for code in here."""
@@ -89,22 +109,38 @@ class Workspace:
         self.traces = _Traces(store)
         self.stored = _Stored(self)
         self.remote_cache: RemoteCache | None = None  # a store that is used beside this one
-        store.runs.reporter = Reporter(self._listened_to, lambda events: (self.letters or self._letters())(events))
-        self.addresses: dict[str, str] = {}  # https addresses with what opens them, by what is stored of them; in memory only
+        store.runs.reporter = Reporter(
+            self._listened_to, lambda events: (self.letters or self._letters())(events)
+        )
+        self.addresses: dict[
+            str, str
+        ] = {}  # https addresses with what opens them, by what is stored of them; in memory only
         self.hooked: dict[str, bool] = {}  # whether a run brought receivers along
-        self.reach: Reach | None = None  # the hosts and buckets that a run may read which a server took; None for one of the caller's own
+        self.reach: Reach | None = (
+            None  # the hosts and buckets that a run may read which a server took; None for one of the caller's own
+        )
 
     @classmethod
-    def open(cls, root: Path, *, read_only: bool = False, environ: Mapping[str, str] = os.environ) -> Workspace:
+    def open(
+        cls, root: Path, *, read_only: bool = False, environ: Mapping[str, str] = os.environ
+    ) -> Workspace:
         """The workspace at `root`, for a caller with this environment.  Raises Unusable when it cannot be read, or written to."""
         if not root.is_dir():
             raise NotFound(f"{root} is not a directory", fix="give an existing one with -C")
         real = Path(os.path.abspath(root))
         folder = home(real, environ)
         try:
-            store = Store.open(folder, read_only=read_only, shared=environ.get("RECIPE_RUNS", ""), workspace=str(real))
+            store = Store.open(
+                folder,
+                read_only=read_only,
+                shared=environ.get("RECIPE_RUNS", ""),
+                workspace=str(real),
+            )
         except PermissionError as error:
-            raise Unusable(f"{folder} cannot be written: {error.strerror}", fix="make it writable, or set RECIPE_HOME to a folder that is") from error
+            raise Unusable(
+                f"{folder} cannot be written: {error.strerror}",
+                fix="make it writable, or set RECIPE_HOME to a folder that is",
+            ) from error
         return cls(real, store, environ, read_only=read_only)
 
     def within(self, root: Path) -> Workspace:
@@ -134,7 +170,12 @@ class Workspace:
         remote = Remote(buckets.open(settings, self.own))
         push = settings.push if push is None else push
         self.remote_cache = RemoteCache(
-            Uses(self.objects, self.knows, self.learn), remote, settings.name, push=push, asked=name is not None, checkpoints=settings.checkpoints
+            Uses(self.objects, self.knows, self.learn),
+            remote,
+            settings.name,
+            push=push,
+            asked=name is not None,
+            checkpoints=settings.checkpoints,
         )
         return self.remote_cache
 
@@ -177,7 +218,9 @@ class Workspace:
     def _listened_to(self, run: str, data: Data | None) -> bool:
         """Whether a run has receivers."""
         if self.letters is None and run not in self.hooked:
-            self.hooked[run] = "webhooks" in (self.store.runs.get(run).data if data is None else data)
+            self.hooked[run] = "webhooks" in (
+                self.store.runs.get(run).data if data is None else data
+            )
         return self.letters is not None or self.hooked[run]
 
     def kept(self, run: str, step: str, number: int, suffix: str) -> Path:
@@ -197,7 +240,12 @@ class Workspace:
     def __enter__(self) -> Workspace:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def absolute(self, address: str) -> Path:
@@ -230,9 +278,18 @@ class Workspace:
         rows: dict[str, Published] = self.store.index.published()
         return {path: row[1] for path, row in rows.items()}
 
-    def publish(self, content: Content, path: str, *, link: bool, spare: Callable[[str], bool] = lambda _path: False) -> None:
+    def publish(
+        self,
+        content: Content,
+        path: str,
+        *,
+        link: bool,
+        spare: Callable[[str], bool] = lambda _path: False,
+    ) -> None:
         """Make `path` (below the workspace, or absolute) hold `content`: see `Objects.copy_to`."""
-        self.objects.copy_to(content, path if path[0] == "/" else f"{self._top}/{path}", link=link, spare=spare)
+        self.objects.copy_to(
+            content, path if path[0] == "/" else f"{self._top}/{path}", link=link, spare=spare
+        )
         if content[0] == "t":
             self.cache.note_tree(path, self.objects.manifests.entries(content))
         else:
@@ -303,12 +360,18 @@ class _Traces:
     def measure(self, key: str, rule: str, metrics: Mapping[str, object]) -> None:
         """These are the metrics of a key by another rule than it was made under: read anew from what is kept of its attempt."""
         if (trace := self.whole(key)) is not None:
-            self._change(trace._replace(measured_json=json.dumps({**trace.measured, rule: metrics})))
+            self._change(
+                trace._replace(measured_json=json.dumps({**trace.measured, rule: metrics}))
+            )
 
     def rename(self, former: str, key: str, rule: str) -> None:
         """What is known under the key that a step had while its metrics rule was part of it is known under its key."""
         if (trace := self.whole(former)) is not None:
-            self._change(trace._replace(key=key, metrics_json="{}", measured_json=json.dumps({rule: trace.metrics})))
+            self._change(
+                trace._replace(
+                    key=key, metrics_json="{}", measured_json=json.dumps({rule: trace.metrics})
+                )
+            )
 
     def _change(self, trace: Trace) -> None:
         self._found[trace.key] = self._changed[trace.key] = trace
@@ -341,4 +404,6 @@ class _Stored:
     def __contains__(self, content: object) -> bool:
         if not isinstance(content, str):
             return False
-        return self._objects.intact(Content(content)) or (self._ws.remote_cache is not None and self._ws.remote_cache.holds(Content(content)))
+        return self._objects.intact(Content(content)) or (
+            self._ws.remote_cache is not None and self._ws.remote_cache.holds(Content(content))
+        )

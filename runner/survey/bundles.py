@@ -51,7 +51,11 @@ class Bundle(NamedTuple):
     contents: Mapping[Content, str]
 
 
-def pack(ws: Workspace, request: Request, holds: Callable[[list[Content]], set[Content]] = lambda _contents: set()) -> Bundle:
+def pack(
+    ws: Workspace,
+    request: Request,
+    holds: Callable[[list[Content]], set[Content]] = lambda _contents: set(),
+) -> Bundle:
     """The bundle of a request; `holds` says which contents the shared store has, for inputs that are named by their content.
 
     Raises NotFound, and Invalid with every problem of its inputs and files.
@@ -69,14 +73,18 @@ def pack(ws: Workspace, request: Request, holds: Callable[[list[Content]], set[C
     return packing.bundle(facts)
 
 
-def unpack(ws: Workspace, digest: str, data: bytes, bring: Callable[[list[Content]], set[Content]]) -> Path:
+def unpack(
+    ws: Workspace, digest: str, data: bytes, bring: Callable[[list[Content]], set[Content]]
+) -> Path:
     """The folder of a bundle below the worker's memory, made once.  `bring` fetches contents into its objects, and answers what cannot be had."""
     folder = ws.home / "bundles" / digest[:32]
     if folder.is_dir():
         os.utime(folder)
         return folder
     if hashlib.sha256(data).hexdigest() != digest:
-        raise Corrupt(f"the bundle {digest[:12]} is not what its name says", fix="submit the run again")
+        raise Corrupt(
+            f"the bundle {digest[:12]} is not what its name says", fix="submit the run again"
+        )
     new = folder.with_name(f"{folder.name}.{os.getpid()}.new")
     delete(new)
     new.mkdir(parents=True)
@@ -86,7 +94,10 @@ def unpack(ws: Workspace, digest: str, data: bytes, bring: Callable[[list[Conten
         listed: list[tuple[str, str]] = json.loads((new / _LISTED).read_text("utf-8"))["inputs"]
         if lost := bring([Content(content) for _, content in listed]):
             names = ", ".join(path for path, content in listed if content in lost)
-            raise CannotRun(f"the shared store does not have {names}", fix="submit the run again: that puts it there anew")
+            raise CannotRun(
+                f"the shared store does not have {names}",
+                fix="submit the run again: that puts it there anew",
+            )
         for path, content in listed:
             target = new / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +108,9 @@ def unpack(ws: Workspace, digest: str, data: bytes, bring: Callable[[list[Conten
             if not folder.is_dir():  # else another process was quicker
                 raise
     except (tarfile.TarError, KeyError, ValueError) as error:
-        raise Corrupt(f"the bundle {digest[:12]} cannot be unpacked: {error}", fix="submit the run again") from error
+        raise Corrupt(
+            f"the bundle {digest[:12]} cannot be unpacked: {error}", fix="submit the run again"
+        ) from error
     finally:
         delete(new)
     return folder
@@ -110,10 +123,16 @@ def in_store(ws: Workspace, address: str) -> Content | None:
         return None
     cache = ws.remote_cache
     if cache is None:
-        raise CannotRun(f"{address} names what a shared store has, and there is none", fix='`store = "NAME"` in recipe.toml names one')
+        raise CannotRun(
+            f"{address} names what a shared store has, and there is none",
+            fix='`store = "NAME"` in recipe.toml names one',
+        )
     found = cache.remote.holds([Content(f"{kind}:{named[1]}") for kind in "tfx"])
     if not found:
-        raise CannotRun(f"{address} is not in the shared store", fix="put it there: `recipe push`, or submit the folder itself once")
+        raise CannotRun(
+            f"{address} is not in the shared store",
+            fix="put it there: `recipe push`, or submit the folder itself once",
+        )
     return min(found)
 
 
@@ -129,7 +148,10 @@ def brought(ws: Workspace, request: Request) -> Request:
         place = ws.home / "cache" / f"pack-{content[2:34]}" / "data"
         if not place.exists():
             if ws.remote_cache is None or ws.remote_cache.bring([content]):
-                raise CannotRun(f"{value} cannot be fetched from the shared store", fix="`recipe doctor` looks at the store")
+                raise CannotRun(
+                    f"{value} cannot be fetched from the shared store",
+                    fix="`recipe doctor` looks at the store",
+                )
             place.parent.mkdir(parents=True, exist_ok=True)
             ws.objects.copy_to(content, place, link=True)
         os.utime(place.parent)
@@ -142,7 +164,9 @@ def brought(ws: Workspace, request: Request) -> Request:
 class _Packing:
     """What goes into a bundle, by its path there."""
 
-    def __init__(self, ws: Workspace, anew: Anew, holds: Callable[[list[Content]], set[Content]]) -> None:
+    def __init__(
+        self, ws: Workspace, anew: Anew, holds: Callable[[list[Content]], set[Content]]
+    ) -> None:
         self._ws, self._anew, self._holds = ws, anew, holds
         self._files: dict[str, str] = {}  # path in the bundle -> path here
         self._inputs: dict[str, Content] = {}
@@ -150,23 +174,37 @@ class _Packing:
         self._bound: dict[str, Tree] = {}
         self.problems: list[Problem] = []
         names = [Path(name) for name in (str(anew.source), *anew.sources)]
-        self._libraries = sorted({str(path.parent) for path in names if self._below(str(path)) is None and not self._typed(path)})
+        self._libraries = sorted(
+            {
+                str(path.parent)
+                for path in names
+                if self._below(str(path)) is None and not self._typed(path)
+            }
+        )
 
     def refuse(self, request: Request) -> None:
         """What can only mean something on this machine."""
         if request.current_python:
-            self._wrong("--python current is the Python of this machine, and a worker has its own", "lock the packages, or give --here")
+            self._wrong(
+                "--python current is the Python of this machine, and a worker has its own",
+                "lock the packages, or give --here",
+            )
 
     def recipes(self) -> None:
         """The recipe and those that it uses."""
         for name in (str(self._anew.source), *self._anew.sources):
             place = self._place(name)
             if place is None:
-                self._wrong(f"{name} is outside the workspace", "keep it below the workspace, or name the workspace with -C")
+                self._wrong(
+                    f"{name} is outside the workspace",
+                    "keep it below the workspace, or name the workspace with -C",
+                )
                 continue
             self._files[place] = name
             word = Path(name).stem.partition("@")[0]
-            if place.startswith(f"{BUNDLED}/") and str(find(word, self._ws.root)) == name:  # it is what the bare name means, too
+            if (
+                place.startswith(f"{BUNDLED}/") and str(find(word, self._ws.root)) == name
+            ):  # it is what the bare name means, too
                 self._files[f"{BUNDLED}/{word}.yaml"] = name
 
     def taken(self, facts: Facts) -> None:
@@ -178,7 +216,10 @@ class _Packing:
             if named := _PACK.fullmatch(address):
                 found = self._holds([Content(f"{kind}:{named[1]}") for kind in "tfx"])
                 if not found:
-                    self._wrong(f"{address} is not in the shared store", "submit the folder itself once, or put it there with `recipe push`")
+                    self._wrong(
+                        f"{address} is not in the shared store",
+                        "submit the folder itself once, or put it there with `recipe push`",
+                    )
                 for content in found:
                     places[address] = f"{_INPUTS}/{content[2:14]}/data"
                     self._inputs[places[address]] = content
@@ -187,36 +228,59 @@ class _Packing:
             if address not in typed and Path(real).is_relative_to(os.path.realpath(fixtures())):
                 continue  # the program of the worker has it, too
             if not os.path.exists(real):
-                self._wrong(f"{address} is not there" + (f" (the input {typed[address]})" if address in typed else ""), "correct the path")
+                self._wrong(
+                    f"{address} is not there"
+                    + (f" (the input {typed[address]})" if address in typed else ""),
+                    "correct the path",
+                )
                 continue
             place = self._below(str(self._ws.absolute(address)))
             if place is None and address not in typed:
-                self._wrong(f"{address}, which the recipe names, is outside the workspace", "take it as an input")
+                self._wrong(
+                    f"{address}, which the recipe names, is outside the workspace",
+                    "take it as an input",
+                )
                 continue
             content = self._content(real)
             places[address] = place or f"{_INPUTS}/{content[2:14]}/{os.path.basename(real)}"
             self._send(places[address], content, real)
         for name, values in self._anew.paths.items():
-            moved = {value: f"./{places[value]}" for value in values if value in places and os.path.normpath(value) != places[value]}
+            moved = {
+                value: f"./{places[value]}"
+                for value in values
+                if value in places and os.path.normpath(value) != places[value]
+            }
             whole = self._anew.plan.inputs[name]
             if moved:
-                self._bound[name] = [_moved(str(each), moved) for each in whole] if isinstance(whole, list) else _moved(str(whole), moved)
+                self._bound[name] = (
+                    [_moved(str(each), moved) for each in whole]
+                    if isinstance(whole, list)
+                    else _moved(str(whole), moved)
+                )
 
     def declared(self, facts: Facts) -> None:
         """Dependencies, code and locks."""
         for dep, content in facts.files.items():
             path = str(self._ws.root / dep)
             if content is None:
-                self._wrong(f"{dep}, which a step depends on, is not there", "make it, or correct `deps`")
+                self._wrong(
+                    f"{dep}, which a step depends on, is not there", "make it, or correct `deps`"
+                )
             elif total(os.path.realpath(path)) > INLINE:
                 self._send(dep, Content(content), os.path.realpath(path))
             else:
                 self._files[dep] = path
         homes = self._anew.plan.homes
-        wanted = [f"{os.path.realpath(homes[home])}/{name}" for (home, _), found in facts.code.items() for name, _ in found]
+        wanted = [
+            f"{os.path.realpath(homes[home])}/{name}"
+            for (home, _), found in facts.code.items()
+            for name, _ in found
+        ]
         for home, name in facts.locks:
             named = Path(homes[home], name)
-            wanted += [str(each) for each in dict.fromkeys((named, locks.file_of(named))) if each.exists()]
+            wanted += [
+                str(each) for each in dict.fromkeys((named, locks.file_of(named))) if each.exists()
+            ]
         for path in wanted:
             place = self._place(path)
             if place is None:
@@ -226,25 +290,42 @@ class _Packing:
         for spec in self._anew.plan.specs():
             for url, _, _ in spec.git:
                 if "://" not in url:
-                    self._wrong(f"{url} is a repository of this disk", "name it by an address that the worker reaches")
+                    self._wrong(
+                        f"{url} is a repository of this disk",
+                        "name it by an address that the worker reaches",
+                    )
 
     def globs(self) -> None:
         """What the recipe's globs match, so that they match it there, too."""
-        for match in (each.rstrip("/") for matches in self._anew.looked.values() for each in matches):
+        for match in (
+            each.rstrip("/") for matches in self._anew.looked.values() for each in matches
+        ):
             if match not in self._files and match not in self._inputs:
                 self._files.setdefault(match, str(self._ws.root / match))
 
     def bundle(self, facts: Facts) -> Bundle:
         from ..storage.sources import locked
 
-        listed = json.dumps({"inputs": sorted(self._inputs.items())}, separators=(",", ":")).encode()
+        listed = json.dumps(
+            {"inputs": sorted(self._inputs.items())}, separators=(",", ":")
+        ).encode()
         known = locked(self._ws)
         pinned = {asked[1]: known[asked[1]] for asked in facts.takes if asked[1] in known}
-        texts = {_LISTED: listed} | ({"recipe.lock": (json.dumps(pinned, indent=2, sort_keys=True) + "\n").encode()} if pinned else {})
-        whole = {match.rstrip("/") for matches in self._anew.looked.values() for match in matches} - facts.files.keys()
+        texts = {_LISTED: listed} | (
+            {"recipe.lock": (json.dumps(pinned, indent=2, sort_keys=True) + "\n").encode()}
+            if pinned
+            else {}
+        )
+        whole = {
+            match.rstrip("/") for matches in self._anew.looked.values() for match in matches
+        } - facts.files.keys()
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            members = {place: each for path, source in self._files.items() for place, each in _below(path, source, empty=path in whole)}
+            members = {
+                place: each
+                for path, source in self._files.items()
+                for place, each in _below(path, source, empty=path in whole)
+            }
             for place, source in sorted({**members, **dict.fromkeys(texts, "")}.items()):
                 _add(archive, place, source, texts.get(place))
         data = out.getvalue()

@@ -23,13 +23,21 @@ def matches(base: str, text: str) -> list[str]:
             names.add(name)
         elif not is_glob(pattern) or pattern.endswith("/"):
             names.update(below(base, name))
-    return sorted(name for name in names if "__pycache__" not in name and not excluded(name, exclude))
+    return sorted(
+        name for name in names if "__pycache__" not in name and not excluded(name, exclude)
+    )
 
 
 def below(base: str, folder: str) -> Iterator[str]:
     """The files of a folder, without hidden ones, compiled ones, and virtual environments.  Links to folders are not followed."""
     for at, folders, names in os.walk(f"{base}/{folder}"):
-        folders[:] = [each for each in folders if each[0] != "." and each != "__pycache__" and not os.path.exists(f"{at}/{each}/pyvenv.cfg")]
+        folders[:] = [
+            each
+            for each in folders
+            if each[0] != "."
+            and each != "__pycache__"
+            and not os.path.exists(f"{at}/{each}/pyvenv.cfg")
+        ]
         here = os.path.relpath(at, base)
         for name in names:
             if name[0] != "." and not name.endswith(".pyc") and os.path.isfile(f"{at}/{name}"):

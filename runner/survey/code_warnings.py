@@ -31,44 +31,82 @@ class _Code(NamedTuple):
 def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem]:
     """Every doubt about the code of a recipe.  `read` gives what a file imports, by its absolute path."""
     base = os.path.realpath(recipe.home or os.path.dirname(recipe.document.name) or ".")
-    made = {posixpath.normpath(output.path) for step in recipe.steps.values() for output in step.outputs}
+    made = {
+        posixpath.normpath(output.path) for step in recipe.steps.values() for output in step.outputs
+    }
     for step in recipe.steps.values():
         code = step.code if step.code is not None else recipe.code
-        if any(isinstance(item, GitCode) for item in code) or (step.run is None and step.accelerate is None):
+        if any(isinstance(item, GitCode) for item in code) or (
+            step.run is None and step.accelerate is None
+        ):
             continue  # what a checkout holds is not known before it is fetched
         listed = _listed(base, recipe, step)
-        starts = [start for start in started(step.run, step.accelerate) if posixpath.normpath(start.name) not in made]
+        starts = [
+            start
+            for start in started(step.run, step.accelerate)
+            if posixpath.normpath(start.name) not in made
+        ]
         needed = followed(base, starts, python_path({**recipe.env, **step.env}), read)
         if not listed.auto:
             yield from _unlisted(base, recipe, step, listed, needed)
         for file, doubt in needed.doubts if listed.auto else ():
             fix = "list what it needs under `deps`, or all files instead of `auto`"
-            yield recipe.document.problem("unread-import", f"{file}: {doubt}", listed.where, fix=fix, key=True, severity="warning")
-        yield from _heavy(base, recipe, listed, [*listed.files, *(needed.files if listed.auto else ())])
+            yield recipe.document.problem(
+                "unread-import",
+                f"{file}: {doubt}",
+                listed.where,
+                fix=fix,
+                key=True,
+                severity="warning",
+            )
+        yield from _heavy(
+            base, recipe, listed, [*listed.files, *(needed.files if listed.auto else ())]
+        )
 
 
 def _listed(base: str, recipe: Recipe, step: Step) -> _Code:
     own = step.code is not None or not recipe.code
     where = (*step.origin, "code") if step.code is not None else step.origin if own else ("code",)
     code = step.code if step.code is not None else recipe.code
-    texts = [item if isinstance(item, str) else spelled(item.pattern, item.exclude) for item in code if not isinstance(item, (GitCode, AutoCode))]
-    return _Code(where, [name for text in texts for name in code_files.matches(base, text)], any(isinstance(item, AutoCode) for item in code))
+    texts = [
+        item if isinstance(item, str) else spelled(item.pattern, item.exclude)
+        for item in code
+        if not isinstance(item, (GitCode, AutoCode))
+    ]
+    return _Code(
+        where,
+        [name for text in texts for name in code_files.matches(base, text)],
+        any(isinstance(item, AutoCode) for item in code),
+    )
 
 
-def _unlisted(base: str, recipe: Recipe, step: Step, listed: _Code, needed: Followed) -> Iterator[Problem]:
+def _unlisted(
+    base: str, recipe: Recipe, step: Step, listed: _Code, needed: Followed
+) -> Iterator[Problem]:
     deps = [dep if isinstance(dep, str) else spelled(dep.pattern, dep.exclude) for dep in step.deps]
-    brought = {posixpath.normpath(name) for text in deps if "{{" not in text for name in code_files.matches(base, text)}
+    brought = {
+        posixpath.normpath(name)
+        for text in deps
+        if "{{" not in text
+        for name in code_files.matches(base, text)
+    }
     brought |= {*map(posixpath.normpath, listed.files), *map(posixpath.normpath, step.files)}
     whole = [dep for dep in deps if not is_glob(dep) and os.path.isdir(f"{base}/{dep}")]
     for found in needed.files.values():
-        if found.file in brought or any(found.file.startswith(f"{posixpath.normpath(dep)}/") for dep in whole):
+        if found.file in brought or any(
+            found.file.startswith(f"{posixpath.normpath(dep)}/") for dep in whole
+        ):
             continue
         if found.by and found.by not in brought:
             continue  # its own absence is what matters
-        what = f"{found.by} imports {found.module}" if found.by else f'"{step.id}" starts {found.file}'
+        what = (
+            f"{found.by} imports {found.module}" if found.by else f'"{step.id}" starts {found.file}'
+        )
         fix = f"add {found.file}, or write `code: auto`"
         message = f"{what}, which `code` does not list"
-        yield recipe.document.problem("unlisted-code", message, listed.where, fix=fix, key=True, severity="warning")
+        yield recipe.document.problem(
+            "unlisted-code", message, listed.where, fix=fix, key=True, severity="warning"
+        )
 
 
 def _heavy(base: str, recipe: Recipe, listed: _Code, files: list[str]) -> Iterator[Problem]:
@@ -77,4 +115,6 @@ def _heavy(base: str, recipe: Recipe, listed: _Code, files: list[str]) -> Iterat
         if size > code_files.HEAVY:
             message = f"{name} in `code` has {about(size)}, and is copied for each attempt"
             fix = "name it under `deps`, which links large files, or leave it out with `exclude`"
-            yield recipe.document.problem("heavy-code", message, listed.where, fix=fix, key=True, severity="warning")
+            yield recipe.document.problem(
+                "heavy-code", message, listed.where, fix=fix, key=True, severity="warning"
+            )

@@ -23,7 +23,19 @@ from .results import Metric, Point, attempts_of, in_author, in_image, points, su
 
 Cell = str | int | float | bool | None
 
-BESIDE: Final = frozenset({"step", "epoch", "lr", "learning_rate", "grad_norm", "samples_per_second", "tokens_per_second", "memory_gb", "gpu"})
+BESIDE: Final = frozenset(
+    {
+        "step",
+        "epoch",
+        "lr",
+        "learning_rate",
+        "grad_norm",
+        "samples_per_second",
+        "tokens_per_second",
+        "memory_gb",
+        "gpu",
+    }
+)
 """Metrics that say how a training went on, and not what came of it."""
 _LESS = re.compile(r"loss|perplexity|ppl|err|wer|cer|mse|mae|nll|fid", re.IGNORECASE)
 _HELD_OUT = re.compile(r"eval|val|test", re.IGNORECASE)
@@ -74,40 +86,76 @@ def results(ws: Workspace, recipe: str, keys: Collection[str] | None = None) -> 
     for row in rows:
         for attempt in ws.store.runs.attempts(row.id):
             tries.setdefault((attempt.step, attempt.key or attempt.run), []).append(attempt)
-            read |= {name.removeprefix("inputs.") for name in _reads(attempt) if name.startswith("inputs.")}
-    fresh = {each for row in rows if (graph := run_graph.recall(ws, row.id)) is not None for each in graph.fresh.items()} - tries.keys()
+            read |= {
+                name.removeprefix("inputs.")
+                for name in _reads(attempt)
+                if name.startswith("inputs.")
+            }
+    fresh = {
+        each
+        for row in rows
+        if (graph := run_graph.recall(ws, row.id)) is not None
+        for each in graph.fresh.items()
+    } - tries.keys()
     if keys is not None:
         tries = {each: many for each, many in tries.items() if each[1] in keys}
         fresh = {each for each in fresh if each[1] in keys}
     traces = ws.store.index.traces([key for _, key in (*tries, *fresh)])
     found = [result_found(ws, step, traces[key])[0] for step, key in fresh if key in traces]
-    found = [result for result in found if any(numeric(metric.last) for metric in result.metrics.values())]
+    found = [
+        result
+        for result in found
+        if any(numeric(metric.last) for metric in result.metrics.values())
+    ]
     for (step, key), many in tries.items():
         last = next((each for each in reversed(many) if each.outcome == "done"), many[-1])
         given = {name: value for name, value in inputs[last.run].items() if name in read}
-        result, _ = result_of(ws, step, [each for each in many if each.run == last.run], traces.get(key), given)
+        result, _ = result_of(
+            ws, step, [each for each in many if each.run == last.run], traces.get(key), given
+        )
         result = result._replace(where=places.get((last.run, step), ""), label=labels[last.run])
-        if any(numeric(metric.last) for metric in result.metrics.values()) or (result.state == "FAILED" and _reports(last)):
+        if any(numeric(metric.last) for metric in result.metrics.values()) or (
+            result.state == "FAILED" and _reports(last)
+        ):
             found.append(result)
     return sorted(found, key=lambda result: result.made)
 
 
 def result_of(
-    ws: Workspace, step: str, tries: Sequence[AttemptRow], trace: Trace | None, given: Mapping[str, object]
+    ws: Workspace,
+    step: str,
+    tries: Sequence[AttemptRow],
+    trace: Trace | None,
+    given: Mapping[str, object],
 ) -> tuple[Result, Sequence[Point]]:
     """What attempts of one key gave, and everything that they reported.  `given`: inputs of its run; what the step itself read goes before them."""
     last = next((each for each in reversed(tries) if each.outcome == "done"), tries[-1])
     done = last.outcome == "done"
     said: list[Point] = []
     for each in tries:
-        with suppress(Invalid):  # its pattern takes too long: its last values are known, and the other results are shown
+        with suppress(
+            Invalid
+        ):  # its pattern takes too long: its last values are known, and the other results are shown
             said += points(ws, each) or ()
     metrics = summary(said, trace.numbers if trace is not None and done else {})
-    seconds = trace.seconds if done and trace is not None and trace.run == last.run else (last.ended or 0) - (last.started or 0)
-    own = {name.partition(".")[2]: value for name, value in _reads(last).items() if name.startswith(("inputs.", "matrix."))}
+    seconds = (
+        trace.seconds
+        if done and trace is not None and trace.run == last.run
+        else (last.ended or 0) - (last.started or 0)
+    )
+    own = {
+        name.partition(".")[2]: value
+        for name, value in _reads(last).items()
+        if name.startswith(("inputs.", "matrix."))
+    }
     values = {name: _cell(value) for name, value in {**given, **in_id(step), **own}.items()}
-    state, made = "DONE" if done else "STOPPED" if last.outcome == STOPPED else "FAILED", last.ended or 0.0
-    return Result(step, last.run, made, state, last.reason, round(seconds, 3), "", "", values, metrics), said
+    state, made = (
+        "DONE" if done else "STOPPED" if last.outcome == STOPPED else "FAILED",
+        last.ended or 0.0,
+    )
+    return Result(
+        step, last.run, made, state, last.reason, round(seconds, 3), "", "", values, metrics
+    ), said
 
 
 def result_found(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
@@ -115,13 +163,29 @@ def result_found(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequen
     if tries := attempts_of(ws, trace):
         return result_of(ws, step, tries, trace, {})
     metrics = summary((), trace.numbers)
-    return Result(step, trace.run, trace.made_at, "DONE", "", round(trace.seconds, 3), "", "", {**in_id(step)}, metrics), ()
+    return Result(
+        step,
+        trace.run,
+        trace.made_at,
+        "DONE",
+        "",
+        round(trace.seconds, 3),
+        "",
+        "",
+        {**in_id(step)},
+        metrics,
+    ), ()
 
 
 def _label(row: RunRow) -> str:
     """The name and the tags that a run was begun with."""
     tags = row.data.get("tags")
-    return " ".join([*filter(None, [str(row.data.get("name", ""))]), *(f"#{tag}" for tag in (tags if isinstance(tags, list) else ()))])
+    return " ".join(
+        [
+            *filter(None, [str(row.data.get("name", ""))]),
+            *(f"#{tag}" for tag in (tags if isinstance(tags, list) else ())),
+        ]
+    )
 
 
 def _reads(attempt: AttemptRow) -> Mapping[str, object]:
@@ -142,7 +206,11 @@ def in_id(step: str) -> dict[str, str]:
 
 
 def _cell(value: object) -> Cell:
-    return value if value is None or isinstance(value, (str, int, float, bool)) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return (
+        value
+        if value is None or isinstance(value, (str, int, float, bool))
+        else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    )
 
 
 def numeric(value: object) -> TypeGuard[int | float]:
@@ -163,12 +231,16 @@ def of_note(metric: str) -> bool:
 def differing(found: Sequence[Result]) -> list[str]:
     """The inputs and matrix values that are not the same in all results."""
     names = dict.fromkeys(name for result in found for name in result.values)
-    return [name for name in names if len({json.dumps(result.values.get(name)) for result in found}) > 1]
+    return [
+        name for name in names if len({json.dumps(result.values.get(name)) for result in found}) > 1
+    ]
 
 
 def metric_names(found: Iterable[Result]) -> list[str]:
     """The metrics that say what came of it, as they were reported."""
-    named = dict.fromkeys(name for result in found for name, metric in result.metrics.items() if numeric(metric.last))
+    named = dict.fromkeys(
+        name for result in found for name, metric in result.metrics.items() if numeric(metric.last)
+    )
     return [name for name in named if of_note(name)]
 
 
@@ -178,7 +250,11 @@ def selects(ws: Workspace, recipe: str) -> dict[str, Wish]:
 
     for row in ws.store.runs.latest(recipe=recipe, last=1):
         with suppress(RecipeError, OSError):
-            chosen = [step.select for step in parse.load(Path(str(row.data.get("source", "")))).steps.values() if step.select is not None]
+            chosen = [
+                step.select
+                for step in parse.load(Path(str(row.data.get("source", "")))).steps.values()
+                if step.select is not None
+            ]
             return {each.step: Wish(each.metric, each.best == "min") for each in chosen}
     return {}
 
@@ -190,7 +266,9 @@ def wish(found: Sequence[Result], chosen: Mapping[str, Wish]) -> Wish | None:
         if (given := chosen.get(step)) is not None and given.metric in names:
             return given
     held_out = [name for name in names if _HELD_OUT.search(name)]
-    name = next((name for name in (*filter(less, held_out), *held_out, *filter(less, names), *names)), "")
+    name = next(
+        (name for name in (*filter(less, held_out), *held_out, *filter(less, names), *names)), ""
+    )
     return Wish(name, less(name)) if name else None
 
 
@@ -202,7 +280,15 @@ def value(result: Result, metric: str) -> float | None:
 
 def best(found: Sequence[Result], by: Wish | None) -> Result | None:
     """The best of the results that are whole."""
-    ranked = [] if by is None else [result for result in ranking(found, by) if result.state == "DONE" and value(result, by.metric) is not None]
+    ranked = (
+        []
+        if by is None
+        else [
+            result
+            for result in ranking(found, by)
+            if result.state == "DONE" and value(result, by.metric) is not None
+        ]
+    )
     return ranked[0] if ranked else None
 
 
@@ -223,9 +309,25 @@ def flat(result: Result, *, is_best: bool) -> dict[str, Cell]:
     """
     made, took = result.made, result.seconds
     own: dict[str, Cell] = dict(
-        zip(OWN, (is_best, result.step, result.run, result.label, made, result.state, result.reason, took, result.where), strict=True)
+        zip(
+            OWN,
+            (
+                is_best,
+                result.step,
+                result.run,
+                result.label,
+                made,
+                result.state,
+                result.reason,
+                took,
+                result.where,
+            ),
+            strict=True,
+        )
     )
-    row = own | {(f"inputs.{name}" if name in own else name): each for name, each in result.values.items()}
+    row = own | {
+        (f"inputs.{name}" if name in own else name): each for name, each in result.values.items()
+    }
     for name, metric in result.metrics.items():
         word = f"metrics.{name}" if name in row else name
         row[word] = metric.last
@@ -247,13 +349,21 @@ class Comparison(NamedTuple):
 
     def has(self, name: str) -> bool:
         """Whether some result has a column, input or metric of this name."""
-        return name in OWN or any(name in result.values or name in result.metrics for result in self.results)
+        return name in OWN or any(
+            name in result.values or name in result.metrics for result in self.results
+        )
 
     def flat(self) -> list[dict[str, Cell]]:
         return [flat(result, is_best=result is self.best) for result in self.results]
 
 
-def compared(found: Iterable[Result], chosen: Mapping[str, Wish], *, sort: str | None = None, least: bool | None = None) -> list[Comparison]:
+def compared(
+    found: Iterable[Result],
+    chosen: Mapping[str, Wish],
+    *,
+    sort: str | None = None,
+    least: bool | None = None,
+) -> list[Comparison]:
     """The results of each step compared: by the metric `sort`, or else as `wish` has it.  In the order of `sort` if that is an input or a column."""
     groups: dict[str, list[Result]] = {}
     for result in found:
@@ -261,10 +371,16 @@ def compared(found: Iterable[Result], chosen: Mapping[str, Wish], *, sort: str |
     return [_compared(many, chosen, sort, least) for many in groups.values()]
 
 
-def _compared(found: Sequence[Result], chosen: Mapping[str, Wish], sort: str | None, least: bool | None) -> Comparison:
+def _compared(
+    found: Sequence[Result], chosen: Mapping[str, Wish], sort: str | None, least: bool | None
+) -> Comparison:
     by = wish(found, chosen)
-    if sort is not None and any(sort in result.metrics and sort not in result.values for result in found):
-        by = next((given for given in chosen.values() if given.metric == sort), Wish(sort, less(sort)))
+    if sort is not None and any(
+        sort in result.metrics and sort not in result.values for result in found
+    ):
+        by = next(
+            (given for given in chosen.values() if given.metric == sort), Wish(sort, less(sort))
+        )
     if by is not None and least is not None:
         by = by._replace(least=least)
     ordered = ranking(found, by) if by is not None else list(found)

@@ -40,7 +40,12 @@ def _value(line: re.Match[str]) -> str:
     if line["literal"] is not None:
         return line["literal"]
     if line["quoted"] is not None:
-        return re.sub(r"\\(.)", lambda escaped: _ESCAPES.get(escaped[1], escaped[1]), line["quoted"], flags=re.DOTALL)
+        return re.sub(
+            r"\\(.)",
+            lambda escaped: _ESCAPES.get(escaped[1], escaped[1]),
+            line["quoted"],
+            flags=re.DOTALL,
+        )
     return re.sub(_COMMENT, "", line["plain"]).strip()
 
 

@@ -65,8 +65,13 @@ def resumes(ws: Workspace, found: Survey, n: int) -> str:
         return ""
     from ..storage import checkpoints
 
-    path, note = checkpoints.chosen(ws.home / "states" / checkpoints.key(spec, image["world"], found.plan.nodes[n].id), spec.continues)
-    newest = (checkpoints.newest(path / each.name, each.checkpoint, thorough=False) for each in spec.state)
+    path, note = checkpoints.chosen(
+        ws.home / "states" / checkpoints.key(spec, image["world"], found.plan.nodes[n].id),
+        spec.continues,
+    )
+    newest = (
+        checkpoints.newest(path / each.name, each.checkpoint, thorough=False) for each in spec.state
+    )
     return "; ".join(filter(None, (note, *(each.words for each in newest))))
 
 
@@ -99,11 +104,18 @@ def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
         return "", {}
     run = spec.run
     as_written = run.rstrip("\n") if isinstance(run, str) else shlex.join(map(str, run or []))
-    files_as_written = {path: tree if isinstance(tree, str) else json.dumps(tree, indent=2, ensure_ascii=False) for path, tree in spec.files.items()}
+    files_as_written = {
+        path: tree if isinstance(tree, str) else json.dumps(tree, indent=2, ensure_ascii=False)
+        for path, tree in spec.files.items()
+    }
     if any(late.producer not in found.made for late in node.late):
         return as_written, files_as_written
     scope = scope_of(spec, found.plan, n, found.made)
-    scope |= {"state": {s.name: StatePath(s.path, {"latest": None}) for s in spec.state}, "host": {"gpus": 0, "cpus": 1}, "node": {"rank": 0}}
+    scope |= {
+        "state": {s.name: StatePath(s.path, {"latest": None}) for s in spec.state},
+        "host": {"gpus": 0, "cpus": 1},
+        "node": {"rank": 0},
+    }
     scope |= {
         "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
         "run": {"id": "RUN", "recipe": found.plan.recipe},
@@ -113,5 +125,9 @@ def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
         made = launch.render(spec, scope, python="python")
     except CannotRun:
         return as_written, files_as_written
-    files = {path: data.decode(errors="replace") for path, data in made.files.items() if path != launch.SHIM}
+    files = {
+        path: data.decode(errors="replace")
+        for path, data in made.files.items()
+        if path != launch.SHIM
+    }
     return made.script.rstrip("\n") if made.script is not None else shlex.join(made.argv), files

@@ -38,7 +38,9 @@ class Followed(NamedTuple):
     doubts: list[tuple[str, str]]  # a file, and what cannot be read in it
 
 
-def followed(base: str, starts: Iterable[Start], path: Sequence[str], read: Callable[[str], Imports]) -> Followed:
+def followed(
+    base: str, starts: Iterable[Start], path: Sequence[str], read: Callable[[str], Imports]
+) -> Followed:
     """All files below `base` that these scripts and modules import, themselves included.
 
     `path` has the folders of PYTHONPATH, relative to `base`; `read` gives what a file imports, by its absolute path.
@@ -49,7 +51,11 @@ def followed(base: str, starts: Iterable[Start], path: Sequence[str], read: Call
     for kind, name in starts:
         place = posixpath.normpath(name)
         folders = list(dict.fromkeys([posixpath.dirname(place) if kind == "script" else "", *path]))
-        waiting = [Found(place)] if kind == "script" else [Found(each) for each in seek.module(name, folders)]
+        waiting = (
+            [Found(place)]
+            if kind == "script"
+            else [Found(each) for each in seek.module(name, folders)]
+        )
         seen: set[str] = set()
         for found in waiting:  # grows
             if found.file in seen or not seek.is_file(found.file):
@@ -61,7 +67,9 @@ def followed(base: str, starts: Iterable[Start], path: Sequence[str], read: Call
             imports = read(f"{base}/{found.file}")
             doubts |= dict.fromkeys((found.file, doubt) for doubt in imports.doubts)
             for each in imports.found:
-                needed = seek.imported(each, found.file, folders, lambda file: read(f"{base}/{file}").exported)
+                needed = seek.imported(
+                    each, found.file, folders, lambda file: read(f"{base}/{file}").exported
+                )
                 waiting += [Found(file, found.file, str(each)) for file in needed]
     return Followed(files, list(doubts))
 
@@ -96,7 +104,13 @@ class Seek:
             self._listed[folder] = files, folders
         return self._listed[folder]
 
-    def imported(self, wanted: Import, file: str, path: Sequence[str], exported: Callable[[str], Sequence[str]]) -> list[str]:
+    def imported(
+        self,
+        wanted: Import,
+        file: str,
+        path: Sequence[str],
+        exported: Callable[[str], Sequence[str]],
+    ) -> list[str]:
         """The files that one import of `file` reads.  `exported` says what a package's `__all__` names."""
         if wanted.level:
             folder = posixpath.dirname(file)
@@ -111,7 +125,11 @@ class Seek:
         names = wanted.names
         if "*" in names:
             package = files[-1] if files else f"{path[0]}/__init__.py".lstrip("/")
-            names = tuple(exported(package)) if package.endswith("__init__.py") and self.is_file(package) else ()
+            names = (
+                tuple(exported(package))
+                if package.endswith("__init__.py") and self.is_file(package)
+                else ()
+            )
         for name in names:
             files += self._walk([name], inside)[0]
         return files
@@ -119,7 +137,10 @@ class Seek:
     def module(self, name: str, path: Sequence[str]) -> list[str]:
         """The files that `python -m NAME` reads before anything is imported."""
         files, inside = self._walk(name.split("."), path)
-        return [*files, *(found for folder in inside if self.is_file(found := f"{folder}/__main__.py"))]
+        return [
+            *files,
+            *(found for folder in inside if self.is_file(found := f"{folder}/__main__.py")),
+        ]
 
     def _walk(self, parts: Sequence[str], path: Sequence[str]) -> tuple[list[str], list[str]]:
         """The files of `a`, `a.b` and so on, and the folders in which what is below is looked for."""
@@ -184,7 +205,9 @@ def syntax_of(file: str) -> Imports:
         return Imports(doubts=(f"cannot be read as Python: {error}",))
 
 
-def advice(said: str, step: str, base: str, listed: Collection[str], starts: Sequence[Start]) -> str:
+def advice(
+    said: str, step: str, base: str, listed: Collection[str], starts: Sequence[Start]
+) -> str:
     """What to do about an import that failed, by what the step printed; empty where it says nothing of one, or the module is not below `base`.
 
     `listed` are the files that the attempt had, `starts` what its command starts.
@@ -200,7 +223,12 @@ def advice(said: str, step: str, base: str, listed: Collection[str], starts: Seq
     for file in holding(base, module):
         if file not in listed:
             return f"{module} is {file}, which is not in `code` of {step}: add it"
-        folder = posixpath.normpath(file.removesuffix("/__init__.py").removesuffix(".py").removesuffix(module.replace(".", "/")) or ".")
+        folder = posixpath.normpath(
+            file.removesuffix("/__init__.py")
+            .removesuffix(".py")
+            .removesuffix(module.replace(".", "/"))
+            or "."
+        )
         return f"{module} is {file}, and Python does not look in {folder}: add `env: {{PYTHONPATH: {folder}}}` to {step}"
     return ""
 
@@ -212,7 +240,9 @@ def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
     """
     seek = Seek(base)
     start, path = Start("script", script), list[str]()
-    if any(each.level for each in syntax_of(f"{base}/{script}").found) and (named := _named(seek, script)):
+    if any(each.level for each in syntax_of(f"{base}/{script}").found) and (
+        named := _named(seek, script)
+    ):
         module, above = named
         start, path = Start("module", module), [above] if above else []
     places = [posixpath.dirname(script)]
@@ -236,7 +266,9 @@ def _as_module(base: str, starts: Sequence[Start]) -> str:
             continue
         module, above = named
         way = f", with `env: {{PYTHONPATH: {above}}}`" if above else ""
-        return f"{file} imports from its own package: start it by its name: `python -m {module}`{way}"
+        return (
+            f"{file} imports from its own package: start it by its name: `python -m {module}`{way}"
+        )
     return ""
 
 

@@ -41,13 +41,20 @@ def keep(ws: Workspace, content: str, entries: Sequence[Entry]) -> None:
 def manifest(ws: Workspace, content: str) -> dict[str, str] | None:
     """What a tree held: path -> content; None when it is not remembered."""
     entries = known(ws, content)
-    return None if entries is None else {entry.path: f"{entry.kind}:{entry.value}" for entry in entries}
+    return (
+        None
+        if entries is None
+        else {entry.path: f"{entry.kind}:{entry.value}" for entry in entries}
+    )
 
 
 def known(ws: Workspace, content: str) -> list[Entry] | None:
     """The manifest of a tree that was here; None when it is not remembered."""
     try:
-        return [Entry(*row) for row in json.loads(_file(ws, content).read_text("utf-8", "surrogateescape"))]
+        return [
+            Entry(*row)
+            for row in json.loads(_file(ws, content).read_text("utf-8", "surrogateescape"))
+        ]
     except (OSError, ValueError, TypeError):
         try:
             return ws.objects.manifests.entries(Content(content))

@@ -48,11 +48,18 @@ class Kept(NamedTuple):
 
     def numbered(self, number: int | None) -> Checkpoint:
         """The checkpoint with this number; without one the newest whole one.  Raises NotFound."""
-        found = self.newest() if number is None else next((each for each in self.checkpoints if each.number == number), None)
+        found = (
+            self.newest()
+            if number is None
+            else next((each for each in self.checkpoints if each.number == number), None)
+        )
         if found is None:
             which = f"checkpoint {number}" if number is not None else "whole checkpoint"
             there = ", ".join(str(each.number) for each in self.checkpoints if each.number >= 0)
-            raise NotFound(f"{self.step} has no {which} here", fix=f"there are {there}" if there else "`recipe run` makes them")
+            raise NotFound(
+                f"{self.step} has no {which} here",
+                fix=f"there are {there}" if there else "`recipe run` makes them",
+            )
         return found
 
 
@@ -65,15 +72,23 @@ def kept(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[Kept]:
             continue
         image = image_of(found, n)
         if image is None:
-            raise CannotRun(f"the checkpoints of {node.id} are found by what it needs, which is not made yet", fix=f"recipe run --until {node.id}")
+            raise CannotRun(
+                f"the checkpoints of {node.id} are found by what it needs, which is not made yet",
+                fix=f"recipe run --until {node.id}",
+            )
         key = checkpoints.key(spec, image["world"], node.id)
         generation, note = checkpoints.chosen(ws.home / "states" / key, spec.continues)
         for state in spec.state:
             folder = generation / state.name
             there = _checkpoints(folder, state.checkpoint)
-            there += [each._replace(aside=True) for each in _checkpoints(generation / _ASIDE / state.name, state.checkpoint)]
+            there += [
+                each._replace(aside=True)
+                for each in _checkpoints(generation / _ASIDE / state.name, state.checkpoint)
+            ]
             there.sort(key=lambda each: (each.number, not each.aside, each.made), reverse=True)
-            answer.append(Kept(node.id, state.name, folder, state.checkpoint, f"state-{key}", note, there))
+            answer.append(
+                Kept(node.id, state.name, folder, state.checkpoint, f"state-{key}", note, there)
+            )
     return answer
 
 
@@ -82,7 +97,9 @@ def _checkpoints(folder: Path, pattern: str | None) -> list[Checkpoint]:
     for name, verdict in checkpoints.judged(folder, pattern):
         path = folder / name
         made = path.stat().st_mtime if path.exists() else 0.0
-        found.append(Checkpoint(path, checkpoints.number(name), verdict.step, verdict.why, total(path), made))
+        found.append(
+            Checkpoint(path, checkpoints.number(name), verdict.step, verdict.why, total(path), made)
+        )
     return found
 
 
@@ -108,11 +125,17 @@ def go_back(ws: Workspace, state: Kept, number: int) -> Checkpoint:
     """
     lock = ws.locks.try_hold(state.lock)
     if lock is None:
-        raise Busy(f"{state.step} is running with these checkpoints", fix="stop that run first: Ctrl-C there")
+        raise Busy(
+            f"{state.step} is running with these checkpoints",
+            fix="stop that run first: Ctrl-C there",
+        )
     with lock:
         chosen = state.numbered(number)
         if chosen.why:
-            raise CannotRun(f"{chosen.path.name} cannot be resumed from: {chosen.why}", fix="choose another: `recipe checkpoints` lists them")
+            raise CannotRun(
+                f"{chosen.path.name} cannot be resumed from: {chosen.why}",
+                fix="choose another: `recipe checkpoints` lists them",
+            )
         aside = state.folder.parent / _ASIDE / state.state
         for each in state.checkpoints:
             if each.aside == (each.number > number):

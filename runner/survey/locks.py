@@ -49,7 +49,9 @@ def is_current(path: Path) -> bool:
         return not path.exists()
 
 
-def make(path: Path, environ: Mapping[str, str], *, python: str = "", upgrade: bool = False) -> Path:
+def make(
+    path: Path, environ: Mapping[str, str], *, python: str = "", upgrade: bool = False
+) -> Path:
     """Write the lock for requirements or a pyproject.toml, with the pins that it has as far as they do.  Raises CannotRun.
 
     `environ` is that of uv; `python` is the lowest version that it is for, that of this program unless said; `upgrade` takes the newest of all.
@@ -66,20 +68,41 @@ def make(path: Path, environ: Mapping[str, str], *, python: str = "", upgrade: b
         made = Path(folder, "made.lock")
         if lock.exists() and not upgrade:
             shutil.copy(lock, made)
-        words = ("--universal", "--generate-hashes", "--no-header", "--no-annotate", "--python-version", version)
+        words = (
+            "--universal",
+            "--generate-hashes",
+            "--no-header",
+            "--no-annotate",
+            "--python-version",
+            version,
+        )
         argv = [program, "pip", "compile", "--quiet", *words, "--output-file", str(made), path.name]
         env = {**of_pip(environ), **environ, "NO_COLOR": "1", "UV_PYTHON_DOWNLOADS": "never"}
-        done = subprocess.run(argv, cwd=path.parent, env=env, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(
+            argv,
+            cwd=path.parent,
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
         if done.returncode:
             said = " ".join(done.stderr.split()).removeprefix("error: ")
-            raise CannotRun(f"{path} cannot be locked: {said[:1000]}", fix="correct it, or look at the network and the package index")
+            raise CannotRun(
+                f"{path} cannot be locked: {said[:1000]}",
+                fix="correct it, or look at the network and the package index",
+            )
         head = f"# Made by recipe lock from {path.name} ({_digest(path).decode()}): Python {version} and newer.\n"
         new = lock.with_name(f"{lock.name}.{os.getpid()}")
         try:
             new.write_text(head + made.read_text(encoding="utf-8"), encoding="utf-8")
             new.replace(lock)
         except OSError as error:
-            raise CannotRun(f"{lock} cannot be written: {error.strerror}", fix="make room or get the right to write there") from error
+            raise CannotRun(
+                f"{lock} cannot be written: {error.strerror}",
+                fix="make room or get the right to write there",
+            ) from error
     return lock
 
 

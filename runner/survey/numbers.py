@@ -32,9 +32,16 @@ def read(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str,
         if not log.exists():
             return None
         try:
-            found = metrics.match(log, rule.pattern, metrics.NOTHING)  # it was masked when it was kept
+            found = metrics.match(
+                log, rule.pattern, metrics.NOTHING
+            )  # it was masked when it was kept
         except Invalid as error:
-            raise Invalid([problem._replace(message=f"{trace.step}: {problem.message}") for problem in error.problems]) from None
+            raise Invalid(
+                [
+                    problem._replace(message=f"{trace.step}: {problem.message}")
+                    for problem in error.problems
+                ]
+            ) from None
     else:
         files = sorted(stored_files(ws, trace, str(rule.file)))
         if not files:
@@ -47,7 +54,11 @@ def read(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str,
 
 def _log(ws: Workspace, trace: Trace) -> Path:
     """The kept log of the attempt that a trace is of."""
-    done = [attempt.n for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.outcome == "done"]
+    done = [
+        attempt.n
+        for attempt in ws.store.runs.attempts(trace.run, trace.step)
+        if attempt.outcome == "done"
+    ]
     return ws.kept(trace.run, trace.step, done[-1] if done else 1, ".log")
 
 
@@ -67,4 +78,6 @@ def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[st
 def _here(ws: Workspace, content: Content) -> bool:
     """Whether a file is stored here, or could be fetched from the store that is shared."""
     cache = ws.remote_cache
-    return ws.objects.has(content) or (cache is not None and cache.holds(content) and not cache.bring([content]))
+    return ws.objects.has(content) or (
+        cache is not None and cache.holds(content) and not cache.bring([content])
+    )

@@ -24,11 +24,18 @@ def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[st
             continue
         trace = ws.store.index.trace(key)
         if trace is not None:
-            answer.append((trace, frozenset(output.name for output in node.outputs if output.flags & TEMPORARY)))
+            answer.append(
+                (
+                    trace,
+                    frozenset(output.name for output in node.outputs if output.flags & TEMPORARY),
+                )
+            )
     return answer
 
 
-def pull(ws: Workspace, remote_cache: RemoteCache, found: Survey, progress: Callable[[str, int], object]) -> Tally:
+def pull(
+    ws: Workspace, remote_cache: RemoteCache, found: Survey, progress: Callable[[str, int], object]
+) -> Tally:
     """Bring the bytes of every step of a plan whose result is known, so that nothing more is asked of the store.  Raises Infrastructure."""
     tally = Tally()
     for n, node in enumerate(found.plan.nodes):
@@ -36,11 +43,17 @@ def pull(ws: Workspace, remote_cache: RemoteCache, found: Survey, progress: Call
         if made is None or not made.ok or found.verdicts[n].key is None:
             continue
         temporary = {output.name for output in node.outputs if output.flags & TEMPORARY}
-        wanted = [Content(content) for name, content in made.outputs.items() if name not in temporary and not ws.objects.has(Content(content))]
+        wanted = [
+            Content(content)
+            for name, content in made.outputs.items()
+            if name not in temporary and not ws.objects.has(Content(content))
+        ]
         if wanted:
             begun = remote_cache.remote.received
             lost = remote_cache.bring(wanted)
-            tally.problems += [f"{node.id}: {content[:14]}… could not be had" for content in sorted(lost)]
+            tally.problems += [
+                f"{node.id}: {content[:14]}… could not be had" for content in sorted(lost)
+            ]
             tally.contents += len(wanted) - len(lost)
             tally.bytes += remote_cache.remote.received - begun
             progress(node.id, remote_cache.remote.received - begun)
@@ -53,10 +66,21 @@ def explain(ws: Workspace, remote_cache: RemoteCache, found: Survey) -> None:
     for n, verdict in enumerate(found.verdicts):
         if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
             continue
-        words = [f"made elsewhere: found in the store {remote_cache.name}"] if verdict.key in remote_cache.found else []
-        missing = [Content(content) for content in verdict.made.outputs.values() if not ws.objects.has(Content(content))]
+        words = (
+            [f"made elsewhere: found in the store {remote_cache.name}"]
+            if verdict.key in remote_cache.found
+            else []
+        )
+        missing = [
+            Content(content)
+            for content in verdict.made.outputs.values()
+            if not ws.objects.has(Content(content))
+        ]
         if verdict.answer == RESTORE and missing:
             size = remote_cache.size_of(missing)
-            words.append(f"its bytes come from the store {remote_cache.name}" + (f", {about(size)}" if size else ""))
+            words.append(
+                f"its bytes come from the store {remote_cache.name}"
+                + (f", {about(size)}" if size else "")
+            )
         if words:
             found.verdicts[n] = verdict._replace(reasons=(*verdict.reasons, *words))

@@ -42,19 +42,27 @@ def reported(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Reported]:
     by_step: dict[str, list[AttemptRow]] = {}
     for attempt in attempts:
         by_step.setdefault(attempt.step, []).append(attempt)
-    traces = ws.store.index.traces([attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key])
+    traces = ws.store.index.traces(
+        [attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key]
+    )
     found = []
     for step, tries in by_step.items():
         parts = [points(ws, attempt) for attempt in tries]
         said = None if parts[-1] is None else [point for part in parts for point in part or ()]
         trace = traces.get(tries[-1].key)
-        found.append(Reported(step, summary(said or (), trace.numbers if trace is not None else {}), said))
+        found.append(
+            Reported(step, summary(said or (), trace.numbers if trace is not None else {}), said)
+        )
     return found
 
 
 def attempts_of(ws: Workspace, trace: Trace) -> list[AttemptRow]:
     """Those that made a result, where they are known here."""
-    return [attempt for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.key == trace.key]
+    return [
+        attempt
+        for attempt in ws.store.runs.attempts(trace.run, trace.step)
+        if attempt.key == trace.key
+    ]
 
 
 def points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
@@ -66,9 +74,17 @@ def points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
         path = rows.kept(ws, attempt, ".log" if rule.pattern else ".metrics")
         if not path.exists():
             return None
-        return list(metrics.matches(path, rule.pattern, metrics.NOTHING)) if rule.pattern else list(metrics.points(path))
+        return (
+            list(metrics.matches(path, rule.pattern, metrics.NOTHING))
+            if rule.pattern
+            else list(metrics.points(path))
+        )
     trace = ws.store.index.trace(attempt.key)
-    files = sorted(stored_files(ws, trace, str(rule.file))) if trace is not None and trace.run == attempt.run else []
+    files = (
+        sorted(stored_files(ws, trace, str(rule.file)))
+        if trace is not None and trace.run == attempt.run
+        else []
+    )
     return [point for _, path in files for point in metrics.points(path)] if files else None
 
 
@@ -82,7 +98,10 @@ def summary(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str, Metric]
             if is_number(value):
                 numbers.setdefault(name, []).append(value)
     ranges = {name: (min(many), max(many)) for name, many in numbers.items()}
-    return {name: Metric(value, *ranges.get(name, (None, None))) for name, value in (values | {**last}).items()}
+    return {
+        name: Metric(value, *ranges.get(name, (None, None)))
+        for name, value in (values | {**last}).items()
+    }
 
 
 def in_image(attempt: AttemptRow, name: str) -> Json:
@@ -99,4 +118,8 @@ def in_author(attempt: AttemptRow, name: str) -> Json:
 def _rule(attempt: AttemptRow) -> MetricsSpec | None:
     """How an attempt reported its metrics; None: it reports none."""
     rule = in_image(attempt, "metrics") or in_author(attempt, "metrics")
-    return MetricsSpec(*(None if part is None else str(part) for part in rule)) if isinstance(rule, list) else None
+    return (
+        MetricsSpec(*(None if part is None else str(part) for part in rule))
+        if isinstance(rule, list)
+        else None
+    )

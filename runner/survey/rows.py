@@ -31,8 +31,14 @@ class Rows:
     def read(self) -> bytes:
         """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
         found = []
-        for chunk in self._ws.store.runs.exchange.chunks(self._run, self._attempt, self._stream, self.offset):
-            data = self._object(Content(chunk.content)) if chunk.content else chunk.data[max(0, self.offset - chunk.offset) :]
+        for chunk in self._ws.store.runs.exchange.chunks(
+            self._run, self._attempt, self._stream, self.offset
+        ):
+            data = (
+                self._object(Content(chunk.content))
+                if chunk.content
+                else chunk.data[max(0, self.offset - chunk.offset) :]
+            )
             found.append(data)
             self.offset += len(data)
         return b"".join(found)
@@ -52,7 +58,10 @@ class Rows:
     def _object(self, content: Content) -> bytes:
         cache = self._ws.remote_cache or self._ws.share(self._ws.store.runs.get(self._run).store)
         if cache is None or cache.bring([content]):
-            raise Infrastructure(f"the {self._stream} of {self._attempt} cannot be had from the shared store", fix="`recipe config` says which it is")
+            raise Infrastructure(
+                f"the {self._stream} of {self._attempt} cannot be had from the shared store",
+                fix="`recipe config` says which it is",
+            )
         with self._ws.objects.path(content).open("rb") as file:
             return os.pread(file.fileno(), PIECE, self.offset)
 
@@ -72,11 +81,17 @@ def kept(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
 
 def bring(ws: Workspace, run: str, path: Path) -> None:
     """Have what an attempt that is over printed or measured at `path`, if it did.  Raises Infrastructure where the store does not give it."""
-    if not path.exists() and is_elsewhere(ws, run) and (data := Rows(ws, run, path.stem, path.suffix[1:]).whole()):
+    if (
+        not path.exists()
+        and is_elsewhere(ws, run)
+        and (data := Rows(ws, run, path.stem, path.suffix[1:]).whole())
+    ):
         ws.write(path, data)
 
 
-def so_far(ws: Workspace, run: str, step: str, number: int, path: Path) -> Sequence[dict[str, metrics.Value]]:
+def so_far(
+    ws: Workspace, run: str, step: str, number: int, path: Path
+) -> Sequence[dict[str, metrics.Value]]:
     """What an attempt that runs has reported in the file `path` of its machine, `.metrics` or `.host`."""
     if not is_elsewhere(ws, run):
         return metrics.points(path)

@@ -31,9 +31,21 @@ def folded(found: Survey) -> RunGraph:
     instances: dict[str, int] = {}
     for n, step in enumerate(steps):
         instances[step] = instances.get(step, 0) + 1
-        needs.setdefault(step, {}).update(dict.fromkeys(steps[need] for need in sorted(found.plan.needs(n)) if steps[need] != step))
-    fresh = [(node.id, verdict.key) for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True) if verdict.answer in (FRESH, RESTORE)]
-    return RunGraph({step: list(needed) for step, needed in needs.items()}, instances, {id: key for id, key in fresh[:MOST] if key})
+        needs.setdefault(step, {}).update(
+            dict.fromkeys(
+                steps[need] for need in sorted(found.plan.needs(n)) if steps[need] != step
+            )
+        )
+    fresh = [
+        (node.id, verdict.key)
+        for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
+        if verdict.answer in (FRESH, RESTORE)
+    ]
+    return RunGraph(
+        {step: list(needed) for step, needed in needs.items()},
+        instances,
+        {id: key for id, key in fresh[:MOST] if key},
+    )
 
 
 def remember(ws: Workspace, run: str, found: Survey) -> None:

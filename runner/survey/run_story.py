@@ -44,7 +44,10 @@ class Instance(NamedTuple):
 
     @property
     def values(self) -> Mapping[str, Cell]:
-        return {name: (self.result.values if self.result is not None else {}).get(name, value) for name, value in in_id(self.id).items()}
+        return {
+            name: (self.result.values if self.result is not None else {}).get(name, value)
+            for name, value in in_id(self.id).items()
+        }
 
 
 class File(NamedTuple):
@@ -83,15 +86,26 @@ def tell(ws: Workspace, row: RunRow) -> Story:
     attempts = ws.store.runs.attempts(row.id)
     for attempt in attempts:
         by_step.setdefault(attempt.step, []).append(attempt)
-    traces = ws.store.index.traces([*fresh.values(), *(many[-1].key for many in by_step.values() if many[-1].key)])
+    traces = ws.store.index.traces(
+        [*fresh.values(), *(many[-1].key for many in by_step.values() if many[-1].key)]
+    )
     places = ws.store.runs.places([row.id])
     found = []
     for id, (state, detail) in states.items():
         tries = by_step.get(id, [])
         key = tries[-1].key if tries else fresh.get(id, "")
-        found.append(_instance(ws, Instance(id, state, detail, row.id, tries, None, (), places.get((row.id, id), "")), traces.get(key)))
+        found.append(
+            _instance(
+                ws,
+                Instance(id, state, detail, row.id, tries, None, (), places.get((row.id, id), "")),
+                traces.get(key),
+            )
+        )
     known = Counter(each.step for each in found)
-    needs = {**(graph.needs if graph is not None else {}), **{step: () for step in known if graph is None or step not in graph.needs}}
+    needs = {
+        **(graph.needs if graph is not None else {}),
+        **{step: () for step in known if graph is None or step not in graph.needs},
+    }
     planned = graph.instances if graph is not None else {}
     counts = {step: max(planned.get(step, 0), known[step]) for step in needs}
     order = {step: n for n, step in enumerate(needs)}
@@ -102,12 +116,16 @@ def tell(ws: Workspace, row: RunRow) -> Story:
         left.append(f"the logs of {_LOGS} steps are here, failed ones first; `recipe logs` has all")
     if graph is None:
         left.append("the graph of this run is not kept: its steps stand without arrows")
-    return Story(row, needs, counts, found, logs, files, _why(ws, row, by_step), recorded(attempts), left)
+    return Story(
+        row, needs, counts, found, logs, files, _why(ws, row, by_step), recorded(attempts), left
+    )
 
 
 def _natural(id: str) -> list[str | float]:
     """For sorting: text and the numbers in it."""
-    return [float(part) if n % 2 else part for n, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", id))]
+    return [
+        float(part) if n % 2 else part for n, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", id))
+    ]
 
 
 def _instance(ws: Workspace, begun: Instance, trace: Trace | None) -> Instance:
@@ -118,7 +136,9 @@ def _instance(ws: Workspace, begun: Instance, trace: Trace | None) -> Instance:
     if trace is None:
         return begun
     result, points = result_found(ws, begun.id, trace)
-    return begun._replace(source=trace.run, attempts=attempts_of(ws, trace), result=result, points=points)
+    return begun._replace(
+        source=trace.run, attempts=attempts_of(ws, trace), result=result, points=points
+    )
 
 
 def _logs(ws: Workspace, found: Iterable[Instance]) -> dict[str, bytes]:
@@ -139,7 +159,9 @@ def _logs(ws: Workspace, found: Iterable[Instance]) -> dict[str, bytes]:
     return logs
 
 
-def _files(ws: Workspace, found: Iterable[Instance], traces: Mapping[str, Trace]) -> tuple[list[File], list[str]]:
+def _files(
+    ws: Workspace, found: Iterable[Instance], traces: Mapping[str, Trace]
+) -> tuple[list[File], list[str]]:
     """The pictures and small texts among the outputs; and what was left out."""
     files: list[File] = []
     passed = 0
@@ -158,7 +180,9 @@ def _files(ws: Workspace, found: Iterable[Instance], traces: Mapping[str, Trace]
                             files.append(File(each.id, inner, file.read()))
                 except OSError:
                     passed += 1
-    return files, [f"{passed} pictures and texts are too large or too many to be here"] if passed else []
+    return files, [
+        f"{passed} pictures and texts are too large or too many to be here"
+    ] if passed else []
 
 
 def _inside(ws: Workspace, path: str, content: Content) -> Iterable[tuple[str, str]]:
@@ -174,19 +198,30 @@ def _inside(ws: Workspace, path: str, content: Content) -> Iterable[tuple[str, s
             yield f"{path}/{entry.path}", f"{place}/{entry.path}"
 
 
-def _why(ws: Workspace, row: RunRow, by_step: Mapping[str, Sequence[AttemptRow]]) -> dict[str, list[str]]:
+def _why(
+    ws: Workspace, row: RunRow, by_step: Mapping[str, Sequence[AttemptRow]]
+) -> dict[str, list[str]]:
     """What had changed for each step that ran, since it ran last before this run."""
     earlier: dict[str, AttemptRow] = {}
     for run in ws.store.runs.latest(recipe=row.recipe, last=200):
         if run.created < row.created:
-            for step, attempt in ws.store.runs.latest_attempts(row.recipe, [step for step in by_step if step not in earlier], run=run.id).items():
+            for step, attempt in ws.store.runs.latest_attempts(
+                row.recipe, [step for step in by_step if step not in earlier], run=run.id
+            ).items():
                 earlier[step] = attempt
     answer: dict[str, list[str]] = {}
     for step, tries in by_step.items():
         before, now = earlier.get(step), tries[0].preimage
         if before is None:
             answer[step] = ["it had not run here before"]
-        elif isinstance(before.preimage, dict) and isinstance(now, dict) and "author" in before.preimage and "author" in now:
+        elif (
+            isinstance(before.preimage, dict)
+            and isinstance(now, dict)
+            and "author" in before.preimage
+            and "author" in now
+        ):
             changes = [str(change) for change in fingerprint.explain(before.preimage, now)]
-            answer[step] = changes or ["nothing had changed: it was asked for again, or had not been done"]
+            answer[step] = changes or [
+                "nothing had changed: it was asked for again, or had not been done"
+            ]
     return answer

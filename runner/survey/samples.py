@@ -40,7 +40,11 @@ def summary(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[str, float]:
     for sample in samples:
         for name, value in _numbers(sample).items():
             columns.setdefault(name, []).append(value)
-    means = {name: round(sum(columns[name]) / len(columns[name]), 1) for name in _MEANS if name in columns}
+    means = {
+        name: round(sum(columns[name]) / len(columns[name]), 1)
+        for name in _MEANS
+        if name in columns
+    }
     return means | {name: max(columns[name]) for name in _PEAKS if name in columns}
 
 
@@ -52,7 +56,12 @@ def words(found: Mapping[str, float]) -> str:
     return "; ".join(filter(None, (f"GPU {', '.join(gpu)}" if gpu else "", ", ".join(rest))))
 
 
-_GPU: Final = (("gpu_utilization_percent", 0, "%"), ("gpu_memory_used_gb", 1, " GB"), ("gpu_temperature_c", 0, " °C"), ("gpu_power_w", 0, " W"))
+_GPU: Final = (
+    ("gpu_utilization_percent", 0, "%"),
+    ("gpu_memory_used_gb", 1, " GB"),
+    ("gpu_temperature_c", 0, " °C"),
+    ("gpu_power_w", 0, " W"),
+)
 
 
 def _numbers(sample: Mapping[str, metrics.Value]) -> dict[str, float]:

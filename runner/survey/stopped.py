@@ -11,19 +11,35 @@ from .survey import Survey
 
 def attempts(ws: Workspace, found: Survey) -> dict[str, AttemptRow]:
     """By step: the last attempt under the step's key, where it was stopped early and the step has no result."""
-    keys: dict[str, str] = {verdict.key: found.plan.nodes[n].id for n in found.todo if (verdict := found.verdicts[n]).key is not None}
+    keys: dict[str, str] = {
+        verdict.key: found.plan.nodes[n].id
+        for n in found.todo
+        if (verdict := found.verdicts[n]).key is not None
+    }
     last: dict[str, AttemptRow] = {}
     for row in ws.store.runs.latest(recipe=found.plan.recipe)[::-1] if keys else ():
-        last |= {attempt.key: attempt for attempt in ws.store.runs.attempts(row.id) if attempt.key in keys}
+        last |= {
+            attempt.key: attempt
+            for attempt in ws.store.runs.attempts(row.id)
+            if attempt.key in keys
+        }
     return {keys[key]: attempt for key, attempt in last.items() if attempt.outcome == STOPPED}
 
 
 def streams(ws: Workspace, found: Survey, metric: str) -> dict[str, Stream]:
     """What the steps with a result reported, by step, and those that were stopped."""
     known = dict(attempts(ws, found))
-    keys = {found.plan.nodes[n].id: key for n in found.made if (key := found.verdicts[n].key) is not None}
+    keys = {
+        found.plan.nodes[n].id: key
+        for n in found.made
+        if (key := found.verdicts[n].key) is not None
+    }
     traces = ws.store.index.traces(list(keys.values()))
     for id, trace in ((id, traces[key]) for id, key in keys.items() if key in traces):
         if tries := attempts_of(ws, trace):
             known[id] = tries[-1]
-    return {id: said for id, attempt in known.items() if (said := stream(points(ws, attempt) or (), metric))}
+    return {
+        id: said
+        for id, attempt in known.items()
+        if (said := stream(points(ws, attempt) or (), metric))
+    }

@@ -54,8 +54,12 @@ class Request:
     out: Path | None = None
     current_python: bool = False
     update: bool = False
-    typed_in: Mapping[str, str] = field(default_factory=dict)  # folders of the workspace in which inputs were typed: paths among them begin there
-    origins: Mapping[str, str] = field(default_factory=dict)  # the files that inputs were read from, for messages
+    typed_in: Mapping[str, str] = field(
+        default_factory=dict
+    )  # folders of the workspace in which inputs were typed: paths among them begin there
+    origins: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the files that inputs were read from, for messages
     nodes: int = 0  # for `accelerate` steps that do not say on how many they run; 0: on one
 
 
@@ -102,12 +106,26 @@ class Survey:
     def later(self) -> list[Later]:
         """The steps that are no nodes yet, of those that were asked for."""
         waiting = self.plan.waiting
-        asked = set() if self.only else self.plan.leading(self.until)[1] if self.until else waiting.keys()
-        axes = {pending.step: f"one for each {pending.pattern} that {pending.producer} makes" for pending in self.plan.pending}
+        asked = (
+            set()
+            if self.only
+            else self.plan.leading(self.until)[1]
+            if self.until
+            else waiting.keys()
+        )
+        axes = {
+            pending.step: f"one for each {pending.pattern} that {pending.producer} makes"
+            for pending in self.plan.pending
+        }
         return [
             Later(id, f"{id}[…]", axes[id], needs)
             if id in axes
-            else Later(id, id, f"depends on what {', '.join(need for need in needs if need in waiting) or needs[0]} will make", needs)
+            else Later(
+                id,
+                id,
+                f"depends on what {', '.join(need for need in needs if need in waiting) or needs[0]} will make",
+                needs,
+            )
             for id, needs in waiting.items()
             if id in asked
         ]
@@ -115,7 +133,11 @@ class Survey:
     @property
     def todo(self) -> list[int]:
         """Nodes that are not settled: to run, perhaps to run, or to restore."""
-        return [n for n, verdict in enumerate(self.verdicts) if verdict.answer in ("run", "maybe", "restore")]
+        return [
+            n
+            for n, verdict in enumerate(self.verdicts)
+            if verdict.answer in ("run", "maybe", "restore")
+        ]
 
     def targets_of(self, ws: Workspace, plan: Plan) -> dict[int, list[Target]]:
         """The targets of another plan of the same request: one that has grown."""
@@ -126,7 +148,9 @@ class Survey:
         return [path for verdict in self.verdicts for path in verdict.conflicts]
 
 
-def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozenset(), all: bool = False) -> Survey:
+def survey(
+    ws: Workspace, request: Request, *, forced: frozenset[str] = frozenset(), all: bool = False
+) -> Survey:
     """Find out what running `request` would do.  `forced` steps run whatever is remembered; with `all` every step does."""
     from ..language.library import find
 
@@ -139,7 +163,9 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
         ws.traces.expect(plan.recipe, len(plan.nodes))
         facts = look(ws, plan, request)
         targets = _targets(ws, plan, library, request)
-        facts.there = dict(ws.cache.contents(target.path for each in targets.values() for target in each))
+        facts.there = dict(
+            ws.cache.contents(target.path for each in targets.values() for target in each)
+        )
         facts.ours = ws.published()
         verdicts, made = judge_all(plan, facts, targets, forced=forced, all=all)
         while ws.remote_cache is not None and ws.remote_cache.learn(plan, verdicts):
@@ -150,19 +176,28 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
         grown = expansions(ws, plan, made)
         if not grown:
             ws.save_cache()
-            return Survey(request, source, library, plan, facts, verdicts, made, targets, known, forced, all)
+            return Survey(
+                request, source, library, plan, facts, verdicts, made, targets, known, forced, all
+            )
         known.update(grown)
 
 
 def judge_all(
-    plan: Plan, facts: Facts, targets: Mapping[int, list[Target]], *, forced: frozenset[str], all: bool
+    plan: Plan,
+    facts: Facts,
+    targets: Mapping[int, list[Target]],
+    *,
+    forced: frozenset[str],
+    all: bool,
 ) -> tuple[list[Verdict], dict[int, Made]]:
     """One verdict per node, from what is known before anything runs."""
     made: dict[int, Made] = {}
     verdicts = []
     for n, node in enumerate(plan.nodes):
         try:
-            verdict = judge(plan, n, facts, made, force=_forces(forced, all, node.id), targets=targets)
+            verdict = judge(
+                plan, n, facts, made, force=_forces(forced, all, node.id), targets=targets
+            )
         except CannotRun as error:  # it fails when it is its turn
             verdict = Verdict(RUN, None, (str(error),), None)
         if verdict.made is not None:
@@ -179,15 +214,21 @@ def expansions(ws: Workspace, plan: Plan, made: Mapping[int, Made]) -> dict[str,
         if left is not None and left.ok and pending.output in left.outputs:
             if ws.remote_cache is not None:
                 ws.remote_cache.outline(Content(left.outputs[pending.output]))
-            matches = ws.objects.manifests.matching(Content(left.outputs[pending.output]), pending.pattern)
-            found[f"{pending.producer}/{pending.output}:{pending.pattern}"] = tuple(entry.path for entry in matches)
+            matches = ws.objects.manifests.matching(
+                Content(left.outputs[pending.output]), pending.pattern
+            )
+            found[f"{pending.producer}/{pending.output}:{pending.pattern}"] = tuple(
+                entry.path for entry in matches
+            )
     return found
 
 
 # -- the compiled plan -----------------------------------------------------------------------------------------------------------------------------
 
 
-def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
+def compiled(
+    ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]
+) -> Plan:
     """The plan of a request, from where it is kept if what it was made from is unchanged."""
     plan = _compiled(ws, source, request, known)
     if request.nodes:
@@ -195,10 +236,23 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
     return plan
 
 
-def _compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
+def _compiled(
+    ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]
+) -> Plan:
     text = _text(source)
-    asked = [VERSION, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
-    asked += [is_path(request.recipe), dict(request.typed_in)]  # what is given by its path has its code at the root
+    asked = [
+        VERSION,
+        COMPILER,
+        str(source),
+        of_bytes(text),
+        dict(request.inputs),
+        request.preset,
+        {k: list(v) for k, v in known.items()},
+    ]
+    asked += [
+        is_path(request.recipe),
+        dict(request.typed_in),
+    ]  # what is given by its path has its code at the root
     try:
         digest = of_value("request", asked)
     except (TypeError, ValueError):
@@ -211,9 +265,23 @@ def _compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str,
     globs = Globs(ws.root, known, ws)
     sources: dict[str, Digest] = {}
     recipe, plan = _compile(ws, source, text, request, globs, sources)
-    if digest is not None and not ws.read_only and not ws.addresses:  # what opens an address is known from the request alone
-        secrets = sorted((spec.env, spec.required) for spec in recipe.inputs.values() if spec.type == "secret" and spec.env)
-        note = json.dumps({"recipe": plan.recipe, "sources": sources, "globs": globs.looked, "left": sorted(globs.left), "secrets": secrets})
+    if (
+        digest is not None and not ws.read_only and not ws.addresses
+    ):  # what opens an address is known from the request alone
+        secrets = sorted(
+            (spec.env, spec.required)
+            for spec in recipe.inputs.values()
+            if spec.type == "secret" and spec.env
+        )
+        note = json.dumps(
+            {
+                "recipe": plan.recipe,
+                "sources": sources,
+                "globs": globs.looked,
+                "left": sorted(globs.left),
+                "secrets": secrets,
+            }
+        )
         ws.write(kept, *(part.encode() for part in (note, "\n", *plan.dump())))
         if not (sound := _sound(ws, of_bytes(text))).exists():
             ws.write(sound)
@@ -231,16 +299,33 @@ def _recall(ws: Workspace, kept: Path) -> Plan | None:
         for pattern, matches in made_from["globs"].items():
             if folders.matches(pattern) != matches:
                 return None
-        if sorted(Earlier(ws, made_from["recipe"]).among(itertools.chain(*made_from["globs"].values()))) != made_from["left"]:
+        if (
+            sorted(
+                Earlier(ws, made_from["recipe"]).among(
+                    itertools.chain(*made_from["globs"].values())
+                )
+            )
+            != made_from["left"]
+        ):
             return None
-        if ws.asks_secrets and any(unusable(name, ws.environ.get(name), required=required) for name, required in made_from["secrets"]):
+        if ws.asks_secrets and any(
+            unusable(name, ws.environ.get(name), required=required)
+            for name, required in made_from["secrets"]
+        ):
             return None  # reading the recipe says where
         return Plan.load(rest)
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _compile(ws: Workspace, source: Path, text: bytes, request: Request, globs: Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
+def _compile(
+    ws: Workspace,
+    source: Path,
+    text: bytes,
+    request: Request,
+    globs: Globs,
+    sources: dict[str, Digest],
+) -> tuple[Recipe, Plan]:
     import gc
 
     # Reading makes a great many small values and no cycles; the collector would walk them again and again.
@@ -281,7 +366,9 @@ def _parsed(ws: Workspace, text: bytes, name: str) -> Recipe:
     return _parsed_once(text, name, _sound(ws, of_bytes(text)).exists())
 
 
-@lru_cache(maxsize=1)  # a first run reads its recipe before there is a workspace, and then compiles it
+@lru_cache(
+    maxsize=1
+)  # a first run reads its recipe before there is a workspace, and then compiles it
 def _parsed_once(text: bytes, name: str, sound: bool) -> Recipe:
     from ..language import document, parse
 
@@ -289,19 +376,40 @@ def _parsed_once(text: bytes, name: str, sound: bool) -> Recipe:
 
 
 def _read(
-    ws: Workspace, source: Path, text: bytes, request: Request, used: dict[str, Recipe], sources: dict[str, Digest]
+    ws: Workspace,
+    source: Path,
+    text: bytes,
+    request: Request,
+    used: dict[str, Recipe],
+    sources: dict[str, Digest],
 ) -> tuple[Recipe, dict[str, Tree]]:
     recipe = _parsed(ws, text, str(source))
     if is_path(request.recipe):
         recipe = placed(recipe, source, ws.root)
     load_used(ws.root, recipe, used, sources)
-    values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=ws.environ if ws.asks_secrets else None, origins=request.origins)
+    values = _bind(
+        ws,
+        recipe,
+        request.inputs,
+        preset=request.preset,
+        environment=ws.environ if ws.asks_secrets else None,
+        origins=request.origins,
+    )
     for name in request.typed_in.keys() & values.keys():
-        values[name] = _from_root(recipe.inputs[name], values[name], Location(ws.root, request.typed_in[name]))
+        values[name] = _from_root(
+            recipe.inputs[name], values[name], Location(ws.root, request.typed_in[name])
+        )
     return recipe, values
 
 
-def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, globs: Globs, sources: dict[str, Digest]) -> tuple[Recipe, Plan]:
+def _compile_now(
+    ws: Workspace,
+    source: Path,
+    text: bytes,
+    request: Request,
+    globs: Globs,
+    sources: dict[str, Digest],
+) -> tuple[Recipe, Plan]:
     from ..language import inputs
     from ..planning.compile import compile_plan
 
@@ -309,8 +417,26 @@ def _compile_now(ws: Workspace, source: Path, text: bytes, request: Request, glo
     recipe, values = _read(ws, source, text, request, used, sources)
     globs.recipe = recipe.id
     bind = partial(_bind, ws)
-    digest = of_value("plan/1", [recipe.id, of_bytes(text), dict(sorted(sources.items())), _identity_of(values), request.preset])
-    plan = compile_plan(recipe, values, digest=digest, used=used, globs=globs, bind=bind, kind_of=inputs.kind_of, preset=request.preset)
+    digest = of_value(
+        "plan/1",
+        [
+            recipe.id,
+            of_bytes(text),
+            dict(sorted(sources.items())),
+            _identity_of(values),
+            request.preset,
+        ],
+    )
+    plan = compile_plan(
+        recipe,
+        values,
+        digest=digest,
+        used=used,
+        globs=globs,
+        bind=bind,
+        kind_of=inputs.kind_of,
+        preset=request.preset,
+    )
     return recipe, plan
 
 
@@ -325,17 +451,32 @@ def _bind(ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any) -
         if not private:
             return value
         if recipe.inputs[name].stream:
-            words, fix = "is streamed, so that its address stands in the command, and what opens it would, too", "say `stream: false` in the recipe"
-            raise Invalid([recipe.document.problem("streamed-secret", f'"{name}" {words}', ("inputs", name), fix=fix, key=True)])
+            words, fix = (
+                "is streamed, so that its address stands in the command, and what opens it would, too",
+                "say `stream: false` in the recipe",
+            )
+            raise Invalid(
+                [
+                    recipe.document.problem(
+                        "streamed-secret", f'"{name}" {words}', ("inputs", name), fix=fix, key=True
+                    )
+                ]
+            )
         if ws.addresses.setdefault(address, value) != value:
             words = f"two inputs are {address} with different queries; a query opens a file and is no part of its name"
-            raise Invalid([Problem("two-queries", words, fix="fetch them into files, and give these")])
+            raise Invalid(
+                [Problem("two-queries", words, fix="fetch them into files, and give these")]
+            )
         return address
 
     values = inputs.bind(recipe, given, **how)
     for name, value in values.items():
         if {recipe.inputs[name].type, recipe.inputs[name].items} & {"file", "dataset", "model"}:
-            values[name] = [stored(name, item) for item in value] if isinstance(value, list) else stored(name, value)
+            values[name] = (
+                [stored(name, item) for item in value]
+                if isinstance(value, list)
+                else stored(name, value)
+            )
     return values
 
 
@@ -345,29 +486,50 @@ def _from_root(spec: Input, value: Tree, location: Location) -> Tree:
 
     if isinstance(value, list):
         return [_from_root(spec, item, location) for item in value]
-    if not isinstance(value, str) or not {spec.type, spec.items} & {"file", "dataset", "model"} or kind_of(value) != "path" or value[:1] in "/~":
+    if (
+        not isinstance(value, str)
+        or not {spec.type, spec.items} & {"file", "dataset", "model"}
+        or kind_of(value) != "path"
+        or value[:1] in "/~"
+    ):
         return value
     path = location.typed(value)
-    return f"./{path}" if "model" in (spec.type, spec.items) else path  # a model's bare name is the Hub's
+    return (
+        f"./{path}" if "model" in (spec.type, spec.items) else path
+    )  # a model's bare name is the Hub's
 
 
 def storable(ws: Workspace, plan: Plan, request: Request) -> Request:
     """The request without what opens its addresses, and with paths that begin at the workspace."""
     if not ws.addresses and not request.typed_in:
         return request
-    bound = {name for name, value in request.inputs.items() if any(address in str(value) for address in ws.addresses.values())}
+    bound = {
+        name
+        for name, value in request.inputs.items()
+        if any(address in str(value) for address in ws.addresses.values())
+    }
     bound |= {name for name in request.typed_in if isinstance(plan.inputs.get(name), (str, list))}
-    return replace(request, inputs={**request.inputs, **{name: plan.inputs[name] for name in bound}}, typed_in={})
+    return replace(
+        request,
+        inputs={**request.inputs, **{name: plan.inputs[name] for name in bound}},
+        typed_in={},
+    )
 
 
 def placed(recipe: Recipe, source: Path, root: Path) -> Recipe:
     """A recipe that is given by its path: below the workspace its own paths begin there; one of the library keeps its folder."""
     from ..planning.roots import rooted
 
-    return recipe if source.is_relative_to(shipped() / "recipes") else rooted(recipe, os.path.abspath(source), os.path.abspath(root))
+    return (
+        recipe
+        if source.is_relative_to(shipped() / "recipes")
+        else rooted(recipe, os.path.abspath(source), os.path.abspath(root))
+    )
 
 
-def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict[str, Digest]) -> None:
+def load_used(
+    root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict[str, Digest]
+) -> None:
     """Read every recipe that `recipe` uses, and those that they use.  Raises Invalid."""
     from ..language import document, parse
     from ..language.library import find
@@ -383,9 +545,19 @@ def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict
             text = whole(path)
         except (NotFound, OSError) as error:
             absent = isinstance(error, (NotFound, FileNotFoundError))
-            message = f'there is no recipe "{name}"' if absent else f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
-            fix = error.fix if isinstance(error, NotFound) else "name the file of a recipe, or a recipe of the library"
-            problems.append(recipe.document.problem("unknown-recipe", message, (*step.origin, "uses"), fix=fix))
+            message = (
+                f'there is no recipe "{name}"'
+                if absent
+                else f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
+            )
+            fix = (
+                error.fix
+                if isinstance(error, NotFound)
+                else "name the file of a recipe, or a recipe of the library"
+            )
+            problems.append(
+                recipe.document.problem("unknown-recipe", message, (*step.origin, "uses"), fix=fix)
+            )
             continue
         sources[str(path)] = of_bytes(text)
         other = parse.recipe(document.parse(text, str(path)))
@@ -400,7 +572,9 @@ def load_used(root: Path, recipe: Recipe, used: dict[str, Recipe], sources: dict
 class Globs(Mapping[str, tuple[str, ...]]):
     """Matches as the compiler asks for them, without what earlier runs of `recipe` left; what it looked at is remembered."""
 
-    def __init__(self, root: Path, known: Mapping[str, tuple[str, ...]], ws: Workspace | None = None) -> None:
+    def __init__(
+        self, root: Path, known: Mapping[str, tuple[str, ...]], ws: Workspace | None = None
+    ) -> None:
         self.looked: dict[str, list[str]] = {}
         self.left: set[str] = set()
         self.recipe = ""
@@ -443,7 +617,11 @@ class Folders:
         names = self._names[folder]
         if start := re.split(r"[*?[]", name, maxsplit=1)[0]:
             begin = bisect.bisect_left(names, start)
-            names = list(itertools.takewhile(lambda each: each.startswith(start), itertools.islice(names, begin, None)))
+            names = list(
+                itertools.takewhile(
+                    lambda each: each.startswith(start), itertools.islice(names, begin, None)
+                )
+            )
         found = fnmatch.filter(names, name)
         return [os.path.join(folder, each) for each in found if each[0] != "." or name[0] == "."]
 
@@ -458,7 +636,11 @@ class Earlier:
     def _rows(self) -> dict[str, tuple[str, str]]:
         """Paths below the workspace: how the store spells each, and the content that it was left with."""
         head = f"{self._ws.root}/"
-        return {path.removeprefix(head): (path, row.content) for path, row in self._ws.store.index.published(self._recipe).items() if row.run}
+        return {
+            path.removeprefix(head): (path, row.content)
+            for path, row in self._ws.store.index.published(self._recipe).items()
+            if row.run
+        }
 
     @cached_property
     def _above(self) -> set[str]:
@@ -469,19 +651,34 @@ class Earlier:
         at = {path: posixpath.normpath(path) for path in paths}
         if not at or not self._rows:
             return set()
-        made = {path: head for path, plain in at.items() for head in heads(plain) if head in self._rows}
+        made = {
+            path: head for path, plain in at.items() for head in heads(plain) if head in self._rows
+        }
         same = {head for head in dict.fromkeys(made.values()) if self._untouched(head)}
-        return {path for path, plain in at.items() if made.get(path) in same or (plain in self._above and self._nothing_else(plain))}
+        return {
+            path
+            for path, plain in at.items()
+            if made.get(path) in same or (plain in self._above and self._nothing_else(plain))
+        }
 
     def _untouched(self, path: str) -> bool:
         spelled, content = self._rows[path]
         try:
-            return not os.path.islink(self._ws.root / path) and self._ws.cache.content_of(spelled) == content
-        except RecipeError:  # a pipe, or a link that leads out: nothing that we would have put there
+            return (
+                not os.path.islink(self._ws.root / path)
+                and self._ws.cache.content_of(spelled) == content
+            )
+        except (
+            RecipeError
+        ):  # a pipe, or a link that leads out: nothing that we would have put there
             return False
 
     def _nothing_else(self, folder: str) -> bool:
-        found = [os.path.relpath(os.path.join(at, name), self._ws.root) for at, _, names in os.walk(self._ws.root / folder) for name in names]
+        found = [
+            os.path.relpath(os.path.join(at, name), self._ws.root)
+            for at, _, names in os.walk(self._ws.root / folder)
+            for name in names
+        ]
         return len(self.among(found)) == len(found)
 
 
@@ -514,12 +711,26 @@ def compiled_anew(ws: Workspace, request: Request) -> Anew:
         plan.spread(request.nodes)
     paths = {}
     for name, spec in recipe.inputs.items():
-        value = plan.inputs.get(name) if {spec.type, spec.items} & {"file", "dataset", "model"} and not spec.stream else None
+        value = (
+            plan.inputs.get(name)
+            if {spec.type, spec.items} & {"file", "dataset", "model"} and not spec.stream
+            else None
+        )
         given = value if isinstance(value, list) else [value]
         files = [spec.parted(each)[0] for each in given if isinstance(each, str)]
         paths[name] = [each for each in files if kind_of(each) == "path"]
-    looked = {pattern: [match for match in found if match not in globs.left] for pattern, found in globs.looked.items()}
-    return Anew(request.recipe, source, plan, sources, looked, {name: values for name, values in paths.items() if values})
+    looked = {
+        pattern: [match for match in found if match not in globs.left]
+        for pattern, found in globs.looked.items()
+    }
+    return Anew(
+        request.recipe,
+        source,
+        plan,
+        sources,
+        looked,
+        {name: values for name, values in paths.items() if values},
+    )
 
 
 def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
@@ -538,10 +749,14 @@ def look(ws: Workspace, plan: Plan, request: Request) -> Facts:
                 wanted[dep] = None
         for pattern in node.code:
             if (node.home, pattern) not in facts.code:
-                facts.code[node.home, pattern] = _code(ws, plan.homes[node.home], pattern, theirs, reader)
+                facts.code[node.home, pattern] = _code(
+                    ws, plan.homes[node.home], pattern, theirs, reader
+                )
         for source in node.takes:
             if source.asked not in facts.takes:
-                facts.takes[source.asked] = _identity(ws, source.kind, source.address, source.only, update=request.update)
+                facts.takes[source.asked] = _identity(
+                    ws, source.kind, source.address, source.only, update=request.update
+                )
         if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
             facts.locks[node.home, node.lock] = _lock(ws, Path(plan.homes[node.home], node.lock))
     reader.save()
@@ -568,12 +783,20 @@ class _Theirs:
 
     @cached_property
     def _makes(self) -> Makes:
-        return Makes(node.prefix + output.path for node in self._plan.nodes for output in node.outputs)
+        return Makes(
+            node.prefix + output.path for node in self._plan.nodes for output in node.outputs
+        )
 
     def matches(self, dep: str) -> list[str]:
         """What a glob of `deps` matches, sorted."""
         pattern, exclude = unspelled(dep)
-        return self.among([match.rstrip("/") for match in self._folders.matches(pattern) if not excluded(match, exclude)])
+        return self.among(
+            [
+                match.rstrip("/")
+                for match in self._folders.matches(pattern)
+                if not excluded(match, exclude)
+            ]
+        )
 
     def among(self, paths: list[str]) -> list[str]:
         left = [path for path in paths if not self._makes.meets(path)]
@@ -581,7 +804,9 @@ class _Theirs:
         return [path for path in left if path not in ours]
 
 
-def _identity(ws: Workspace, kind: str, address: str, only: Sequence[str], *, update: bool) -> str | None:
+def _identity(
+    ws: Workspace, kind: str, address: str, only: Sequence[str], *, update: bool
+) -> str | None:
     if kind == "path":
         source = str(ws.absolute(address))
         if only and os.path.isdir(source):
@@ -604,20 +829,31 @@ def _lock(ws: Workspace, path: Path) -> Content | None:
     except OSError:
         return None
     if wrong:
-        raise CannotRun(f"{path} cannot be read as a lock: {wrong}", fix="make it with the tool that locks packages")
+        raise CannotRun(
+            f"{path} cannot be read as a lock: {wrong}",
+            fix="make it with the tool that locks packages",
+        )
     return ws.cache.content_of(str(path.resolve()))
 
 
-def _code(ws: Workspace, home: str, text: str, theirs: _Theirs, reader: ImportCache) -> list[tuple[str, str]]:
+def _code(
+    ws: Workspace, home: str, text: str, theirs: _Theirs, reader: ImportCache
+) -> list[tuple[str, str]]:
     base = os.path.realpath(home)
     auto = unspelled(text)[0] == AUTO
-    names = sorted(followed(base, *parts_of_automatic(text), reader.read).files) if auto else code_files.matches(base, text)
+    names = (
+        sorted(followed(base, *parts_of_automatic(text), reader.read).files)
+        if auto
+        else code_files.matches(base, text)
+    )
     root = f"{os.path.realpath(ws.root)}/"
     if f"{base}/".startswith(root) and (auto or is_glob(text) or code_files.is_folder(base, text)):
         at = {f"{base}/{name}".removeprefix(root): name for name in names}
         names = [at[path] for path in theirs.among(list(at))]
     contents = ws.cache.contents(f"{base}/{name}" for name in names)
-    return [(name, content) for name in names if (content := contents[f"{base}/{name}"]) is not None]
+    return [
+        (name, content) for name in names if (content := contents[f"{base}/{name}"]) is not None
+    ]
 
 
 class _Trees(dict[str, Mapping[str, str]]):
@@ -630,7 +866,9 @@ class _Trees(dict[str, Mapping[str, str]]):
         if self._ws.remote_cache is not None:
             self._ws.remote_cache.outline(Content(content))
         entries = self._ws.objects.manifests.entries(Content(content))
-        self[content] = {entry.path: f"{entry.kind}:{entry.value}" for entry in entries if entry.kind in "fx"}
+        self[content] = {
+            entry.path: f"{entry.kind}:{entry.value}" for entry in entries if entry.kind in "fx"
+        }
         return self[content]
 
 
@@ -656,4 +894,8 @@ def _forces(forced: frozenset[str], all: bool, id: str) -> bool:
 
 
 def _identity_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if isinstance(value, (str, int, float, bool, list, dict, type(None)))}
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (str, int, float, bool, list, dict, type(None)))
+    }

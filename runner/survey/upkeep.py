@@ -36,13 +36,20 @@ def adopt(ws: Workspace, found: Survey, n: int) -> Trace | None:
     """Take the files that lie where step `n` publishes for its result under its present key.  None: they are that already.  Raises CannotRun."""
     node, verdict = found.plan.nodes[n], found.verdicts[n]
     if node.flags & SELECT:
-        raise CannotRun(f"{node.id} selects, it makes nothing", fix="adopt one of the steps that it selects from")
+        raise CannotRun(
+            f"{node.id} selects, it makes nothing",
+            fix="adopt one of the steps that it selects from",
+        )
     if node.flags & UNCACHED:
         raise CannotRun(f"{node.id} says `cache: false`: it runs every time, whatever is there")
     if verdict.answer == SKIPPED:
         raise CannotRun(f"{node.id} is skipped: {'; '.join(verdict.reasons)}")
     if verdict.key is None:
-        fix = "run what it needs first (`recipe run --until`), or adopt that" if verdict.answer == MAYBE else ""
+        fix = (
+            "run what it needs first (`recipe run --until`), or adopt that"
+            if verdict.answer == MAYBE
+            else ""
+        )
         raise CannotRun(f"{node.id} has no key yet: {'; '.join(verdict.reasons)}", fix=fix)
     if verdict.answer == FRESH:
         return None
@@ -59,7 +66,9 @@ def adopt(ws: Workspace, found: Survey, n: int) -> Trace | None:
                 wrong.append(f"{at} is not there")
         elif flags & DIRECTORY and content[0] != "t":
             wrong.append(f"{at} is not a directory")
-        elif flags & NONEMPTY and (not any(target.iterdir()) if content[0] == "t" else target.stat().st_size == 0):
+        elif flags & NONEMPTY and (
+            not any(target.iterdir()) if content[0] == "t" else target.stat().st_size == 0
+        ):
             wrong.append(f"{at} is empty, which the recipe forbids")
         else:
             ws.objects.put(Path(os.path.realpath(target)), content, move=False)
@@ -67,8 +76,21 @@ def adopt(ws: Workspace, found: Survey, n: int) -> Trace | None:
             if name in targets:
                 rows.append(Published(at, content, "", "", node.id, found.plan.recipe))
     if wrong:
-        raise CannotRun(f"{node.id} cannot be adopted: {'; '.join(wrong)}", fix="put the files there, or run the step")
-    trace = Trace(verdict.key, found.plan.recipe, node.id, "", time.time(), 0.0, tuple(made), "{}", json.dumps({"adopted": True}))
+        raise CannotRun(
+            f"{node.id} cannot be adopted: {'; '.join(wrong)}",
+            fix="put the files there, or run the step",
+        )
+    trace = Trace(
+        verdict.key,
+        found.plan.recipe,
+        node.id,
+        "",
+        time.time(),
+        0.0,
+        tuple(made),
+        "{}",
+        json.dumps({"adopted": True}),
+    )
     ws.save_cache()
     ws.store.index.adopt(trace, rows)
     return trace
@@ -95,7 +117,9 @@ def examined(ws: Workspace, rows: Iterable[Published]) -> list[Shown]:
         else:
             try:
                 now = "ours" if ws.cache.content_of(row.path) == row.content else "edited"
-            except RecipeError:  # a pipe, or a link that leads out: nothing that we would have put there
+            except (
+                RecipeError
+            ):  # a pipe, or a link that leads out: nothing that we would have put there
                 now = "edited"
         answer.append(Shown(row, now))
     return answer
@@ -109,14 +133,25 @@ def stale(ws: Workspace, found: Survey) -> list[Published]:
     """
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
-    wanted = {target.path for n, targets in found.targets.items() for target in targets if _makes(found.verdicts[n], target.output)}
+    wanted = {
+        target.path
+        for n, targets in found.targets.items()
+        for target in targets
+        if _makes(found.verdicts[n], target.output)
+    }
     around = {parent for path in wanted for parent in heads(path)[1:]}
     known = {node.id.partition("[")[0] for node in found.plan.nodes}
     rows = []
     for path, row in sorted(ws.store.index.published(found.plan.recipe).items()):
         here = path.startswith(head) if head else not path.startswith("/")
         certain = row.run and (not found.plan.pending or row.step.partition("[")[0] in known)
-        if here and certain and path not in wanted and path not in around and not any(parent in wanted for parent in heads(path)[1:]):
+        if (
+            here
+            and certain
+            and path not in wanted
+            and path not in around
+            and not any(parent in wanted for parent in heads(path)[1:])
+        ):
             rows.append(row)
     return rows
 
@@ -166,14 +201,23 @@ def demand_over(ws: Workspace, row: RunRow) -> None:
     """Raise Busy where a run is under way, or its worker died with steps begun: their jobs may live, and `recipe cancel` ends them."""
     if ws.store.runs.live(row.id):
         raise Busy(f"run {row.id} is under way", fix="wait for it, or stop it")
-    if row.state not in FINAL and any(step.state == "RUNNING" for step in ws.store.runs.steps(row.id).values()):
-        raise Busy(f"the worker of run {row.id} died, and its steps may be running", fix=f"`recipe cancel {row.id}` ends it; then remove it")
+    if row.state not in FINAL and any(
+        step.state == "RUNNING" for step in ws.store.runs.steps(row.id).values()
+    ):
+        raise Busy(
+            f"the worker of run {row.id} died, and its steps may be running",
+            fix=f"`recipe cancel {row.id}` ends it; then remove it",
+        )
 
 
 def left_by(ws: Workspace, run: str) -> list[Leftover]:
     """Logs and metrics of a run, and what its failed attempts left."""
     dirs = sorted({row.dir for row in ws.store.runs.attempts(run)} - {""})
-    found = [Leftover("attempt", ws.home / name, disk.total(ws.home / name)) for name in dirs if (ws.home / name).is_dir()]
+    found = [
+        Leftover("attempt", ws.home / name, disk.total(ws.home / name))
+        for name in dirs
+        if (ws.home / name).is_dir()
+    ]
     logs = ws.home / "runs" / run
     return [*found, *([Leftover("logs", logs, disk.total(logs))] if logs.is_dir() else [])]
 
@@ -196,7 +240,11 @@ class Leftover(NamedTuple):
 
 
 _RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
-_LOCKED = {"state": ("states", "state"), "environment": ("envs", "env"), "repository": ("git", "git")}
+_LOCKED = {
+    "state": ("states", "state"),
+    "environment": ("envs", "env"),
+    "repository": ("git", "git"),
+}
 """Kinds of folders that a run holds a lock on while it works in them: where they are, and what their locks are called."""
 
 
@@ -205,16 +253,29 @@ def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Left
     oldest = time.time() - keep_days * _DAY
     rows = ws.store.runs.latest()
     known = {row.id for row in rows} - set(garbage.runs)
-    found = [Leftover("attempt", path, disk.total(path)) for path in (ws.home / "attempts" / name for name in garbage.attempts)]
+    found = [
+        Leftover("attempt", path, disk.total(path))
+        for path in (ws.home / "attempts" / name for name in garbage.attempts)
+    ]
     for folder in _listed(ws.home / "runs"):
         if folder.name not in known and _touched(folder) < garbage.before:
             found.append(Leftover("logs", folder, disk.total(folder)))
     for kind, name in (("plan", "plans"), ("manifest", "manifests"), ("download", "cache")):
-        found += [Leftover(kind, path, disk.total(path)) for path in _listed(ws.home / name) if _touched(path) < oldest]
-    if (ws.home / "bundles").is_dir():  # a worker's folder: what it published is its submitters', and is in the store
+        found += [
+            Leftover(kind, path, disk.total(path))
+            for path in _listed(ws.home / name)
+            if _touched(path) < oldest
+        ]
+    if (
+        ws.home / "bundles"
+    ).is_dir():  # a worker's folder: what it published is its submitters', and is in the store
         open_runs = {row.id for row in rows if row.state not in FINAL}
         for folder in _listed(ws.root / "out"):
-            if _RUN.fullmatch(folder.name) and folder.name not in open_runs and _touched(folder) < oldest:
+            if (
+                _RUN.fullmatch(folder.name)
+                and folder.name not in open_runs
+                and _touched(folder) < oldest
+            ):
                 found.append(Leftover("result", folder, disk.total(folder)))
     for kind, (name, lock) in _LOCKED.items():
         for folder in _listed(ws.home / name):

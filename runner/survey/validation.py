@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 _OF_VALUES = frozenset({"template", "when", "matrix-axis", "two-makers", "path-escape", "output"})
 
 
-def problems(document: Document, root: Path, given: Mapping[str, str], source: Path | None = None) -> list[Problem]:
+def problems(
+    document: Document, root: Path, given: Mapping[str, str], source: Path | None = None
+) -> list[Problem]:
     """Every error and warning.  `given` are inputs as on the command line; `root` is the workspace, and `source` the file of a recipe of its own."""
     found = list(document.warnings)
     try:
@@ -71,7 +73,9 @@ def file(path: Path, root: Path, given: Mapping[str, str], *, own: bool = True) 
 
 def _scripts(recipe: Recipe) -> Iterator[Problem]:
     """What a shell would take otherwise than the author meant it."""
-    commands: list[tuple[Where, object, bool]] = [((*step.origin, "run"), step.run, step.shell == "bash") for step in recipe.steps.values()]
+    commands: list[tuple[Where, object, bool]] = [
+        ((*step.origin, "run"), step.run, step.shell == "bash") for step in recipe.steps.values()
+    ]
     for key, listed in (("setup", recipe.setup), ("cleanup", recipe.cleanup)):
         commands += [((key, n), command, False) for n, command in enumerate(listed)]
     if recipe.health is not None:
@@ -79,14 +83,26 @@ def _scripts(recipe: Recipe) -> Iterator[Problem]:
     for where, command, bash in commands:
         doubts: list[tuple[Where, Doubt]] = []
         if isinstance(command, str):
-            yield from (inputs.misread(recipe.document, where, error) for error in shell.errors(command, bash=bash))
+            yield from (
+                inputs.misread(recipe.document, where, error)
+                for error in shell.errors(command, bash=bash)
+            )
             doubts = [(where, doubt) for doubt in shell.warnings(command, bash)]
         elif isinstance(command, list):
             leaves = [((*where, *path), leaf) for path, leaf in _words(command)]
-            doubts = [(leaves[at][0], doubt) for at, doubt in shell.doubts_of_arguments([leaf for _, leaf in leaves])]
+            doubts = [
+                (leaves[at][0], doubt)
+                for at, doubt in shell.doubts_of_arguments([leaf for _, leaf in leaves])
+            ]
         for place, doubt in doubts:
             yield recipe.document.problem(
-                doubt.code, doubt.message, place, fix=doubt.fix, offset=doubt.offset, length=doubt.length, severity="warning"
+                doubt.code,
+                doubt.message,
+                place,
+                fix=doubt.fix,
+                offset=doubt.offset,
+                length=doubt.length,
+                severity="warning",
             )
 
 
@@ -99,35 +115,66 @@ def _words(command: list[Tree]) -> Iterator[tuple[Where, str]]:
             yield (n,), str(item)
 
 
-def _meaning(recipe: Recipe, used: Mapping[str, Recipe], root: Path, given: Mapping[str, str], preset: str | None) -> list[Problem]:
+def _meaning(
+    recipe: Recipe,
+    used: Mapping[str, Recipe],
+    root: Path,
+    given: Mapping[str, str],
+    preset: str | None,
+) -> list[Problem]:
     first, missing = _bound(recipe, used, root, given, preset, 0)
     if not missing:
         return first
     second, _ = _bound(recipe, used, root, given, preset, 1)
     places = {(problem.code, problem.where) for problem in second}
-    return [problem for problem in first if problem.code not in _OF_VALUES or (problem.code, problem.where) in places]
+    return [
+        problem
+        for problem in first
+        if problem.code not in _OF_VALUES or (problem.code, problem.where) in places
+    ]
 
 
 def _bound(
-    recipe: Recipe, used: Mapping[str, Recipe], root: Path, given: Mapping[str, str], preset: str | None, turn: int
+    recipe: Recipe,
+    used: Mapping[str, Recipe],
+    root: Path,
+    given: Mapping[str, str],
+    preset: str | None,
+    turn: int,
 ) -> tuple[list[Problem], list[str]]:
     """What is wrong with these values, and which inputs had to be made up."""
     chosen = recipe.presets[preset].inputs if preset is not None else {}
     missing = [
         spec
         for spec in recipe.inputs.values()
-        if spec.type != "secret" and spec.required and not spec.has_default and spec.name not in given and spec.name not in chosen
+        if spec.type != "secret"
+        and spec.required
+        and not spec.has_default
+        and spec.name not in given
+        and spec.name not in chosen
     ]
     values: dict[str, Tree] = dict(given)
     for n, spec in enumerate(missing):
         values[spec.name] = _made_up(spec, n, turn)
     # A value could not be made up for every pattern: that it does not match is no fault of the recipe.
-    free = {spec.name: replace(spec, limits={k: v for k, v in spec.limits.items() if k == "choices"}) for spec in missing}
+    free = {
+        spec.name: replace(spec, limits={k: v for k, v in spec.limits.items() if k == "choices"})
+        for spec in missing
+    }
     recipe = replace(recipe, inputs={**recipe.inputs, **free})
     try:
         bound = inputs.bind(recipe, values, preset=preset)
         digest = of_value("validate", [recipe.id])
-        compile_plan(recipe, bound, digest=digest, used=used, globs=Globs(root, {}), bind=inputs.bind, kind_of=inputs.kind_of, preset=preset)
+        compile_plan(
+            recipe,
+            bound,
+            digest=digest,
+            used=used,
+            globs=Globs(root, {}),
+            bind=inputs.bind,
+            kind_of=inputs.kind_of,
+            preset=preset,
+        )
     except Invalid as error:
         return list(error.problems), [spec.name for spec in missing]
     return [], [spec.name for spec in missing]
@@ -160,7 +207,9 @@ def _candidates(spec: Input, n: int, turn: int) -> list[Any]:
     made: dict[str, list[Any]] = {
         "string": texts,
         "integer": numbers,
-        "number": [low + (high - low) / (turn + 2), *numbers] if is_number(low) and is_number(high) else numbers,
+        "number": [low + (high - low) / (turn + 2), *numbers]
+        if is_number(low) and is_number(high)
+        else numbers,
         "boolean": [turn == 0],
         "choice": options if turn == 0 else options[::-1],
         "object": [{}],

@@ -36,17 +36,30 @@ def _read(name: str, path: Path) -> dict[str, object]:
     try:
         data = whole(path)
     except OSError as error:
-        raise NotFound(f"{name} cannot be read: {error.strerror}", fix="name a file of values: YAML, JSON or TOML") from error
+        raise NotFound(
+            f"{name} cannot be read: {error.strerror}",
+            fix="name a file of values: YAML, JSON or TOML",
+        ) from error
     read: object
     if path.suffix in (".json", ".toml"):
         try:
             read = json.loads(data) if path.suffix == ".json" else tomllib.loads(data.decode())
         except (ValueError, RecursionError) as error:
-            raise Invalid([Problem("syntax", f"{name} is no {path.suffix[1:].upper()}: {error}")]) from error
+            raise Invalid(
+                [Problem("syntax", f"{name} is no {path.suffix[1:].upper()}: {error}")]
+            ) from error
     else:
         from ..language import document
 
         read = document.parse(data, name).value
     if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
-        raise Invalid([Problem("wrong-type", f"{name} is no mapping of inputs to values", fix="write one input a line: `learning_rate: 1e-4`")])
+        raise Invalid(
+            [
+                Problem(
+                    "wrong-type",
+                    f"{name} is no mapping of inputs to values",
+                    fix="write one input a line: `learning_rate: 1e-4`",
+                )
+            ]
+        )
     return read

@@ -155,7 +155,9 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000, (5 << 20) + 1, (11 << 20)])
-def test_a_file_arrives_as_it_was(remote: Remote, other: Remote, here: Objects, there: Objects, tmp_path: Path, size: int) -> None:
+def test_a_file_arrives_as_it_was(
+    remote: Remote, other: Remote, here: Objects, there: Objects, tmp_path: Path, size: int
+) -> None:
     content = file(here, tmp_path, noise(size, size), executable=size == 1)
     assert remote.put(content, here) == size
     assert other.holds([content]) == {content}
@@ -164,7 +166,9 @@ def test_a_file_arrives_as_it_was(remote: Remote, other: Remote, here: Objects, 
     assert there.path(content).read_bytes() == noise(size, size)
 
 
-def test_a_tree_arrives_as_it_was(remote: Remote, other: Remote, here: Objects, there: Objects, tmp_path: Path) -> None:
+def test_a_tree_arrives_as_it_was(
+    remote: Remote, other: Remote, here: Objects, there: Objects, tmp_path: Path
+) -> None:
     top = tmp_path / "tree"
     (top / "deep" / "er").mkdir(parents=True)
     (top / "empty").mkdir()
@@ -194,29 +198,41 @@ def names_of(remote: Remote) -> list[str]:
     return [stat.name for stat in remote.bucket.names("objects/")]
 
 
-def test_what_is_there_is_not_sent_again(remote: Remote, other: Remote, here: Objects, tmp_path: Path) -> None:
+def test_what_is_there_is_not_sent_again(
+    remote: Remote, other: Remote, here: Objects, tmp_path: Path
+) -> None:
     contents = [file(here, tmp_path, b"a file"), tree(here, tmp_path, {"a": b"1", "b/c": b"2"})]
     assert all(remote.put(content, here) for content in contents)
     assert [other.put(content, here) for content in contents] == [0, 0]
 
 
-def test_of_a_changed_tree_only_what_changed_is_sent(remote: Remote, other: Remote, here: Objects, tmp_path: Path) -> None:
+def test_of_a_changed_tree_only_what_changed_is_sent(
+    remote: Remote, other: Remote, here: Objects, tmp_path: Path
+) -> None:
     files = {f"{n:03}": noise(n, 20_000) for n in range(200)} | {"large": noise("large", 2 << 20)}
     first = remote.put(tree(here, tmp_path, files), here)
     content = tree(here, tmp_path, files | {"100": b"another", "100a": b"one more"})
     assert first > 6_000_000
-    assert other.put(content, here) < 2_500_000, "a bundle or two and the manifest, of 200 files and a large one"
+    assert other.put(content, here) < 2_500_000, (
+        "a bundle or two and the manifest, of 200 files and a large one"
+    )
 
 
-def test_traces_are_found_by_key(remote: Remote, other: Remote, here: Objects, tmp_path: Path) -> None:
+def test_traces_are_found_by_key(
+    remote: Remote, other: Remote, here: Objects, tmp_path: Path
+) -> None:
     content = file(here, tmp_path, b"made")
     remote.put(content, here)
     assert remote.tell(trace(1, content), {"o0": 4}) == trace(1, content)
     found = other.lookup([key(1), key(2)])
-    assert {k: (one.trace, one.sizes) for k, one in found.items()} == {key(1): (trace(1, content), {"o0": 4})}
+    assert {k: (one.trace, one.sizes) for k, one in found.items()} == {
+        key(1): (trace(1, content), {"o0": 4})
+    }
 
 
-def test_more_than_a_page_is_listed_and_looked_up(raw: Raw, remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_a_page_is_listed_and_looked_up(
+    raw: Raw, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if KEYS <= 1000:
         monkeypatch.setattr(s3.S3, "page", 25)
         monkeypatch.setattr(google.Google, "page", 25)
@@ -224,7 +240,12 @@ def test_more_than_a_page_is_listed_and_looked_up(raw: Raw, remote: Remote, monk
     content = Content("f:" + "0" * 64)
     wanted = [key(n) for n in range(KEYS)]
     bucket = raw.bucket()
-    Crew(32).map(lambda n: bucket.write(remote_layout.trace_name(key(n)), remote_layout.trace_text(trace(n, content), {})), range(KEYS))
+    Crew(32).map(
+        lambda n: bucket.write(
+            remote_layout.trace_name(key(n)), remote_layout.trace_text(trace(n, content), {})
+        ),
+        range(KEYS),
+    )
     assert names(raw, "traces/") == sorted(remote_layout.trace_name(k) for k in wanted)
     several = wanted[: remotes.MANY + 1]
     assert set(remote.lookup([*several, key(-1)])) == set(several)
@@ -233,7 +254,9 @@ def test_more_than_a_page_is_listed_and_looked_up(raw: Raw, remote: Remote, monk
 # -- who is first
 
 
-def test_the_first_trace_of_a_key_stays(remote: Remote, other: Remote, here: Objects, tmp_path: Path) -> None:
+def test_the_first_trace_of_a_key_stays(
+    remote: Remote, other: Remote, here: Objects, tmp_path: Path
+) -> None:
     a, b = file(here, tmp_path, b"a"), file(here, tmp_path, b"b")
     for content in (a, b):
         remote.put(content, here)
@@ -242,18 +265,27 @@ def test_the_first_trace_of_a_key_stays(remote: Remote, other: Remote, here: Obj
     assert other.lookup([key(1)])[key(1)].trace == trace(1, a)
 
 
-def test_of_many_at_once_one_is_first_and_all_agree(raw: Raw, here: Objects, tmp_path: Path) -> None:
+def test_of_many_at_once_one_is_first_and_all_agree(
+    raw: Raw, here: Objects, tmp_path: Path
+) -> None:
     contents = [file(here, tmp_path, b"%d" % n) for n in range(4)]
     writers = [Remote(raw.bucket()) for _ in contents]
     for writer, content in zip(writers, contents, strict=True):
         writer.put(content, here)
-    told = at_once(*[lambda w=w, c=c: w.tell(trace(1, c), {}) for w, c in zip(writers, contents, strict=True)])
+    told = at_once(
+        *[lambda w=w, c=c: w.tell(trace(1, c), {}) for w, c in zip(writers, contents, strict=True)]
+    )
     assert len(set(told)) == 1
     assert Remote(raw.bucket()).lookup([key(1)])[key(1)].trace == told[0]
 
 
-def test_two_who_put_the_same_at_once_both_succeed(raw: Raw, here: Objects, there: Objects, tmp_path: Path) -> None:
-    contents = [file(here, tmp_path, noise("big", 6 << 20)), tree(here, tmp_path, {f"{n}": noise(n, 9_000) for n in range(30)})]
+def test_two_who_put_the_same_at_once_both_succeed(
+    raw: Raw, here: Objects, there: Objects, tmp_path: Path
+) -> None:
+    contents = [
+        file(here, tmp_path, noise("big", 6 << 20)),
+        tree(here, tmp_path, {f"{n}": noise(n, 9_000) for n in range(30)}),
+    ]
     writers = [Remote(raw.bucket()) for _ in range(3)]
     for content in contents:
         answers = at_once(*[lambda w=writer, c=content: w.put(c, here) for writer in writers])
@@ -280,19 +312,39 @@ def spoiled(raw: Raw, at: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("what", "how"),
     [
-        *[(what, how) for what in ("file", "bundle", "blob", "manifest", "parts") for how in ("flipped", "missing")],
-        *[("large", "flipped"), ("large", "truncated"), ("file", "truncated"), ("bundle", "truncated"), ("blob", "empty"), ("manifest", "empty")],
+        *[
+            (what, how)
+            for what in ("file", "bundle", "blob", "manifest", "parts")
+            for how in ("flipped", "missing")
+        ],
+        *[
+            ("large", "flipped"),
+            ("large", "truncated"),
+            ("file", "truncated"),
+            ("bundle", "truncated"),
+            ("blob", "empty"),
+            ("manifest", "empty"),
+        ],
     ],
 )
 def test_damage_is_found_named_and_never_used(
-    raw: Raw, remote: Remote, other: Remote, here: Objects, there: Objects, tmp_path: Path, what: str, how: str
+    raw: Raw,
+    remote: Remote,
+    other: Remote,
+    here: Objects,
+    there: Objects,
+    tmp_path: Path,
+    what: str,
+    how: str,
 ) -> None:
     if what in ("file", "large"):
         content = file(here, tmp_path, noise(what, 1000 if what == "file" else 6 << 20))
         remote.put(content, here)
         at = name(content)
     else:
-        content = tree(here, tmp_path, {"a": b"small a", "b": b"small b", "large": noise("l", 300_000)})
+        content = tree(
+            here, tmp_path, {"a": b"small a", "b": b"small b", "large": noise("l", 300_000)}
+        )
         remote.put(content, here)
         parts = json.loads(raw.get(name(content)[:-4] + "parts"))
         bundle = parts["bundles"][0][0]
@@ -313,7 +365,9 @@ def test_damage_is_found_named_and_never_used(
     assert there.verify(content)
 
 
-def test_swapped_objects_are_found(raw: Raw, remote: Remote, other: Remote, here: Objects, there: Objects, tmp_path: Path) -> None:
+def test_swapped_objects_are_found(
+    raw: Raw, remote: Remote, other: Remote, here: Objects, there: Objects, tmp_path: Path
+) -> None:
     a, b = file(here, tmp_path, b"content a"), file(here, tmp_path, b"content b")
     for content in (a, b):
         remote.put(content, here)
@@ -326,7 +380,9 @@ def test_swapped_objects_are_found(raw: Raw, remote: Remote, other: Remote, here
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated", "empty", "another's"])
-def test_a_damaged_trace_is_none_and_is_replaced(raw: Raw, remote: Remote, other: Remote, here: Objects, tmp_path: Path, how: str) -> None:
+def test_a_damaged_trace_is_none_and_is_replaced(
+    raw: Raw, remote: Remote, other: Remote, here: Objects, tmp_path: Path, how: str
+) -> None:
     content = file(here, tmp_path, b"made")
     remote.put(content, here)
     remote.tell(trace(1, content), {})
@@ -343,7 +399,9 @@ def test_a_damaged_trace_is_none_and_is_replaced(raw: Raw, remote: Remote, other
     assert other.lookup([key(1)])[key(1)].trace == trace(1, content)
 
 
-def test_a_trace_of_what_was_found_bad_is_replaced(raw: Raw, remote: Remote, other: Remote, here: Objects, there: Objects, tmp_path: Path) -> None:
+def test_a_trace_of_what_was_found_bad_is_replaced(
+    raw: Raw, remote: Remote, other: Remote, here: Objects, there: Objects, tmp_path: Path
+) -> None:
     first, second = file(here, tmp_path, b"first"), file(here, tmp_path, b"second")
     remote.put(first, here)
     remote.tell(trace(1, first), {})
@@ -351,7 +409,9 @@ def test_a_trace_of_what_was_found_bad_is_replaced(raw: Raw, remote: Remote, oth
     with pytest.raises(MissingObject):
         other.fetch(first, there)
     other.put(second, here)
-    assert other.tell(trace(1, second), {}) == trace(1, second), "made again, and it came out otherwise"
+    assert other.tell(trace(1, second), {}) == trace(1, second), (
+        "made again, and it came out otherwise"
+    )
     assert Remote(raw.bucket()).lookup([key(1)])[key(1)].trace == trace(1, second)
 
 
@@ -377,7 +437,9 @@ def test_a_manifest_whose_digest_is_right_may_still_not_leave_its_tree(
     remote.put(evil, here)
     before = sorted(str(path) for path in tmp_path.rglob("*") if "/store/" not in str(path))
     for case, rows in HOSTILE.items():
-        manifest = [entry if entry.kind == "l" else entry._replace(value=evil[2:]) for entry in rows]
+        manifest = [
+            entry if entry.kind == "l" else entry._replace(value=evil[2:]) for entry in rows
+        ]
         content = tree_id(manifest)
         count = len({entry.value for entry in manifest if entry.kind in "fx"})
         raw.put(name(content), json.dumps(manifest).encode())
@@ -385,7 +447,10 @@ def test_a_manifest_whose_digest_is_right_may_still_not_leave_its_tree(
         raw.put(name(content)[:-4] + "parts", json.dumps(parts).encode())
         with pytest.raises(MissingObject):
             remote.fetch(content, there)
-        assert sorted(str(path) for path in tmp_path.rglob("*") if "/store/" not in str(path)) == before, case
+        assert (
+            sorted(str(path) for path in tmp_path.rglob("*") if "/store/" not in str(path))
+            == before
+        ), case
 
 
 NONSENSE = (
@@ -397,7 +462,9 @@ NONSENSE = (
 )
 
 
-def test_parts_that_say_nonsense_are_refused(raw: Raw, remote: Remote, here: Objects, there: Objects, tmp_path: Path) -> None:
+def test_parts_that_say_nonsense_are_refused(
+    raw: Raw, remote: Remote, here: Objects, there: Objects, tmp_path: Path
+) -> None:
     content = tree(here, tmp_path, {"a": b"1", "b": b"2"})
     remote.put(content, here)
     for parts in NONSENSE:
@@ -406,7 +473,9 @@ def test_parts_that_say_nonsense_are_refused(raw: Raw, remote: Remote, here: Obj
             remote.fetch(content, there)
 
 
-def test_what_is_damaged_here_is_not_sent(raw: Raw, remote: Remote, here: Objects, tmp_path: Path) -> None:
+def test_what_is_damaged_here_is_not_sent(
+    raw: Raw, remote: Remote, here: Objects, tmp_path: Path
+) -> None:
     for size in (1000, 6 << 20):
         content = file(here, tmp_path, noise(size, size))
         path = here.path(content)
@@ -442,10 +511,22 @@ def collector(raw: Raw, clock: Clock) -> Remote:
 
 
 def test_what_a_trace_needs_is_never_collected(
-    raw: Raw, remote: Remote, collector: Remote, clock: Clock, here: Objects, there: Objects, tmp_path: Path
+    raw: Raw,
+    remote: Remote,
+    collector: Remote,
+    clock: Clock,
+    here: Objects,
+    there: Objects,
+    tmp_path: Path,
 ) -> None:
-    kept = [file(here, tmp_path, b"kept", executable=True), tree(here, tmp_path, {"a": b"1", "b": noise("b", 300_000), "c/d": b"2"})]
-    going = [file(here, tmp_path, b"going"), tree(here, tmp_path, {"e": b"1", "f": noise("f", 300_000)})]
+    kept = [
+        file(here, tmp_path, b"kept", executable=True),
+        tree(here, tmp_path, {"a": b"1", "b": noise("b", 300_000), "c/d": b"2"}),
+    ]
+    going = [
+        file(here, tmp_path, b"going"),
+        tree(here, tmp_path, {"e": b"1", "f": noise("f", 300_000)}),
+    ]
     for content in kept + going:
         remote.put(content, here)
     remote.tell(trace(1, *kept), {})
@@ -460,7 +541,9 @@ def test_what_a_trace_needs_is_never_collected(
         assert done.traces == ()
         if days < 1:
             assert done.objects == ()
-            assert done.waiting == 5, "a file; of the tree its manifest, its parts, a bundle and a blob"
+            assert done.waiting == 5, (
+                "a file; of the tree its manifest, its parts, a bundle and a blob"
+            )
             assert set(before) <= set(names(raw))
     assert len(done.objects) == 5
     fresh = Remote(raw.bucket())
@@ -471,7 +554,9 @@ def test_what_a_trace_needs_is_never_collected(
     assert raw.get("objects/README") == b"not ours"
 
 
-def test_old_traces_go_and_then_what_they_needed(raw: Raw, remote: Remote, collector: Remote, clock: Clock, here: Objects, tmp_path: Path) -> None:
+def test_old_traces_go_and_then_what_they_needed(
+    raw: Raw, remote: Remote, collector: Remote, clock: Clock, here: Objects, tmp_path: Path
+) -> None:
     content = file(here, tmp_path, b"old")
     remote.put(content, here)
     remote.tell(trace(1, content), {})
@@ -497,7 +582,9 @@ def test_a_checkpoint_is_restored_elsewhere_and_stays_as_long_as_its_note(
         clock.ahead = days * DAY
         collector.collect(keep_days=30)
     note = remote_states.load(remote, "0" * 32)
-    assert note is not None and remote_states.restore(remote, note, tmp_path / "b", there) == ["step-2"]
+    assert note is not None and remote_states.restore(remote, note, tmp_path / "b", there) == [
+        "step-2"
+    ]
     found = checkpoints.choose(tmp_path / "b", {"steps": 20})
     assert (found.id, (found.path / "ckpt/step-2/weights").read_text()) == (made.id, "2")
     assert remote_states.restore(remote, note, tmp_path / "b", there) == []
@@ -519,14 +606,28 @@ def test_a_damaged_note_is_none(raw: Raw, remote: Remote, tmp_path: Path) -> Non
 
 
 def test_what_is_put_again_before_it_is_collected_stays(
-    raw: Raw, remote: Remote, collector: Remote, clock: Clock, here: Objects, there: Objects, tmp_path: Path
+    raw: Raw,
+    remote: Remote,
+    collector: Remote,
+    clock: Clock,
+    here: Objects,
+    there: Objects,
+    tmp_path: Path,
 ) -> None:
-    contents = [file(here, tmp_path, b"idle"), tree(here, tmp_path, {"a": b"1", "b": noise("b", 300_000)})]
+    contents = [
+        file(here, tmp_path, b"idle"),
+        tree(here, tmp_path, {"a": b"1", "b": noise("b", 300_000)}),
+    ]
     for content in contents:
         remote.put(content, here)
-    raw.put("unreferenced.json", json.dumps({n: time.time() - 2 * DAY for n in names(raw, "objects/")}).encode())
+    raw.put(
+        "unreferenced.json",
+        json.dumps({n: time.time() - 2 * DAY for n in names(raw, "objects/")}).encode(),
+    )
     writer = Remote(raw.bucket(), now=lambda: time.time() + 0.6 * DAY)
-    assert all(writer.put(content, here) for content in contents), "older than half of the grace: written anew"
+    assert all(writer.put(content, here) for content in contents), (
+        "older than half of the grace: written anew"
+    )
     assert collector.collect(keep_days=30).objects == ()
     writer.tell(trace(1, *contents), {})
     clock.ahead = 5 * DAY
@@ -571,7 +672,9 @@ def test_a_store_says_what_it_is(raw: Raw, remote: Remote, other: Remote) -> Non
     other.check()
 
 
-def test_a_full_disk_here_is_reported_and_leaves_nothing(remote: Remote, here: Objects, tmp_path: Path) -> None:
+def test_a_full_disk_here_is_reported_and_leaves_nothing(
+    remote: Remote, here: Objects, tmp_path: Path
+) -> None:
     content = file(here, tmp_path, noise("full", 200_000))
     remote.put(content, here)
     with tiny_disk(tmp_path) as root:
@@ -594,7 +697,9 @@ class tiny_disk:
 
         needs("mount")
         self._root.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(self._root)], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(self._root)], check=True
+        )
         return self._root
 
     def __exit__(self, *_: object) -> None:

@@ -102,7 +102,9 @@ class LeaseContract:
 
     async def host(self, driver: Driver) -> Client:
         offers = await driver.offers(Wish())
-        lease = await driver.acquire(Order(offers[0], "the-lease", datetime.now(UTC) + timedelta(hours=1)))
+        lease = await driver.acquire(
+            Order(offers[0], "the-lease", datetime.now(UTC) + timedelta(hours=1))
+        )
         while (hosts := await driver.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
             await asyncio.sleep(0.05)
         return self.attached(hosts[0])
@@ -146,12 +148,27 @@ class LeaseContract:
 
         asyncio.run(acting())
 
-    def killed_workers(self, place: Path, script: str, several: int, locks: Sequence[str] = ()) -> list[Job]:
+    def killed_workers(
+        self, place: Path, script: str, several: int, locks: Sequence[str] = ()
+    ) -> list[Job]:
         """The jobs that workers, all at once, began under one key just before they were killed."""
         paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-        argv = [sys.executable, "-c", WORKER, json.dumps(paths), type(self).__module__, type(self).__name__, str(place), script, *locks]
+        argv = [
+            sys.executable,
+            "-c",
+            WORKER,
+            json.dumps(paths),
+            type(self).__module__,
+            type(self).__name__,
+            str(place),
+            script,
+            *locks,
+        ]
         with ExitStack() as stack:
-            workers = [stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE)) for _ in range(several)]
+            workers = [
+                stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE))
+                for _ in range(several)
+            ]
             said = [worker.stdout.readline() for worker in workers if worker.stdout is not None]
             for worker in workers:
                 worker.send_signal(signal.SIGKILL)
@@ -171,7 +188,9 @@ class LeaseContract:
         async def rent() -> None:
             driver = self.make(place)
             offers = await driver.offers(Wish(Need(cpus=1)))
-            order = Order(offers[0], "a/key with: odd characters", datetime.now(UTC) + timedelta(hours=1))
+            order = Order(
+                offers[0], "a/key with: odd characters", datetime.now(UTC) + timedelta(hours=1)
+            )
             lease = await driver.acquire(order)
             assert lease.key == order.key
             assert lease in await self.make(place).leases()
@@ -187,7 +206,9 @@ class LeaseContract:
     def test_a_lease_that_was_given_back_has_no_hosts(self, place: Path) -> None:
         async def rent() -> None:
             driver = self.make(place)
-            order = Order((await driver.offers(Wish()))[0], "short", datetime.now(UTC) + timedelta(hours=1))
+            order = Order(
+                (await driver.offers(Wish()))[0], "short", datetime.now(UTC) + timedelta(hours=1)
+            )
             lease = await driver.acquire(order)
             await driver.release(lease)
             with pytest.raises(HostLost):
@@ -203,13 +224,17 @@ class LeaseContract:
 
         asyncio.run(ask())
 
-    def test_an_offer_is_on_the_market_that_was_asked_for_and_tells_its_price(self, place: Path) -> None:
+    def test_an_offer_is_on_the_market_that_was_asked_for_and_tells_its_price(
+        self, place: Path
+    ) -> None:
         async def ask() -> None:
             driver = self.make(place)
             for market in ("on-demand", "spot", "any"):
                 for offer in await driver.offers(Wish(Need(market=market))):
                     assert market in (offer.market, "any")
-                    assert (offer.price > 0) is driver.traits.priced and 0 <= offer.disk_price <= offer.price
+                    assert (
+                        offer.price > 0
+                    ) is driver.traits.priced and 0 <= offer.disk_price <= offer.price
                     assert not driver.traits.priced or offer.fetched > 0
                     assert offer.reliability is None or 0 <= offer.reliability <= 1
 
@@ -218,7 +243,11 @@ class LeaseContract:
     def test_a_machine_is_up_within_the_time_that_the_driver_names(self, place: Path) -> None:
         async def rent() -> None:
             traits = self.make(place).traits
-            assert traits.poll > AT_ONCE and traits.comes_up >= AT_ONCE and (traits.hosts_at_once or 1) >= 1
+            assert (
+                traits.poll > AT_ONCE
+                and traits.comes_up >= AT_ONCE
+                and (traits.hosts_at_once or 1) >= 1
+            )
             async with asyncio.timeout(traits.comes_up.total_seconds() + 10):
                 await self.host(self.make(place))
 
@@ -226,7 +255,9 @@ class LeaseContract:
 
     def test_an_optional_member_has_its_part_of_this_suite(self, place: Path) -> None:
         driver = self.make(place)
-        assert {part for part in PARTS if isinstance(self, part)} == {part for part, has in PARTS.items() if isinstance(driver, has)}
+        assert {part for part in PARTS if isinstance(self, part)} == {
+            part for part, has in PARTS.items() if isinstance(driver, has)
+        }
 
     def test_what_is_kept_on_a_host_is_below_its_root(self, place: Path) -> None:
         async def act(host: Client) -> None:
@@ -244,16 +275,25 @@ class DriverContract(LeaseContract):
 
     # --- running
 
-    def test_a_command_gets_its_arguments_directory_and_environment_and_nothing_else(self, place: Path) -> None:
+    def test_a_command_gets_its_arguments_directory_and_environment_and_nothing_else(
+        self, place: Path
+    ) -> None:
         odd = ("", "a b", "'\"$HOME`", "line\nline", "é\udcff")
         show = "import os, sys; print(sys.argv[1:], os.getcwd(), sorted(set(os.environ) - {'LC_CTYPE'}), sys.stdin.read(), os.environ['S'])"
 
         async def act(host: Client) -> None:
-            command = Command((sys.executable, "-c", show, *odd), cwd=str(place), env={"A": "1"}, secrets={"S": "hush"})
+            command = Command(
+                (sys.executable, "-c", show, *odd),
+                cwd=str(place),
+                env={"A": "1"},
+                secrets={"S": "hush"},
+            )
             assert "hush" not in repr(command)
             job = await host.start(command, "one")
             assert (await over(host, job)).code == 0
-            assert (await printed(host, job)).decode() == f"{list(odd)} {place} ['A', 'RECIPE_JOB', 'S']  hush\n"
+            assert (
+                await printed(host, job)
+            ).decode() == f"{list(odd)} {place} ['A', 'RECIPE_JOB', 'S']  hush\n"
 
         self.on_host(place, act)
 
@@ -261,7 +301,9 @@ class DriverContract(LeaseContract):
         async def act(host: Client) -> None:
             done = await over(host, await host.start(self.command("exit 0", place), "zero"))
             failed = await over(host, await host.start(self.command("exit 3", place), "three"))
-            killed = await over(host, await host.start(self.command("kill -SEGV $$", place), "killed"))
+            killed = await over(
+                host, await host.start(self.command("kill -SEGV $$", place), "killed")
+            )
             assert (done.code, done.signal, done.reason) == (0, None, "exit")
             assert (failed.code, failed.signal, failed.reason) == (3, None, "exit")
             assert (killed.signal, killed.reason) == (signal.SIGSEGV, "signal")
@@ -273,14 +315,21 @@ class DriverContract(LeaseContract):
 
     def test_the_time_a_job_used_is_reported(self, place: Path) -> None:
         async def act(host: Client) -> None:
-            end = await over(host, await host.start(self.command("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done", place), "busy"))
+            end = await over(
+                host,
+                await host.start(
+                    self.command("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done", place), "busy"
+                ),
+            )
             assert 0.01 < end.cpu < 30
 
         self.on_host(place, act)
 
     def test_a_program_that_does_not_exist_ends_with_127_and_says_so(self, place: Path) -> None:
         async def act(host: Client) -> None:
-            job = await host.start(Command(("no-such-program",), cwd=str(place), env=ENV), "nothing")
+            job = await host.start(
+                Command(("no-such-program",), cwd=str(place), env=ENV), "nothing"
+            )
             assert (await over(host, job)).code == 127
             assert b"no-such-program" in await printed(host, job)
 
@@ -289,7 +338,9 @@ class DriverContract(LeaseContract):
     def test_the_same_key_is_the_same_job(self, place: Path) -> None:
         async def act(host: Client) -> None:
             command = self.command("echo ran >> count; read line < gate", place)
-            first, second = await asyncio.gather(host.start(command, "same"), host.start(command, "same"))
+            first, second = await asyncio.gather(
+                host.start(command, "same"), host.start(command, "same")
+            )
             assert first == second
             assert await host.wait(first, self.moment) is None
             release(place)
@@ -300,7 +351,9 @@ class DriverContract(LeaseContract):
 
         self.on_host(place, act)
 
-    def test_a_lock_is_held_until_nothing_of_its_job_lives(self, place: Path, locks: list[str]) -> None:
+    def test_a_lock_is_held_until_nothing_of_its_job_lives(
+        self, place: Path, locks: list[str]
+    ) -> None:
         lock, other, *_ = locks
 
         async def act(host: Client) -> None:
@@ -323,7 +376,9 @@ class DriverContract(LeaseContract):
 
         self.on_host(place, act)
 
-    def test_a_lock_outlives_the_worker_that_asked_for_it(self, place: Path, locks: list[str]) -> None:
+    def test_a_lock_outlives_the_worker_that_asked_for_it(
+        self, place: Path, locks: list[str]
+    ) -> None:
         lock = locks[0]
         job = self.killed_worker(place, "echo began; read go < gate", (lock,))
 
@@ -339,7 +394,11 @@ class DriverContract(LeaseContract):
 
     def test_a_job_holds_many_locks(self, place: Path, locks: list[str]) -> None:
         async def act(host: Client) -> None:
-            job = await self.begun(host, self.command("echo began; read go < gate", place, locks=tuple(locks)), place.name)
+            job = await self.begun(
+                host,
+                self.command("echo began; read go < gate", place, locks=tuple(locks)),
+                place.name,
+            )
             assert list(await host.free(locks)) == []
             await asyncio.to_thread((place / "gate").write_text, "go\n")
             assert (await self.end(host, job)).code == 0
@@ -350,8 +409,14 @@ class DriverContract(LeaseContract):
 
     def test_a_command_that_cannot_begin_is_over_and_says_why(self, place: Path) -> None:
         async def act(host: Client) -> None:
-            nowhere = await over(host, await host.start(Command(("true",), cwd=str(place / "nowhere"), env=ENV), "cwd"))
-            mute = await over(host, await host.start(self.command("true", place, log=str(place / "no" / "log")), "log"))
+            nowhere = await over(
+                host,
+                await host.start(Command(("true",), cwd=str(place / "nowhere"), env=ENV), "cwd"),
+            )
+            mute = await over(
+                host,
+                await host.start(self.command("true", place, log=str(place / "no" / "log")), "log"),
+            )
             assert nowhere.code == mute.code == 126
             assert "nowhere" in nowhere.detail and "no/log" in mute.detail
 
@@ -360,26 +425,39 @@ class DriverContract(LeaseContract):
     def test_a_job_can_be_interrupted(self, place: Path) -> None:
         async def act(host: Client) -> None:
             kept = "import signal; print([number for number in signal.Signals if signal.getsignal(number) == signal.SIG_IGN])"
-            job = await host.start(Command((sys.executable, "-c", kept), cwd=str(place), env=ENV), "ignores")
+            job = await host.start(
+                Command((sys.executable, "-c", kept), cwd=str(place), env=ENV), "ignores"
+            )
             await over(host, job)
-            assert (await printed(host, job)).decode() == "[<Signals.SIGPIPE: 13>, <Signals.SIGXFSZ: 25>]\n"  # which Python itself ignores
+            assert (
+                (await printed(host, job)).decode()
+                == "[<Signals.SIGPIPE: 13>, <Signals.SIGXFSZ: 25>]\n"
+            )  # which Python itself ignores
 
         self.on_host(place, act)
 
     def test_keys_may_hold_any_characters(self, place: Path) -> None:
         async def act(host: Client) -> None:
             keys = ["train[lr=0.0001,seed=1]", "a/../../b", ".", "x" * 500, 'q"\\\n', "ключ"]
-            jobs = [await host.start(self.command(f"exit {index}", place), key) for index, key in enumerate(keys)]
+            jobs = [
+                await host.start(self.command(f"exit {index}", place), key)
+                for index, key in enumerate(keys)
+            ]
             assert [(await over(host, job)).code for job in jobs] == list(range(len(keys)))
 
         self.on_host(place, act)
 
     def test_many_jobs_at_once_each_get_their_own_end(self, place: Path) -> None:
         async def act(host: Client) -> None:
-            jobs = [await host.start(self.command(f"echo {number}; exit {number}", place), f"n{number}") for number in range(50)]
+            jobs = [
+                await host.start(self.command(f"echo {number}; exit {number}", place), f"n{number}")
+                for number in range(50)
+            ]
             ends = await asyncio.gather(*(over(host, job) for job in jobs))
             assert [end.code for end in ends] == list(range(50))
-            assert [await printed(host, job) for job in jobs] == [b"%d\n" % number for number in range(50)]
+            assert [await printed(host, job) for job in jobs] == [
+                b"%d\n" % number for number in range(50)
+            ]
 
         self.on_host(place, act)
 
@@ -388,7 +466,12 @@ class DriverContract(LeaseContract):
         jobs = self.killed_workers(place, script, 3)
 
         async def act(host: Client) -> None:
-            assert jobs[0] == jobs[1] == jobs[2] == await host.start(self.command(script, place), place.name)
+            assert (
+                jobs[0]
+                == jobs[1]
+                == jobs[2]
+                == await host.start(self.command(script, place), place.name)
+            )
             release(place)
             assert (await over(host, jobs[0])).code == 4
             assert (place / "count").read_text() == "ran\n"
@@ -469,7 +552,12 @@ class DriverContract(LeaseContract):
         async def act(host: Client) -> None:
             os.mkfifo(place / "held")
             with reading(place / "held") as held:
-                job = await host.start(self.command("(echo; sleep 1000) > held & (echo; sleep 1000) > held & wait", place), "group")
+                job = await host.start(
+                    self.command(
+                        "(echo; sleep 1000) > held & (echo; sleep 1000) > held & wait", place
+                    ),
+                    "group",
+                )
                 assert await heard(held, 2) == b"\n\n"
                 await host.stop(job, LONG)
                 await host.stop(job, LONG)
@@ -483,7 +571,10 @@ class DriverContract(LeaseContract):
 
     def test_what_ignores_a_stop_is_killed_after_the_grace(self, place: Path) -> None:
         async def act(host: Client) -> None:
-            job = await host.start(self.command("trap '' TERM; echo > gate; while :; do sleep 1000; done", place), "deaf")
+            job = await host.start(
+                self.command("trap '' TERM; echo > gate; while :; do sleep 1000; done", place),
+                "deaf",
+            )
             with reading(place / "gate") as gate:
                 assert await heard(gate, 1) == b"\n"
             await host.stop(job, LONG)
@@ -497,7 +588,13 @@ class DriverContract(LeaseContract):
     def test_a_stop_lets_a_job_save_itself(self, place: Path) -> None:
         async def act(host: Client) -> None:
             # Naps: a child that a stop meets between fork and exec is deaf to it, and must not outlive the test.
-            job = await host.start(self.command("trap 'echo saved; exit 9' TERM; echo > gate; while :; do sleep 0.01 & wait; done", place), "saves")
+            job = await host.start(
+                self.command(
+                    "trap 'echo saved; exit 9' TERM; echo > gate; while :; do sleep 0.01 & wait; done",
+                    place,
+                ),
+                "saves",
+            )
             with reading(place / "gate") as gate:
                 assert await heard(gate, 1) == b"\n"
             await host.stop(job, LONG)
@@ -507,10 +604,16 @@ class DriverContract(LeaseContract):
 
         self.on_host(place, act)
 
-    @pytest.mark.parametrize(("limits", "reason"), [({"timeout": 0.2}, "timeout"), ({"idle_timeout": 0.2}, "idle")])
-    def test_a_limit_ends_a_job_and_is_its_reason(self, place: Path, limits: dict[str, float], reason: str) -> None:
+    @pytest.mark.parametrize(
+        ("limits", "reason"), [({"timeout": 0.2}, "timeout"), ({"idle_timeout": 0.2}, "idle")]
+    )
+    def test_a_limit_ends_a_job_and_is_its_reason(
+        self, place: Path, limits: dict[str, float], reason: str
+    ) -> None:
         async def act(host: Client) -> None:
-            end = await over(host, await host.start(self.command("sleep 1000", place, **limits), reason))
+            end = await over(
+                host, await host.start(self.command("sleep 1000", place, **limits), reason)
+            )
             assert (end.reason, end.signal) == (reason, signal.SIGTERM)
             assert end.ended - end.started >= 0.2
 
@@ -542,7 +645,9 @@ class DriverContract(LeaseContract):
         (place / "data").write_bytes(data)
 
         async def act(host: Client) -> None:
-            job = await host.start(self.command("head -c 512 data; head -c 512 data >&2", place), "logs")
+            job = await host.start(
+                self.command("head -c 512 data; head -c 512 data >&2", place), "logs"
+            )
             await over(host, job)
             assert await printed(host, job) == data
             for offset in (0, 1, 511, 513, 1023):
@@ -554,7 +659,10 @@ class DriverContract(LeaseContract):
 
     def test_a_log_can_be_read_while_the_job_runs(self, place: Path) -> None:
         async def act(host: Client) -> None:
-            job = await host.start(self.command("echo first; echo > gate; read line < gate; echo second", place), "live")
+            job = await host.start(
+                self.command("echo first; echo > gate; read line < gate; echo second", place),
+                "live",
+            )
             with reading(place / "gate") as gate:
                 assert await heard(gate, 1) == b"\n"
             assert await host.log(job, 0) == b"first\n"
@@ -591,7 +699,9 @@ class DriverContract(LeaseContract):
 
         async def act(host: Client) -> None:
             packed = host.call(("tar", "-C", str(tree), "-cf", "-", "."))
-            assert [data async for data in host.call(("tar", "-C", str(there), "-xf", "-"), packed)] == []
+            assert [
+                data async for data in host.call(("tar", "-C", str(there), "-xf", "-"), packed)
+            ] == []
             assert (there / "deep/er/big").read_bytes() == (tree / "deep/er/big").read_bytes()
             assert os.access(there / "run", os.X_OK)
             assert (there / "link").readlink() == Path("deep/er")
@@ -638,13 +748,18 @@ class DriverContract(LeaseContract):
 
         self.on_host(place, act)
 
-    def test_a_call_that_is_given_up_in_a_flood_is_ended(self, place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_call_that_is_given_up_in_a_flood_is_ended(
+        self, place: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def act(host: Client) -> None:
             call = host.call((SH, "-c", "cat /dev/zero"))
             async with asyncio.timeout(60):
                 await anext(call)
                 with reading(place / "gate") as gate:  # time for more to arrive than anybody keeps
-                    await host.wait(await host.start(self.command("sleep 0.2; echo > gate", place), "later"), LONG)
+                    await host.wait(
+                        await host.start(self.command("sleep 0.2; echo > gate", place), "later"),
+                        LONG,
+                    )
                     assert await heard(gate, 1) == b"\n"
                 await call.aclose()  # type: ignore[attr-defined]
 
@@ -690,7 +805,9 @@ class VisitingContract(LeaseContract):
 
 
 class ConnectingContract(LeaseContract):
-    def test_machines_are_connected_to_and_prepared_before_a_place_is_taken(self, place: Path) -> None:
+    def test_machines_are_connected_to_and_prepared_before_a_place_is_taken(
+        self, place: Path
+    ) -> None:
         async def look() -> None:
             driver = self.make(place)
             assert isinstance(driver, Connecting)
@@ -712,7 +829,11 @@ class ClosingContract(LeaseContract):
         async def act() -> None:
             driver = self.make(place)
             assert isinstance(driver, Closing)
-            job = await self.begun(await self.host(driver), self.command("echo begun; read line < gate; exit 5", place), "long")
+            job = await self.begun(
+                await self.host(driver),
+                self.command("echo begun; read line < gate; exit 5", place),
+                "long",
+            )
             before = await driver.leases()
             await driver.aclose()
             await driver.aclose()
@@ -732,7 +853,9 @@ class ExcludingContract(LeaseContract):
             driver = self.make(place)
             assert isinstance(driver, Excluding)
             assert not await driver.offers(Wish(Need(gpus=1000)))
-            assert driver.excluded and all(why and count > 0 for why, count in driver.excluded.items())
+            assert driver.excluded and all(
+                why and count > 0 for why, count in driver.excluded.items()
+            )
 
         asyncio.run(ask())
 
@@ -744,7 +867,11 @@ class RentedContract(LeaseContract):
         with open(os.environ["RENTING"], "w") as lock:  # noqa: ASYNC230
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = [lease for lease in await driver.leases() if lease.key == "the-lease"]
-            order = Order((await driver.offers(Wish()))[0], "the-lease", datetime.now(UTC) + timedelta(hours=1))
+            order = Order(
+                (await driver.offers(Wish()))[0],
+                "the-lease",
+                datetime.now(UTC) + timedelta(hours=1),
+            )
             lease = found[0] if found else await driver.acquire(order)
         while (hosts := await driver.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
             await asyncio.sleep(0.05)
@@ -757,11 +884,17 @@ class RentedContract(LeaseContract):
 class ProlongingContract(RentedContract):
     """Of drivers whose machines end themselves."""
 
-    def test_a_machine_that_ends_itself_does_so_at_another_time_when_it_is_asked(self, place: Path) -> None:
+    def test_a_machine_that_ends_itself_does_so_at_another_time_when_it_is_asked(
+        self, place: Path
+    ) -> None:
         async def rent() -> None:
             driver = self.make(place)
             assert isinstance(driver, Prolonging)
-            order = Order((await driver.offers(Wish()))[0], "prolonged", datetime.now(UTC) + timedelta(hours=1))
+            order = Order(
+                (await driver.offers(Wish()))[0],
+                "prolonged",
+                datetime.now(UTC) + timedelta(hours=1),
+            )
             lease = await driver.acquire(order)
             while await driver.hosts(lease) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
                 await asyncio.sleep(0.05)
@@ -774,16 +907,27 @@ class ProlongingContract(RentedContract):
 class PausingContract(LeaseContract):
     """Of drivers whose machines stand still and run again."""
 
-    def test_a_machine_that_is_stopped_is_billed_for_its_disk_and_runs_again_with_it(self, place: Path) -> None:
+    def test_a_machine_that_is_stopped_is_billed_for_its_disk_and_runs_again_with_it(
+        self, place: Path
+    ) -> None:
         async def rent() -> None:
             driver = self.make(place)
             assert isinstance(driver, Pausing)
-            order = Order((await driver.offers(Wish()))[0], "kept", datetime.now(UTC) + timedelta(hours=1), keep=True)
+            order = Order(
+                (await driver.offers(Wish()))[0],
+                "kept",
+                datetime.now(UTC) + timedelta(hours=1),
+                keep=True,
+            )
             lease = await driver.acquire(order)
             assert await driver.stands(lease) == "runs"
             while not await driver.stop(lease):  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.05)
-            assert await driver.stands(lease) == "stopped" and await driver.stop(lease) and lease in await driver.leases()
+            assert (
+                await driver.stands(lease) == "stopped"
+                and await driver.stop(lease)
+                and lease in await driver.leases()
+            )
             with pytest.raises(HostLost):
                 await driver.hosts(lease)
             await driver.start(lease, order.until)
@@ -801,16 +945,27 @@ class PausingContract(LeaseContract):
 class EnsuringContract(LeaseContract):
     """Of drivers whose machines need something beside themselves."""
 
-    def test_what_is_beside_the_machines_is_made_once_and_stays_while_one_uses_it(self, place: Path) -> None:
+    def test_what_is_beside_the_machines_is_made_once_and_stays_while_one_uses_it(
+        self, place: Path
+    ) -> None:
         async def rent() -> None:
             driver = self.make(place)
             assert isinstance(driver, Ensuring)
             assert await driver.ensure() and not await driver.ensure()
-            lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "uses", datetime.now(UTC) + timedelta(hours=1)))
-            assert all("stays" in words for words in await driver.drop()) and not await self.make(place).ensure()  # type: ignore[attr-defined]
+            lease = await driver.acquire(
+                Order(
+                    (await driver.offers(Wish()))[0], "uses", datetime.now(UTC) + timedelta(hours=1)
+                )
+            )
+            assert (
+                all("stays" in words for words in await driver.drop())
+                and not await self.make(place).ensure()
+            )  # type: ignore[attr-defined]
             while not await driver.release(lease):  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.05)
-            assert all("removed" in words for words in await driver.drop()) and not await driver.drop()
+            assert (
+                all("removed" in words for words in await driver.drop()) and not await driver.drop()
+            )
             assert await driver.ensure() and await driver.drop(), "it can be made anew"
 
         asyncio.run(rent())
@@ -822,17 +977,27 @@ class ExportingContract(LeaseContract):
     narrowed: Mapping[str, str] = {}
     """Settings under which there is one kind of machine."""
 
-    def test_a_program_is_python_that_names_what_it_makes_and_holds_no_secret(self, place: Path) -> None:
+    def test_a_program_is_python_that_names_what_it_makes_and_holds_no_secret(
+        self, place: Path
+    ) -> None:
         settings = json.loads((place / "settings.json").read_text())
         (place / "settings.json").write_text(json.dumps({**settings, **self.narrowed}))
         driver = self.make(place)
         assert isinstance(driver, Exporting)
         for keep, bucket in ((False, ""), (True, "results")):
-            text = driver.program("tiny", market="on-demand", keep=keep, seconds=3600, bucket=bucket)
+            text = driver.program(
+                "tiny", market="on-demand", keep=keep, seconds=3600, bucket=bucket
+            )
             ast.parse(text)
             assert "tiny" in text and ("results" in text) is bool(bucket) and text != ""
-            assert text == driver.program("tiny", market="on-demand", keep=keep, seconds=3600, bucket=bucket)
-            secret = (place / "installation").read_text().strip() if (place / "installation").exists() else "no secret yet"
+            assert text == driver.program(
+                "tiny", market="on-demand", keep=keep, seconds=3600, bucket=bucket
+            )
+            secret = (
+                (place / "installation").read_text().strip()
+                if (place / "installation").exists()
+                else "no secret yet"
+            )
             assert secret not in text
 
     def test_settings_that_name_no_one_machine_make_no_program(self, place: Path) -> None:
@@ -852,7 +1017,8 @@ class ChargingContract(RentedContract):
             began = datetime.now(UTC)
             offers = await driver.offers(Wish())
             one, other = [
-                await driver.acquire(Order(offer, key, began + timedelta(hours=1))) for offer, key in zip(offers, ("one", "other"), strict=False)
+                await driver.acquire(Order(offer, key, began + timedelta(hours=1)))
+                for offer, key in zip(offers, ("one", "other"), strict=False)
             ]
             await driver.release(one)
             charged = await driver.charges(one, began)
@@ -882,10 +1048,18 @@ class AccountedContract(LeaseContract):
 class VitalContract(LeaseContract):
     """Of drivers whose provider says how a machine is."""
 
-    def test_what_the_provider_says_of_a_machine_is_a_line_also_when_it_is_gone(self, place: Path) -> None:
+    def test_what_the_provider_says_of_a_machine_is_a_line_also_when_it_is_gone(
+        self, place: Path
+    ) -> None:
         async def rent() -> None:
             driver = self.make(place)
-            lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "vital", datetime.now(UTC) + timedelta(hours=1)))
+            lease = await driver.acquire(
+                Order(
+                    (await driver.offers(Wish()))[0],
+                    "vital",
+                    datetime.now(UTC) + timedelta(hours=1),
+                )
+            )
             assert isinstance(driver, Vital)
             there = await driver.vitals(lease)
             while not await driver.release(lease):  # noqa: ASYNC110  # as above
@@ -903,7 +1077,9 @@ class ListingContract(LeaseContract):
         """Let there be a newer list, with other prices; there is none before."""
         raise NotImplementedError
 
-    def test_a_newer_list_is_believed_by_every_later_driver_and_one_that_cannot_be_had_changes_nothing(self, place: Path) -> None:
+    def test_a_newer_list_is_believed_by_every_later_driver_and_one_that_cannot_be_had_changes_nothing(
+        self, place: Path
+    ) -> None:
         async def update() -> None:
             driver = self.make(place)
             assert isinstance(driver, Listing)
@@ -915,7 +1091,9 @@ class ListingContract(LeaseContract):
             words = await driver.update()
             after = {offer.id: offer.price for offer in await driver.offers(Wish())}
             assert words and after and after != before
-            assert {offer.id: offer.price for offer in await self.make(place).offers(Wish())} == after
+            assert {
+                offer.id: offer.price for offer in await self.make(place).offers(Wish())
+            } == after
 
         asyncio.run(update())
 
@@ -923,10 +1101,18 @@ class ListingContract(LeaseContract):
 class MarkingContract(LeaseContract):
     """Of drivers whose machines bear the name of the installation that rented them, whose secret is in `place / "installation"`."""
 
-    def test_the_machines_of_another_installation_are_listed_and_ended_by_its_name(self, place: Path) -> None:
+    def test_the_machines_of_another_installation_are_listed_and_ended_by_its_name(
+        self, place: Path
+    ) -> None:
         async def rent() -> None:
             driver = self.make(place)
-            lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "marked", datetime.now(UTC) + timedelta(hours=1)))
+            lease = await driver.acquire(
+                Order(
+                    (await driver.offers(Wish()))[0],
+                    "marked",
+                    datetime.now(UTC) + timedelta(hours=1),
+                )
+            )
             name, other = Installation.of(str(place / "installation")).name, self.make(place)
             assert isinstance(other, Marking)
             other.look_for("0" * 8)

@@ -18,7 +18,18 @@ from runner.execution.terms import new_id
 from runner.storage.content.files import Content
 from runner.storage.records.index import Changes, Made, Published, Trace
 from runner.storage.records.outbox import Letter
-from runner.storage.records.runs import AttemptRow, Event, Offer, Reporter, Requested, RunRow, Stale, StepRow, Wanted, settle
+from runner.storage.records.runs import (
+    AttemptRow,
+    Event,
+    Offer,
+    Reporter,
+    Requested,
+    RunRow,
+    Stale,
+    StepRow,
+    Wanted,
+    settle,
+)
 from runner.storage.records.store import Store
 
 
@@ -39,8 +50,26 @@ CONTENT = Content("f:" + "0" * 64)
 ANY = Offer()
 
 
-def trace(key: str, *, step: str = "a", seconds: float = 1.0, made_at: float = 1.0, recipe: str = "tool@1", content: Content = CONTENT) -> Trace:
-    return Trace(key, recipe, step, "r1", made_at, seconds, (Made("out", "o/a", content),), '{"loss":0.5}', '{"gpu":"none"}')
+def trace(
+    key: str,
+    *,
+    step: str = "a",
+    seconds: float = 1.0,
+    made_at: float = 1.0,
+    recipe: str = "tool@1",
+    content: Content = CONTENT,
+) -> Trace:
+    return Trace(
+        key,
+        recipe,
+        step,
+        "r1",
+        made_at,
+        seconds,
+        (Made("out", "o/a", content),),
+        '{"loss":0.5}',
+        '{"gpu":"none"}',
+    )
 
 
 @pytest.fixture
@@ -52,23 +81,56 @@ def claimed(store: Store) -> int:
 
 
 def test_a_group_is_stored_whole(store: Store, fresh: Fresh, claimed: int) -> None:
-    attempt = AttemptRow("r1/a/1", "r1", "a", 1, "k", {"pid": 7}, "attempts/1", 1.0, 2.0, "done", "exit", {"code": 0}, {"deps": ["x"]})
+    attempt = AttemptRow(
+        "r1/a/1",
+        "r1",
+        "a",
+        1,
+        "k",
+        {"pid": 7},
+        "attempts/1",
+        1.0,
+        2.0,
+        "done",
+        "exit",
+        {"code": 0},
+        {"deps": ["x"]},
+    )
     published = Published("o/a", CONTENT, "id", "r1", "a", "tool@1")
     moves = [Move("step", "a", "QUEUED", "RUNNING", data={"host": "local"}), DONE]
     files = [("o/a", 1, 2, 3, 4, 5, CONTENT)]
     last = store.runs.group("r1", claimed, moves, steps=[StepRow("r1", "a", "DONE", "k")], attempts=[attempt], changes=Changes(traces=[trace("k")], files=files, published=[published]))  # fmt: skip
     other = fresh()
-    assert other.index.traces(["k", "none"]) == {"k": trace("k")} and other.index.traces(["k"])["k"].metrics == {"loss": 0.5}
+    assert other.index.traces(["k", "none"]) == {"k": trace("k")} and other.index.traces(["k"])[
+        "k"
+    ].metrics == {"loss": 0.5}
     assert other.index.trace("k") == trace("k") and other.index.trace("none") is None
-    assert other.index.outputs("tool@1") == {"k": ([["out", "o/a", CONTENT]], True)} and other.index.outputs("other@1") == {}
-    assert other.runs.attempts("r1") == [attempt] == other.runs.attempts("r1", "a") and other.runs.attempts("r1", "b") == []
+    assert (
+        other.index.outputs("tool@1") == {"k": ([["out", "o/a", CONTENT]], True)}
+        and other.index.outputs("other@1") == {}
+    )
+    assert (
+        other.runs.attempts("r1") == [attempt] == other.runs.attempts("r1", "a")
+        and other.runs.attempts("r1", "b") == []
+    )
     assert other.runs.steps("r1") == {"a": StepRow("r1", "a", "DONE", "k")}
     assert other.index.published() == {"o/a": published} and other.index.published("other@1") == {}
     assert other.index.files() == files
-    assert [(event.seq, event.after) for event in other.runs.events("r1")] == [(1, "QUEUED"), (2, "RUNNING"), (3, "DONE")]
-    assert [event.seq for event in other.runs.events("r1", after=2)] == [last] == [3] and other.runs.events("r1")[1].data == {"host": "local"}
+    assert [(event.seq, event.after) for event in other.runs.events("r1")] == [
+        (1, "QUEUED"),
+        (2, "RUNNING"),
+        (3, "DONE"),
+    ]
+    assert [event.seq for event in other.runs.events("r1", after=2)] == [last] == [
+        3
+    ] and other.runs.events("r1")[1].data == {"host": "local"}
     row = other.runs.get("r1")
-    assert (row.inputs, row.state, row.claim, row.next_event) == ({"rank": 16}, "QUEUED", "worker 1", 4) and other.runs.latest() == [row]
+    assert (row.inputs, row.state, row.claim, row.next_event) == (
+        {"rank": 16},
+        "QUEUED",
+        "worker 1",
+        4,
+    ) and other.runs.latest() == [row]
 
 
 def test_the_first_trace_of_a_key_wins(store: Store, claimed: int) -> None:
@@ -83,13 +145,24 @@ def test_a_key_that_is_made_again_has_its_newest_trace(store: Store, claimed: in
     assert store.index.traces(["k"])["k"].seconds == 2
 
 
-def test_metrics_by_a_rule_belong_to_one_trace_and_go_with_it(store: Store, fresh: Fresh, claimed: int) -> None:
+def test_metrics_by_a_rule_belong_to_one_trace_and_go_with_it(
+    store: Store, fresh: Fresh, claimed: int
+) -> None:
     first = trace("k")._replace(measured_json='{"rule 1":{"loss":0.5}}')
     store.runs.group("r1", claimed, changes=Changes(traces=[first]))
     store.index.learn([first._replace(measured_json='{"rule 2":{"acc":1}}')])
-    assert fresh().index.traces(["k"])["k"].measured == {"rule 1": {"loss": 0.5}, "rule 2": {"acc": 1}} == store.index.traces(["k"])["k"].measured
-    store.index.learn([trace("k", made_at=2)._replace(measured_json='{"rule 3":{"f1":0}}')])  # of another attempt
-    assert list(fresh().index.traces(["k"])["k"].measured) == ["rule 1", "rule 2"] and fresh().index.outputs("tool@1")["k"][1]
+    assert (
+        fresh().index.traces(["k"])["k"].measured
+        == {"rule 1": {"loss": 0.5}, "rule 2": {"acc": 1}}
+        == store.index.traces(["k"])["k"].measured
+    )
+    store.index.learn(
+        [trace("k", made_at=2)._replace(measured_json='{"rule 3":{"f1":0}}')]
+    )  # of another attempt
+    assert (
+        list(fresh().index.traces(["k"])["k"].measured) == ["rule 1", "rule 2"]
+        and fresh().index.outputs("tool@1")["k"][1]
+    )
     store.runs.group("r1", claimed, changes=Changes(traces=[trace("k", made_at=3)], again={"k"}))
     assert fresh().index.traces(["k"])["k"].measured == {}
 
@@ -100,66 +173,125 @@ def test_a_stale_worker_writes_nothing(store: Store, fresh: Fresh, claimed: int)
     newer = other.runs.claim("r1", "worker 2")
     assert newer is not None and newer > claimed
     with pytest.raises(Stale):
-        store.runs.group("r1", claimed, [DONE], steps=[StepRow("r1", "a", "DONE")], changes=Changes(traces=[trace("k")]))
+        store.runs.group(
+            "r1",
+            claimed,
+            [DONE],
+            steps=[StepRow("r1", "a", "DONE")],
+            changes=Changes(traces=[trace("k")]),
+        )
     with pytest.raises(Stale):
         store.runs.requested("r1", claimed)
-    assert store.index.traces(["k"]) == {} and store.runs.steps("r1") == {} and len(store.runs.events("r1")) == 1
+    assert (
+        store.index.traces(["k"]) == {}
+        and store.runs.steps("r1") == {}
+        and len(store.runs.events("r1")) == 1
+    )
     other.runs.group("r1", newer, [DONE])
 
 
 def test_two_workers_never_hold_one_run(store: Store, fresh: Fresh, claimed: int) -> None:
-    assert fresh().runs.claim("r1", "worker 2") is None and store.runs.live("r1") and fresh().runs.live("r1")
+    assert (
+        fresh().runs.claim("r1", "worker 2") is None
+        and store.runs.live("r1")
+        and fresh().runs.live("r1")
+    )
     store.close()
     assert not fresh().runs.live("r1") and fresh().runs.claim("r1", "worker 2") is not None
 
 
-def test_a_run_that_is_prepared_is_submitted_and_claimed_as_any_other(store: Store, fresh: Fresh) -> None:
+def test_a_run_that_is_prepared_is_submitted_and_claimed_as_any_other(
+    store: Store, fresh: Fresh
+) -> None:
     store.runs.prepare("r1")
     assert store.runs.submit(RUN, "worker 1").fence == 1 and fresh().runs.live("r1")
     store.close()
     assert not fresh().runs.live("r1")
 
 
-def test_a_request_before_the_end_wins_and_after_it_is_refused(store: Store, fresh: Fresh, claimed: int) -> None:
+def test_a_request_before_the_end_wins_and_after_it_is_refused(
+    store: Store, fresh: Fresh, claimed: int
+) -> None:
     assert fresh().runs.request("r1", "cancel") and store.runs.requested("r1", claimed) == "cancel"
-    store.runs.group("r1", claimed, [DONE], changes=Changes(traces=[trace("k")]))  # a step that had ended is committed all the same
+    store.runs.group(
+        "r1", claimed, [DONE], changes=Changes(traces=[trace("k")])
+    )  # a step that had ended is committed all the same
     with pytest.raises(Requested) as caught:
-        store.runs.group("r1", claimed, [Move("run", "r1", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
+        store.runs.group(
+            "r1", claimed, [Move("run", "r1", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", "")
+        )
     assert caught.value.request == "cancel" and store.runs.get("r1").state == "QUEUED"
-    store.runs.group("r1", claimed, [Move("run", "r1", "ACTIVE", "CANCELLED")], run_state=("CANCELLED", "asked"), answers="cancel")
+    store.runs.group(
+        "r1",
+        claimed,
+        [Move("run", "r1", "ACTIVE", "CANCELLED")],
+        run_state=("CANCELLED", "asked"),
+        answers="cancel",
+    )
     row = store.runs.get("r1")
-    assert (row.state, row.reason, row.request, row.claim) == ("CANCELLED", "asked", "", "") and row.ended and not store.runs.live("r1")
+    assert (
+        (row.state, row.reason, row.request, row.claim) == ("CANCELLED", "asked", "", "")
+        and row.ended
+        and not store.runs.live("r1")
+    )
     assert not fresh().runs.request("r1", "pause")
     with pytest.raises(Stale):
         store.runs.group("r1", claimed, [DONE])
-    assert [event.after for event in store.runs.events("r1")] == ["QUEUED", "cancel", "DONE", "CANCELLED"]
+    assert [event.after for event in store.runs.events("r1")] == [
+        "QUEUED",
+        "cancel",
+        "DONE",
+        "CANCELLED",
+    ]
 
 
-def test_what_is_asked_of_a_run_before_it_begins_is_there_to_be_read(store: Store, fresh: Fresh, claimed: int) -> None:
+def test_what_is_asked_of_a_run_before_it_begins_is_there_to_be_read(
+    store: Store, fresh: Fresh, claimed: int
+) -> None:
     assert fresh().runs.request("r1", "pause")
-    store.runs.group("r1", claimed, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", ""))
+    store.runs.group(
+        "r1", claimed, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", "")
+    )
     assert store.runs.get("r1").state == "ACTIVE" and store.runs.requested("r1", claimed) == "pause"
     store.runs.group("r1", claimed, run_state=("ACTIVE", ""), answers="pause")
     assert store.runs.requested("r1", claimed) == ""
 
 
-def test_a_run_that_is_over_is_claimed_by_no_worker(store: Store, fresh: Fresh, claimed: int) -> None:
-    store.runs.group("r1", claimed, [Move("run", "r1", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
+def test_a_run_that_is_over_is_claimed_by_no_worker(
+    store: Store, fresh: Fresh, claimed: int
+) -> None:
+    store.runs.group(
+        "r1", claimed, [Move("run", "r1", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", "")
+    )
     assert fresh().runs.claim("r1", "worker 2") is None and store.runs.get("r1").fence == claimed
 
 
-def test_a_pause_lets_go_of_a_run_which_hears_nothing_until_it_is_claimed(store: Store, fresh: Fresh, claimed: int) -> None:
-    store.runs.group("r1", claimed, [Move("run", "r1", "ACTIVE", "PAUSED")], run_state=("PAUSED", "paused"))
+def test_a_pause_lets_go_of_a_run_which_hears_nothing_until_it_is_claimed(
+    store: Store, fresh: Fresh, claimed: int
+) -> None:
+    store.runs.group(
+        "r1", claimed, [Move("run", "r1", "ACTIVE", "PAUSED")], run_state=("PAUSED", "paused")
+    )
     assert not store.runs.live("r1") and not fresh().runs.request("r1", "cancel")
     fence = fresh().runs.claim("r1", "worker 2")
-    assert fence is not None and store.runs.get("r1").recoveries == 0 and store.runs.request("r1", "cancel")
+    assert (
+        fence is not None
+        and store.runs.get("r1").recoveries == 0
+        and store.runs.request("r1", "cancel")
+    )
 
 
 @pytest.mark.parametrize(
     ("what", "wanted", "state"),
-    [("cancel", "PAUSED", "CANCELLED"), ("pause", "CANCELLED", "CANCELLED"), ("resume", "PAUSED", "QUEUED")],
+    [
+        ("cancel", "PAUSED", "CANCELLED"),
+        ("pause", "CANCELLED", "CANCELLED"),
+        ("resume", "PAUSED", "QUEUED"),
+    ],
 )
-def test_what_is_asked_while_a_run_is_settled_is_heeded(store: Store, fresh: Fresh, claimed: int, what: str, wanted: str, state: str) -> None:
+def test_what_is_asked_while_a_run_is_settled_is_heeded(
+    store: Store, fresh: Fresh, claimed: int, what: str, wanted: str, state: str
+) -> None:
     other, seen = fresh(), list[str]()
 
     def beside(found: str) -> tuple[list[Move], list[StepRow]]:
@@ -168,13 +300,23 @@ def test_what_is_asked_while_a_run_is_settled_is_heeded(store: Store, fresh: Fre
         seen.append(found)
         return [DONE], [StepRow("r1", "a", "DONE")]
 
-    assert settle(store.runs, "r1", claimed, wanted, "", beside) == state and seen == [wanted, state]
+    assert settle(store.runs, "r1", claimed, wanted, "", beside) == state and seen == [
+        wanted,
+        state,
+    ]
     row = store.runs.get("r1")
     assert (row.state, row.request) == (state, "")
-    assert [event.after for event in store.runs.events("r1")] == ["QUEUED", what, "DONE", *([state] if state != "QUEUED" else [])]
+    assert [event.after for event in store.runs.events("r1")] == [
+        "QUEUED",
+        what,
+        "DONE",
+        *([state] if state != "QUEUED" else []),
+    ]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(sizes=st.lists(st.integers(0, 5), max_size=6), asks=st.sets(st.integers(0, 5)))
 def test_events_are_numbered_without_gaps(store: Store, sizes: list[int], asks: set[int]) -> None:
     run = f"r{len(store.runs.latest())}"
@@ -212,25 +354,45 @@ def test_a_run_is_claimed_with_its_submission_or_not_at_all(store: Store, fresh:
 
 def taken(store: Store, offer: Offer = ANY) -> tuple[str, int] | None:
     row = store.runs.claim_next("w", offer)
-    assert row is None or row == store.runs.get(row.id), "the row is as it is now that it is claimed"
+    assert row is None or row == store.runs.get(row.id), (
+        "the row is as it is now that it is claimed"
+    )
     return row and (row.id, row.fence)
 
 
-def test_the_run_of_the_highest_priority_that_is_due_longest_is_claimed_first(store: Store, fresh: Fresh) -> None:
-    for name, priority, due in (("c", 0, 1.0), ("a", 0, 2.0), ("b", 0, 2.0), ("d", 7, 3.0), ("later", 9, 4e12), ("own", 9, None)):
+def test_the_run_of_the_highest_priority_that_is_due_longest_is_claimed_first(
+    store: Store, fresh: Fresh
+) -> None:
+    for name, priority, due in (
+        ("c", 0, 1.0),
+        ("a", 0, 2.0),
+        ("b", 0, 2.0),
+        ("d", 7, 3.0),
+        ("later", 9, 4e12),
+        ("own", 9, None),
+    ):
         store.runs.submit(RUN._replace(id=name, priority=priority, due=due))
     found = [fresh().runs.claim_next("w", Offer()) for _ in range(5)]
     assert [each.id if each is not None else None for each in found] == ["d", "c", "a", "b", None]
 
 
 def test_a_worker_takes_runs_of_its_driver_whose_labels_it_has(store: Store) -> None:
-    store.runs.submit(RUN._replace(due=1.0, data={"settings": {"driver": "ssh"}, "labels": {"gpu": "a100"}}))
-    for offer in (Offer(), Offer("ssh"), Offer("local", {"gpu": "a100"}), Offer("", {"gpu": "h100"})):
+    store.runs.submit(
+        RUN._replace(due=1.0, data={"settings": {"driver": "ssh"}, "labels": {"gpu": "a100"}})
+    )
+    for offer in (
+        Offer(),
+        Offer("ssh"),
+        Offer("local", {"gpu": "a100"}),
+        Offer("", {"gpu": "h100"}),
+    ):
         assert store.runs.claim_next("w", offer) is None
     assert taken(store, Offer("ssh", {"gpu": "a100", "disk": "fast"})) == ("r1", 1)
 
 
-def test_a_dead_workers_run_is_claimed_anew_and_each_such_claim_is_counted_until_a_step_ends(store: Store, fresh: Fresh) -> None:
+def test_a_dead_workers_run_is_claimed_anew_and_each_such_claim_is_counted_until_a_step_ends(
+    store: Store, fresh: Fresh
+) -> None:
     store.runs.submit(RUN._replace(due=1.0))
     workers = [fresh() for _ in range(4)]
     for n, each in enumerate(workers[:3]):
@@ -254,16 +416,33 @@ def test_one_idempotency_key_is_one_request(store: Store) -> None:
 
 def test_the_time_a_step_may_take_is_known_from_earlier_ones(store: Store, claimed: int) -> None:
     mine = [trace("1", seconds=10, made_at=1), trace("2", seconds=20, made_at=2)]
-    store.runs.group("r1", claimed, changes=Changes(traces=[*mine, trace("3", step="b"), trace("4", recipe="x@1")]))
-    assert store.index.expected("tool@1", ["a", "c"]) == {"a": 15} and store.index.expected("tool@1", []) == {}
+    store.runs.group(
+        "r1",
+        claimed,
+        changes=Changes(traces=[*mine, trace("3", step="b"), trace("4", recipe="x@1")]),
+    )
+    assert (
+        store.index.expected("tool@1", ["a", "c"]) == {"a": 15}
+        and store.index.expected("tool@1", []) == {}
+    )
     assert store.index.last("tool@1", ["a", "c"]) == {"a": mine[1]}
 
 
 def test_an_adopted_result_replaces_the_trace_of_its_key(store: Store, claimed: int) -> None:
-    store.runs.group("r1", claimed, changes=Changes(traces=[trace("k")], published=[Published("o/a", CONTENT, "", "r1", "a", "tool@1")]))
+    store.runs.group(
+        "r1",
+        claimed,
+        changes=Changes(
+            traces=[trace("k")], published=[Published("o/a", CONTENT, "", "r1", "a", "tool@1")]
+        ),
+    )
     mine = Content("f:" + "1" * 64)
     store.index.adopt(trace("k", content=mine), [Published("o/a", mine, "", "r1", "a", "tool@1")])
-    assert store.index.traces(["k"])["k"].outputs[0].content == mine == store.index.published()["o/a"].content
+    assert (
+        store.index.traces(["k"])["k"].outputs[0].content
+        == mine
+        == store.index.published()["o/a"].content
+    )
     store.index.unpublish(["o/a"])
     assert store.index.published() == {}
 
@@ -276,21 +455,36 @@ def test_thousands_of_keys_are_found_and_only_those(store: Store, claimed: int) 
     assert len(store.index.outputs("tool@1")) == 1200 and store.index.traces([]) == {}
 
 
-def test_the_place_of_a_step_is_the_host_on_which_it_was_begun_last(store: Store, claimed: int) -> None:
-    begun = [Move("step", id, "QUEUED", "RUNNING", data=data) for id, data in (("a", {"site": "box"}), ("b", {"site": "box"}), ("b", {}), ("c", {}))]
+def test_the_place_of_a_step_is_the_host_on_which_it_was_begun_last(
+    store: Store, claimed: int
+) -> None:
+    begun = [
+        Move("step", id, "QUEUED", "RUNNING", data=data)
+        for id, data in (("a", {"site": "box"}), ("b", {"site": "box"}), ("b", {}), ("c", {}))
+    ]
     store.runs.group("r1", claimed, [*begun, DONE])
     assert store.runs.places(["r1", "none"]) == {("r1", "a"): "box"} and store.runs.places([]) == {}
 
 
 def test_a_run_is_found_by_its_name_or_a_part_of_its_id(store: Store) -> None:
     for n, name in enumerate(("one", "two", "two", "0101")):
-        store.runs.submit(RunRow(f"20260101-00000{n}-aaaaa{n}", "a@1", "", {}, "/w", data={"name": name}))
+        store.runs.submit(
+            RunRow(f"20260101-00000{n}-aaaaa{n}", "a@1", "", {}, "/w", data={"name": name})
+        )
 
     def ends(wanted: Wanted) -> str:
         return "".join(row.id[-1] for row in store.runs.page(wanted, 9))
 
-    assert ends(Wanted(name="one")) == "0" and ends(Wanted(name="two")) == "21" and ends(Wanted(name="three")) == ""
-    assert ends(Wanted(part="20260101")) == "3210" and ends(Wanted(part="aaaaa2")) == "2" and ends(Wanted(part="%")) == ""
+    assert (
+        ends(Wanted(name="one")) == "0"
+        and ends(Wanted(name="two")) == "21"
+        and ends(Wanted(name="three")) == ""
+    )
+    assert (
+        ends(Wanted(part="20260101")) == "3210"
+        and ends(Wanted(part="aaaaa2")) == "2"
+        and ends(Wanted(part="%")) == ""
+    )
 
 
 def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
@@ -298,20 +492,40 @@ def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
         data = {"labels": {"gpu": str(n)}}
         recipe = "b@1" if n else "a@1"
         store.runs.submit(
-            RunRow(f"20260101-00000{n}-aaaaaa", recipe, "", {}, "/w", data=data, due=4e9, idempotency=f"k{n}", user="ann" if n % 2 else "bob")
+            RunRow(
+                f"20260101-00000{n}-aaaaaa",
+                recipe,
+                "",
+                {},
+                "/w",
+                data=data,
+                due=4e9,
+                idempotency=f"k{n}",
+                user="ann" if n % 2 else "bob",
+            )
         )
 
     def seconds(wanted: Wanted, limit: int = 9) -> str:
         return "".join(row.id[14] for row in store.runs.page(wanted, limit))
 
-    assert seconds(Wanted(), 2) == "43" and seconds(Wanted(before="20260101-000003-aaaaaa")) == "210"
-    assert seconds(Wanted(user="ann", recipe="b@1")) == "31" and seconds(Wanted(label=("gpu", "2"))) == "2"
+    assert (
+        seconds(Wanted(), 2) == "43" and seconds(Wanted(before="20260101-000003-aaaaaa")) == "210"
+    )
+    assert (
+        seconds(Wanted(user="ann", recipe="b@1")) == "31"
+        and seconds(Wanted(label=("gpu", "2"))) == "2"
+    )
     assert seconds(Wanted(key="k3")) == "3" and seconds(Wanted(key="k")) == ""
-    assert seconds(Wanted(states=["FAILED", "ACTIVE"])) == "" and seconds(Wanted(states=["QUEUED"])) == "43210"
+    assert (
+        seconds(Wanted(states=["FAILED", "ACTIVE"])) == ""
+        and seconds(Wanted(states=["QUEUED"])) == "43210"
+    )
     assert new_id() < Wanted().before, "the id of any run is before the first page"
 
 
-def test_a_worker_takes_no_more_of_one_user_than_its_limit_and_then_the_oldest(store: Store, fresh: Fresh) -> None:
+def test_a_worker_takes_no_more_of_one_user_than_its_limit_and_then_the_oldest(
+    store: Store, fresh: Fresh
+) -> None:
     for n, user in enumerate(("ada", "ada", "bob")):
         store.runs.submit(RUN._replace(id=f"r{n}", user=user, due=float(n + 1)))
     offer = Offer(at_most={"user": 1})
@@ -335,62 +549,102 @@ def test_limits_count_recipes_and_drivers_too(store: Store, fresh: Fresh) -> Non
 
 def letters_of(events: Sequence[Event]) -> list[Letter]:
     """Two receivers are told of each move."""
-    return [Letter(f"webhook POST http://{name}", f"{each.run}-{each.seq}", each.after, "{}") for each in events for name in ("x", "y")]
+    return [
+        Letter(f"webhook POST http://{name}", f"{each.run}-{each.seq}", each.after, "{}")
+        for each in events
+        for name in ("x", "y")
+    ]
 
 
 RECEIVERS = Reporter(lambda run, data: True, letters_of)
 KNOWN = ("webhook POST http://x ", "webhook POST http://y ")
 
 
-def test_letters_are_stored_with_the_move_that_they_tell_of_or_not_at_all(store: Store, fresh: Fresh) -> None:
+def test_letters_are_stored_with_the_move_that_they_tell_of_or_not_at_all(
+    store: Store, fresh: Fresh
+) -> None:
     store.runs.reporter = RECEIVERS
     claim = store.runs.submit(RUN, "w")
     assert [each.type for each in fresh().runs.outbox.listed()] == ["QUEUED"] * 2
     store.runs.request("r1", "cancel")
     with pytest.raises(Requested):
-        store.runs.group("r1", claim.fence, [Move("run", "r1", "QUEUED", "COMPLETED")], run_state=("COMPLETED", ""))
+        store.runs.group(
+            "r1",
+            claim.fence,
+            [Move("run", "r1", "QUEUED", "COMPLETED")],
+            run_state=("COMPLETED", ""),
+        )
     with pytest.raises(Stale):
         store.runs.group("r1", claim.fence + 1, [Move("run", "r1", "QUEUED", "ACTIVE")])
     store.runs.group("r1", claim.fence, [DONE, Move("run", "r1", "ACTIVE", "ACTIVE", "expanded")])
     assert len(store.runs.outbox.listed()) == 2
-    store.runs.group("r1", claim.fence, [DONE, Move("run", "r1", "QUEUED", "CANCELLED")], run_state=("CANCELLED", ""), answers="cancel")
+    store.runs.group(
+        "r1",
+        claim.fence,
+        [DONE, Move("run", "r1", "QUEUED", "CANCELLED")],
+        run_state=("CANCELLED", ""),
+        answers="cancel",
+    )
     found = fresh().runs.outbox.listed()
-    assert [(each.type, each.id) for each in found[2:]] == [("CANCELLED", f"r1-{store.runs.get('r1').next_event - 1}")] * 2
+    assert [(each.type, each.id) for each in found[2:]] == [
+        ("CANCELLED", f"r1-{store.runs.get('r1').next_event - 1}")
+    ] * 2
     store.runs.forget(["r1"])
     assert store.runs.outbox.listed() == []
 
 
-def test_the_first_letter_of_a_run_and_receiver_is_taken_by_one_and_the_next_when_it_is_gone(store: Store, fresh: Fresh) -> None:
+def test_the_first_letter_of_a_run_and_receiver_is_taken_by_one_and_the_next_when_it_is_gone(
+    store: Store, fresh: Fresh
+) -> None:
     store.runs.reporter = RECEIVERS
     claim = store.runs.submit(RUN, "w")
-    store.runs.group("r1", claim.fence, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", ""))
+    store.runs.group(
+        "r1", claim.fence, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", "")
+    )
     mine, other = store.runs.outbox, fresh().runs.outbox
-    assert mine.take(("webhook POST http://z ",)) == [] and mine.due(("webhook POST http://z ",)) is None
+    assert (
+        mine.take(("webhook POST http://z ",)) == []
+        and mine.due(("webhook POST http://z ",)) is None
+    )
     (first,) = mine.take(KNOWN[:1])
     assert (first.type, first.receiver, first.tries) == ("QUEUED", "webhook POST http://x", 0)
     (second,) = other.take(KNOWN)
-    assert second.receiver == "webhook POST http://y" and other.take(KNOWN) == [] and (other.due(KNOWN) or 0) > 50
+    assert (
+        second.receiver == "webhook POST http://y"
+        and other.take(KNOWN) == []
+        and (other.due(KNOWN) or 0) > 50
+    )
     mine.delivered(first)
-    assert [each.type for each in other.take(KNOWN, ["webhook POST http://y"])] == ["ACTIVE"] and mine.due(
-        KNOWN, ["webhook POST http://x"]
-    ) is not None
+    assert [each.type for each in other.take(KNOWN, ["webhook POST http://y"])] == [
+        "ACTIVE"
+    ] and mine.due(KNOWN, ["webhook POST http://x"]) is not None
     mine.put_off(second, 0.0, "HTTP 500")
     assert [(each.tries, each.reason) for each in mine.take(KNOWN)] == [(1, "HTTP 500")]
     mine.put_off(second, 100.0, "HTTP 500")
     assert mine.take(KNOWN) == [] and 95 < (mine.due(KNOWN, ["webhook POST http://x"]) or 0) <= 100
     mine.give_up(second, "too often")
     assert [each.type for each in mine.take(KNOWN)] == ["ACTIVE"]  # one that is dead holds up none
-    assert mine.stop("webhook POST http://y", "gone") == 1 and mine.retry([second.number]) == 1 and mine.retry([]) == 1
+    assert (
+        mine.stop("webhook POST http://y", "gone") == 1
+        and mine.retry([second.number]) == 1
+        and mine.retry([]) == 1
+    )
     assert {each.state for each in mine.listed()} == {"waiting"}
 
 
 def test_metric_points_that_wait_are_thinned_and_the_newest_stay(store: Store) -> None:
     store.runs.submit(RUN, "w")
     for n in range(25):
-        body = json.dumps({"job_id": "j", "metrics": [{"step": n * 500 + each} for each in range(500)]})
+        body = json.dumps(
+            {"job_id": "j", "metrics": [{"step": n * 500 + each} for each in range(500)]}
+        )
         store.runs.outbox.post("r1", [Letter("metrics PUT http://x", str(n), "metrics", body, 500)])
     dropped = store.runs.outbox.thin("r1", "metrics PUT http://x")
-    left = [point["step"] for each in store.runs.outbox.listed() for point in json.loads(each.body)["metrics"]]
+    left = [
+        point["step"]
+        for each in store.runs.outbox.listed()
+        for point in json.loads(each.body)["metrics"]
+    ]
     assert len(left) + dropped == 12500 and 5000 < len(left) <= 10_000
     assert left == sorted(left) and left[-500:] == list(range(12000, 12500))
     assert store.runs.outbox.thin("r1", "metrics PUT http://x") == 0

@@ -69,19 +69,38 @@ def test_an_upload_that_may_be_under_way_is_left_alone(raw: Bucket) -> None:
     assert raw.uploads() == []
 
 
-def test_parts_that_were_sent_are_not_sent_again(raw: Bucket, here: Objects, there: Objects, tmp_path: Path) -> None:  # noqa: F811
+def test_parts_that_were_sent_are_not_sent_again(
+    raw: Bucket,
+    here: Objects,  # noqa: F811
+    there: Objects,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     content = file(here, tmp_path, noise("parts", 14 << 20))
     s3, at = raw.server.s3, f"team/project/objects/{content[2:4]}/{content[2:]}"
     upload = s3.create_multipart_upload(Bucket=raw.name, Key=at)["UploadId"]
-    s3.upload_part(Bucket=raw.name, Key=at, UploadId=upload, PartNumber=1, Body=noise("parts", 14 << 20)[: 5 << 20])
+    s3.upload_part(
+        Bucket=raw.name,
+        Key=at,
+        UploadId=upload,
+        PartNumber=1,
+        Body=noise("parts", 14 << 20)[: 5 << 20],
+    )
     Remote(raw.bucket()).put(content, here)
     assert raw.uploads() == []
     Remote(raw.bucket()).fetch(content, there)
     assert there.verify(content)
 
 
-@pytest.mark.parametrize(("variable", "code"), [("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch"), ("AWS_ACCESS_KEY_ID", "InvalidAccessKeyId")])
-def test_wrong_credentials_are_reported(raw: Bucket, monkeypatch: pytest.MonkeyPatch, variable: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("variable", "code"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch"),
+        ("AWS_ACCESS_KEY_ID", "InvalidAccessKeyId"),
+    ],
+)
+def test_wrong_credentials_are_reported(
+    raw: Bucket, monkeypatch: pytest.MonkeyPatch, variable: str, code: str
+) -> None:
     monkeypatch.setenv(variable, "WRONGWRONGWRONGWRONG")
     with pytest.raises(StoreError, match=rf"refused \({code}") as caught:
         Remote(raw.bucket()).check()
@@ -91,14 +110,22 @@ def test_wrong_credentials_are_reported(raw: Bucket, monkeypatch: pytest.MonkeyP
 
 def test_a_bucket_that_is_not_there_is_reported(ceph: Ceph) -> None:
     with pytest.raises(StoreError, match="there is no such bucket"):
-        Remote(buckets.open(StoreSettings("", "s3://no-such-bucket/x", endpoint=ceph.endpoint), Path("/"))).lookup([key(1)])
+        Remote(
+            buckets.open(
+                StoreSettings("", "s3://no-such-bucket/x", endpoint=ceph.endpoint), Path("/")
+            )
+        ).lookup([key(1)])
 
 
-def test_a_signed_address_opens_its_object_for_everybody_and_no_other(raw: Bucket, tmp_path: Path) -> None:
+def test_a_signed_address_opens_its_object_for_everybody_and_no_other(
+    raw: Bucket, tmp_path: Path
+) -> None:
     raw.put("rows/a.bin", b"a" * 100_000)
     raw.put("rows/deep/b ü.bin", b"b" * 100_000)
     (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "recipe.toml").write_text(f'[stores.b]\nurl = "s3://{raw.name}/x"\nendpoint = "{raw.server.endpoint}"\n')
+    (tmp_path / "work" / "recipe.toml").write_text(
+        f'[stores.b]\nurl = "s3://{raw.name}/x"\nendpoint = "{raw.server.endpoint}"\n'
+    )
     address = f"s3://{raw.name}/team/project/rows"
     with Workspace.open(tmp_path / "work") as ws:
         source = listed(ws, address, ask(ws, "s3", address), (), secret=True)
@@ -107,9 +134,16 @@ def test_a_signed_address_opens_its_object_for_everybody_and_no_other(raw: Bucke
     rows = [(*item, opened) for item, opened in zip(source.items, addresses, strict=True)]
     pulling = Pulling(str(tmp_path / "it"), rows, 1)
     pulling.work()
-    assert not pulling.problem and (tmp_path / "it" / "deep" / "b ü.bin").read_bytes() == b"b" * 100_000
+    assert (
+        not pulling.problem
+        and (tmp_path / "it" / "deep" / "b ü.bin").read_bytes() == b"b" * 100_000
+    )
     path, size, etag, opened = rows[0]
-    for wrong in (opened.partition("?")[0], opened.replace("a.bin", "deep/b%20%C3%BC.bin"), opened[:-1] + ("0" if opened[-1] != "0" else "1")):
+    for wrong in (
+        opened.partition("?")[0],
+        opened.replace("a.bin", "deep/b%20%C3%BC.bin"),
+        opened[:-1] + ("0" if opened[-1] != "0" else "1"),
+    ):
         pulling = Pulling(str(tmp_path / "other"), [(path, size, etag, wrong)], 1)
         pulling.work()
         assert pulling.problem == "the bucket answers 403 there"

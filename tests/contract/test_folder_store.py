@@ -55,7 +55,17 @@ def test_a_relative_folder_is_below_the_workspace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["simplecache::s3://b/x", "zip://a::file:///b", "http://x/y", "memory://x", "s3://", "s3://b/../c", "reference://x", "gs://a//b"]
+    "url",
+    [
+        "simplecache::s3://b/x",
+        "zip://a::file:///b",
+        "http://x/y",
+        "memory://x",
+        "s3://",
+        "s3://b/../c",
+        "reference://x",
+        "gs://a//b",
+    ],
 )
 def test_only_known_kinds_of_address_are_followed(url: str, tmp_path: Path) -> None:
     from runner.errors import Invalid
@@ -65,7 +75,9 @@ def test_only_known_kinds_of_address_are_followed(url: str, tmp_path: Path) -> N
     assert caught.value.problems[0].fix
 
 
-def test_a_link_in_a_store_is_not_followed(raw: Files, here: Objects, there: Objects, tmp_path: Path) -> None:
+def test_a_link_in_a_store_is_not_followed(
+    raw: Files, here: Objects, there: Objects, tmp_path: Path
+) -> None:
     content = file(here, tmp_path, b"the real one")
     secret = tmp_path / "secret"
     secret.write_bytes(b"the real one")
@@ -83,7 +95,9 @@ def test_what_a_dead_writer_left_goes_after_a_day(raw: Files) -> None:
     assert names(raw, "partial/") == ["partial/host-4-5-6"]
 
 
-def test_a_folder_that_cannot_be_written_says_so(raw: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_says_so(
+    raw: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(raw.root))
 
@@ -93,7 +107,9 @@ def test_a_folder_that_cannot_be_written_says_so(raw: Files, monkeypatch: pytest
         Remote(raw.bucket()).bucket.write("x", b"1")
 
 
-def test_without_links_the_first_trace_stays_too(raw: Files, here: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_links_the_first_trace_stays_too(
+    raw: Files, here: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

@@ -31,7 +31,9 @@ from tests.servers.price_catalog import both, mirror, publish
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Provider]:
-    with provider("gcp", "--hosts", "real", "--clock", "real", "--faults", "boot=0,takes=0.05") as found:
+    with provider(
+        "gcp", "--hosts", "real", "--clock", "real", "--faults", "boot=0,takes=0.05"
+    ) as found:
         yield found
 
 
@@ -57,11 +59,15 @@ class TestGcp(
     narrowed = MappingProxyType({"gpu": "L4", "zone": "us-central1-a"})
 
     @pytest.fixture(autouse=True)
-    def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def settings(
+        self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))
         for name, value in running.exports.items():
             monkeypatch.setenv(name, value)
-        (place / "settings.json").write_text(json.dumps({"installation": str(place / "installation"), "poll": 0.05, "settles": 0.1}))
+        (place / "settings.json").write_text(
+            json.dumps({"installation": str(place / "installation"), "poll": 0.05, "settles": 0.1})
+        )
         with mirror(place / "mirror") as url:
             monkeypatch.setenv("GPUHUNT_CATALOG_URL", url)
             yield

@@ -22,7 +22,10 @@ class Bucket:
         self.server, self.name = server, server.bucket()
 
     def bucket(self) -> Bucket:
-        return buckets.open(StoreSettings("", f"gs://{self.name}/team/project", endpoint=self.server.endpoint), Path("/nowhere"))
+        return buckets.open(
+            StoreSettings("", f"gs://{self.name}/team/project", endpoint=self.server.endpoint),
+            Path("/nowhere"),
+        )
 
     def get(self, name: str) -> bytes:
         return self.server.get(self.name, f"team/project/{name}")
@@ -46,7 +49,9 @@ def raw(gcs: FakeGcs) -> Bucket:
 
 
 @pytest.mark.parametrize("size", [100, 300_000, 6 << 20])
-def test_bytes_that_look_like_a_border_of_a_message_arrive(raw: Bucket, here: Objects, there: Objects, tmp_path: Path, size: int) -> None:
+def test_bytes_that_look_like_a_border_of_a_message_arrive(
+    raw: Bucket, here: Objects, there: Objects, tmp_path: Path, size: int
+) -> None:
     content = file(here, tmp_path, (b"\r\n--==0==--\r\n" * size)[:size])
     Remote(raw.bucket()).put(content, here)
     Remote(raw.bucket()).fetch(content, there)
@@ -55,12 +60,18 @@ def test_bytes_that_look_like_a_border_of_a_message_arrive(raw: Bucket, here: Ob
 
 def test_a_bucket_that_is_not_there_is_reported(gcs: FakeGcs) -> None:
     with pytest.raises(StoreError, match="there is no such bucket") as caught:
-        Remote(buckets.open(StoreSettings("", "gs://no-such-bucket/x", endpoint=gcs.endpoint), Path("/"))).lookup([key(1)])
+        Remote(
+            buckets.open(
+                StoreSettings("", "gs://no-such-bucket/x", endpoint=gcs.endpoint), Path("/")
+            )
+        ).lookup([key(1)])
     assert (caught.value.exit_code, "make it" in caught.value.fix) == (5, True)
 
 
 def test_a_server_that_is_not_there_is_not_waited_for() -> None:
-    remote = Remote(buckets.open(StoreSettings("", "gs://bucket/x", endpoint="http://127.0.0.1:9"), Path("/")))
+    remote = Remote(
+        buckets.open(StoreSettings("", "gs://bucket/x", endpoint="http://127.0.0.1:9"), Path("/"))
+    )
     with pytest.raises(Unreachable) as caught:
         remote.lookup([key(1)], patience=1.0)
     assert caught.value.exit_code == 5

@@ -13,7 +13,18 @@ from driver_contract import Attached, DriverContract
 
 import drivers
 from drivers import machine
-from drivers.base import Command, Host, HostLost, Lease, Offer, Order, Rejected, Traits, Wish, file_name
+from drivers.base import (
+    Command,
+    Host,
+    HostLost,
+    Lease,
+    Offer,
+    Order,
+    Rejected,
+    Traits,
+    Wish,
+    file_name,
+)
 from drivers.local import LocalHost
 from runner.agent import reach
 from runner.hosts.link.client import Socket
@@ -50,7 +61,10 @@ class Local:
         return True
 
     async def leases(self) -> Sequence[Lease]:
-        return [Lease("local", path.name, path.read_text()) for path in sorted((self._root / "leases").iterdir())]
+        return [
+            Lease("local", path.name, path.read_text())
+            for path in sorted((self._root / "leases").iterdir())
+        ]
 
 
 class TestLocal(DriverContract):
@@ -76,5 +90,7 @@ class TestLocalWithAnAgentOfPython39(TestLocal):
 
 
 def test_an_unknown_driver_is_answered_with_the_nearest_and_the_known() -> None:
-    with pytest.raises(Rejected, match=r'no driver "locla", did you mean "local"\? \(known: gcp, local'):
+    with pytest.raises(
+        Rejected, match=r'no driver "locla", did you mean "local"\? \(known: gcp, local'
+    ):
         drivers.load("locla")

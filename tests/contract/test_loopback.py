@@ -10,9 +10,34 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driver_contract import ENV, LONG, SH, DriverContract, PausingContract, VisitingContract, gathered, heard, over, reading
+from driver_contract import (
+    ENV,
+    LONG,
+    SH,
+    DriverContract,
+    PausingContract,
+    VisitingContract,
+    gathered,
+    heard,
+    over,
+    reading,
+)
 
-from drivers.base import Command, Denied, DriverError, Host, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Wish
+from drivers.base import (
+    Command,
+    Denied,
+    DriverError,
+    Host,
+    HostLost,
+    Lease,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Throttled,
+    Unreachable,
+    Wish,
+)
 from drivers.loopback import Faults, Loopback
 from runner.hosts.link.client import Client, Streamed
 from runner.hosts.link.wire import Wire
@@ -31,7 +56,9 @@ def test_places_are_shared_by_all_processes_and_given_back(tmp_path: Path) -> No
         driver, other = Loopback(tmp_path, hosts=2, slots=1), Loopback(tmp_path, hosts=2, slots=1)
         first, second = await driver.offers(Wish())
         lease = await driver.acquire(order(first, "one"))
-        assert (await other.offers(Wish()))[0].id == second.id  # the one with a free place comes first
+        assert (await other.offers(Wish()))[
+            0
+        ].id == second.id  # the one with a free place comes first
         with pytest.raises(NoCapacity, match=r"all places of host-1 are taken \(1\)"):
             await other.acquire(order(first, "two"))
         assert await other.acquire(order(first, "one")) == lease
@@ -46,7 +73,9 @@ def test_a_place_is_free_again_when_its_time_is_over(tmp_path: Path) -> None:
     async def rent() -> None:
         driver = Loopback(tmp_path)
         offers = await driver.offers(Wish())
-        forgotten = await driver.acquire(order(offers[0], "forgotten")._replace(until=datetime.now(UTC) - timedelta(seconds=1)))
+        forgotten = await driver.acquire(
+            order(offers[0], "forgotten")._replace(until=datetime.now(UTC) - timedelta(seconds=1))
+        )
         assert await driver.leases() == []
         assert await driver.acquire(order(offers[0], "forgotten")) == forgotten  # renewed
         assert await driver.leases() == [forgotten]
@@ -56,11 +85,17 @@ def test_a_place_is_free_again_when_its_time_is_over(tmp_path: Path) -> None:
     asyncio.run(rent())
 
 
-def test_a_machine_has_an_empty_environment_and_a_home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_has_an_empty_environment_and_a_home_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MINE", "secret")
 
     async def look(driver: Loopback, host: Client, lease: Lease) -> None:
-        said = (await gathered(host.call(("sh", "-c", 'cd ~; pwd; env | sed "s/=.*//" | sort | tr "\\n" " "')))).decode()
+        said = (
+            await gathered(
+                host.call(("sh", "-c", 'cd ~; pwd; env | sed "s/=.*//" | sort | tr "\\n" " "'))
+            )
+        ).decode()
         assert said.split() == [str(tmp_path / "host-1"), "HOME", "OLDPWD", "PATH", "PWD"]
 
     on_machine(tmp_path, {}, look)
@@ -96,12 +131,21 @@ def test_a_host_may_take_its_time_to_come(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_lost_host_takes_its_jobs_with_it_and_its_disk_unless_set_otherwise(tmp_path: Path, keeps: bool) -> None:
+def test_a_lost_host_takes_its_jobs_with_it_and_its_disk_unless_set_otherwise(
+    tmp_path: Path, keeps: bool
+) -> None:
     async def lose(driver: Loopback, host: Client, lease: Lease) -> None:
         held = tmp_path / "held"
         os.mkfifo(held)
         with reading(held) as fd:
-            job = await host.start(Command((SH, "-c", f"exec 3>{held}; echo >&3; sleep 1000 & setsid sleep 1000 & wait"), cwd="/", env=ENV), "job")
+            job = await host.start(
+                Command(
+                    (SH, "-c", f"exec 3>{held}; echo >&3; sleep 1000 & setsid sleep 1000 & wait"),
+                    cwd="/",
+                    env=ENV,
+                ),
+                "job",
+            )
             assert await heard(fd, 1) == b"\n"
             waiting = asyncio.ensure_future(host.wait(job, LONG))
             with pytest.raises(HostLost):
@@ -157,7 +201,9 @@ def test_a_call_is_cut_after_so_many_bytes_both_ways(tmp_path: Path) -> None:
 
     async def send(driver: Loopback, host: Client, lease: Lease) -> None:
         with pytest.raises(Unreachable, match="cut"):
-            await gathered(host.call(("sh", "-c", "cat > half && mv half whole"), pieces(b"x" * 100, 50)))
+            await gathered(
+                host.call(("sh", "-c", "cat > half && mv half whole"), pieces(b"x" * 100, 50))
+            )
         assert not (tmp_path / "two/host-1/whole").exists()
 
     on_machine(tmp_path / "one", {"cut_on_call": 1, "cut_after": 1000}, call)
@@ -169,7 +215,9 @@ def test_a_full_disk_takes_no_more_bytes(tmp_path: Path) -> None:
         await gathered(host.call(("sh", "-c", "cat > first"), pieces(b"x" * 100, 9)))
         for _ in range(2):
             with pytest.raises(Denied, match="No space left on device"):
-                await gathered(host.call(("sh", "-c", "cat > half && mv half whole"), pieces(b"x" * 100, 2)))
+                await gathered(
+                    host.call(("sh", "-c", "cat > half && mv half whole"), pieces(b"x" * 100, 2))
+                )
         assert (tmp_path / "host-1/first").stat().st_size == 900
         assert not (tmp_path / "host-1/whole").exists()
 
@@ -209,7 +257,11 @@ def attached(hosts: Sequence[Host] | None) -> Client:
     return Client(Streamed(Wire(hosts[0], hosts[0].root)))
 
 
-def on_machine(place: Path, faults: dict[str, object], act: Callable[[Loopback, Client, Lease], Coroutine[None, None, None]]) -> None:
+def on_machine(
+    place: Path,
+    faults: dict[str, object],
+    act: Callable[[Loopback, Client, Lease], Coroutine[None, None, None]],
+) -> None:
     async def acting() -> None:
         driver = Loopback(place, faults=faults)
         lease = await driver.acquire(order((await driver.offers(Wish()))[0], "the lease"))

@@ -34,10 +34,17 @@ class Bucket:
         self.server, self.name = server, server.bucket()
 
     def bucket(self, endpoint: str = "") -> Bucket:
-        return buckets.open(StoreSettings("", f"s3://{self.name}/team/project", endpoint=endpoint or self.server.endpoint), Path("/nowhere"))
+        return buckets.open(
+            StoreSettings(
+                "", f"s3://{self.name}/team/project", endpoint=endpoint or self.server.endpoint
+            ),
+            Path("/nowhere"),
+        )
 
     def get(self, name: str) -> bytes:
-        return bytes(self.server.s3.get_object(Bucket=self.name, Key=f"team/project/{name}")["Body"].read())
+        return bytes(
+            self.server.s3.get_object(Bucket=self.name, Key=f"team/project/{name}")["Body"].read()
+        )
 
     def put(self, name: str, data: bytes) -> None:
         self.server.s3.put_object(Bucket=self.name, Key=f"team/project/{name}", Body=data)
@@ -46,7 +53,10 @@ class Bucket:
         self.server.s3.delete_object(Bucket=self.name, Key=f"team/project/{name}")
 
     def uploads(self) -> list[str]:
-        return [found["Key"] for found in self.server.s3.list_multipart_uploads(Bucket=self.name).get("Uploads", ())]
+        return [
+            found["Key"]
+            for found in self.server.s3.list_multipart_uploads(Bucket=self.name).get("Uploads", ())
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +113,20 @@ PASSING = {
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_what_passes_is_tried_again(shaky: Remote, proxy: HttpFaults, here: Objects, there: Objects, tmp_path: Path, fault: str) -> None:
+def test_what_passes_is_tried_again(
+    shaky: Remote, proxy: HttpFaults, here: Objects, there: Objects, tmp_path: Path, fault: str
+) -> None:
     """Every second request of each object goes wrong, sending and receiving."""
-    contents = [file(here, tmp_path, noise("f", 50_000)), file(here, tmp_path, noise("l", 12 << 20))]
+    contents = [
+        file(here, tmp_path, noise("f", 50_000)),
+        file(here, tmp_path, noise("l", 12 << 20)),
+    ]
     contents.append(tree(here, tmp_path, {"a": b"1", "b": noise("b", 300_000)}))
 
     def spoil(request: Request) -> Fault | None:
-        if "flip" in fault:  # what is damaged on the way is found when all of it is there, and had again once
+        if (
+            "flip" in fault
+        ):  # what is damaged on the way is found when all of it is there, and had again once
             return PASSING[fault] if request.number == 0 and not _metadata(request) else None
         return PASSING[fault] if request.number % 2 == 0 else None
 
@@ -125,7 +142,11 @@ def test_what_passes_is_tried_again(shaky: Remote, proxy: HttpFaults, here: Obje
 
 def _metadata(request: Request) -> bool:
     """Answers whose bytes nothing but their meaning vouches for: XML, and traces, of which a damaged one is none."""
-    return request.method == "POST" or "/objects/" not in request.path or request.path.endswith((".json", ".parts"))
+    return (
+        request.method == "POST"
+        or "/objects/" not in request.path
+        or request.path.endswith((".json", ".parts"))
+    )
 
 
 def test_waits_grow_and_are_never_alike(naps: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +160,9 @@ def test_waits_grow_and_are_never_alike(naps: list[float], monkeypatch: pytest.M
     assert naps == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 0.2, 0.4, 0.8, 1.6, 3.2])
 
 
-def test_what_does_not_pass_is_given_up_soon(shaky: Remote, proxy: HttpFaults, naps: list[float], here: Objects, tmp_path: Path) -> None:
+def test_what_does_not_pass_is_given_up_soon(
+    shaky: Remote, proxy: HttpFaults, naps: list[float], here: Objects, tmp_path: Path
+) -> None:
     content = file(here, tmp_path, b"x")
     proxy.spoil = lambda request: Fault(status=503) if request.method == "PUT" else None
     with pytest.raises(Unreachable, match="SlowDown"):
@@ -147,38 +170,60 @@ def test_what_does_not_pass_is_given_up_soon(shaky: Remote, proxy: HttpFaults, n
     assert len(naps) == ATTEMPTS - 1
 
 
-def test_a_body_that_breaks_off_goes_on_where_it_did(shaky: Remote, proxy: HttpFaults, here: Objects, there: Objects, tmp_path: Path) -> None:
+def test_a_body_that_breaks_off_goes_on_where_it_did(
+    shaky: Remote, proxy: HttpFaults, here: Objects, there: Objects, tmp_path: Path
+) -> None:
     content = file(here, tmp_path, noise("r", 4 << 20))
     shaky.put(content, here)
     proxy.calm()
-    proxy.spoil = lambda request: Fault(cut=3 << 20) if request.method == "GET" and request.number == 0 and "/objects/" in request.path else None
+    proxy.spoil = lambda request: (
+        Fault(cut=3 << 20)
+        if request.method == "GET" and request.number == 0 and "/objects/" in request.path
+        else None
+    )
     shaky.fetch(content, there)
-    asked = [r.headers.get("Range") for r in proxy.requests if r.method == "GET" and "/objects/" in r.path]
+    asked = [
+        r.headers.get("Range")
+        for r in proxy.requests
+        if r.method == "GET" and "/objects/" in r.path
+    ]
     assert asked[0] == f"bytes=0-{(4 << 20) - 1}"
     assert len(asked) == 2
     begun = int(str(asked[1]).removeprefix("bytes=").partition("-")[0])
     assert begun > 2 << 20, "at most what was under way is sent twice"
 
 
-def test_a_lost_answer_to_the_first_trace_does_not_make_us_lose(shaky: Remote, proxy: HttpFaults) -> None:
+def test_a_lost_answer_to_the_first_trace_does_not_make_us_lose(
+    shaky: Remote, proxy: HttpFaults
+) -> None:
     content = Content("f:" + "0" * 64)
-    proxy.spoil = lambda request: Fault(lost=True) if request.method == "PUT" and request.number == 0 else None
+    proxy.spoil = lambda request: (
+        Fault(lost=True) if request.method == "PUT" and request.number == 0 else None
+    )
     assert shaky.tell(trace(1, content), {}) == trace(1, content)
     assert [r.method for r in proxy.requests if "/traces/" in r.path][:2] == ["PUT", "PUT"]
 
 
-def test_an_object_that_is_always_damaged_on_the_way_is_gone(shaky: Remote, proxy: HttpFaults, here: Objects, there: Objects, tmp_path: Path) -> None:
+def test_an_object_that_is_always_damaged_on_the_way_is_gone(
+    shaky: Remote, proxy: HttpFaults, here: Objects, there: Objects, tmp_path: Path
+) -> None:
     content = file(here, tmp_path, noise("z", 5000))
     shaky.put(content, here)
-    proxy.spoil = lambda request: Fault(flip=100) if request.method == "GET" and "/objects/" in request.path else None
+    proxy.spoil = lambda request: (
+        Fault(flip=100) if request.method == "GET" and "/objects/" in request.path else None
+    )
     with pytest.raises(MissingObject, match="not what its name says"):
         shaky.fetch(content, there)
     assert not there.has(content)
 
 
-def test_what_arrives_as_other_bytes_is_sent_again(raw: Bucket, shaky: Remote, proxy: HttpFaults, here: Objects, tmp_path: Path) -> None:
+def test_what_arrives_as_other_bytes_is_sent_again(
+    raw: Bucket, shaky: Remote, proxy: HttpFaults, here: Objects, tmp_path: Path
+) -> None:
     content = file(here, tmp_path, noise("q", 5000))
-    proxy.spoil = lambda request: Fault(flip_request=100) if request.method == "PUT" and request.number == 0 else None
+    proxy.spoil = lambda request: (
+        Fault(flip_request=100) if request.method == "PUT" and request.number == 0 else None
+    )
     shaky.put(content, here)
     assert raw.get(name(content)) == noise("q", 5000)
 
@@ -189,7 +234,9 @@ def test_a_server_that_says_nothing_is_not_waited_for(shaky: Remote, proxy: Http
     try:
         with pytest.raises(Unreachable, match="does not answer"):
             shaky.lookup([key(1)], patience=0.3)
-        assert not release.is_set() and len(proxy.requests) <= 1  # none where the patience was over before the request was there
+        assert (
+            not release.is_set() and len(proxy.requests) <= 1
+        )  # none where the patience was over before the request was there
     finally:
         release.set()
 
@@ -206,20 +253,35 @@ def test_a_server_that_is_not_there_is_reported_soon(raw: Bucket) -> None:
 # -- uploads in parts
 
 
-def half(raw: Bucket, proxy: HttpFaults, content: Content, here: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+def half(
+    raw: Bucket, proxy: HttpFaults, content: Content, here: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A writer that has sent two of three parts and vanishes: it does not take its upload back."""
-    proxy.spoil = lambda request: Fault(status=400, code="Odd") if request.method == "PUT" and request.number == 2 else None
+    proxy.spoil = lambda request: (
+        Fault(status=400, code="Odd") if request.method == "PUT" and request.number == 2 else None
+    )
     with monkeypatch.context() as patch:
         patch.setattr(S3, "width", 1)
         kept = S3._ask
-        patch.setattr(S3, "_ask", lambda self, method, **words: None if method.startswith("abort") else kept(self, method, **words))
+        patch.setattr(
+            S3,
+            "_ask",
+            lambda self, method, **words: (
+                None if method.startswith("abort") else kept(self, method, **words)
+            ),
+        )
         with pytest.raises(Infrastructure):
             Remote(raw.bucket(proxy.endpoint)).put(content, here)
     proxy.calm()
 
 
 def test_what_a_killed_writer_sent_is_not_there_and_is_taken_up(
-    raw: Bucket, proxy: HttpFaults, here: Objects, there: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    raw: Bucket,
+    proxy: HttpFaults,
+    here: Objects,
+    there: Objects,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     content = file(here, tmp_path, noise("parts", 14 << 20))
     half(raw, proxy, content, here, monkeypatch)
@@ -227,7 +289,9 @@ def test_what_a_killed_writer_sent_is_not_there_and_is_taken_up(
     assert len(raw.uploads()) == 1
     assert Remote(raw.bucket()).holds([content]) == set()
     Remote(raw.bucket(proxy.endpoint)).put(content, here)
-    assert len([r for r in proxy.requests if r.method == "PUT"]) == 1, "two of three parts were there"
+    assert len([r for r in proxy.requests if r.method == "PUT"]) == 1, (
+        "two of three parts were there"
+    )
     assert raw.uploads() == []
     Remote(raw.bucket()).fetch(content, there)
     assert there.verify(content)
@@ -238,14 +302,23 @@ def test_abandoned_uploads_are_ended_after_a_day(
 ) -> None:
     half(raw, proxy, file(here, tmp_path, noise("parts", 14 << 20)), here, monkeypatch)
     raw.server.s3.create_multipart_upload(Bucket=raw.name, Key="team/other-project/objects/x")
-    assert Remote(raw.bucket(), now=lambda: time.time() + 2 * 86_400).collect(keep_days=30, dry=True).uploads == 1
+    assert (
+        Remote(raw.bucket(), now=lambda: time.time() + 2 * 86_400)
+        .collect(keep_days=30, dry=True)
+        .uploads
+        == 1
+    )
     Remote(raw.bucket(), now=lambda: time.time() + 2 * 86_400).mark()
     assert raw.uploads() == ["team/other-project/objects/x"], "that of another project is not ours"
 
 
-def test_an_upload_that_fails_is_taken_back(raw: Bucket, proxy: HttpFaults, naps: list[float], here: Objects, tmp_path: Path) -> None:
+def test_an_upload_that_fails_is_taken_back(
+    raw: Bucket, proxy: HttpFaults, naps: list[float], here: Objects, tmp_path: Path
+) -> None:
     content = file(here, tmp_path, noise("parts", 14 << 20))
-    proxy.spoil = lambda request: Fault(status=503) if request.method == "PUT" and request.number >= 1 else None
+    proxy.spoil = lambda request: (
+        Fault(status=503) if request.method == "PUT" and request.number >= 1 else None
+    )
     with pytest.raises(Unreachable):
         Remote(raw.bucket(proxy.endpoint)).put(content, here)
     assert raw.uploads() == []
@@ -257,7 +330,11 @@ def test_an_upload_that_fails_is_taken_back(raw: Bucket, proxy: HttpFaults, naps
 
 def test_a_bucket_that_is_not_there_is_reported(moto: Moto) -> None:
     with pytest.raises(StoreError, match="there is no such bucket") as caught:
-        Remote(buckets.open(StoreSettings("", "s3://no-such-bucket/x", endpoint=moto.endpoint), Path("/"))).lookup([key(1)])
+        Remote(
+            buckets.open(
+                StoreSettings("", "s3://no-such-bucket/x", endpoint=moto.endpoint), Path("/")
+            )
+        ).lookup([key(1)])
     assert (caught.value.exit_code, "make it" in caught.value.fix) == (5, True)
 
 
@@ -267,22 +344,43 @@ def test_no_credentials_are_reported(raw: Bucket, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StoreError, match="no credentials") as caught:
         Remote(raw.bucket()).lookup([key(1)])
     assert "AWS_ACCESS_KEY_ID" in caught.value.fix
-    public = buckets.open(StoreSettings("", f"s3://{raw.name}/team/project", endpoint=raw.server.endpoint, anonymous=True), Path("/"))
+    public = buckets.open(
+        StoreSettings(
+            "", f"s3://{raw.name}/team/project", endpoint=raw.server.endpoint, anonymous=True
+        ),
+        Path("/"),
+    )
     assert Remote(public).lookup([key(1)]) == {}
 
 
 def test_a_profile_that_is_not_there_is_reported(raw: Bucket) -> None:
     with pytest.raises(StoreError, match="profile") as caught:
-        Remote(buckets.open(StoreSettings("", f"s3://{raw.name}", endpoint=raw.server.endpoint, profile="nobody"), Path("/"))).check()
+        Remote(
+            buckets.open(
+                StoreSettings(
+                    "", f"s3://{raw.name}", endpoint=raw.server.endpoint, profile="nobody"
+                ),
+                Path("/"),
+            )
+        ).check()
     assert "~/.aws/config" in caught.value.fix
 
 
-def test_a_profile_brings_its_credentials(raw: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_brings_its_credentials(
+    raw: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    (tmp_path / "credentials").write_text("[work]\naws_access_key_id = abcdefghijklmnop\naws_secret_access_key = x\n")
+    (tmp_path / "credentials").write_text(
+        "[work]\naws_access_key_id = abcdefghijklmnop\naws_secret_access_key = x\n"
+    )
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    Remote(buckets.open(StoreSettings("", f"s3://{raw.name}", endpoint=raw.server.endpoint, profile="work"), Path("/"))).mark()
+    Remote(
+        buckets.open(
+            StoreSettings("", f"s3://{raw.name}", endpoint=raw.server.endpoint, profile="work"),
+            Path("/"),
+        )
+    ).mark()
 
 
 def test_a_wrong_secret_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,11 +398,19 @@ def test_a_wrong_secret_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_owner_of_the_bucket_is_demanded(raw: Bucket, proxy: HttpFaults) -> None:
     url = f"s3://{raw.name}/x"
-    Remote(buckets.open(StoreSettings("", url, endpoint=proxy.endpoint, owner="123456789012"), Path("/"))).lookup([key(1)])
-    assert {r.headers.get("x-amz-expected-bucket-owner") for r in proxy.requests} == {"123456789012"}
+    Remote(
+        buckets.open(
+            StoreSettings("", url, endpoint=proxy.endpoint, owner="123456789012"), Path("/")
+        )
+    ).lookup([key(1)])
+    assert {r.headers.get("x-amz-expected-bucket-owner") for r in proxy.requests} == {
+        "123456789012"
+    }
 
 
-def test_many_small_objects_travel_at_once(raw: Bucket, proxy: HttpFaults, here: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_objects_travel_at_once(
+    raw: Bucket, proxy: HttpFaults, here: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At least sixteen requests are under way together."""
     monkeypatch.setattr(remote_layout, "SMALL", 0)
     content = tree(here, tmp_path, {f"{n}": noise(n, 1000) for n in range(40)})
@@ -327,6 +433,11 @@ def test_many_small_objects_travel_at_once(raw: Bucket, proxy: HttpFaults, here:
 
 def test_a_bucket_is_made_once(moto: Moto) -> None:
     for region in ("", "eu-west-1"):
-        there = buckets.open(StoreSettings("", f"s3://made-{region or 'here'}/team", endpoint=moto.endpoint, region=region), Path("/nowhere"))
+        there = buckets.open(
+            StoreSettings(
+                "", f"s3://made-{region or 'here'}/team", endpoint=moto.endpoint, region=region
+            ),
+            Path("/nowhere"),
+        )
         assert there.make() and not there.make()
         assert there.create("marker", b"1") and there.read("marker") == b"1"

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_contract import AccountedContract, ChargingContract, ClosingContract, DriverContract, ExcludingContract, MarkingContract, VitalContract
+from driver_contract import (
+    AccountedContract,
+    ChargingContract,
+    ClosingContract,
+    DriverContract,
+    ExcludingContract,
+    MarkingContract,
+    VitalContract,
+)
 
 import drivers
 from drivers.prime import Prime
@@ -29,12 +37,26 @@ async def ended(driver: Prime) -> None:
     await driver.aclose()
 
 
-class TestPrime(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, VitalContract, ChargingContract):
+class TestPrime(
+    AccountedContract,
+    ClosingContract,
+    ExcludingContract,
+    MarkingContract,
+    VitalContract,
+    ChargingContract,
+):
     @pytest.fixture(autouse=True)
-    def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def settings(
+        self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))
         monkeypatch.setenv("PRIME_API_KEY", running.exports["PRIME_API_KEY"])
-        given = {"api": running.url, "installation": str(place / "installation"), "key": key_of_the_account(running, place), "first_use": True}
+        given = {
+            "api": running.url,
+            "installation": str(place / "installation"),
+            "key": key_of_the_account(running, place),
+            "first_use": True,
+        }
         (place / "settings.json").write_text(json.dumps({**given, "poll": 0.05, "settles": 0.1}))
         yield
         asyncio.run(ended(self.make(place)))

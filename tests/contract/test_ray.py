@@ -27,7 +27,10 @@ from ray.util.placement_group import PlacementGroup
 
 from drivers.ray import Ray, foreign
 
-RENTS = ("test_what_is_offered_can_be_rented_is_listed_and_given_back", "test_a_lease_that_was_given_back_has_no_hosts")
+RENTS = (
+    "test_what_is_offered_can_be_rented_is_listed_and_given_back",
+    "test_a_lease_that_was_given_back_has_no_hosts",
+)
 OF_THIS_DRIVER = (
     *RENTS,
     "test_nothing_is_offered_to_a_need_that_nothing_satisfies",
@@ -48,7 +51,9 @@ OF_THIS_DRIVER = (
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch, Cluster() as cluster:
-        patch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)  # what LOOPBACK says to those that import it later
+        patch.setattr(
+            "ray._private.ray_constants.ENABLE_RAY_CLUSTER", False
+        )  # what LOOPBACK says to those that import it later
         for name, value in LOOPBACK.items():
             patch.setenv(name, value)
         yield cluster
@@ -70,7 +75,9 @@ class OnRay(DriverContract, ExcludingContract):
 
     async def host(self, driver: Driver) -> Client:
         held = self.make(Path(os.environ["RECIPE_TEST_RAY"]))
-        lease = await held.acquire(Order((await held.offers(Wish()))[0], "held", datetime.now(UTC) + timedelta(hours=1)))
+        lease = await held.acquire(
+            Order((await held.offers(Wish()))[0], "held", datetime.now(UTC) + timedelta(hours=1))
+        )
         while (hosts := await held.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
             await asyncio.sleep(0.05)
         return self.attached(hosts[0])
@@ -120,7 +127,10 @@ def groups() -> dict[str, str]:
 def give_back() -> None:
     for id in groups():
         ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(id))))
-    until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources().get("CPU"), seconds=30)
+    until(
+        lambda: ray.available_resources().get("CPU") == ray.cluster_resources().get("CPU"),
+        seconds=30,
+    )
 
 
 def test_a_run_on_ray_makes_what_it_makes_here_and_leaves_nothing(on_ray: Space) -> None:
@@ -132,12 +142,17 @@ def test_a_run_on_ray_makes_what_it_makes_here_and_leaves_nothing(on_ray: Space)
     assert on_ray.run(settings=RAY) == ["a", "b"]
     assert on_ray.read("o.txt").strip() == "0", "a step is not told that it is a worker of Ray"
     assert on_ray.read("n.txt") == "".join(f"{number}\n" for number in range(1, 100001))
-    assert [on_ray.command("logs", "b", "--node", str(rank))[1] for rank in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
+    assert [on_ray.command("logs", "b", "--node", str(rank))[1] for rank in (0, 1)] == [
+        "0 of 2\n",
+        "1 of 2\n",
+    ]
     assert on_ray.run() == [], "what was made on a cluster is fresh here"
     assert groups() == {} and ray.util.list_named_actors(all_namespaces=True) == []
 
 
-def test_a_worker_that_is_killed_leaves_its_actor_to_the_next_and_the_step_begins_once(on_ray: Space) -> None:
+def test_a_worker_that_is_killed_leaves_its_actor_to_the_next_and_the_step_begins_once(
+    on_ray: Space,
+) -> None:
     gate, begun = on_ray.root / "gate", on_ray.root / "begun"
     on_ray.recipe(
         f"steps: {{s: {{outputs: {{o: o.txt}}, run: 'echo begun >> {begun}; until [ -e {gate} ]; do sleep 0.05; done; echo made > o.txt'}}}}"
@@ -156,25 +171,36 @@ def test_a_worker_that_is_killed_leaves_its_actor_to_the_next_and_the_step_begin
 
 
 @pytest.mark.proof
-def test_a_node_that_is_killed_is_a_preemption_and_the_step_goes_on_elsewhere(on_ray: Space, cluster: Cluster) -> None:
+def test_a_node_that_is_killed_is_a_preemption_and_the_step_goes_on_elsewhere(
+    on_ray: Space, cluster: Cluster
+) -> None:
     gate, begun = on_ray.root / "gate", on_ray.root / "begun"
     on_ray.recipe(
         f"steps: {{s: {{nodes: 2, outputs: {{o: o.txt}}, run: 'echo $NODE_RANK >> {begun}; until [ -e {gate} ]; do sleep 0.05; done; echo made > o.txt'}}}}"
     )
     worker = on_ray.start("run", "--driver", "ray")
-    until(lambda: (begun.exists() and len(begun.read_text().split()) == 2) or worker.poll() is not None)
+    until(
+        lambda: (
+            (begun.exists() and len(begun.read_text().split()) == 2) or worker.poll() is not None
+        )
+    )
     cluster.add()
     cluster.kill()
     until(lambda: len(begun.read_text().split()) == 4 or worker.poll() is not None, seconds=120)
     gate.touch()
     _, said = worker.communicate(timeout=90)
     assert worker.returncode == 0, said
-    assert sorted(begun.read_text().split()) == ["0", "0", "1", "1"] and on_ray.read("o.txt") == "made\n", said
+    assert (
+        sorted(begun.read_text().split()) == ["0", "0", "1", "1"]
+        and on_ray.read("o.txt") == "made\n"
+    ), said
     assert groups() == {}
 
 
 @pytest.mark.proof
-def test_what_a_killed_actor_left_is_ended_before_its_lease_is_over(on_ray: Space, tmp_path: Path) -> None:
+def test_what_a_killed_actor_left_is_ended_before_its_lease_is_over(
+    on_ray: Space, tmp_path: Path
+) -> None:
     begun = on_ray.root / "begun"
     on_ray.recipe(f"steps: {{s: {{run: 'echo $$ > {begun}; trap \"\" HUP; sleep 1000'}}}}")
     worker = on_ray.start("run", "--driver", "ray")
@@ -188,12 +214,16 @@ def test_what_a_killed_actor_left_is_ended_before_its_lease_is_over(on_ray: Spac
     assert groups() == {}, (code, out, said)
 
 
-def test_doctor_describes_the_cluster_and_a_closed_port_is_refused_in_a_sentence(on_ray: Space) -> None:
+def test_doctor_describes_the_cluster_and_a_closed_port_is_refused_in_a_sentence(
+    on_ray: Space,
+) -> None:
     code, out, _ = on_ray.command("doctor", "--driver", "ray")
     assert code == 0 and str(ray.__version__) in out and "nodes" in out, out
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        on_ray.write("recipe.toml", f"[drivers.ray]\naddress = '127.0.0.1:{closed.getsockname()[1]}'\n")
+        on_ray.write(
+            "recipe.toml", f"[drivers.ray]\naddress = '127.0.0.1:{closed.getsockname()[1]}'\n"
+        )
         on_ray.recipe("steps: {s: {run: 'true'}}")
         code, _, said = on_ray.command("run", "--driver", "ray")
     assert code == 5 and "no Ray cluster answers" in said and "Traceback" not in said, said

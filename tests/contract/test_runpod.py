@@ -39,13 +39,30 @@ async def ended(driver: Runpod) -> None:
     await driver.aclose()
 
 
-class TestRunpod(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, VitalContract, PausingContract, RentingContract):
+class TestRunpod(
+    AccountedContract,
+    ClosingContract,
+    ExcludingContract,
+    MarkingContract,
+    VitalContract,
+    PausingContract,
+    RentingContract,
+):
     @pytest.fixture(autouse=True)
-    def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def settings(
+        self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))
         monkeypatch.setenv("RUNPOD_API_KEY", running.exports["RUNPOD_API_KEY"])
         (place / "settings.json").write_text(
-            json.dumps({"api": running.url, "installation": str(place / "installation"), "poll": 0.05, "settles": 0.1})
+            json.dumps(
+                {
+                    "api": running.url,
+                    "installation": str(place / "installation"),
+                    "poll": 0.05,
+                    "settles": 0.1,
+                }
+            )
         )
         yield
         asyncio.run(ended(self.make(place)))
@@ -59,7 +76,9 @@ class TestJobsAtRunpod(TestRunpod, DriverContract):
     """Its hosts are those of ssh."""
 
 
-def test_a_pod_that_is_started_without_a_gpu_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_is_started_without_a_gpu_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And its volume is billed at twice the rate while it stands still."""
 
     async def rent(driver: Runpod) -> None:
@@ -75,9 +94,20 @@ def test_a_pod_that_is_started_without_a_gpu_is_lost(tmp_path: Path, monkeypatch
         assert await driver.release(lease) and await driver.stands(lease) == "gone"
         await driver.aclose()
 
-    with provider("runpod", "--hosts", "none", "--clock", "real", "--faults", "boot=0.05,fewer=1") as found:
+    with provider(
+        "runpod", "--hosts", "none", "--clock", "real", "--faults", "boot=0.05,fewer=1"
+    ) as found:
         monkeypatch.setenv("RUNPOD_API_KEY", found.exports["RUNPOD_API_KEY"])
-        asyncio.run(rent(Runpod(api=found.url, installation=str(tmp_path / "installation"), poll=0.05, settles=0.1)))
+        asyncio.run(
+            rent(
+                Runpod(
+                    api=found.url,
+                    installation=str(tmp_path / "installation"),
+                    poll=0.05,
+                    settles=0.1,
+                )
+            )
+        )
 
 
 def test_the_driver_is_loaded_by_its_name() -> None:

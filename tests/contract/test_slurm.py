@@ -19,7 +19,10 @@ from runner.hosts.link.client import Client
 from tests.servers.slurm import CGROUPS
 from tests.servers.slurm import Slurm as Cluster
 
-RENTS = ("test_what_is_offered_can_be_rented_is_listed_and_given_back", "test_a_lease_that_was_given_back_has_no_hosts")
+RENTS = (
+    "test_what_is_offered_can_be_rented_is_listed_and_given_back",
+    "test_a_lease_that_was_given_back_has_no_hosts",
+)
 OF_THIS_DRIVER = (
     *RENTS,
     "test_nothing_is_offered_to_a_need_that_nothing_satisfies",
@@ -50,7 +53,9 @@ class OnSlurm(DriverContract, ExcludingContract, ClosingContract):
     proctrack: Literal["cgroup", "linuxproc"] = "cgroup" if CGROUPS else "linuxproc"
 
     @pytest.fixture(autouse=True)
-    def found(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    def found(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    ) -> Iterator[None]:
         monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
         yield
         if request.function.__name__ in RENTS:
@@ -61,7 +66,9 @@ class OnSlurm(DriverContract, ExcludingContract, ClosingContract):
 
     async def host(self, driver: Driver) -> Client:
         held = Slurm(root=str(Path(os.environ["SLURM_CONF"]).parent / "held"))
-        order = Order((await held.offers(Wish()))[0], "held", datetime.now(UTC) + timedelta(hours=1))
+        order = Order(
+            (await held.offers(Wish()))[0], "held", datetime.now(UTC) + timedelta(hours=1)
+        )
         lease = await held.acquire(order)
         while (hosts := await driver.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
             await asyncio.sleep(0.05)

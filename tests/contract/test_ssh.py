@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_contract import ClosingContract, ConnectingContract, DriverContract, SkippingContract, VisitingContract
+from driver_contract import (
+    ClosingContract,
+    ConnectingContract,
+    DriverContract,
+    SkippingContract,
+    VisitingContract,
+)
 
 import drivers
 from drivers.ssh import Ssh
@@ -21,7 +27,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         yield sshd
 
 
-class TestSsh(SkippingContract, VisitingContract, ConnectingContract, ClosingContract, DriverContract):
+class TestSsh(
+    SkippingContract, VisitingContract, ConnectingContract, ClosingContract, DriverContract
+):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, server: Sshd) -> None:
         (place / "settings.json").write_text(json.dumps(server.settings(root=str(place / "root"))))

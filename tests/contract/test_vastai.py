@@ -37,13 +37,30 @@ async def ended(driver: Vastai) -> None:
     await driver.aclose()
 
 
-class TestVastai(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, VitalContract, PausingContract, RentingContract):
+class TestVastai(
+    AccountedContract,
+    ClosingContract,
+    ExcludingContract,
+    MarkingContract,
+    VitalContract,
+    PausingContract,
+    RentingContract,
+):
     @pytest.fixture(autouse=True)
-    def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def settings(
+        self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))
         monkeypatch.setenv("VAST_API_KEY", running.exports["VAST_API_KEY"])
         (place / "settings.json").write_text(
-            json.dumps({"api": running.url, "installation": str(place / "installation"), "poll": 0.05, "settles": 0.1})
+            json.dumps(
+                {
+                    "api": running.url,
+                    "installation": str(place / "installation"),
+                    "poll": 0.05,
+                    "settles": 0.1,
+                }
+            )
         )
         yield
         asyncio.run(ended(self.make(place)))

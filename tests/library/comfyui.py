@@ -19,7 +19,11 @@ FLUX_LAYERS = re.compile(
     r"transformer_blocks\.\d+\.(attn\.(to_q|to_k|to_v|add_q_proj|add_k_proj|add_v_proj|to_out\.0|to_add_out)|ff(_context)?\.net\.(0\.proj|2))"
     r"|single_transformer_blocks\.\d+\.(attn\.(to_q|to_k|to_v)|proj_mlp|proj_out)"
 )
-ENDINGS = ((".lora_up.weight", ".lora_down.weight"), (".lora_B.weight", ".lora_A.weight"), (".lora.up.weight", ".lora.down.weight"))
+ENDINGS = (
+    (".lora_up.weight", ".lora_down.weight"),
+    (".lora_B.weight", ".lora_A.weight"),
+    (".lora.up.weight", ".lora.down.weight"),
+)
 
 
 def names(family: str, layer: str) -> Iterator[str]:
@@ -30,7 +34,9 @@ def names(family: str, layer: str) -> Iterator[str]:
     if family == "sdxl" and SDXL_LAYERS.fullmatch(layer):
         yield from (f"lora_unet_{flat}", f"lycoris_{flat}")
         # As diffusers called them before it took to PEFT.
-        old = layer.replace(".to_", ".processor.to_").removesuffix(".0" if layer.endswith(".to_out.0") else "")
+        old = layer.replace(".to_", ".processor.to_").removesuffix(
+            ".0" if layer.endswith(".to_out.0") else ""
+        )
         yield from (old, f"unet.{old}")
 
 
@@ -45,7 +51,9 @@ def put(family: str, model: Any, file: Mapping[str, Any]) -> tuple[int, list[str
                 continue
             up, down = file[name + ending[0]], file[name + ending[1]]
             alpha = file.get(f"{name}.alpha")
-            module.weight.data += (1.0 if alpha is None else float(alpha) / down.shape[0]) * (up @ down)
+            module.weight.data += (1.0 if alpha is None else float(alpha) / down.shape[0]) * (
+                up @ down
+            )
             taken |= {name + ending[0], name + ending[1], f"{name}.alpha"}
             changed += 1
     return changed, sorted(file.keys() - taken)

@@ -51,9 +51,18 @@ class Forked(subprocess.Popen[str]):
         c2pwrite: int, errread: int, errwrite: int, restore_signals: bool, gid: object, gids: object, uid: object, umask: int,
         start_new_session: bool, *_: object, line: socket.socket | None = None,
     ) -> None:  # fmt: skip
-        asked = {"argv": args[1:], "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env), "session": start_new_session}
-        streams = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
-        _reap_orphans(True)  # of a child that forks and ends, as that one does, this process is the parent
+        asked = {
+            "argv": args[1:],
+            "cwd": str(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "session": start_new_session,
+        }
+        streams = [
+            given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))
+        ]
+        _reap_orphans(
+            True
+        )  # of a child that forks and ends, as that one does, this process is the parent
         try:
             self.pid = _ask(line or _parent(args[0]), asked, streams)
         finally:
@@ -67,7 +76,15 @@ def start(argv: Sequence[str], **more: Any) -> subprocess.Popen[str]:
     return Forked(argv, text=True, stdout=subprocess.PIPE, **more)
 
 
-def signal_at(line: str, argv: Sequence[str], number: signal.Signals, gate: Path, *, whole: bool = True, **more: Any) -> tuple[str, int]:
+def signal_at(
+    line: str,
+    argv: Sequence[str],
+    number: signal.Signals,
+    gate: Path,
+    *,
+    whole: bool = True,
+    **more: Any,
+) -> tuple[str, int]:
     """Signal every process of it, or the first one alone, while it is held at a line that it printed.  What it printed after that, and its status."""
     os.mkfifo(gate)
     env = {**more.pop("env"), "HOLD_AT": line, "HOLD_GATE": str(gate), "PYTHONPATH": str(HELD)}
@@ -109,8 +126,17 @@ def run(argv: Sequence[str], *, timeout: float, **more: Any) -> subprocess.Compl
 def _parent(python: str) -> socket.socket:
     """A line to a process of this Python that can be forked.  It ends with the line."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("RECIPE_", "ACCELERATE_"))}
-    subprocess.Popen([python, __file__, str(its.fileno())], env={**env, **ENV}, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RECIPE_", "ACCELERATE_"))
+    }
+    subprocess.Popen(
+        [python, __file__, str(its.fileno())],
+        env={**env, **ENV},
+        pass_fds=[its.fileno()],
+        stdin=subprocess.DEVNULL,
+    )
     its.close()
     return mine
 

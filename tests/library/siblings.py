@@ -22,5 +22,9 @@ def siblings() -> Iterator[None]:
 
 
 def _forget() -> None:
-    for name in [name for name, found in sys.modules.items() if (getattr(found, "__file__", None) or "").startswith(str(TRAINERS))]:
+    for name in [
+        name
+        for name, found in sys.modules.items()
+        if (getattr(found, "__file__", None) or "").startswith(str(TRAINERS))
+    ]:
         del sys.modules[name]

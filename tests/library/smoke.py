@@ -8,7 +8,14 @@ from typing import Any
 import runner
 
 
-def smoke(recipe: str, workspace: Path, inputs: dict[str, Any] | None = None, *, source: Path | None = None, **settings: Any) -> Path:
+def smoke(
+    recipe: str,
+    workspace: Path,
+    inputs: dict[str, Any] | None = None,
+    *,
+    source: Path | None = None,
+    **settings: Any,
+) -> Path:
     """The folder of its results.  Inputs given here go over those of the preset; `source` is the recipe with another place to fetch code from."""
     name = str(source or recipe)
     settings = {"python": "current", "preset": "smoke", "workspace": workspace, **settings}
@@ -16,7 +23,9 @@ def smoke(recipe: str, workspace: Path, inputs: dict[str, Any] | None = None, *,
     assert {verdict.answer for verdict in planned.verdicts} <= {"run", "maybe", "skip"}
     assert set(planned.plan.graph) == {node.id for node in planned.plan.nodes}
     summary = runner.run(name, inputs, **settings)
-    assert summary.state == "COMPLETED", [(failure.id, failure.tail[-2000:]) for failure in summary.failed]
+    assert summary.state == "COMPLETED", [
+        (failure.id, failure.tail[-2000:]) for failure in summary.failed
+    ]
     for _, path in summary.results:
         assert (Path.cwd() / path).exists()
     results = workspace if source else workspace / "out" / recipe / "latest"

@@ -57,7 +57,11 @@ save(steps, "")
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     (folder / "more").mkdir(parents=True)
-    for name, head in (("a.mp4", b"\0\0\0\x18ftypmp42"), ("b.png", b"\x89PNG\r\n\x1a\n"), ("more/c.webm", b"\x1a\x45\xdf\xa3")):
+    for name, head in (
+        ("a.mp4", b"\0\0\0\x18ftypmp42"),
+        ("b.png", b"\x89PNG\r\n\x1a\n"),
+        ("more/c.webm", b"\x1a\x45\xdf\xa3"),
+    ):
         (folder / name).write_bytes(head + bytes(20))
         (folder / name).with_suffix(".txt").write_text(f"a {Path(name).stem} turns\n")
     return folder
@@ -66,11 +70,25 @@ def data(tmp_path: Path) -> Path:
 def program(name: str, cwd: Path, *words: object, **env: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, TRAINERS / name, *map(str, words)]
     keep = {name: value for name, value in os.environ.items() if not name.startswith("RECIPE_")}
-    return subprocess.run(argv, cwd=cwd, env={**keep, **env}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        argv, cwd=cwd, env={**keep, **env}, capture_output=True, text=True, check=False
+    )
 
 
 def looked(data: Path, frames: int = 41, *more: object) -> subprocess.CompletedProcess[str]:
-    return program("clip_data.py", data.parent, "--data", data, "--num-frames", frames, "--trigger", "zxq", "--out", "clips.jsonl", *more)
+    return program(
+        "clip_data.py",
+        data.parent,
+        "--data",
+        data,
+        "--num-frames",
+        frames,
+        "--trigger",
+        "zxq",
+        "--out",
+        "clips.jsonl",
+        *more,
+    )
 
 
 @pytest.fixture
@@ -83,7 +101,9 @@ def step(data: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(step: Path, *more: object, env: dict[str, str] | None = None, **told: object) -> subprocess.CompletedProcess[str]:
+def run(
+    step: Path, *more: object, env: dict[str, str] | None = None, **told: object
+) -> subprocess.CompletedProcess[str]:
     given: dict[str, object] = {
         "family": "wan2.1", "base": "base", "data": step / "clips.jsonl", "dataset": step / "data", "num-frames": 41,
         "resolution": "[512]", "max-steps": 5, "learning-rate": 1e-4, "rank": 4, "alpha": 8, "caption-dropout": 0.05, "global-batch": 4,
@@ -97,7 +117,15 @@ def run(step: Path, *more: object, env: dict[str, str] | None = None, **told: ob
     # An attempt has a folder of its own; what the state holds is elsewhere.
     attempt = step / f"attempt-{len(list(step.glob('attempt-*')))}"
     attempt.mkdir()
-    return program("ai_toolkit_run.py", attempt, *launcher, *words, *more, KEPT=str(step / "checkpoints"), **env or {})
+    return program(
+        "ai_toolkit_run.py",
+        attempt,
+        *launcher,
+        *words,
+        *more,
+        KEPT=str(step / "checkpoints"),
+        **env or {},
+    )
 
 
 def attempt(step: Path) -> Path:
@@ -105,43 +133,89 @@ def attempt(step: Path) -> Path:
 
 
 def process(step: Path) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads((attempt(step) / "used.json").read_text())["config"]["process"][0]
+    made: dict[str, Any] = json.loads((attempt(step) / "used.json").read_text())["config"][
+        "process"
+    ][0]
     return made
 
 
 def test_the_smoke_preset_checks_clips_and_says_what_is_missing(tmp_path: Path) -> None:
     results = smoke("ai-toolkit@1", tmp_path)
     report = json.loads((results / "report.json").read_text())
-    assert report["trained"] is False and "ai-toolkit is not installed" in report["said"] and "git clone" in report["remedy"]
+    assert (
+        report["trained"] is False
+        and "ai-toolkit is not installed" in report["said"]
+        and "git clone" in report["remedy"]
+    )
     used = json.loads((results / "ai-toolkit-used.json").read_text())["config"]["process"][0]
-    assert (used["model"]["arch"], used["train"]["steps"], used["datasets"][0]["num_frames"]) == ("wan21", 4, 1)
+    assert (used["model"]["arch"], used["train"]["steps"], used["datasets"][0]["num_frames"]) == (
+        "wan21",
+        4,
+        1,
+    )
 
 
 def test_a_real_run_without_ai_toolkit_fails_and_says_how_to_get_it(tmp_path: Path) -> None:
-    summary = runner.run("ai-toolkit@1", {"if_missing": "fail"}, preset="smoke", python="current", workspace=tmp_path, settings=Settings())
+    summary = runner.run(
+        "ai-toolkit@1",
+        {"if_missing": "fail"},
+        preset="smoke",
+        python="current",
+        workspace=tmp_path,
+        settings=Settings(),
+    )
     assert (
-        summary.state == "FAILED" and b"/opt/ai-toolkit/run.py is not there; git clone https://github.com/ostris/ai-toolkit" in summary.failed[0].tail
+        summary.state == "FAILED"
+        and b"/opt/ai-toolkit/run.py is not there; git clone https://github.com/ostris/ai-toolkit"
+        in summary.failed[0].tail
     )
 
 
 def test_ai_toolkit_gets_clips_captions_and_settings(step: Path) -> None:
-    done = run(step, set='{"train": {"timestep_type": "weighted"}, "datasets": {"fps": 12}, "logging": {"log_every": 5}}')
+    done = run(
+        step,
+        set='{"train": {"timestep_type": "weighted"}, "datasets": {"fps": 12}, "logging": {"log_every": 5}}',
+    )
     assert done.returncode == 0, done.stderr
     told = process(step)
-    assert (told["train"]["steps"], told["train"]["batch_size"], told["train"]["gradient_accumulation"]) == (5, 2, 2)
-    assert told["network"] == {"type": "lora", "linear": 4, "linear_alpha": 8.0} and told["model"]["name_or_path"].endswith("/base")
-    assert told["train"]["timestep_type"] == "weighted" and told["datasets"][0]["fps"] == 12 and told["logging"] == {"log_every": 5}
+    assert (
+        told["train"]["steps"],
+        told["train"]["batch_size"],
+        told["train"]["gradient_accumulation"],
+    ) == (5, 2, 2)
+    assert told["network"] == {"type": "lora", "linear": 4, "linear_alpha": 8.0} and told["model"][
+        "name_or_path"
+    ].endswith("/base")
+    assert (
+        told["train"]["timestep_type"] == "weighted"
+        and told["datasets"][0]["fps"] == 12
+        and told["logging"] == {"log_every": 5}
+    )
     made = json.loads((step / "model" / "adapter.safetensors").read_text())
-    assert made["clips"] == ["000000.mp4", "000000.txt", "000001.png", "000001.txt", "000002.txt", "000002.webm"] and made["seed"] == "3"
+    assert (
+        made["clips"]
+        == ["000000.mp4", "000000.txt", "000001.png", "000001.txt", "000002.txt", "000002.webm"]
+        and made["seed"] == "3"
+    )
     assert (attempt(step) / "clips" / "000002.txt").read_text() == "zxq, a c turns"
 
 
 def test_what_ai_toolkit_made_is_gathered(step: Path) -> None:
     done = run(step, env={"RECIPE_METRICS": str(step / "metrics.jsonl")})
     assert done.returncode == 0 and "5/5 [00:01" in done.stdout
-    history = [json.loads(line) for line in (attempt(step) / "history.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["loss"]) for line in history] == [(1, 0.85), (2, 0.75), (3, 0.65), (4, 0.55), (5, 0.45)]
-    assert [json.loads(line)["step"] for line in (step / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
+    history = [
+        json.loads(line) for line in (attempt(step) / "history.jsonl").read_text().splitlines()
+    ]
+    assert [(line["step"], line["loss"]) for line in history] == [
+        (1, 0.85),
+        (2, 0.75),
+        (3, 0.65),
+        (4, 0.55),
+        (5, 0.45),
+    ]
+    assert [
+        json.loads(line)["step"] for line in (step / "metrics.jsonl").read_text().splitlines()
+    ] == [1, 2, 3, 4, 5]
     assert (step / "samples" / "1.webp").read_text() == "drawn"
     assert json.loads((attempt(step) / "report.json").read_text()) == {
         "trained": True,
@@ -149,17 +223,27 @@ def test_what_ai_toolkit_made_is_gathered(step: Path) -> None:
         "steps": 5,
         "files": ["adapter.safetensors"],
     }
-    assert sorted(path.name for path in (step / "checkpoints").iterdir()) == ["step-000000004", "step-000000005"]
+    assert sorted(path.name for path in (step / "checkpoints").iterdir()) == [
+        "step-000000004",
+        "step-000000005",
+    ]
 
 
 def test_a_training_goes_on_from_its_checkpoint_with_its_optimizer(step: Path) -> None:
     done = run(step, env={"ENDS_AT": "3"})
     assert done.returncode == 1 and "ended with exit code 7" in done.stderr
     kept = step / "checkpoints" / "step-000000002"
-    assert sorted(path.name for path in kept.iterdir()) == ["adapter_000000002.safetensors", "history.jsonl", "optimizer.pt"]
+    assert sorted(path.name for path in kept.iterdir()) == [
+        "adapter_000000002.safetensors",
+        "history.jsonl",
+        "optimizer.pt",
+    ]
     assert run(step, resume=kept).returncode == 0
     assert json.loads((step / "model" / "adapter.safetensors").read_text())["first"] == 2
-    assert [json.loads(line)["step"] for line in (attempt(step) / "history.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
+    assert [
+        json.loads(line)["step"]
+        for line in (attempt(step) / "history.jsonl").read_text().splitlines()
+    ] == [1, 2, 3, 4, 5]
     # More steps later resume from the last, which has no number in its name.
     assert run(step, resume=step / "checkpoints" / "step-000000005", max_steps=6).returncode == 0
     assert json.loads((step / "model" / "adapter.safetensors").read_text())["first"] == 5
@@ -169,19 +253,31 @@ def test_a_training_goes_on_from_its_checkpoint_with_its_optimizer(step: Path) -
 def test_each_family_has_its_settings(family: str, step: Path) -> None:
     assert run(step, family=family).returncode == 0
     told = process(step)
-    assert told["model"]["arch"] == FORM[family] and told["train"]["noise_scheduler"] == "flowmatch" and told["datasets"][0]["fps"] in (16, 24)
+    assert (
+        told["model"]["arch"] == FORM[family]
+        and told["train"]["noise_scheduler"] == "flowmatch"
+        and told["datasets"][0]["fps"] in (16, 24)
+    )
     assert ("switch_boundary_every" in told["train"]) == (family == "wan2.2-14b")
 
 
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"set": '{"trainer": {"steps": 3}}'}, "set names trainer, which ai-toolkit's trainer does not read; it reads network, train, model"),
-        ({"set": '{"train": {"steps": 3}}'}, "set names train.steps, which this recipe decides itself; leave it out"),
+        (
+            {"set": '{"trainer": {"steps": 3}}'},
+            "set names trainer, which ai-toolkit's trainer does not read; it reads network, train, model",
+        ),
+        (
+            {"set": '{"train": {"steps": 3}}'},
+            "set names train.steps, which this recipe decides itself; leave it out",
+        ),
         ({"global-batch": 3}, "global_batch 3 is no multiple of micro_batch 2; change one of them"),
     ],
 )
-def test_settings_that_contradict_the_recipe_are_refused(step: Path, told: dict[str, object], said: str) -> None:
+def test_settings_that_contradict_the_recipe_are_refused(
+    step: Path, told: dict[str, object], said: str
+) -> None:
     done = run(step, **told)
     assert done.returncode == 1 and said in done.stderr
 
@@ -201,9 +297,15 @@ def test_a_bad_clip_is_named(data: Path, file: str, content: bytes | None, said:
     if content is not None:
         (data / file).write_bytes(content)
     done = looked(data)
-    assert done.returncode == 1 and said in done.stderr and "max_bad_clips=1 would leave them out" in done.stderr
+    assert (
+        done.returncode == 1
+        and said in done.stderr
+        and "max_bad_clips=1 would leave them out" in done.stderr
+    )
     again = looked(data, 41, "--max-bad-clips", 1)
-    assert again.returncode == 0 and len((data.parent / "clips.jsonl").read_text().splitlines()) == 2
+    assert (
+        again.returncode == 0 and len((data.parent / "clips.jsonl").read_text().splitlines()) == 2
+    )
 
 
 def test_pictures_alone_are_no_clips(data: Path) -> None:

@@ -11,7 +11,12 @@ import pytest
 from tests.shelf import RECIPES, ROOT
 
 TRAINERS = ROOT / "recipes" / "trainers"
-STEPS = [(name, step) for name, recipe in RECIPES.items() for step, spec in recipe["steps"].items() if "uses" not in spec]
+STEPS = [
+    (name, step)
+    for name, recipe in RECIPES.items()
+    for step, spec in recipe["steps"].items()
+    if "uses" not in spec
+]
 FAMILIES = {"flux": "image_flux.py", "sdxl": "image_sdxl.py"}  # loaded by the name of the family
 
 
@@ -33,7 +38,9 @@ def started(spec: dict[str, Any]) -> list[str]:
     if "accelerate" in spec:
         return [Path(spec["accelerate"]["script"]).name]
     words = spec["run"] if isinstance(spec["run"], list) else spec["run"].split()
-    return [Path(word).name for word in words if isinstance(word, str) and word.startswith("trainers/")]
+    return [
+        Path(word).name for word in words if isinstance(word, str) and word.startswith("trainers/")
+    ]
 
 
 def needed(name: str, spec: dict[str, Any]) -> set[str]:
@@ -48,14 +55,21 @@ def needed(name: str, spec: dict[str, Any]) -> set[str]:
 @pytest.mark.parametrize(("name", "step"), STEPS)
 def test_a_step_names_the_programs_that_it_needs_and_no_others(name: str, step: str) -> None:
     spec = RECIPES[name]["steps"][step]
-    wanted, named = needed(name, spec), {Path(path).name for path in spec.get("code", []) if isinstance(path, str)}
+    wanted, named = (
+        needed(name, spec),
+        {Path(path).name for path in spec.get("code", []) if isinstance(path, str)},
+    )
     assert wanted <= named, f"not named: {', '.join(sorted(wanted - named))}"
     assert named <= wanted, f"named for nothing: {', '.join(sorted(named - wanted))}"
 
 
 def test_every_program_is_of_use() -> None:
     used = {
-        Path(path).name for recipe in RECIPES.values() for step in recipe["steps"].values() for path in step.get("code", []) if isinstance(path, str)
+        Path(path).name
+        for recipe in RECIPES.values()
+        for step in recipe["steps"].values()
+        for path in step.get("code", [])
+        if isinstance(path, str)
     }
     assert {file.name for file in TRAINERS.glob("*.py")} == used
 
@@ -63,12 +77,20 @@ def test_every_program_is_of_use() -> None:
 def test_no_program_takes_what_another_keeps_to_itself() -> None:
     for file in sorted(TRAINERS.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and (TRAINERS / f"{node.module}.py").exists():
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and (TRAINERS / f"{node.module}.py").exists()
+            ):
                 private = [alias.name for alias in node.names if alias.name.startswith("_")]
                 assert not private, f"{file.name} takes {', '.join(private)} from {node.module}.py"
 
 
-OWN = [name for name in RECIPES if name not in {"ai-toolkit@1", "axolotl@1", "unsloth@1", "prime-rl@1", "export@1", "eval@1"}]
+OWN = [
+    name
+    for name in RECIPES
+    if name not in {"ai-toolkit@1", "axolotl@1", "unsloth@1", "prime-rl@1", "export@1", "eval@1"}
+]
 
 
 HALVED = {"sft@1", "cpt@1", "dpo@1", "orpo@1", "reward@1"}
@@ -79,17 +101,42 @@ HALVED = {"sft@1", "cpt@1", "dpo@1", "orpo@1", "reward@1"}
 def test_a_recipe_with_a_trainer_of_ours_keeps_the_promises_of_the_house(name: str) -> None:
     """Started by accelerate, resumable, measured, watched with TensorBoard and trackers, pushed when asked, precise as the GPU can be."""
     recipe = RECIPES[name]
-    inputs, (train,) = recipe["inputs"], [step for step in recipe["steps"].values() if "accelerate" in step]
+    inputs, (train,) = (
+        recipe["inputs"],
+        [step for step in recipe["steps"].values() if "accelerate" in step],
+    )
     given = train["accelerate"]["args"]
-    assert train["state"]["checkpoints"]["checkpoint"] and given["resume"] == "{{ state.checkpoints.latest }}" and train["metrics"] is True
+    assert (
+        train["state"]["checkpoints"]["checkpoint"]
+        and given["resume"] == "{{ state.checkpoints.latest }}"
+        and train["metrics"] is True
+    )
     smaller = {"oom": {"micro_batch": "/2"}} if name in HALVED else {}
-    assert train["retries"] == {"failure": 1, "preemption": 10} | smaller and inputs["max_steps"]["continues"] is True
-    assert "tensorboard" in train["outputs"] and given["tracker"] == "{{ inputs.tracker }}" and inputs["tracker"]["key"] is False
-    assert inputs["precision"]["default"] == "auto" and train["accelerate"]["mixed_precision"].count("auto") == 1
+    assert (
+        train["retries"] == {"failure": 1, "preemption": 10} | smaller
+        and inputs["max_steps"]["continues"] is True
+    )
+    assert (
+        "tensorboard" in train["outputs"]
+        and given["tracker"] == "{{ inputs.tracker }}"
+        and inputs["tracker"]["key"] is False
+    )
+    assert (
+        inputs["precision"]["default"] == "auto"
+        and train["accelerate"]["mixed_precision"].count("auto") == 1
+    )
     assert {"global-batch", "micro-batch", "seed", "save-every"} <= given.keys()
     assert given["checkpoint-activations"] == "{{ inputs.checkpoint_activations }}"
     publish = recipe["steps"]["publish"]
-    assert publish["when"] == "{{ inputs.push_to != '' }}" and publish["secrets"] == ["hf_token"] and inputs["push_private"]["default"] is True
+    assert (
+        publish["when"] == "{{ inputs.push_to != '' }}"
+        and publish["secrets"] == ["hf_token"]
+        and inputs["push_private"]["default"] is True
+    )
     smoke = recipe["presets"]["smoke"]
     assert smoke["resources"]["gpus"] == 0 and smoke["env"]["OMP_NUM_THREADS"] == "1"
-    assert any(preset.get("resources", {}).get("gpus", recipe["resources"]["gpus"]) for preset in recipe["presets"].values() if preset is not smoke)
+    assert any(
+        preset.get("resources", {}).get("gpus", recipe["resources"]["gpus"])
+        for preset in recipe["presets"].values()
+        if preset is not smoke
+    )

@@ -20,5 +20,11 @@ def test_it_lowers_the_perplexity_of_held_out_text(tmp_path: Path) -> None:
     assert history[-1]["loss"] < history[0]["loss"] - 1.5
     # Up over ten steps, then down a cosine to a tenth.
     rates = [line["lr"] for line in history]
-    assert rates.index(max(rates)) == 9 and rates[0] == pytest.approx(0.001) and rates[-1] == pytest.approx(0.001)
-    assert (results / "model" / "adapter_model.safetensors").exists() and list((results / "tensorboard").iterdir())
+    assert (
+        rates.index(max(rates)) == 9
+        and rates[0] == pytest.approx(0.001)
+        and rates[-1] == pytest.approx(0.001)
+    )
+    assert (results / "model" / "adapter_model.safetensors").exists() and list(
+        (results / "tensorboard").iterdir()
+    )

@@ -22,8 +22,11 @@ def test_it_learns(tmp_path: Path) -> None:
     assert report["log_odds_after"] > report["log_odds_before"] + 0.08
     history = [json.loads(line) for line in (results / "history.jsonl").read_text().splitlines()]
     assert history[0]["margin"] == 0 and history[-1]["eval_loss"] < 0.6931 - 0.15  # 0.365
-    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "training.json"} <= {
-        file.name for file in (results / "model").iterdir()
-    }
+    assert {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer.json",
+        "training.json",
+    } <= {file.name for file in (results / "model").iterdir()}
     assert (results / "training.png").read_bytes().startswith(b"\x89PNG")
     assert list((results / "tensorboard").glob("events.*"))

@@ -21,7 +21,14 @@ WITHOUT = {
     "prime-rl@1": "prime-rl is on no index; its guard needs Python alone, and its launcher names an environment of its own",
 }
 # Named differently where they are imported; what is installed here knows the rest.
-DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "axolotl": "axolotl", "unsloth_cli": "unsloth", "wandb": "wandb", "trackio": "trackio"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "axolotl": "axolotl",
+    "unsloth_cli": "unsloth",
+    "wandb": "wandb",
+    "trackio": "trackio",
+}
 # Wished for by an input, and said clearly where it is missing; or an optimizer that no input of these recipes names (`descent` makes them for all).
 OPTIONAL = {"images": {"trackio"}, "text": {"prodigyopt"}, "ppo": {"bitsandbytes", "prodigyopt"}}
 LINE = re.compile(r"([a-z0-9][a-z0-9.-]*)==(\S+)(?: ; ([^\\]+))? \\")
@@ -36,7 +43,9 @@ def requirements(family: str) -> dict[str, list[tuple[str, int]]]:
         head, *hashes = block.splitlines()
         match = LINE.fullmatch(head)
         assert match, head
-        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in hashes), head
+        assert all(
+            re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in hashes
+        ), head
         found.setdefault(match[1], []).append((match[2], len(hashes)))
     return found
 
@@ -53,7 +62,11 @@ def imports(program: Path, seen: set[Path]) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
     beside = {name for name in names if (TRAINERS / f"{name}.py").exists()}
-    inner = set().union(*(imports(TRAINERS / f"{name}.py", seen) for name in beside)) if beside else set()
+    inner = (
+        set().union(*(imports(TRAINERS / f"{name}.py", seen) for name in beside))
+        if beside
+        else set()
+    )
     return (names - beside - set(sys.stdlib_module_names)) | inner
 
 
@@ -66,35 +79,61 @@ def distribution(module: str) -> str:
 
 def programs(recipe: dict[str, Any]) -> set[Path]:
     return {
-        ROOT / "recipes" / path for step in recipe["steps"].values() for path in step.get("code", recipe.get("code", [])) if isinstance(path, str)
+        ROOT / "recipes" / path
+        for step in recipe["steps"].values()
+        for path in step.get("code", recipe.get("code", []))
+        if isinstance(path, str)
     }
 
 
 @pytest.mark.parametrize("family", LOCKS)
 def test_every_package_is_pinned_by_hash_and_from_nowhere_in_particular(family: str) -> None:
     text = LOCKS[family].read_text()
-    assert "://" not in text and "--index" not in text and "--find-links" not in text and "+cpu" not in text
+    assert (
+        "://" not in text
+        and "--index" not in text
+        and "--find-links" not in text
+        and "+cpu" not in text
+    )
     pinned = requirements(family)
     assert len(pinned) > 50
     assert all(hashes >= 1 for versions in pinned.values() for _, hashes in versions)
-    assert all(len(versions) == 1 or len({version for version, _ in versions}) == len(versions) for versions in pinned.values())
+    assert all(
+        len(versions) == 1 or len({version for version, _ in versions}) == len(versions)
+        for versions in pinned.values()
+    )
 
 
 @pytest.mark.parametrize("family", ["text", "images", "ppo"])
 def test_what_the_tests_run_with_is_what_is_locked(family: str) -> None:
     source = (ROOT / "recipes" / "locks" / f"{family}.in").read_text()
-    own = {re.split(r"[^\w.-]", line)[0] for line in source.splitlines() if re.match(r"[\w.-]+[=<>]", line)}
-    wanted = dict(line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    pinned = requirements(family)
-    assert {name: versions[0][0] for name, versions in pinned.items() if name in wanted and name not in own} == {
-        name: version for name, version in wanted.items() if name in pinned and name not in own
+    own = {
+        re.split(r"[^\w.-]", line)[0]
+        for line in source.splitlines()
+        if re.match(r"[\w.-]+[=<>]", line)
     }
-    assert pinned["torch"][0][0] == "2.13.0" and pinned["torch"][0][1] == 6, "three Pythons on two kinds of machine"
+    wanted = dict(
+        line.lower().split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    pinned = requirements(family)
+    assert {
+        name: versions[0][0]
+        for name, versions in pinned.items()
+        if name in wanted and name not in own
+    } == {name: version for name, version in wanted.items() if name in pinned and name not in own}
+    assert pinned["torch"][0][0] == "2.13.0" and pinned["torch"][0][1] == 6, (
+        "three Pythons on two kinds of machine"
+    )
 
 
 @pytest.mark.parametrize("family", LOCKS)
 def test_each_lock_is_made_of_a_list_of_what_is_imported(family: str) -> None:
-    lines = [line.partition("#")[0].strip() for line in (LOCKS[family].with_suffix(".in")).read_text().splitlines()]
+    lines = [
+        line.partition("#")[0].strip()
+        for line in (LOCKS[family].with_suffix(".in")).read_text().splitlines()
+    ]
     wanted = {re.split(r"[\[=<>]", line)[0] for line in lines if line}
     assert wanted <= set(requirements(family))
 

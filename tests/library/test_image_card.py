@@ -52,12 +52,26 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     save_file({"transformer.x.lora_A.weight": torch.zeros(1, 1)}, "adapter.safetensors")
     Path("manifest.jsonl").write_text("")
     Path("settings.json").write_text('{"resolution": 64, "rank": 8}')
-    Path("report.json").write_text(json.dumps({"steps": 60, "images": 41, "held_out": 7, "eval_loss_before": 3.5, "eval_loss_after": 2.25}))
-    (base / ".origin.json").write_text(json.dumps({"repo": "black-forest-labs/FLUX.1-dev", "revision": COMMIT}))
+    Path("report.json").write_text(
+        json.dumps(
+            {
+                "steps": 60,
+                "images": 41,
+                "held_out": 7,
+                "eval_loss_before": 3.5,
+                "eval_loss_after": 2.25,
+            }
+        )
+    )
+    (base / ".origin.json").write_text(
+        json.dumps({"repo": "black-forest-labs/FLUX.1-dev", "revision": COMMIT})
+    )
     return SimpleNamespace(base=base, trigger="zxq: it")
 
 
-def exported(export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
+def exported(
+    export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Any], str]:
     """The header of the card that comes out, and the rest of it."""
     words = [
         "image_export.py", "--adapter", "adapter.safetensors", "--base", given.base, "--manifest", "manifest.jsonl", "--report", "report.json",
@@ -81,9 +95,14 @@ def test_the_card_names_the_base_its_licence_the_trigger_and_what_was_drawn(
         "tags": ["text-to-image", "lora", "diffusers"],
         "widget": [{"text": 'zxq: a "banana"', "output": {"url": "images/00.png"}}, {"text": "zxq cat", "output": {"url": "images/01.png"}}],
     }  # fmt: skip
-    assert "60 steps on 41 images" in text and f"[flux-1-dev-non-commercial-license]({link})" in text
+    assert (
+        "60 steps on 41 images" in text and f"[flux-1-dev-non-commercial-license]({link})" in text
+    )
     pictures = [Image.open(Path("model", sample["output"]["url"])) for sample in header["widget"]]
-    assert [(picture.size, picture.getpixel((0, 0))) for picture in pictures] == [((64, 64), (255, 0, 0)), ((64, 64), (0, 0, 255))]
+    assert [(picture.size, picture.getpixel((0, 0))) for picture in pictures] == [
+        ((64, 64), (255, 0, 0)),
+        ((64, 64), (0, 0, 255)),
+    ]
     assert json.loads(Path("model", "settings.json").read_text()) == {
         "resolution": 64, "rank": 8, "base": "black-forest-labs/FLUX.1-dev", "base_revision": COMMIT,
     }  # fmt: skip
@@ -95,11 +114,15 @@ def test_the_lines_that_load_it_are_python_and_name_pipeline_base_and_commit(
     _, text = exported(export, given, monkeypatch)
     code = text.partition("```python\n")[2].partition("```")[0]
     ast.parse(code)
-    assert f'FluxPipeline.from_pretrained("black-forest-labs/FLUX.1-dev", revision="{COMMIT}"' in code
+    assert (
+        f'FluxPipeline.from_pretrained("black-forest-labs/FLUX.1-dev", revision="{COMMIT}"' in code
+    )
     assert 'pipeline("zxq: a \\"banana\\"")' in code
 
 
-def test_a_base_that_is_a_folder_here_is_no_model_of_the_hub(export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_that_is_a_folder_here_is_no_model_of_the_hub(
+    export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (given.base / ".origin.json").unlink()
     header, text = exported(export, given, monkeypatch)
     assert "base_model" not in header and header["license"] == "other"  # its card is there
@@ -109,15 +132,23 @@ def test_a_base_that_is_a_folder_here_is_no_model_of_the_hub(export: Any, given:
     assert (settings["base"], settings["base_revision"]) == ("./FLUX.1-dev", None)
 
 
-def test_random_weights_have_no_name_and_nothing_to_load(export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_weights_have_no_name_and_nothing_to_load(
+    export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("settings.json").write_text('{"resolution": 64, "init": "random"}')
     header, text = exported(export, given, monkeypatch)
     assert not {"base_model", "base_model_relation"} & set(header)
     prose = text.partition("| setting")[0]
-    assert "a base with random weights" in prose and "FLUX.1-dev" not in prose and "from_pretrained" not in prose
+    assert (
+        "a base with random weights" in prose
+        and "FLUX.1-dev" not in prose
+        and "from_pretrained" not in prose
+    )
 
 
-@pytest.mark.parametrize("card", ["", "# no header", "---\nlicense: [\n---\n", "---\ntags: [x]\n---\n"])
+@pytest.mark.parametrize(
+    "card", ["", "# no header", "---\nlicense: [\n---\n", "---\ntags: [x]\n---\n"]
+)
 def test_the_licence_of_the_default_base_is_named_where_its_card_does_not(
     card: str, export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +157,9 @@ def test_the_licence_of_the_default_base_is_named_where_its_card_does_not(
     assert header["license_name"] == "flux-1-dev-non-commercial-license"
 
 
-def test_a_base_of_unknown_licence_gives_none(export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_of_unknown_licence_gives_none(
+    export: Any, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (given.base / "README.md").unlink()
     (given.base / ".origin.json").write_text(json.dumps({"repo": "you/mine", "revision": COMMIT}))
     header, text = exported(export, given, monkeypatch)

@@ -18,7 +18,10 @@ from tests.system.test_sft_trainer import BASE, ROOT, program, run
 PAIRS = ROOT / "fixtures" / "datasets" / "explain-or-show" / "pairs.jsonl"
 GOOD = {"prompt": "Which is even?\n", "chosen": "Two is.", "rejected": "Three is."}
 ASKED = [{"role": "user", "content": "Which is even?"}]
-TWO, THREE = {"role": "assistant", "content": "Two is."}, {"role": "assistant", "content": "Three is."}
+TWO, THREE = (
+    {"role": "assistant", "content": "Two is."},
+    {"role": "assistant", "content": "Three is."},
+)
 
 
 @pytest.fixture
@@ -30,13 +33,28 @@ def data() -> Iterator[Any]:
         yield preference_data
 
 
-def made(data: Any, source: Path, out: Path, **more: Any) -> tuple[dict[str, list[dict[str, list[int]]]], dict[str, Any], str]:
+def made(
+    data: Any, source: Path, out: Path, **more: Any
+) -> tuple[dict[str, list[dict[str, list[int]]]], dict[str, Any], str]:
     """The rows of both splits, the manifest, and what was said."""
     import pyarrow as arrow  # type: ignore[import-untyped]
 
-    options = {"data": source, "base": BASE, "out": out, "columns": "{}", "chat_template": None, "eos_token": None, "max_length": 128}
-    said = data.prepare(SimpleNamespace(**{**options, "eval_fraction": 0.0, "max_bad_rows": 0, "seed": 0, **more}))
-    splits = {name: arrow.ipc.open_stream(out / f"{name}.arrow").read_all().to_pylist() for name in ("train", "held_out")}
+    options = {
+        "data": source,
+        "base": BASE,
+        "out": out,
+        "columns": "{}",
+        "chat_template": None,
+        "eos_token": None,
+        "max_length": 128,
+    }
+    said = data.prepare(
+        SimpleNamespace(**{**options, "eval_fraction": 0.0, "max_bad_rows": 0, "seed": 0, **more})
+    )
+    splits = {
+        name: arrow.ipc.open_stream(out / f"{name}.arrow").read_all().to_pylist()
+        for name in ("train", "held_out")
+    }
     return splits, json.loads((out / "manifest.json").read_text()), said
 
 
@@ -48,14 +66,19 @@ def rows(file: Path, *values: object) -> Path:
 def text(ids: list[int]) -> str:
     from tokenizers import Tokenizer
 
-    return str(Tokenizer.from_file(str(BASE / "tokenizer.json")).decode(ids, skip_special_tokens=False))
+    return str(
+        Tokenizer.from_file(str(BASE / "tokenizer.json")).decode(ids, skip_special_tokens=False)
+    )
 
 
 def test_an_answer_follows_its_prompt_and_ends(data: Any, tmp_path: Path) -> None:
     splits, manifest, _ = made(data, rows(tmp_path / "a.jsonl", GOOD), tmp_path / "out")
     (row,) = splits["train"]
     assert text(row["prompt_ids"]) == GOOD["prompt"]
-    assert text(row["chosen_ids"]) == "Two is.<|endoftext|>" and text(row["rejected_ids"]) == "Three is.<|endoftext|>"
+    assert (
+        text(row["chosen_ids"]) == "Two is.<|endoftext|>"
+        and text(row["rejected_ids"]) == "Three is.<|endoftext|>"
+    )
     assert manifest["pairs"] == {"train": 1, "held_out": 0} and manifest["forms"] == ["plain text"]
     assert manifest["end_token"]["text"] == "<|endoftext|>"
 
@@ -64,18 +87,34 @@ def test_an_answer_follows_its_prompt_and_ends(data: Any, tmp_path: Path) -> Non
     "row",
     [
         {"prompt": ASKED, "chosen": [TWO], "rejected": [THREE]},
-        {"prompt": "Which is even?", "chosen": [*ASKED, TWO], "rejected": [*ASKED, THREE]},  # as UltraFeedback has it
+        {
+            "prompt": "Which is even?",
+            "chosen": [*ASKED, TWO],
+            "rejected": [*ASKED, THREE],
+        },  # as UltraFeedback has it
         {"chosen": [*ASKED, TWO], "rejected": [*ASKED, THREE]},  # as HH has it, once it is messages
         {"prompt": ASKED, "chosen": "Two is.", "rejected": "Three is."},
-        {"prompt": json.dumps(ASKED), "chosen": json.dumps([TWO]), "rejected": json.dumps([THREE])},  # as CSV has it
+        {
+            "prompt": json.dumps(ASKED),
+            "chosen": json.dumps([TWO]),
+            "rejected": json.dumps([THREE]),
+        },  # as CSV has it
     ],
 )
-def test_conversations_are_read_in_every_form_they_are_published_in(row: object, data: Any, tmp_path: Path) -> None:
+def test_conversations_are_read_in_every_form_they_are_published_in(
+    row: object, data: Any, tmp_path: Path
+) -> None:
     splits, manifest, _ = made(data, rows(tmp_path / "a.jsonl", row), tmp_path / "out")
     (found,) = splits["train"]
-    assert text(found["prompt_ids"]) == "<|im_start|>user\nWhich is even?<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        text(found["prompt_ids"])
+        == "<|im_start|>user\nWhich is even?<|im_end|>\n<|im_start|>assistant\n"
+    )
     # What the template writes is all there is: no second beginning, no second end.
-    assert text(found["chosen_ids"]) == "Two is.<|im_end|>\n" and text(found["rejected_ids"]) == "Three is.<|im_end|>\n"
+    assert (
+        text(found["chosen_ids"]) == "Two is.<|im_end|>\n"
+        and text(found["rejected_ids"]) == "Three is.<|im_end|>\n"
+    )
     assert manifest["forms"] == ["conversations"] and manifest["end_token"]["text"] == "<|im_end|>"
 
 
@@ -90,10 +129,15 @@ def test_csv_and_parquet_and_other_names_of_columns_are_read(data: Any, tmp_path
         writer = csv.DictWriter(file, list(named))
         writer.writeheader()
         writer.writerow(named)
-    parquet.write_table(arrow.Table.from_pylist([{**named, "better": "2 is."}]), source / "b.parquet")
+    parquet.write_table(
+        arrow.Table.from_pylist([{**named, "better": "2 is."}]), source / "b.parquet"
+    )
     columns = json.dumps({"prompt": "question", "chosen": "better", "rejected": "worse"})
     splits, manifest, _ = made(data, source, tmp_path / "out", columns=columns)
-    assert [text(row["chosen_ids"]) for row in splits["train"]] == ["Two is.<|endoftext|>", "2 is.<|endoftext|>"]
+    assert [text(row["chosen_ids"]) for row in splits["train"]] == [
+        "Two is.<|endoftext|>",
+        "2 is.<|endoftext|>",
+    ]
     assert manifest["files"] == ["a.csv", "b.parquet"]
 
 
@@ -101,19 +145,35 @@ def test_csv_and_parquet_and_other_names_of_columns_are_read(data: Any, tmp_path
     ("bad", "why"),
     [
         ({"prompt": "a", "chosen": "b"}, 'no column "rejected"; it has: prompt, chosen'),
-        ({"chosen": "b", "rejected": "c"}, 'no column "prompt"; it has: chosen, rejected; only whole conversations can do without'),
-        ({**GOOD, "rejected": GOOD["chosen"]}, '"chosen" and "rejected" are equal: nothing is preferred'),
+        (
+            {"chosen": "b", "rejected": "c"},
+            'no column "prompt"; it has: chosen, rejected; only whole conversations can do without',
+        ),
+        (
+            {**GOOD, "rejected": GOOD["chosen"]},
+            '"chosen" and "rejected" are equal: nothing is preferred',
+        ),
         ({**GOOD, "chosen": " "}, '"chosen" is empty'),
         ({**GOOD, "chosen": 3}, '"chosen" is a number, a string or a list of messages is expected'),
         ({**GOOD, "prompt": None}, '"prompt" is null, a string or a list of messages is expected'),
-        ({**GOOD, "chosen": [{"role": "assistant"}]}, '"chosen" has a message 1 that is not {"role": "…", "content": "…"}'),
-        ({"prompt": ASKED, "chosen": [TWO], "rejected": [*ASKED]}, '"rejected" does not end with a message of the assistant'),
+        (
+            {**GOOD, "chosen": [{"role": "assistant"}]},
+            '"chosen" has a message 1 that is not {"role": "…", "content": "…"}',
+        ),
+        (
+            {"prompt": ASKED, "chosen": [TWO], "rejected": [*ASKED]},
+            '"rejected" does not end with a message of the assistant',
+        ),
         ({**GOOD, "chosen": "\ud800"}, "the text holds half a surrogate pair"),
     ],
 )
-def test_a_bad_row_is_named_with_file_and_line(bad: object, why: str, data: Any, tmp_path: Path) -> None:
+def test_a_bad_row_is_named_with_file_and_line(
+    bad: object, why: str, data: Any, tmp_path: Path
+) -> None:
     source = rows(tmp_path / "a.jsonl", GOOD, bad)
-    with pytest.raises(Exception, match="1 bad rows beside 1 good ones; max_bad_rows=1 would leave them out") as refused:
+    with pytest.raises(
+        Exception, match="1 bad rows beside 1 good ones; max_bad_rows=1 would leave them out"
+    ) as refused:
         made(data, source, tmp_path / "out")
     assert f"a.jsonl:2: {why}" in str(refused.value)
     _, manifest, said = made(data, source, tmp_path / "out", max_bad_rows=1)
@@ -122,24 +182,55 @@ def test_a_bad_row_is_named_with_file_and_line(bad: object, why: str, data: Any,
 
 def test_the_program_ends_with_one_message(tmp_path: Path) -> None:
     source = rows(tmp_path / "a.jsonl", {"prompt": "a", "chosen": "b"})
-    done = run(program("preference_data.py", "--data", source, "--base", BASE, "--out", tmp_path / "out", "--max-length", 64))
+    done = run(
+        program(
+            "preference_data.py",
+            "--data",
+            source,
+            "--base",
+            BASE,
+            "--out",
+            tmp_path / "out",
+            "--max-length",
+            64,
+        )
+    )
     assert done.returncode == 1
-    assert done.stderr == 'data: 1 bad rows beside 0 good ones\n  a.jsonl:1: no column "rejected"; it has: prompt, chosen\n'
+    assert (
+        done.stderr
+        == 'data: 1 bad rows beside 0 good ones\n  a.jsonl:1: no column "rejected"; it has: prompt, chosen\n'
+    )
 
 
-def test_what_is_cut_off_is_reported_and_pairs_that_are_then_equal_are_left_out(data: Any, tmp_path: Path) -> None:
+def test_what_is_cut_off_is_reported_and_pairs_that_are_then_equal_are_left_out(
+    data: Any, tmp_path: Path
+) -> None:
     long = "Two is even and three is not, which is all there is to say. " * 4
     source = rows(
-        tmp_path / "a.jsonl", GOOD, {**GOOD, "chosen": long}, {**GOOD, "chosen": long, "rejected": long + "More."}, {**GOOD, "prompt": long}
+        tmp_path / "a.jsonl",
+        GOOD,
+        {**GOOD, "chosen": long},
+        {**GOOD, "chosen": long, "rejected": long + "More."},
+        {**GOOD, "prompt": long},
     )
     splits, manifest, said = made(data, source, tmp_path / "out", max_length=32)
     assert [len(row["prompt_ids"]) + len(row["chosen_ids"]) for row in splits["train"]][1] == 32
-    assert (manifest["pairs"]["train"], manifest["truncated_rows"], manifest["rows_equal_once_cut"], manifest["rows_with_no_room"]) == (2, 2, 1, 1)
+    assert (
+        manifest["pairs"]["train"],
+        manifest["truncated_rows"],
+        manifest["rows_equal_once_cut"],
+        manifest["rows_with_no_room"],
+    ) == (2, 2, 1, 1)
     assert "2 rows truncated at 32 tokens (50.0%)" in said
-    assert "1 rows left out: the prompt alone fills max_length" in said and "1 rows left out: cut at max_length, both answers are the same" in said
+    assert (
+        "1 rows left out: the prompt alone fills max_length" in said
+        and "1 rows left out: cut at max_length, both answers are the same" in said
+    )
 
 
-def test_rows_of_one_prompt_are_held_out_together_and_more_data_moves_none_across(data: Any, tmp_path: Path) -> None:
+def test_rows_of_one_prompt_are_held_out_together_and_more_data_moves_none_across(
+    data: Any, tmp_path: Path
+) -> None:
     splits, manifest, _ = made(data, PAIRS, tmp_path / "all", eval_fraction=0.25)
     prompts = {name: {tuple(row["prompt_ids"]) for row in part} for name, part in splits.items()}
     assert not prompts["train"] & prompts["held_out"]
@@ -159,22 +250,36 @@ def test_a_beginning_of_text_is_never_doubled(data: Any, tmp_path: Path) -> None
     base.mkdir()
     (base / "config.json").write_text((BASE / "config.json").read_text())
     settings = json.loads((BASE / "tokenizer_config.json").read_text())
-    (base / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<|im_start|>"}))
+    (base / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "bos_token": "<|im_start|>"})
+    )
     tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
-    tokenizer.post_processor = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
     tokenizer.save(str(base / "tokenizer.json"))
     source = rows(
-        tmp_path / "a.jsonl", GOOD, {**GOOD, "prompt": "<|im_start|>" + GOOD["prompt"]}, {"prompt": ASKED, "chosen": [TWO], "rejected": [THREE]}
+        tmp_path / "a.jsonl",
+        GOOD,
+        {**GOOD, "prompt": "<|im_start|>" + GOOD["prompt"]},
+        {"prompt": ASKED, "chosen": [TWO], "rejected": [THREE]},
     )
     splits, _, _ = made(data, source, tmp_path / "out", base=base)
     begun = [row["prompt_ids"] for row in splits["train"]]
     assert begun[0] == begun[1]
     assert all(ids[0] == 1 and ids[1] != 1 for ids in begun)
-    assert all(1 not in row[name] for row in splits["train"] for name in ("chosen_ids", "rejected_ids"))
+    assert all(
+        1 not in row[name] for row in splits["train"] for name in ("chosen_ids", "rejected_ids")
+    )
 
 
-@pytest.mark.skipif(platform.python_version() != "3.11.7", reason="another Python than 3.11.7 reads the reference differently")
-def test_the_fixture_is_what_its_script_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    platform.python_version() != "3.11.7",
+    reason="another Python than 3.11.7 reads the reference differently",
+)
+def test_the_fixture_is_what_its_script_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(PAIRS.parents[1]))
     import make_explain_or_show  # type: ignore[import-not-found]
 

@@ -72,7 +72,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_smoke_preset_guards_the_configuration_and_says_what_is_missing(ran: Path) -> None:
     report = json.loads((ran / "report.json").read_text())
-    assert report["trained"] is False and report["said"] == "not trained: prime-rl is not installed" and "it is not on PyPI" in report["remedy"]
+    assert (
+        report["trained"] is False
+        and report["said"] == "not trained: prime-rl is not installed"
+        and "it is not on PyPI" in report["remedy"]
+    )
     config = tomllib.loads((ran / "rl.toml").read_text())
     assert config["ckpt"] == {"interval": 2, "keep_last": 2} and config["max_steps"] == 4
     assert config["orchestrator"]["group_size"] == 8, "an input goes over the file"
@@ -81,38 +85,78 @@ def test_the_smoke_preset_guards_the_configuration_and_says_what_is_missing(ran:
 
 
 def test_a_real_run_without_prime_rl_fails_and_says_how_to_get_it(tmp_path: Path) -> None:
-    summary = runner.run("prime-rl@1", {"if_missing": "fail"}, preset="smoke", python="current", workspace=tmp_path)
+    summary = runner.run(
+        "prime-rl@1", {"if_missing": "fail"}, preset="smoke", python="current", workspace=tmp_path
+    )
     assert summary.state == "FAILED" and [failure.id for failure in summary.failed] == ["train"]
-    assert b"not trained: prime-rl is not installed" in summary.failed[0].tail and b"uv sync" in summary.failed[0].tail
+    assert (
+        b"not trained: prime-rl is not installed" in summary.failed[0].tail
+        and b"uv sync" in summary.failed[0].tail
+    )
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "short trainer": ({"trainer": {"model": {"seq_len": 512}}}, "trainer.model.seq_len 512 is less than orchestrator.seq_len 1024"),
-    "long rollouts": ({"orchestrator": {"seq_len": 4096}}, "trainer.model.seq_len 1024 is less than orchestrator.seq_len 4096"),
-    "top_p": ({"orchestrator": {"train": {"sampling": {"top_p": 0.9}}}}, "orchestrator.train.sampling.top_p: rollouts of a cut distribution"),
+    "short trainer": (
+        {"trainer": {"model": {"seq_len": 512}}},
+        "trainer.model.seq_len 512 is less than orchestrator.seq_len 1024",
+    ),
+    "long rollouts": (
+        {"orchestrator": {"seq_len": 4096}},
+        "trainer.model.seq_len 1024 is less than orchestrator.seq_len 4096",
+    ),
+    "top_p": (
+        {"orchestrator": {"train": {"sampling": {"top_p": 0.9}}}},
+        "orchestrator.train.sampling.top_p: rollouts of a cut distribution",
+    ),
     "top_p in a source": (
         {"orchestrator": {"train": {"source": [{"sampling": {"extra_body": {"top_k": 5}}}]}}},
         "source.0.sampling.extra_body.top_k: ",
     ),
-    "truncated": ({"orchestrator": {"mask_truncated_completions": True}}, "orchestrator.mask_truncated_completions: prime-rl has no such parameter"),
-    "lora": ({"trainer": {"model": {"lora": {}}}, "weight_broadcast": {"type": "nccl"}}, "weight_broadcast.type nccl does not know LoRA"),
+    "truncated": (
+        {"orchestrator": {"mask_truncated_completions": True}},
+        "orchestrator.mask_truncated_completions: prime-rl has no such parameter",
+    ),
+    "lora": (
+        {"trainer": {"model": {"lora": {}}}, "weight_broadcast": {"type": "nccl"}},
+        "weight_broadcast.type nccl does not know LoRA",
+    ),
     "old lora": (
         {"trainer": {"model": {"experimental": {"lora": {"rank": 8}}}}},
         "trainer.model.experimental.lora is not read any more; it is trainer.model",
     ),
-    "offload": ({"trainer": {"model": {"fsdp_cpu_offload": True}}}, "fsdp_cpu_offload and optim_cpu_offload exclude each other"),
-    "batch": ({"orchestrator": {"group_size": 7}}, "orchestrator.batch_size 64 is no multiple of group_size 7"),
-    "no environment": ({"orchestrator": {"train": {"source": []}}}, "no environment to learn in: environment=ID"),
+    "offload": (
+        {"trainer": {"model": {"fsdp_cpu_offload": True}}},
+        "fsdp_cpu_offload and optim_cpu_offload exclude each other",
+    ),
+    "batch": (
+        {"orchestrator": {"group_size": 7}},
+        "orchestrator.batch_size 64 is no multiple of group_size 7",
+    ),
+    "no environment": (
+        {"orchestrator": {"train": {"source": []}}},
+        "no environment to learn in: environment=ID",
+    ),
     "nodes": ({"deployment": {"type": "multi_node"}}, "deployment.type multi_node needs SLURM"),
-    "gpus": ({"deployment": {"num_infer_gpus": 8}}, "1 GPUs to train and 8 to generate are more than deployment.gpus_per_node 8"),
-    "resume": ({"resume": {"step": 5}}, "resume: the recipe resumes from the newest whole checkpoint by itself"),
-    "half a checkpoint": ({"trainer": {"ckpt": {"interval": 5}}}, "trainer.ckpt: checkpoints are the recipe's, on trainer and orchestrator alike"),
+    "gpus": (
+        {"deployment": {"num_infer_gpus": 8}},
+        "1 GPUs to train and 8 to generate are more than deployment.gpus_per_node 8",
+    ),
+    "resume": (
+        {"resume": {"step": 5}},
+        "resume: the recipe resumes from the newest whole checkpoint by itself",
+    ),
+    "half a checkpoint": (
+        {"trainer": {"ckpt": {"interval": 5}}},
+        "trainer.ckpt: checkpoints are the recipe's, on trainer and orchestrator alike",
+    ),
     "unknown": ({"orchestrater": {}}, "prime-rl has no section orchestrater; is it orchestrator?"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_guard_refuses_what_would_fail_later(guard: ModuleType, good: dict[str, Any], name: str) -> None:
+def test_the_guard_refuses_what_would_fail_later(
+    guard: ModuleType, good: dict[str, Any], name: str
+) -> None:
     change, message = FAULTS[name]
     assert guard.faults(good) == []
     guard._lay(good, change)
@@ -130,47 +174,87 @@ def test_the_guard_refuses_what_would_fail_later(guard: ModuleType, good: dict[s
         {"trainer": {"model": {"seq_len": 4096}}},
     ],
 )
-def test_the_guard_lets_pass_what_is_right(guard: ModuleType, good: dict[str, Any], change: dict[str, Any]) -> None:
+def test_the_guard_lets_pass_what_is_right(
+    guard: ModuleType, good: dict[str, Any], change: dict[str, Any]
+) -> None:
     guard._lay(good, change)
     assert guard.faults(good) == []
 
 
 def test_every_fault_is_reported_at_once_and_nothing_is_trained(tmp_path: Path) -> None:
-    (tmp_path / "rl.toml").write_text("wandb = {project = 'x'}\nseqlen = 1\nmax_steps = 7\n[model]\nname = 'other/model'\n")
+    (tmp_path / "rl.toml").write_text(
+        "wandb = {project = 'x'}\nseqlen = 1\nmax_steps = 7\n[model]\nname = 'other/model'\n"
+    )
     past_preflight = Settings(allow=("prime-rl-unknown-section",))
     config = {"config": str(tmp_path / "rl.toml")}
-    summary = runner.run("prime-rl@1", config, preset="smoke", python="current", workspace=tmp_path, settings=past_preflight)
+    summary = runner.run(
+        "prime-rl@1",
+        config,
+        preset="smoke",
+        python="current",
+        workspace=tmp_path,
+        settings=past_preflight,
+    )
     assert summary.state == "FAILED" and summary.counts.get("SUCCEEDED", 0) == 0
     said = summary.failed[0].tail.decode()
     assert "guard: 3 things to put right before anything is rented or trained" in said
-    assert "wandb is not read any more; it is monitors.wandb now" in said and "prime-rl has no section seqlen; is it seq_len?" in said
-    assert "rl.toml says max_steps = 7; the recipe's input goes over it: 4" in said and "rl.toml says model.name = 'other/model'" in said
+    assert (
+        "wandb is not read any more; it is monitors.wandb now" in said
+        and "prime-rl has no section seqlen; is it seq_len?" in said
+    )
+    assert (
+        "rl.toml says max_steps = 7; the recipe's input goes over it: 4" in said
+        and "rl.toml says model.name = 'other/model'" in said
+    )
 
 
-@pytest.mark.parametrize(("text", "said"), [("a = [", "rl.toml is not TOML"), ("a = '\udcff'", "rl.toml is not TOML")])
-def test_a_file_that_is_no_toml_is_named(guard: ModuleType, tmp_path: Path, text: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"), [("a = [", "rl.toml is not TOML"), ("a = '\udcff'", "rl.toml is not TOML")]
+)
+def test_a_file_that_is_no_toml_is_named(
+    guard: ModuleType, tmp_path: Path, text: str, said: str
+) -> None:
     (tmp_path / "rl.toml").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=said):
         guard.merge({"defaults": {}, "given": {}, "always": {}}, tmp_path / "rl.toml", {})
 
 
-def test_a_model_with_a_vision_part_is_refused_unless_meant(guard: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {"depth": 3}}))
+def test_a_model_with_a_vision_part_is_refused_unless_meant(
+    guard: ModuleType, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {"depth": 3}}
+        )
+    )
     (told,) = guard._not_text_only({}, tmp_path)
-    assert "the model (Qwen2VLForConditionalGeneration) has a vision part: take the text-only one" in told
-    assert guard._not_text_only({"model": {"vlm": {"vision_encoder_attr": "visual"}}}, tmp_path) == []
+    assert (
+        "the model (Qwen2VLForConditionalGeneration) has a vision part: take the text-only one"
+        in told
+    )
+    assert (
+        guard._not_text_only({"model": {"vlm": {"vision_encoder_attr": "visual"}}}, tmp_path) == []
+    )
     assert guard._not_text_only({}, ROOT / "fixtures" / "tiny-llama") == []
 
 
 def test_inputs_go_over_the_file_and_set_over_both(guard: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "rl.toml").write_text("seq_len = 1\nmax_steps = 1\n[trainer.optim]\nlr = 1.0\n[orchestrator.renderer]\nname = 'mine'\n")
+    (tmp_path / "rl.toml").write_text(
+        "seq_len = 1\nmax_steps = 1\n[trainer.optim]\nlr = 1.0\n[orchestrator.renderer]\nname = 'mine'\n"
+    )
     settings: dict[str, Any] = {
         "environment": "wordle",
         "defaults": {"orchestrator": {"renderer": {"name": "default"}}},
-        "given": {"seq_len": 2, "trainer": {"optim": {"lr": None}}, "orchestrator": {"batch_size": 8}},
+        "given": {
+            "seq_len": 2,
+            "trainer": {"optim": {"lr": None}},
+            "orchestrator": {"batch_size": 8},
+        },
         "always": {"max_steps": 3},
     }
-    config, notes = guard.merge(settings, tmp_path / "rl.toml", {"orchestrator": {"batch_size": 16}})
+    config, notes = guard.merge(
+        settings, tmp_path / "rl.toml", {"orchestrator": {"batch_size": 16}}
+    )
     assert config == {
         "seq_len": 2,
         "max_steps": 3,
@@ -184,7 +268,9 @@ def test_inputs_go_over_the_file_and_set_over_both(guard: ModuleType, tmp_path: 
     assert notes == ["rl.toml says max_steps = 1; the recipe's input goes over it: 3"]
 
 
-def test_tool_calls_elsewhere_and_groups_of_one_are_worth_a_word(guard: ModuleType, good: dict[str, Any]) -> None:
+def test_tool_calls_elsewhere_and_groups_of_one_are_worth_a_word(
+    guard: ModuleType, good: dict[str, Any]
+) -> None:
     agent = good["orchestrator"]["train"]["source"][0]["env"]["agent"]
     assert [told.split(":")[0] for told in guard.doubts(good)] == ["orchestrator.group_size is 1"]
     good["orchestrator"]["group_size"] = 8
@@ -193,9 +279,18 @@ def test_tool_calls_elsewhere_and_groups_of_one_are_worth_a_word(guard: ModuleTy
     assert "environment reverse-text calls tools in a runtime of its own (docker)" in told
 
 
-scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(st.characters(exclude_categories=["Cs"]))
+scalars = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]))
+)
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=3)
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=3)
+    ),
 )
 
 
@@ -221,7 +316,16 @@ def step(tmp_path: Path) -> Path:
 
 
 def command(step: Path, *more: str) -> list[str]:
-    words = ["--launcher", str(step / "bin" / "rl"), "--config", "rl.toml", "--base", str(ROOT / "fixtures" / "tiny-llama"), "--runs", "outputs"]
+    words = [
+        "--launcher",
+        str(step / "bin" / "rl"),
+        "--config",
+        "rl.toml",
+        "--base",
+        str(ROOT / "fixtures" / "tiny-llama"),
+        "--runs",
+        "outputs",
+    ]
     words += [
         "--checkpoints",
         "state/prime/checkpoints",
@@ -240,17 +344,29 @@ def command(step: Path, *more: str) -> list[str]:
 def test_prime_rl_saves_into_the_state_and_the_last_checkpoint_comes_out(step: Path) -> None:
     done = subprocess.run(command(step), cwd=step, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (step / "state/prime/checkpoints").iterdir()) == ["step_2", "step_4"]
+    assert sorted(path.name for path in (step / "state/prime/checkpoints").iterdir()) == [
+        "step_2",
+        "step_4",
+    ]
     assert (step / "checkpoint" / "trainer" / "shard").read_text() == "0 to 4"
     assert (step / "model" / "adapter_model.safetensors").read_text() == "weights"
-    assert json.loads((step / "report.json").read_text()) == {"trained": True, "steps": 4, "weights": "model"}
+    assert json.loads((step / "report.json").read_text()) == {
+        "trained": True,
+        "steps": 4,
+        "weights": "model",
+    }
 
 
 def test_prime_rl_goes_on_from_a_checkpoint_in_a_new_run_directory(step: Path) -> None:
     subprocess.run(command(step), cwd=step, check=True, capture_output=True)
     shutil.rmtree(step / "outputs")
     shutil.rmtree(step / "state/prime/checkpoints/step_4")
-    subprocess.run(command(step, "--resume", "state/prime/checkpoints/step_2"), cwd=step, check=True, capture_output=True)
+    subprocess.run(
+        command(step, "--resume", "state/prime/checkpoints/step_2"),
+        cwd=step,
+        check=True,
+        capture_output=True,
+    )
     assert (step / "checkpoint" / "trainer" / "shard").read_text() == "2 to 4"
 
 

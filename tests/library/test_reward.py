@@ -27,7 +27,9 @@ def test_it_beats_chance_and_length(results: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_comes_out_loads_as_a_classifier_and_judges_text_as_the_report_says(results: Path) -> None:
+def test_what_comes_out_loads_as_a_classifier_and_judges_text_as_the_report_says(
+    results: Path,
+) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -40,8 +42,17 @@ def test_what_comes_out_loads_as_a_classifier_and_judges_text_as_the_report_says
         'print_stmt ::= "print" ([expression ("," expression)* [","]]\n               | ">>" expression [("," expression)+ [","]])',
     ]
     with torch.no_grad():
-        read = tokenizer([asked + answer + tokenizer.eos_token for answer in answers], return_tensors="pt", padding=True)
+        read = tokenizer(
+            [asked + answer + tokenizer.eos_token for answer in answers],
+            return_tensors="pt",
+            padding=True,
+        )
         both = model(**read).logits[:, 0]
-        alone = [model(**tokenizer(asked + answer + tokenizer.eos_token, return_tensors="pt")).logits[0, 0] for answer in answers]
+        alone = [
+            model(**tokenizer(asked + answer + tokenizer.eos_token, return_tensors="pt")).logits[
+                0, 0
+            ]
+            for answer in answers
+        ]
     assert both[0] > both[1]
     assert torch.allclose(both, torch.stack(alone), atol=1e-4)  # what fills up changes no judgement

@@ -14,13 +14,21 @@ from tests.library.smoke import smoke
 def test_completions_of_held_out_prompts_become_worth_more(tmp_path: Path) -> None:
     results = smoke("rlhf@1", tmp_path)
     report = json.loads((results / "report" / "report.json").read_text())
-    assert 0.2 < report["reward_before"] < 0.35  # the part of vowels in what a model without training writes
+    assert (
+        0.2 < report["reward_before"] < 0.35
+    )  # the part of vowels in what a model without training writes
     assert report["reward_after"] > report["reward_before"] + 0.35
     assert report["rewards"]["share"]["after"] == report["reward_after"]
-    assert 0.1 < report["kl_per_token"] < 7  # bought with distance, which 1024 tokens bound by ln 1024 for a model that was level
+    assert (
+        0.1 < report["kl_per_token"] < 7
+    )  # bought with distance, which 1024 tokens bound by ln 1024 for a model that was level
     assert f"{report['kl_per_token']:.4f}" in (results / "report" / "report.md").read_text()
-    samples = [json.loads(line) for line in (results / "report" / "samples.jsonl").read_text().splitlines()]
-    assert len(samples) == report["samples"] and all({"prompt", "before", "after"} == set(sample) for sample in samples)
+    samples = [
+        json.loads(line) for line in (results / "report" / "samples.jsonl").read_text().splitlines()
+    ]
+    assert len(samples) == report["samples"] and all(
+        {"prompt", "before", "after"} == set(sample) for sample in samples
+    )
 
     points = [json.loads(line) for line in (results / "history.jsonl").read_text().splitlines()]
     rewards = [point["reward"] for point in points]

@@ -38,7 +38,10 @@ def test_the_adapter_changes_what_is_drawn(results: Path) -> None:
     assert sorted(drawn) == ["base", "step-000030", "step-000060"]
     assert {image.size for image in drawn.values()} == {(128, 64)}  # two prompts
     for name in ("step-000030", "step-000060"):
-        assert ImageStat.Stat(ImageChops.difference(drawn["base"], drawn[name]).convert("L")).mean[0] > 5  # of 255; 20 when this was written
+        assert (
+            ImageStat.Stat(ImageChops.difference(drawn["base"], drawn[name]).convert("L")).mean[0]
+            > 5
+        )  # of 255; 20 when this was written
     for name in ("samples.png", "contact-sheet.png", "loss.png"):
         assert (results / name).read_bytes().startswith(b"\x89PNG")
 
@@ -48,7 +51,11 @@ def test_the_file_says_where_it_comes_from(results: Path) -> None:
 
     with safe_open(results / "model" / "pytorch_lora_weights.safetensors", "pt") as read:
         metadata, names = read.metadata(), set(read.keys())
-    assert metadata["recipe"] == "sdxl-lora@1" and len(metadata["recipe.key"]) == 64 and len(metadata["recipe.data"]) == 64
+    assert (
+        metadata["recipe"] == "sdxl-lora@1"
+        and len(metadata["recipe.key"]) == 64
+        and len(metadata["recipe.data"]) == 64
+    )
     assert json.loads(metadata["recipe.settings"]) == {
         "warmup_steps": 0, "decay_steps": 0, "schedule": "cosine", "floor": 0.1, "optimizer": "adamw", "weight_decay": 0, "beta1": 0.9, "beta2": 0.999,
         "caption_dropout": 0.05, "more_resolutions": [], "masks": "none", "mask_floor": 0.1, "repeats": [], "tag_orders": 1, "keep_tags": 1,
@@ -59,4 +66,6 @@ def test_the_file_says_where_it_comes_from(results: Path) -> None:
     assert metadata["modelspec.trigger_phrase"] == "zxq"
     assert all(name.startswith("unet.") for name in names)
     card = (results / "model" / "README.md").read_text()
-    assert "60 steps on 41 images" in card and "base_model" not in card  # the base is a folder here, not a model of the Hub
+    assert (
+        "60 steps on 41 images" in card and "base_model" not in card
+    )  # the base is a folder here, not a model of the Hub

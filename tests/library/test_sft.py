@@ -24,14 +24,18 @@ def results(workspace: Path) -> Path:
 
 
 def test_it_learns(results: Path) -> None:
-    losses = [json.loads(line)["loss"] for line in (results / "history.jsonl").read_text().splitlines()]
+    losses = [
+        json.loads(line)["loss"] for line in (results / "history.jsonl").read_text().splitlines()
+    ]
     assert losses[-1] < losses[0] - 1.5
     report = json.loads((results / "report" / "report.json").read_text())
     assert report["perplexity_after"] * 6 < report["perplexity_before"]
     assert (results / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_step_tells_its_speed_its_memory_and_where_its_time_went(results: Path, workspace: Path) -> None:
+def test_every_step_tells_its_speed_its_memory_and_where_its_time_went(
+    results: Path, workspace: Path
+) -> None:
     (file,) = (workspace / ".recipe" / "runs").glob("*/train.1.metrics")
     told = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["step"] for line in told] == list(range(1, 61))
@@ -39,10 +43,16 @@ def test_every_step_tells_its_speed_its_memory_and_where_its_time_went(results: 
     for line in told:
         assert line["grad_norm"] > 0 and line["lr"] > 0 and 0.1 < line["memory_gb"] < 4
         assert line["samples_per_second"] == pytest.approx(16 / line["time_step"], rel=0.01)
-        parts = sum(seconds for name, seconds in line.items() if name.startswith("time_") and name != "time_step")
+        parts = sum(
+            seconds
+            for name, seconds in line.items()
+            if name.startswith("time_") and name != "time_step"
+        )
         assert parts <= line["time_step"] * 1.001
         named.append(parts / line["time_step"])
-    assert median(named) > 0.9  # a process that has to wait for a processor between two parts loses that time of one step
+    assert (
+        median(named) > 0.9
+    )  # a process that has to wait for a processor between two parts loses that time of one step
     assert [line["step"] for line in told if "time_checkpoint" in line] == [21, 41]
 
 
@@ -53,6 +63,13 @@ def test_tensorboard_files_hold_the_curve(results: Path) -> None:
     curve = {point.step: point.value for point in found.Scalars("loss")}
     history = [json.loads(line) for line in (results / "history.jsonl").read_text().splitlines()]
     assert curve == pytest.approx({line["step"]: line["loss"] for line in history}, rel=1e-6)
-    assert {"lr", "grad_norm", "samples_per_second", "tokens_per_second", "memory_gb", "time_data", "time_model", "eval_loss"} <= set(
-        found.Tags()["scalars"]
-    )
+    assert {
+        "lr",
+        "grad_norm",
+        "samples_per_second",
+        "tokens_per_second",
+        "memory_gb",
+        "time_data",
+        "time_model",
+        "eval_loss",
+    } <= set(found.Tags()["scalars"])

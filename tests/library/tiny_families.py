@@ -62,7 +62,12 @@ PARTS: dict[str, dict[str, tuple[str, str, dict[str, Any]]]] = {
         "vae": ("diffusers", "AutoencoderKL", {**VAE, "scaling_factor": 1.5, "shift_factor": 0.06}),
     },
 }  # fmt: skip
-PIPELINES = {"flux2-klein": "Flux2KleinPipeline", "z-image": "ZImagePipeline", "qwen-image": "QwenImagePipeline", "sd3.5": "StableDiffusion3Pipeline"}
+PIPELINES = {
+    "flux2-klein": "Flux2KleinPipeline",
+    "z-image": "ZImagePipeline",
+    "qwen-image": "QwenImagePipeline",
+    "sd3.5": "StableDiffusion3Pipeline",
+}
 # Of SD 3.5, from the other fixtures: two CLIPs and a T5.
 TAKEN = {
     "text_encoder": ("tiny-sdxl/text_encoder_2", "CLIPTextModelWithProjection"), "tokenizer": ("tiny-sdxl/tokenizer", "CLIPTokenizer"),
@@ -73,18 +78,38 @@ TAKEN = {
 
 def tiny(family: str, home: Path) -> Path:
     """The folder of a family but Kontext, which is fixtures/tiny-flux."""
-    index: dict[str, object] = {"_class_name": PIPELINES[family], "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"]}
-    _json(home / "scheduler" / "scheduler_config.json", {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0})
+    index: dict[str, object] = {
+        "_class_name": PIPELINES[family],
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    }
+    _json(
+        home / "scheduler" / "scheduler_config.json",
+        {
+            "_class_name": "FlowMatchEulerDiscreteScheduler",
+            "num_train_timesteps": 1000,
+            "shift": 3.0,
+        },
+    )
     for name, (library, kind, config) in PARTS[family].items():
         index[name] = [library, kind]
-        _json(home / name / "config.json", {**config, **({"_class_name": kind} if library == "diffusers" else {"architectures": [kind]})})
+        _json(
+            home / name / "config.json",
+            {
+                **config,
+                **({"_class_name": kind} if library == "diffusers" else {"architectures": [kind]}),
+            },
+        )
     if family == "sd3.5":
         for name, (source, kind) in TAKEN.items():
             index[name] = ["transformers", kind]
             shutil.copytree(FIXTURES / source, home / name)
     else:
         index["tokenizer"] = ["transformers", "Qwen2Tokenizer"]
-        shutil.copytree(FIXTURES / "tiny-llama", home / "tokenizer", ignore=shutil.ignore_patterns("config.json"))
+        shutil.copytree(
+            FIXTURES / "tiny-llama",
+            home / "tokenizer",
+            ignore=shutil.ignore_patterns("config.json"),
+        )
     _json(home / "model_index.json", index)
     return home
 

@@ -52,11 +52,22 @@ class Ceph:
         for folder in ("mon", "osd", "mgr", "run", "log", "rgw"):
             (place / folder).mkdir(parents=True)
         fsid, osd, monitor = str(uuid.uuid4()), str(uuid.uuid4()), free_port()
-        port = next(port for port in iter(free_port, None) if port != monitor)  # it is taken seconds from now
+        port = next(
+            port for port in iter(free_port, None) if port != monitor
+        )  # it is taken seconds from now
         self.endpoint = f"http://127.0.0.1:{port}"
         self._conf = place / "ceph.conf"
         self._conf.write_text(CONF.format(fsid=fsid, place=place, monitor=monitor, port=port))
-        self._do("monmaptool", "--create", "--fsid", fsid, "--addv", "a", f"[v1:127.0.0.1:{monitor}]", str(place / "monmap"))
+        self._do(
+            "monmaptool",
+            "--create",
+            "--fsid",
+            fsid,
+            "--addv",
+            "a",
+            f"[v1:127.0.0.1:{monitor}]",
+            str(place / "monmap"),
+        )
         self._do("ceph-mon", "-i", "a", "--mkfs", "--monmap", str(place / "monmap"))
         self._serve("ceph-mon", "-i", "a")
         self._serve("ceph-mgr", "-i", "x")
@@ -67,9 +78,26 @@ class Ceph:
         self._serve_osd()
         self._serve("radosgw", "-n", "client.rgw")
         assert answers(self.endpoint, seconds=180)
-        self._do("radosgw-admin", "user", "create", "--uid=t", "--display-name=t", f"--access-key={KEY}", f"--secret-key={SECRET}")
-        nothing = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"}
-        self.environ = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1", **nothing}
+        self._do(
+            "radosgw-admin",
+            "user",
+            "create",
+            "--uid=t",
+            "--display-name=t",
+            f"--access-key={KEY}",
+            f"--secret-key={SECRET}",
+        )
+        nothing = {
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        }
+        self.environ = {
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            **nothing,
+        }
         self.s3 = self._client()
 
     def _client(self) -> Any:
@@ -77,9 +105,14 @@ class Ceph:
         from botocore.config import Config
 
         parsed_once()
-        plain = Config(request_checksum_calculation="when_required", response_checksum_validation="when_required")
+        plain = Config(
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
         secrets = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
-        return boto3.client("s3", endpoint_url=self.endpoint, region_name="us-east-1", config=plain, **secrets)
+        return boto3.client(
+            "s3", endpoint_url=self.endpoint, region_name="us-east-1", config=plain, **secrets
+        )
 
     def _serve_osd(self) -> None:
         """On a busy machine it may speak to the monitor before it knows the cluster's id, is told "wrong fsid", and gives up: begun again, it is well."""
@@ -93,7 +126,12 @@ class Ceph:
     def _serve(self, *argv: str) -> subprocess.Popen[bytes]:
         """In the foreground, so that it ends with us and is ended by its process."""
         with (self._place / "log" / f"{argv[0]}.out").open("ab") as out:
-            process = subprocess.Popen([argv[0], "-c", str(self._conf), "-f", *argv[1:]], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                [argv[0], "-c", str(self._conf), "-f", *argv[1:]],
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+            )
         self._processes.append(process)
         return process
 
@@ -101,7 +139,9 @@ class Ceph:
         config = () if argv[0] == "monmaptool" else ("-c", str(self._conf))
         for _ in range(5):
             done = subprocess.run([argv[0], *config, *argv[1:]], capture_output=True, timeout=180)
-            if b"problem getting command descriptions" not in done.stderr:  # on a busy machine the monitor may not know its commands yet
+            if (
+                b"problem getting command descriptions" not in done.stderr
+            ):  # on a busy machine the monitor may not know its commands yet
                 break
         assert done.returncode == 0, (argv, done.stderr[-2000:])
         return done.stdout

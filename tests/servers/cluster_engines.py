@@ -28,7 +28,9 @@ def install(folder: Path, images: Path) -> None:
     """Put the programs there; `images` is what registries have."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("apptainer", "enroot"):
-        (folder / name).write_text(f'#!/bin/sh\nRECIPE_TEST_IMAGES="{images}" exec {sys.executable} -I -S {__file__} {name} "$@"\n')
+        (folder / name).write_text(
+            f'#!/bin/sh\nRECIPE_TEST_IMAGES="{images}" exec {sys.executable} -I -S {__file__} {name} "$@"\n'
+        )
         (folder / name).chmod(0o755)
 
 
@@ -47,7 +49,11 @@ def squashed(image: Path) -> None:
         Path(root, "etc").mkdir()
         Path(root, "etc", "environment").write_text("FROM_IMAGE=yes\nPATH=/bin\n")
         image.unlink()
-        subprocess.run(["mksquashfs", root, image, "-quiet", "-no-progress"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["mksquashfs", root, image, "-quiet", "-no-progress"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
 
 def fetched(uri: str, to: str) -> bool:
@@ -87,7 +93,10 @@ def apptainer(words: list[str]) -> int:
         return 0
     if words[0] == "pull":
         if not fetched(words[2], words[1]):
-            print("FATAL:   While making image from oci registry: error fetching image: manifest unknown", file=sys.stderr)
+            print(
+                "FATAL:   While making image from oci registry: error fetching image: manifest unknown",
+                file=sys.stderr,
+            )
             return 255
         return 0
     assert words.pop(0) == "exec", words
@@ -97,7 +106,9 @@ def apptainer(words: list[str]) -> int:
         if flag == "--mount":
             fields = next(csv.reader([words.pop(0)]))
             said = dict(field.partition("=")[::2] for field in fields)
-            assert set(said) <= {"type", "source", "destination", "ro"} and said["type"] == "bind", said
+            assert (
+                set(said) <= {"type", "source", "destination", "ro"} and said["type"] == "bind"
+            ), said
             binds.append((said["source"], said["destination"], "ro" not in said))
         elif flag == "--home":
             home = words.pop(0)
@@ -112,10 +123,19 @@ def apptainer(words: list[str]) -> int:
     env = {"FROM_IMAGE": "yes"} | {
         name: value
         for name, value in os.environ.items()
-        if name not in ("HOME", "PATH", "LD_LIBRARY_PATH") and not name.startswith(("APPTAINER", "SINGULARITY"))
+        if name not in ("HOME", "PATH", "LD_LIBRARY_PATH")
+        and not name.startswith(("APPTAINER", "SINGULARITY"))
     }
-    apart = {name.removeprefix("APPTAINERENV_"): value for name, value in os.environ.items() if name.startswith("APPTAINERENV_")}
-    env |= {"PATH": DEFAULT_PATH, "APPTAINER_CONTAINER": file} | {name: value for name, value in apart.items() if name != "HOME"} | {"HOME": home}
+    apart = {
+        name.removeprefix("APPTAINERENV_"): value
+        for name, value in os.environ.items()
+        if name.startswith("APPTAINERENV_")
+    }
+    env |= (
+        {"PATH": DEFAULT_PATH, "APPTAINER_CONTAINER": file}
+        | {name: value for name, value in apart.items() if name != "HOME"}
+        | {"HOME": home}
+    )
     with tempfile.TemporaryDirectory() as root:
         child = os.fork()
         if child == 0:
@@ -126,11 +146,17 @@ def apptainer(words: list[str]) -> int:
             try:
                 os.execvpe(argv[0], argv, env)
             except OSError as error:
-                why = "executable file not found in $PATH" if isinstance(error, FileNotFoundError) else "permission denied"
+                why = (
+                    "executable file not found in $PATH"
+                    if isinstance(error, FileNotFoundError)
+                    else "permission denied"
+                )
                 print(f'FATAL:   "{argv[0]}": {why}', file=sys.stderr)
                 os._exit(255)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda got, _: os.kill(child, got))  # nobody has a terminal, so it hands them on
+            signal.signal(
+                number, lambda got, _: os.kill(child, got)
+            )  # nobody has a terminal, so it hands them on
         _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
@@ -152,7 +178,10 @@ def enroot(words: list[str]) -> int:
     elif verb == "import":
         assert words[0] == "--output", words
         if not fetched(words[2].replace("#", "/"), words[1]):
-            print("[ERROR] Could not process JSON input\n[ERROR] URL returned error code: 404 Not Found", file=sys.stderr)
+            print(
+                "[ERROR] Could not process JSON input\n[ERROR] URL returned error code: 404 Not Found",
+                file=sys.stderr,
+            )
             return 1
     elif verb == "create":
         assert words[:2] == ["--force", "--name"], words
@@ -168,24 +197,37 @@ def started(data: Path, words: list[str]) -> int:
     while words[0].startswith("-"):
         flag = words.pop(0)
         if flag == "--mount":
-            source, at, kind, options = (field.replace("\\040", " ").replace("\\134", "\\") for field in words.pop(0).split(":"))
+            source, at, kind, options = (
+                field.replace("\\040", " ").replace("\\134", "\\")
+                for field in words.pop(0).split(":")
+            )
             assert kind == "none" and {"bind", "x-create=auto"} < set(options.split(",")), options
             binds.append((source, at, "ro" not in options.split(",")))
         elif flag == "--conf":
             conf = words.pop(0)
         elif flag != "--rw":
-            print("Usage: enroot start [options] [--] NAME|IMAGE [COMMAND] [ARG...]", file=sys.stderr)
+            print(
+                "Usage: enroot start [options] [--] NAME|IMAGE [COMMAND] [ARG...]", file=sys.stderr
+            )
             return 1
     name, *argv = words
     with tempfile.TemporaryDirectory() as runtime:
         makes = 'set -euo pipefail; source "$0"; ! declare -F hooks >/dev/null || hooks; ! declare -F rc >/dev/null || declare -f rc | sed "1,2d;\\$d" > "$1/rc"'
-        subprocess.run(["bash", "-c", makes, conf, runtime], env={**os.environ, "ENROOT_RUNTIME_PATH": runtime}, check=True)
+        subprocess.run(
+            ["bash", "-c", makes, conf, runtime],
+            env={**os.environ, "ENROOT_RUNTIME_PATH": runtime},
+            check=True,
+        )
         script = Path(runtime, "rc").read_text()
     enter(str(data / name), [*binds], ("/proc", "/dev", "/sys"))
     os.chdir("/")
     begins = os.memfd_create("rc", 0)  # not an argument: there are secrets in it
     os.write(begins, script.encode("utf-8", "surrogateescape"))
-    os.execve("/bin/sh", ["sh", f"/proc/self/fd/{begins}", *argv], {"FROM_IMAGE": "yes", "PATH": "/bin", "HOME": "/root"})
+    os.execve(
+        "/bin/sh",
+        ["sh", f"/proc/self/fd/{begins}", *argv],
+        {"FROM_IMAGE": "yes", "PATH": "/bin", "HOME": "/root"},
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ from tests.support import until
 from tests.tools import needs
 
 PLAIN: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-BARE_CGROUPS = (("--runtime", "runc", "--cgroup-manager", "cgroupfs"), ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"))
+BARE_CGROUPS = (
+    ("--runtime", "runc", "--cgroup-manager", "cgroupfs"),
+    ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"),
+)
 """What Podman needs on a machine without systemd, with cgroups of both versions and without the right to raise limits."""
 
 
@@ -49,14 +52,22 @@ class Machine:
         async def detected() -> Engine:
             host = here(Path(tempfile.mkdtemp()))
             try:
-                return await containers.detect(host, engine=self.kind, flags=self.flags, args=self.args, environ=self.environ)
+                return await containers.detect(
+                    host, engine=self.kind, flags=self.flags, args=self.args, environ=self.environ
+                )
             finally:
                 await host.aclose()
 
         return asyncio.run(detected())
 
     def cli(self, *words: str) -> str:
-        return subprocess.run([self.kind, *self.flags, *words], env=self.environ, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            [self.kind, *self.flags, *words],
+            env=self.environ,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
 
 
 def root_of(names: Sequence[str]) -> bytes:
@@ -83,21 +94,44 @@ def root_of(names: Sequence[str]) -> bytes:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Variables by which Docker's client finds a daemon: the one that runs, or one of our own."""
     needs("docker")
-    if subprocess.run(["docker", "info", "--format", "{{.ID}}"], capture_output=True, check=False).returncode == 0:
+    if (
+        subprocess.run(
+            ["docker", "info", "--format", "{{.ID}}"], capture_output=True, check=False
+        ).returncode
+        == 0
+    ):
         yield dict(os.environ)
         return
     if shutil.which("dockerd") is None or os.getuid() != 0:
         pytest.skip("no Docker daemon runs here, and there is none to start")
     place = tmp_path_factory.mktemp("dockerd")
     address = f"unix://{place}/socket"
-    limits = [word for name in ("nofile", "nproc") for word in ("--default-ulimit", f"{name}=1024:1024")]
-    argv = ["dockerd", "--host", address, "--data-root", f"{place}/data", "--exec-root", f"{place}/exec", "--pidfile", f"{place}/pid"]
+    limits = [
+        word for name in ("nofile", "nproc") for word in ("--default-ulimit", f"{name}=1024:1024")
+    ]
+    argv = [
+        "dockerd",
+        "--host",
+        address,
+        "--data-root",
+        f"{place}/data",
+        "--exec-root",
+        f"{place}/exec",
+        "--pidfile",
+        f"{place}/pid",
+    ]
     with open(place / "log", "wb") as log:
-        process = subprocess.Popen([*argv, "--bridge", "none", "--iptables=false", "--ip6tables=false", *limits], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*argv, "--bridge", "none", "--iptables=false", "--ip6tables=false", *limits],
+            stdout=log,
+            stderr=log,
+        )
     try:
         until(lambda: (place / "socket").exists() or process.poll() is not None, seconds=30)
         if process.poll() is not None:
-            pytest.skip(f"no Docker daemon runs here, and one does not start: {(place / 'log').read_text()[-300:]}")
+            pytest.skip(
+                f"no Docker daemon runs here, and one does not start: {(place / 'log').read_text()[-300:]}"
+            )
         yield {**os.environ, "DOCKER_HOST": address}
     finally:
         process.terminate()
@@ -116,15 +150,48 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     needs(kind)
     environ = request.getfixturevalue("daemon") if kind == "docker" else dict(os.environ)
     names = [f"local/recipe-{name}:{os.getpid()}" for name in ("full", "bare")]
-    applets = ("sh", "cat", "echo", "env", "id", "kill", "ls", "mkdir", "mkfifo", "sleep", "touch", "true")
+    applets = (
+        "sh",
+        "cat",
+        "echo",
+        "env",
+        "id",
+        "kill",
+        "ls",
+        "mkdir",
+        "mkfifo",
+        "sleep",
+        "touch",
+        "true",
+    )
     imported = Machine(kind, (), (), environ, *names)
     try:
         for name, root in zip(names, (root_of(applets), root_of(())), strict=True):
             changes = ["--change", "ENV FROM_IMAGE=yes", "--change", 'ENTRYPOINT ["/bin/false"]']
-            subprocess.run([kind, "import", *changes, "-", name], input=root, env=environ, check=True, capture_output=True)
+            subprocess.run(
+                [kind, "import", *changes, "-", name],
+                input=root,
+                env=environ,
+                check=True,
+                capture_output=True,
+            )
         said = ""
-        for flags, args in (PLAIN, BARE_CGROUPS) if kind == "podman" else (PLAIN, ((), BARE_CGROUPS[1])):
-            argv = [kind, *flags, "run", "--rm", "--network", "host", "--entrypoint", "", *args, names[0], "/bin/true"]
+        for flags, args in (
+            (PLAIN, BARE_CGROUPS) if kind == "podman" else (PLAIN, ((), BARE_CGROUPS[1]))
+        ):
+            argv = [
+                kind,
+                *flags,
+                "run",
+                "--rm",
+                "--network",
+                "host",
+                "--entrypoint",
+                "",
+                *args,
+                names[0],
+                "/bin/true",
+            ]
             tried = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
             if tried.returncode == 0:
                 yield replace(imported, flags=flags, args=args)
@@ -132,4 +199,6 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
             said = tried.stderr
         pytest.skip(f"{kind} cannot run a container here: {said.strip()[-300:]}")
     finally:
-        subprocess.run([kind, "rmi", "--force", *names], env=environ, capture_output=True, check=False)
+        subprocess.run(
+            [kind, "rmi", "--force", *names], env=environ, capture_output=True, check=False
+        )

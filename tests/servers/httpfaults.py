@@ -78,7 +78,9 @@ class HttpFaults:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -97,7 +99,11 @@ class HttpFaults:
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         path = handler.path.partition("?")[0]
         with self._turn:
-            number = sum(1 for other in self.requests if (other.method, other.path) == (handler.command, path))
+            number = sum(
+                1
+                for other in self.requests
+                if (other.method, other.path) == (handler.command, path)
+            )
             request = Request(handler.command, path, number, dict(handler.headers), len(body))
             self.requests.append(request)
         fault = self.spoil(request) or Fault()
@@ -108,12 +114,20 @@ class HttpFaults:
         time.sleep(fault.slow)
         if fault.status:
             text = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>{fault.code}, says the proxy</Message></Error>".encode()
-            return self._answer(handler, fault.status, {"Content-Type": "application/xml", "Content-Length": str(len(text))}, text, fault)
+            return self._answer(
+                handler,
+                fault.status,
+                {"Content-Type": "application/xml", "Content-Length": str(len(text))},
+                text,
+                fault,
+            )
         if fault.flip_request is not None and fault.flip_request < len(body):
             body = _flipped(body, fault.flip_request)
         upstream = http.client.HTTPConnection(*self._upstream, timeout=30)
         try:
-            upstream.putrequest(handler.command, handler.path, skip_host=True, skip_accept_encoding=True)
+            upstream.putrequest(
+                handler.command, handler.path, skip_host=True, skip_accept_encoding=True
+            )
             for name, value in handler.headers.items():
                 if name.lower() not in ("connection", "expect"):
                     upstream.putheader(name, value)
@@ -124,12 +138,23 @@ class HttpFaults:
             upstream.close()
         if fault.lost:
             return self._end(handler)
-        head = {name: value for name, value in answer.getheaders() if name.lower() not in ("connection", "transfer-encoding")}
+        head = {
+            name: value
+            for name, value in answer.getheaders()
+            if name.lower() not in ("connection", "transfer-encoding")
+        }
         if handler.command != "HEAD":
             head["Content-Length"] = str(len(data))
         self._answer(handler, answer.status, {**head, **fault.headers}, data, fault)
 
-    def _answer(self, handler: BaseHTTPRequestHandler, status: int, headers: Mapping[str, str], data: bytes, fault: Fault) -> None:
+    def _answer(
+        self,
+        handler: BaseHTTPRequestHandler,
+        status: int,
+        headers: Mapping[str, str],
+        data: bytes,
+        fault: Fault,
+    ) -> None:
         handler.send_response_only(status)
         for name, value in headers.items():
             handler.send_header(name, value)

@@ -33,13 +33,21 @@ def run(doing: Coroutine[Any, Any, T], limit: float = 60) -> T:
 
 
 def route(server: Sshd, **others: Any) -> Route:
-    given = {"known_hosts": (str(server.known_hosts),), "identity": (str(server.identity),), **others}
+    given = {
+        "known_hosts": (str(server.known_hosts),),
+        "identity": (str(server.identity),),
+        **others,
+    }
     return Route(server.user, "127.0.0.1", given.pop("port", server.port), **given)
 
 
 def through(server: Sshd, proxy: Proxy, **others: Any) -> dict[str, Any]:
     """Settings that reach the server by way of the proxy."""
-    return server.settings(hosts=[f"{server.user}@127.0.0.1:{proxy.port}"], known_hosts=known_through(server, proxy), **others)
+    return server.settings(
+        hosts=[f"{server.user}@127.0.0.1:{proxy.port}"],
+        known_hosts=known_through(server, proxy),
+        **others,
+    )
 
 
 def known_through(server: Sshd, proxy: Proxy) -> str:
@@ -85,7 +93,9 @@ def order(offers: Sequence[Offer], key: str, hours: float = 1) -> Order:
 
 
 def script(text: str, place: Path, **others: Any) -> Command:
-    return Command(("/bin/sh", "-euc", text), cwd=str(place), env={"PATH": os.environ["PATH"]}, **others)
+    return Command(
+        ("/bin/sh", "-euc", text), cwd=str(place), env={"PATH": os.environ["PATH"]}, **others
+    )
 
 
 async def said(by: Link | Client, *argv: str) -> str:

@@ -26,12 +26,21 @@ class LongWire:
     """A process that forwards a port."""
 
     def __init__(self, target: int, *, rtt: float, rate: float = 0.0) -> None:
-        self._argv = [sys.executable, "-m", "tests.servers.long_wire", str(target), str(rtt), str(rate)]
+        self._argv = [
+            sys.executable,
+            "-m",
+            "tests.servers.long_wire",
+            str(target),
+            str(rtt),
+            str(rate),
+        ]
         self._process: subprocess.Popen[str] | None = None
         self.port = 0
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent.parent)
+        self._process = subprocess.Popen(
+            self._argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent.parent
+        )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
         return self
@@ -120,7 +129,9 @@ async def forward(target: int, rtt: float, rate: float) -> None:
     def accepted() -> _End:
         near, far = _End(rtt, rate), _End(rtt, rate)
         near.other, far.other = far, near
-        task: asyncio.Task[object] = loop.create_task(loop.create_connection(lambda: far, "127.0.0.1", target))
+        task: asyncio.Task[object] = loop.create_task(
+            loop.create_connection(lambda: far, "127.0.0.1", target)
+        )
         dialling.add(task)
         task.add_done_callback(dialling.discard)
         return near

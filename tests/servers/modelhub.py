@@ -39,16 +39,22 @@ class _Hub(BaseHTTPRequestHandler):
             self._say(401, {}, **{"X-Error-Message": "Invalid credentials in Authorization header"})
         elif name == "/api/models/open/model":
             weights = {"rfilename": "model.safetensors", "size": 2_000_000_000}
-            self._say(200, {"id": "open/model", "sha": "0" * 40, "gated": False, "siblings": [weights]})
+            self._say(
+                200, {"id": "open/model", "sha": "0" * 40, "gated": False, "siblings": [weights]}
+            )
         elif name == "/api/models/gated/model":
-            self._say(200, {"id": "gated/model", "sha": "0" * 40, "gated": "manual", "siblings": []})
+            self._say(
+                200, {"id": "gated/model", "sha": "0" * 40, "gated": "manual", "siblings": []}
+            )
         elif name == "/api/models/gated/model/auth-check":
             if told.endswith(ACCEPTED):
                 self._say(200, {})
             else:
                 self._say(403 if told else 401, {}, **{"X-Error-Code": "GatedRepo"})
         elif name == "/api/whoami-v2":
-            self._say(200, {"name": "me", "type": "user"}) if told.endswith(ACCEPTED) else self._say(401, {"error": "Invalid credentials"})
+            self._say(200, {"name": "me", "type": "user"}) if told.endswith(
+                ACCEPTED
+            ) else self._say(401, {"error": "Invalid credentials"})
         else:
             self._say(404, {}, **{"X-Error-Code": "RepoNotFound"})
         return None
@@ -63,13 +69,27 @@ class _Hub(BaseHTTPRequestHandler):
             whole = "/".join(filter(None, [asked.get("organization"), asked["name"]]))
             self._say(200, {"url": f"http://{self.headers['host']}/{whole}"})
         elif "/preupload/" in name:
-            files = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in json.loads(data)["files"]]
+            files = [
+                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for each in json.loads(data)["files"]
+            ]
             self._say(200, {"files": files})
         elif "/commit/" in name:
             rows = [json.loads(line) for line in data.splitlines()]
-            repo, files = name.partition("/commit/")[0], [row["value"]["path"] for row in rows if row["key"] == "file"]
-            self.commits.append({"repo": repo, "summary": rows[0]["value"]["summary"], "files": files})
-            self._say(200, {"commitUrl": f"http://{self.headers['host']}/{repo.removeprefix('models/')}/commit/{'1' * 40}", "commitOid": "1" * 40})
+            repo, files = (
+                name.partition("/commit/")[0],
+                [row["value"]["path"] for row in rows if row["key"] == "file"],
+            )
+            self.commits.append(
+                {"repo": repo, "summary": rows[0]["value"]["summary"], "files": files}
+            )
+            self._say(
+                200,
+                {
+                    "commitUrl": f"http://{self.headers['host']}/{repo.removeprefix('models/')}/commit/{'1' * 40}",
+                    "commitOid": "1" * 40,
+                },
+            )
         else:
             self._say(404, {})
 

@@ -39,19 +39,35 @@ class Moto:
     def __enter__(self) -> Self:
         # Making a user, a key and its policy are the calls that go unchecked.
         environ = {**os.environ, **({"INITIAL_NO_AUTH_ACTION_COUNT": "3"} if self._auth else {})}
-        self._process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environ,
+        )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
         self.endpoint = f"http://127.0.0.1:{self.port}"
-        self.environ = {"AWS_ACCESS_KEY_ID": "testing-key-of-some-length", "AWS_SECRET_ACCESS_KEY": "testing"}
+        self.environ = {
+            "AWS_ACCESS_KEY_ID": "testing-key-of-some-length",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+        }
         if self._auth:
             iam = self._client("iam")
             iam.create_user(UserName="t")
             key = iam.create_access_key(UserName="t")["AccessKey"]
             rights = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}'
             iam.put_user_policy(UserName="t", PolicyName="all", PolicyDocument=rights)
-            self.environ = {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
-        self.environ |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null"}
+            self.environ = {
+                "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+                "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+            }
+        self.environ |= {
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": "/dev/null",
+        }
         self.environ["AWS_SHARED_CREDENTIALS_FILE"] = "/dev/null"
         self.s3 = self._client("s3")
         return self
@@ -70,7 +86,10 @@ class Moto:
         import boto3
 
         parsed_once()
-        secrets = {"aws_access_key_id": self.environ["AWS_ACCESS_KEY_ID"], "aws_secret_access_key": self.environ["AWS_SECRET_ACCESS_KEY"]}
+        secrets = {
+            "aws_access_key_id": self.environ["AWS_ACCESS_KEY_ID"],
+            "aws_secret_access_key": self.environ["AWS_SECRET_ACCESS_KEY"],
+        }
         return boto3.client(service, endpoint_url=self.endpoint, region_name="us-east-1", **secrets)
 
 

@@ -28,7 +28,9 @@ class Index:
 
     def __enter__(self) -> Self:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
         self._thread.start()
         return self
 
@@ -42,16 +44,30 @@ class Index:
     def environ(self) -> dict[str, str]:
         url = f"http://someone:secret@127.0.0.1:{self._server.server_address[1]}/simple"
         cache = str(self._place / "cache")
-        return {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "PIP_FIND_LINKS": "", "PIP_CACHE_DIR": cache, "UV_CACHE_DIR": cache}
+        return {
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_INDEX_URL": url,
+            "PIP_FIND_LINKS": "",
+            "PIP_CACHE_DIR": cache,
+            "UV_CACHE_DIR": cache,
+        }
 
-    def wheel(self, name: str, text: str = "", *, bulk: int = 0, needs: str = "", version: str = "1.0") -> str:
+    def wheel(
+        self, name: str, text: str = "", *, bulk: int = 0, needs: str = "", version: str = "1.0"
+    ) -> str:
         """Add a package of one module, and `bulk` bytes, that needs another; answers its line of a lock."""
         packed, more = io.BytesIO(), f"Requires-Dist: {needs}\n" if needs else ""
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr(f"{name}.py", text)
             archive.writestr(f"{name}.bulk", bytes(bulk))
-            archive.writestr(f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
-            archive.writestr(f"{name}-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(
+                f"{name}-{version}.dist-info/METADATA",
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}",
+            )
+            archive.writestr(
+                f"{name}-{version}.dist-info/WHEEL",
+                "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            )
             archive.writestr(f"{name}-{version}.dist-info/RECORD", f"{name}.py,,\n")
         self._wheels[f"{name}-{version}-py3-none-any.whl"] = packed.getvalue()
         return f"{name}=={version} --hash=sha256:{hashlib.sha256(packed.getvalue()).hexdigest()}\n"
@@ -59,7 +75,11 @@ class Index:
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         name = handler.path.strip("/").rpartition("/")[2]
         if handler.path.startswith("/simple/"):
-            links = "".join(f'<a href="/wheels/{wheel}">{wheel}</a>' for wheel in self._wheels if wheel.startswith(f"{name}-"))
+            links = "".join(
+                f'<a href="/wheels/{wheel}">{wheel}</a>'
+                for wheel in self._wheels
+                if wheel.startswith(f"{name}-")
+            )
             body = f"<!DOCTYPE html><html><body>{links}</body></html>".encode()
             self._send(handler, 200 if links else 404, "text/html", body, len(body))
             return
@@ -69,7 +89,9 @@ class Index:
         self.gate.wait()
         handler.wfile.write(body[100:])
 
-    def _send(self, handler: BaseHTTPRequestHandler, status: int, kind: str, body: bytes, size: int) -> None:
+    def _send(
+        self, handler: BaseHTTPRequestHandler, status: int, kind: str, body: bytes, size: int
+    ) -> None:
         handler.send_response(status)
         handler.send_header("Content-Type", kind)
         handler.send_header("Content-Length", str(size))

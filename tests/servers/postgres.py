@@ -32,7 +32,9 @@ def url(server: Postgres) -> str:
 
 class Postgres:
     def __init__(self) -> None:
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [Path(shutil.which("initdb") or "")]
+        found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [
+            Path(shutil.which("initdb") or "")
+        ]
         if not found[-1].name:
             pytest.skip("initdb is not installed")
         self._bin = found[-1].parent
@@ -65,7 +67,17 @@ class Postgres:
 
     def start(self) -> None:
         settings = f"-p {self._port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-        self._do("pg_ctl", "-D", str(self._folder / "data"), "-w", "-l", str(self._folder / "log"), "-o", settings, "start")
+        self._do(
+            "pg_ctl",
+            "-D",
+            str(self._folder / "data"),
+            "-w",
+            "-l",
+            str(self._folder / "log"),
+            "-o",
+            settings,
+            "start",
+        )
 
     def stop(self) -> None:
         self._do("pg_ctl", "-D", str(self._folder / "data"), "stop", "-m", "immediate")
@@ -82,5 +94,16 @@ class Postgres:
 
     def _do(self, program: str, *words: str) -> None:
         who = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-        more = {"user": who, "group": pwd.getpwnam(who).pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
-        subprocess.run([self._bin / program, *words], cwd=self._folder, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, **more)  # type: ignore[call-overload]
+        more = (
+            {"user": who, "group": pwd.getpwnam(who).pw_gid, "extra_groups": []}
+            if os.geteuid() == 0
+            else {}
+        )
+        subprocess.run(
+            [self._bin / program, *words],
+            cwd=self._folder,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            **more,
+        )  # type: ignore[call-overload]

@@ -11,16 +11,55 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-COLUMNS = ("instance_name", "location", "price", "cpu", "memory", "gpu_count", "gpu_name", "gpu_memory", "spot", "disk_size", "gpu_vendor", "flags")
+COLUMNS = (
+    "instance_name",
+    "location",
+    "price",
+    "cpu",
+    "memory",
+    "gpu_count",
+    "gpu_name",
+    "gpu_memory",
+    "spot",
+    "disk_size",
+    "gpu_vendor",
+    "flags",
+)
 VERSION = "20991231-1"
 
 
-def row(name: str, zone: str, price: float, gpu: str, *, count: int = 1, spot: bool = False) -> dict[str, str]:
-    return dict(zip(COLUMNS, (name, zone, str(price), "8", "32.0", str(count), gpu, "24.0", str(spot), "", "nvidia", ""), strict=True))
+def row(
+    name: str, zone: str, price: float, gpu: str, *, count: int = 1, spot: bool = False
+) -> dict[str, str]:
+    return dict(
+        zip(
+            COLUMNS,
+            (
+                name,
+                zone,
+                str(price),
+                "8",
+                "32.0",
+                str(count),
+                gpu,
+                "24.0",
+                str(spot),
+                "",
+                "nvidia",
+                "",
+            ),
+            strict=True,
+        )
+    )
 
 
-def both(name: str, zone: str, gpu: str, on_demand: float, spot: float, count: int = 1) -> list[dict[str, str]]:
-    return [row(name, zone, on_demand, gpu, count=count), row(name, zone, spot, gpu, count=count, spot=True)]
+def both(
+    name: str, zone: str, gpu: str, on_demand: float, spot: float, count: int = 1
+) -> list[dict[str, str]]:
+    return [
+        row(name, zone, on_demand, gpu, count=count),
+        row(name, zone, spot, gpu, count=count, spot=True),
+    ]
 
 
 @contextmanager

@@ -38,7 +38,9 @@ class Fault:
 class Connection:
     """One connection: its two sockets, and what passed."""
 
-    def __init__(self, client: socket.socket, server: socket.socket, faults: tuple[Fault, ...]) -> None:
+    def __init__(
+        self, client: socket.socket, server: socket.socket, faults: tuple[Fault, ...]
+    ) -> None:
         self.up, self.down = bytearray(), bytearray()
         self.passed_up = self.passed_down = 0
         self.faults = faults
@@ -150,14 +152,18 @@ class Proxy:
     def _pump(self, connection: Connection, way: Way) -> None:
         source, sink = connection.sockets(way)
         recorded = connection.up if way == "up" else connection.down
-        due = sorted((fault for fault in connection.faults if fault.way == way), key=lambda fault: fault.at)
+        due = sorted(
+            (fault for fault in connection.faults if fault.way == way), key=lambda fault: fault.at
+        )
         passed = 0
         try:
             while True:
                 while due and due[0].at <= passed and due[0].kind != "flip":
                     if not self._strike(connection, due.pop(0), sink):
                         return
-                room = min([self.piece, *(fault.at - passed for fault in due[:1] if fault.kind != "flip")])
+                room = min(
+                    [self.piece, *(fault.at - passed for fault in due[:1] if fault.kind != "flip")]
+                )
                 data = bytearray(source.recv(room))
                 self._flowing.wait()
                 if not data:

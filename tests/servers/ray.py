@@ -76,7 +76,9 @@ class Ray:
     def __init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
             lacks("ray")
-        self.place = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # the path of a socket may have 107 bytes
+        self.place = Path(
+            tempfile.mkdtemp(prefix="ray", dir="/tmp")
+        )  # the path of a socket may have 107 bytes
         self.address = ""
 
     def __enter__(self) -> Self:

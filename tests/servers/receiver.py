@@ -32,7 +32,9 @@ class Receiver:
     """`answer` gets each request and gives a status, with headers if there are any; None: it drops the connection after it has taken the request."""
 
     def __init__(
-        self, answer: Callable[[Got], int | tuple[int, Mapping[str, str]] | None] = lambda got: 200, tls: ssl.SSLContext | None = None
+        self,
+        answer: Callable[[Got], int | tuple[int, Mapping[str, str]] | None] = lambda got: 200,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.got: list[Got] = []
         self.answer = answer
@@ -42,7 +44,10 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 got = Got(
-                    self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, self.rfile.read(int(self.headers["content-length"]))
+                    self.command,
+                    self.path,
+                    {k.lower(): v for k, v in self.headers.items()},
+                    self.rfile.read(int(self.headers["content-length"])),
                 )
                 answer = receiver.answer(got)
                 with receiver._more:
@@ -70,7 +75,9 @@ class Receiver:
         self._server = Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.url = f"http{'s' if tls is not None else ''}://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -79,12 +86,19 @@ class Receiver:
         deadline = time.monotonic() + seconds
         with self._more:
             while len(self.got) < count:
-                assert self._more.wait(max(0.0, deadline - time.monotonic())), f"{len(self.got)} of {count} came"
+                assert self._more.wait(max(0.0, deadline - time.monotonic())), (
+                    f"{len(self.got)} of {count} came"
+                )
             return list(self.got)
 
     def __enter__(self) -> Receiver:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._server.shutdown()
         self._server.server_close()

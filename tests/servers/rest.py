@@ -39,13 +39,22 @@ class Rest:
         """What the server wrote to its standard error."""
         return self._err.read_text()
 
-    def ask(self, method: str, path: str, body: object = None, *, token: str | None = None, **more: Any) -> requests.Response:
+    def ask(
+        self, method: str, path: str, body: object = None, *, token: str | None = None, **more: Any
+    ) -> requests.Response:
         """One request; the headers of `more` are added to the usual ones.  No answer may tell a folder of the server, a traceback or its token."""
         secret = self.token if token is None else token
-        headers = {**({"Authorization": f"Bearer {secret}"} if secret else {}), **more.pop("headers", {})}
-        found = self.http.request(method, self.url + path, json=body, headers=headers, timeout=30, **more)
+        headers = {
+            **({"Authorization": f"Bearer {secret}"} if secret else {}),
+            **more.pop("headers", {}),
+        }
+        found = self.http.request(
+            method, self.url + path, json=body, headers=headers, timeout=30, **more
+        )
         for what in (str(self.root), "Traceback (most", *([self.token] if self.token else [])):
-            assert what.encode() not in found.content and what not in str(found.headers), f"{method} {path} tells {what}"
+            assert what.encode() not in found.content and what not in str(found.headers), (
+                f"{method} {path} tells {what}"
+            )
         return found
 
     def get(self, path: str, **more: Any) -> Any:
@@ -56,7 +65,12 @@ class Rest:
 
     def submit(self, recipe: str = "hello", *, key: str = "", **body: object) -> str:
         """The id of a new run."""
-        found = self.ask("POST", "/v1/runs", {"recipe": recipe, **body}, headers={"Idempotency-Key": key} if key else {})
+        found = self.ask(
+            "POST",
+            "/v1/runs",
+            {"recipe": recipe, **body},
+            headers={"Idempotency-Key": key} if key else {},
+        )
         assert found.status_code == 201, found.text
         return str(found.json()["id"])
 

@@ -77,8 +77,20 @@ CGROUPS = os.geteuid() == 0 and os.access("/sys/fs/cgroup/freezer", os.W_OK)
 class Slurm:
     """The cluster.  `proctrack` says how Slurm finds the processes of a step."""
 
-    def __init__(self, proctrack: Literal["cgroup", "linuxproc"] = "cgroup" if CGROUPS else "linuxproc") -> None:
-        for program in ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol"):
+    def __init__(
+        self, proctrack: Literal["cgroup", "linuxproc"] = "cgroup" if CGROUPS else "linuxproc"
+    ) -> None:
+        for program in (
+            "munged",
+            "slurmctld",
+            "slurmd",
+            "sbatch",
+            "srun",
+            "squeue",
+            "sinfo",
+            "scancel",
+            "scontrol",
+        ):
             needs(program)
         self.place = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))
         self.env = {"SLURM_CONF": str(self.place / "slurm.conf")}
@@ -91,22 +103,47 @@ class Slurm:
         key = self.place / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
-        first = random.randrange(1, 60_000) * 1000  # cgroups and keepers have names by job and node: two clusters at once share none
+        first = (
+            random.randrange(1, 60_000) * 1000
+        )  # cgroups and keepers have names by job and node: two clusters at once share none
         ports = {f"port{number}": free_port() for number in ("", 1, 2)}
         host = socket.gethostname().partition(".")[0]
-        text = CONF.format(place=self.place, host=host, user=getpass.getuser(), first=first, proctrack=self._proctrack, **ports)
+        text = CONF.format(
+            place=self.place,
+            host=host,
+            user=getpass.getuser(),
+            first=first,
+            proctrack=self._proctrack,
+            **ports,
+        )
         (self.place / "slurm.conf").write_text(text)
-        (self.place / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
+        (self.place / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
+        )
         try:
-            names = {"socket": "munge.sock", "pid-file": "munged.pid", "log-file": "munged.log", "seed-file": "munge.seed"}
+            names = {
+                "socket": "munge.sock",
+                "pid-file": "munged.pid",
+                "log-file": "munged.log",
+                "seed-file": "munge.seed",
+            }
             self._begin(
-                "munged", "munged", "-F", "--force", f"--key-file={key}", *(f"--{option}={self.place / name}" for option, name in names.items())
+                "munged",
+                "munged",
+                "-F",
+                "--force",
+                f"--key-file={key}",
+                *(f"--{option}={self.place / name}" for option, name in names.items()),
             )
             self._wait(lambda: (self.place / "munge.sock").exists())
             self._begin("slurmctld", "slurmctld", "-D")
             for name in ("n1", "n2"):
                 self._begin(name, "slurmd", "-D", "-N", name)
-            self._wait(lambda: self.ask("sinfo", "-h", "-p", "main", "-o", "%D %t", check=False) == "2 idle")
+            self._wait(
+                lambda: (
+                    self.ask("sinfo", "-h", "-p", "main", "-o", "%D %t", check=False) == "2 idle"
+                )
+            )
         except BaseException:
             self.__exit__()
             raise
@@ -123,7 +160,14 @@ class Slurm:
 
     def ask(self, *argv: str, check: bool = True) -> str:
         """What a command of Slurm prints."""
-        return subprocess.run(argv, env={**os.environ, **self.env}, check=check, capture_output=True, text=True, timeout=30).stdout.strip()
+        return subprocess.run(
+            argv,
+            env={**os.environ, **self.env},
+            check=check,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        ).stdout.strip()
 
     def jobs(self) -> list[str]:
         """The ids of all jobs that wait or run."""
@@ -157,14 +201,23 @@ class Slurm:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("SLURMD_NODENAME") == node:
                     above = [each for each in process.parents() if "slurmstepd" in each.name()]
-                    found |= {each.pid for each in (process, *above) if above and above[0].environ().get("SLURM_CONF") == self.env["SLURM_CONF"]}
+                    found |= {
+                        each.pid
+                        for each in (process, *above)
+                        if above and above[0].environ().get("SLURM_CONF") == self.env["SLURM_CONF"]
+                    }
         return found
 
     def _begin(self, name: str, program: str, *words: str) -> None:
         argv = [needs("setpriv"), "--pdeathsig", "TERM", needs(program), *words]
         with (self.place / f"{program}.out").open("ab") as said:
             daemon = subprocess.Popen(
-                argv, env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+                argv,
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
             )
         self._daemons[name] = daemon
 

@@ -89,7 +89,9 @@ finally:
 class Sshd:
     """OpenSSH's server, and the machine it runs on."""
 
-    def __init__(self, place: Path, *, options: Sequence[str] = (), user: str | None = None) -> None:
+    def __init__(
+        self, place: Path, *, options: Sequence[str] = (), user: str | None = None
+    ) -> None:
         self.place = place
         self.home = place / "home"
         self.user = user or getpass.getuser()
@@ -112,7 +114,13 @@ class Sshd:
 
     def settings(self, **others: Any) -> dict[str, Any]:
         """Keyword arguments of the ssh driver that reach this server, `others` on top."""
-        return {"hosts": [self.address], "known_hosts": str(self.known_hosts), "identity": str(self.identity), "agent": False, **others}
+        return {
+            "hosts": [self.address],
+            "known_hosts": str(self.known_hosts),
+            "identity": str(self.identity),
+            "agent": False,
+            **others,
+        }
 
     def __enter__(self) -> Self:
         sshd = needs("sshd")
@@ -122,13 +130,34 @@ class Sshd:
             make_key(self.place / name)
         shutil.copy(self.place / "client.pub", self.authorized_keys)
         if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # the server of root insists on it; packages make it at boot
+            Path("/run/sshd").mkdir(
+                mode=0o755, exist_ok=True
+            )  # the server of root insists on it; packages make it at boot
         for _ in range(20):
             self.port = free_port()
             self._configure()
-            argv = [sys.executable, "-I", "-S", "-c", MACHINE, sshd, "-D", "-f", str(self.place / "sshd_config"), "-E", str(self.log)]
+            argv = [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                MACHINE,
+                sshd,
+                "-D",
+                "-f",
+                str(self.place / "sshd_config"),
+                "-E",
+                str(self.log),
+            ]
             with (self.place / "machine.log").open("ab") as said:
-                self._machine = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True)
+                self._machine = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=said,
+                    text=True,
+                    start_new_session=True,
+                )
             try:
                 self.start()
             except OSError:
@@ -158,11 +187,17 @@ class Sshd:
                     if connection.recv(4) == b"SSH-":
                         return
             except OSError:
-                words = self.log.read_bytes()[said:].decode("utf-8", "replace") if self.log.exists() else ""
+                words = (
+                    self.log.read_bytes()[said:].decode("utf-8", "replace")
+                    if self.log.exists()
+                    else ""
+                )
                 if "Address already in use" in words or "fatal" in words or "Missing" in words:
                     raise OSError(words) from None
                 select.select([], [], [], 0.01)
-        raise OSError(f"sshd did not come up: {self.log.read_text() if self.log.exists() else 'it left no log'}")
+        raise OSError(
+            f"sshd did not come up: {self.log.read_text() if self.log.exists() else 'it left no log'}"
+        )
 
     def stop(self) -> None:
         """Kill the server and all its connections.  Jobs live on."""
@@ -190,7 +225,11 @@ class Sshd:
             file.write(public_key.strip() + "\n")
 
     def _tell(self, word: str) -> None:
-        assert self._machine is not None and self._machine.stdin is not None and self._machine.stdout is not None
+        assert (
+            self._machine is not None
+            and self._machine.stdin is not None
+            and self._machine.stdout is not None
+        )
         self._machine.stdin.write(word + "\n")
         self._machine.stdin.flush()
         assert self._machine.stdout.readline() == "done\n"
@@ -223,7 +262,10 @@ class Sshd:
 
 def make_key(path: Path) -> None:
     """A new ed25519 key pair at `path` and `path.pub`."""
-    subprocess.run([needs("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)], check=True)
+    subprocess.run(
+        [needs("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)],
+        check=True,
+    )
 
 
 def free_port() -> int:

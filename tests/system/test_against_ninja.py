@@ -36,7 +36,9 @@ class Step:
     salt: int
     modulus: int
     needs: list[str]  # sources and steps
-    mentions: set[str] = field(default_factory=set)  # of these, the ones it has by `{{ steps.x.o }}` and not by `deps`
+    mentions: set[str] = field(
+        default_factory=set
+    )  # of these, the ones it has by `{{ steps.x.o }}` and not by `deps`
 
 
 @dataclass
@@ -51,8 +53,15 @@ class World:
         values = dict(self.sources)
         executed = set()
         for step in self.steps.values():
-            values[step.id] = (step.salt + sum((2 * n + 1) * values[need] for n, need in enumerate(step.needs))) % step.modulus
-            seen = (step.id, step.salt, step.modulus, tuple((need, need in step.mentions, values[need]) for need in step.needs))
+            values[step.id] = (
+                step.salt + sum((2 * n + 1) * values[need] for n, need in enumerate(step.needs))
+            ) % step.modulus
+            seen = (
+                step.id,
+                step.salt,
+                step.modulus,
+                tuple((need, need in step.mentions, values[need]) for need in step.needs),
+            )
             if seen not in memory:
                 memory.add(seen)
                 executed.add(step.id)
@@ -75,7 +84,9 @@ class Ours:
         steps = {}
         for step in world.steps.values():
             reads = [
-                f"read v{n} < {{{{ steps.{need}.o }}}}" if need in step.mentions else f"read v{n} < {self.path(need)}"
+                f"read v{n} < {{{{ steps.{need}.o }}}}"
+                if need in step.mentions
+                else f"read v{n} < {self.path(need)}"
                 for n, need in enumerate(step.needs)
             ]
             steps[step.id] = {
@@ -111,10 +122,15 @@ class Ninjas:
                     f"echo {step.id} >> ran",
                 ]
             )
-            lines += [f"build {step.id}: step {' '.join(step.needs)}", f"  cmd = {command.replace('$', '$$')}"]
+            lines += [
+                f"build {step.id}: step {' '.join(step.needs)}",
+                f"  cmd = {command.replace('$', '$$')}",
+            ]
         (self.root / "build.ninja").write_text("\n".join(lines) + "\n")
         (self.root / "ran").write_text("")
-        done = subprocess.run([NINJA, "-C", str(self.root), "-j2"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [NINJA, "-C", str(self.root), "-j2"], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout
         return set((self.root / "ran").read_text().split())
 
@@ -142,7 +158,20 @@ class Pair:
         world, chance = self.world, self.chance
         step = chance.choice(list(world.steps.values()))
         source = chance.choice(list(world.sources))
-        kind = chance.choice(("content", "content", "revert", "touch", "delete", "command", "add edge", "remove edge", "add step", "remove step"))
+        kind = chance.choice(
+            (
+                "content",
+                "content",
+                "revert",
+                "touch",
+                "delete",
+                "command",
+                "add edge",
+                "remove edge",
+                "add step",
+                "remove step",
+            )
+        )
         if kind == "content":
             world.sources[source] = chance.randrange(6)
             self._put(source, world.sources[source])
@@ -228,7 +257,9 @@ class Pair:
 
 
 @pytest.mark.longer
-def test_after_any_edit_we_run_what_content_demands_and_never_more_than_ninja(tmp_path: Path) -> None:
+def test_after_any_edit_we_run_what_content_demands_and_never_more_than_ninja(
+    tmp_path: Path,
+) -> None:
     space = Space(tmp_path / "space0")
     for number in range(SEED, SEED + SEQUENCES):
         if (number - SEED) % SHARED == 0:
@@ -244,5 +275,7 @@ def test_after_any_edit_we_run_what_content_demands_and_never_more_than_ninja(tm
             if number % 8 == 0:
                 pair.clean()
         except AssertionError as error:
-            raise AssertionError(f"RECIPE_NINJA_SEED={number}: {'; '.join(done)}: {error}") from error
+            raise AssertionError(
+                f"RECIPE_NINJA_SEED={number}: {'; '.join(done)}: {error}"
+            ) from error
         shutil.rmtree(tmp_path / f"n{number}")

@@ -46,8 +46,21 @@ def on(root: Path, act: Callable[[client.Client], Coroutine[None, None, None]]) 
     asyncio.run(acting())
 
 
-async def begin(host: client.Client, root: Path, script: str, key: str = "job", *, outlives: bool = False, limit: float | None = None) -> Job:
-    return await host.start(Command(("/bin/sh", "-euc", script), str(root.parent), ENV, timeout=limit, outlives=outlives), key)
+async def begin(
+    host: client.Client,
+    root: Path,
+    script: str,
+    key: str = "job",
+    *,
+    outlives: bool = False,
+    limit: float | None = None,
+) -> Job:
+    return await host.start(
+        Command(
+            ("/bin/sh", "-euc", script), str(root.parent), ENV, timeout=limit, outlives=outlives
+        ),
+        key,
+    )
 
 
 async def over(host: client.Client, job: Job) -> Exit:
@@ -122,7 +135,9 @@ def test_a_daemon_of_a_running_job_is_left_alone_when_another_job_ends(root: Pat
     os.mkfifo(root.parent / "said")
 
     async def act(host: client.Client) -> None:
-        slow = await begin(host, root, "(setsid sleep 1000 & echo $! > said) ; read line < gate", "slow")
+        slow = await begin(
+            host, root, "(setsid sleep 1000 & echo $! > said) ; read line < gate", "slow"
+        )
         daemon = told(root.parent / "said")
         for number in range(3):
             quick = await over(host, await begin(host, root, "exit 0", f"quick{number}"))
@@ -149,7 +164,9 @@ def test_a_stopped_job_whose_shell_is_gone_keeps_its_grace(root: Path) -> None:
     on(root, act)
 
 
-def test_when_the_agent_is_killed_what_was_not_to_outlive_it_is_ended_and_lost_and_never_run_again(root: Path) -> None:
+def test_when_the_agent_is_killed_what_was_not_to_outlive_it_is_ended_and_lost_and_never_run_again(
+    root: Path,
+) -> None:
     async def act(host: client.Client) -> None:
         done = await begin(host, root, "exit 4", "done")
         assert (await over(host, done)).code == 4
@@ -186,7 +203,9 @@ def test_a_job_outlives_its_agent_and_the_next_one_tells_its_end(root: Path) -> 
             os.kill(agent, signal.SIGKILL)
             assert await asyncio.to_thread(ended, agent, 10)
             assert await host.wait(job, timedelta(0)) is None
-            assert await host.start(Command(("false",), str(root.parent), outlives=True), "job") == job  # it is that job, not another one
+            assert (
+                await host.start(Command(("false",), str(root.parent), outlives=True), "job") == job
+            )  # it is that job, not another one
         await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
         end = await waiting
         assert (end.code, end.reason, end.strays) == (7, "exit", 1)
@@ -195,10 +214,16 @@ def test_a_job_outlives_its_agent_and_the_next_one_tells_its_end(root: Path) -> 
     on(root, act)
 
 
-@pytest.mark.parametrize(("last", "code", "number"), [("exit 0", 0, None), ("exit 7", 7, None), ("kill -9 $$", 137, 9)])
-def test_the_end_of_a_job_that_ended_while_there_was_no_agent_is_known(root: Path, last: str, code: int, number: int | None) -> None:
+@pytest.mark.parametrize(
+    ("last", "code", "number"), [("exit 0", 0, None), ("exit 7", 7, None), ("kill -9 $$", 137, 9)]
+)
+def test_the_end_of_a_job_that_ended_while_there_was_no_agent_is_known(
+    root: Path, last: str, code: int, number: int | None
+) -> None:
     async def leave(host: client.Client) -> None:
-        shell = await said(host, await begin(host, root, f"echo $PPID; read go < gate; {last}", outlives=True))
+        shell = await said(
+            host, await begin(host, root, f"echo $PPID; read go < gate; {last}", outlives=True)
+        )
         (agent,) = agents(root)
         await host.aclose()
         os.kill(agent, signal.SIGKILL)
@@ -215,9 +240,16 @@ def test_the_end_of_a_job_that_ended_while_there_was_no_agent_is_known(root: Pat
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_job_below_a_shell_saves_before_it_ends_when_it_is_stopped(root: Path, killed: bool) -> None:
+def test_a_job_below_a_shell_saves_before_it_ends_when_it_is_stopped(
+    root: Path, killed: bool
+) -> None:
     async def act(host: client.Client) -> None:
-        job = await begin(host, root, "trap 'echo saved > saved; exit 3' TERM; echo $$; while :; do sleep 0.02; done", outlives=True)
+        job = await begin(
+            host,
+            root,
+            "trap 'echo saved > saved; exit 3' TERM; echo $$; while :; do sleep 0.02; done",
+            outlives=True,
+        )
         await said(host, job)
         if killed:
             os.kill(agents(root)[0], signal.SIGKILL)
@@ -229,11 +261,21 @@ def test_a_job_below_a_shell_saves_before_it_ends_when_it_is_stopped(root: Path,
     on(root, act)
 
 
-def test_a_job_that_outlives_its_agent_keeps_its_limit_and_one_that_ignores_it_is_killed(root: Path) -> None:
+def test_a_job_that_outlives_its_agent_keeps_its_limit_and_one_that_ignores_it_is_killed(
+    root: Path,
+) -> None:
     async def act(host: client.Client) -> None:
-        limited = await begin(host, root, "trap 'exit 4' TERM; echo $$; while :; do sleep 0.02; done", outlives=True, limit=1.0)
+        limited = await begin(
+            host,
+            root,
+            "trap 'exit 4' TERM; echo $$; while :; do sleep 0.02; done",
+            outlives=True,
+            limit=1.0,
+        )
         await said(host, limited)
-        deaf = await begin(host, root, "trap '' TERM; echo $$; while :; do sleep 0.02; done", "deaf", outlives=True)
+        deaf = await begin(
+            host, root, "trap '' TERM; echo $$; while :; do sleep 0.02; done", "deaf", outlives=True
+        )
         pid = await said(host, deaf)
         os.kill(agents(root)[0], signal.SIGKILL)
         end = await over(host, limited)
@@ -250,9 +292,13 @@ def test_slots_are_used_again_and_never_while_something_of_their_job_lives(root:
         for number in range(5):
             await over(host, await begin(host, root, "exit 0", f"job-{number}", outlives=True))
         assert os.listdir(root / "slots") == ["0"]
-        await said(host, await begin(host, root, "echo $$; read go < gate; exit 7", "waits", outlives=True))
+        await said(
+            host, await begin(host, root, "echo $$; read go < gate; exit 7", "waits", outlives=True)
+        )
         os.kill(agents(root)[0], signal.SIGKILL)
-        assert (await over(host, await begin(host, root, "exit 5", "other", outlives=True))).code == 5
+        assert (
+            await over(host, await begin(host, root, "exit 5", "other", outlives=True))
+        ).code == 5
         assert sorted(os.listdir(root / "slots")) == ["0", "1"]
         await asyncio.to_thread((root.parent / "gate").write_text, "go\n")
         assert (await over(host, Job("waits"))).code == 7
@@ -277,7 +323,9 @@ def test_an_unused_agent_leaves_and_its_ends_stay(root: Path) -> None:
 def test_clients_that_come_at_once_share_one_agent(root: Path) -> None:
     async def act(host: client.Client) -> None:
         hosts = [client.here(root) for _ in range(8)]
-        jobs = await asyncio.gather(*(begin(each, root, "echo ran >> count; exit 5") for each in hosts))
+        jobs = await asyncio.gather(
+            *(begin(each, root, "echo ran >> count; exit 5") for each in hosts)
+        )
         assert {end.code for end in await asyncio.gather(*map(over, hosts, jobs))} == {5}
         assert (root.parent / "count").read_text() == "ran\n"
         assert len(agents(root)) == 1
@@ -310,7 +358,9 @@ def test_clients_that_come_at_once_share_one_agent(root: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_a_client_that_makes_no_sense_is_dismissed_and_the_jobs_of_others_go_on(root: Path, fields: tuple[str, ...]) -> None:
+def test_a_client_that_makes_no_sense_is_dismissed_and_the_jobs_of_others_go_on(
+    root: Path, fields: tuple[str, ...]
+) -> None:
     async def act(host: client.Client) -> None:
         job = await begin(host, root, "read go < gate; exit 7")
         assert await host.wait(job, timedelta(0)) is None
@@ -338,10 +388,21 @@ def reached(request: pytest.FixtureRequest, root: Path) -> tuple[Path, Callable[
 def begin_numbered(tmp_path: Path, root: Path, number: int) -> None:
     """Begin the agent of a root as the program of another protocol, which is this one but for its number.  Unused, it leaves at once."""
     folder = tmp_path / "program"
-    shutil.copytree(Path(protocol.__file__).parent, folder / "agent", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, line in (("protocol.py", f"NUMBER = {protocol.NUMBER}\n"), ("server.py", "LINGER = 2.0 ")):
+    shutil.copytree(
+        Path(protocol.__file__).parent,
+        folder / "agent",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    for name, line in (
+        ("protocol.py", f"NUMBER = {protocol.NUMBER}\n"),
+        ("server.py", "LINGER = 2.0 "),
+    ):
         assert line in (folder / "agent" / name).read_text()
-    changed = (folder / "agent/protocol.py").read_text().replace(f"NUMBER = {protocol.NUMBER}\n", f"NUMBER = {number}\n")
+    changed = (
+        (folder / "agent/protocol.py")
+        .read_text()
+        .replace(f"NUMBER = {protocol.NUMBER}\n", f"NUMBER = {number}\n")
+    )
     (folder / "agent/protocol.py").write_text(changed)
     changed = (folder / "agent/server.py").read_text().replace("LINGER = 2.0 ", "LINGER = 0.05 ")
     (folder / "agent/server.py").write_text(changed)
@@ -358,7 +419,11 @@ def begin_numbered(tmp_path: Path, root: Path, number: int) -> None:
 
 @pytest.mark.parametrize(("agent", "ours"), [(0, 1), (1, 2)])
 def test_an_agent_of_the_protocol_before_ours_goes_on_serving(
-    tmp_path: Path, reached: tuple[Path, Callable[[], client.Client]], monkeypatch: pytest.MonkeyPatch, agent: int, ours: int
+    tmp_path: Path,
+    reached: tuple[Path, Callable[[], client.Client]],
+    monkeypatch: pytest.MonkeyPatch,
+    agent: int,
+    ours: int,
 ) -> None:
     root, made = reached
     monkeypatch.setattr(client, "PROTOCOLS", (ours - 1, ours))
@@ -376,9 +441,16 @@ def test_an_agent_of_the_protocol_before_ours_goes_on_serving(
     asyncio.run(asyncio.wait_for(act(), 60))
 
 
-@pytest.mark.parametrize(("agent", "ours", "words"), [(2, 1, "a newer"), (0, 2, "an older"), (1, 0, "a newer")])
+@pytest.mark.parametrize(
+    ("agent", "ours", "words"), [(2, 1, "a newer"), (0, 2, "an older"), (1, 0, "a newer")]
+)
 def test_an_agent_of_a_protocol_that_we_do_not_speak_is_refused_in_a_sentence_until_its_jobs_are_over(
-    tmp_path: Path, reached: tuple[Path, Callable[[], client.Client]], monkeypatch: pytest.MonkeyPatch, agent: int, ours: int, words: str
+    tmp_path: Path,
+    reached: tuple[Path, Callable[[], client.Client]],
+    monkeypatch: pytest.MonkeyPatch,
+    agent: int,
+    ours: int,
+    words: str,
 ) -> None:
     root, made = reached
     monkeypatch.setattr(client, "PROTOCOLS", (ours - 1, ours))
@@ -387,13 +459,18 @@ def test_an_agent_of_a_protocol_that_we_do_not_speak_is_refused_in_a_sentence_un
     begin_numbered(tmp_path, root, agent)
 
     async def refused(host: client.Client) -> None:
-        with pytest.raises(Unreachable, match=f"served by the agent of {words} recipe .*: .*wait for its jobs to end"):
+        with pytest.raises(
+            Unreachable,
+            match=f"served by the agent of {words} recipe .*: .*wait for its jobs to end",
+        ):
             await host.wait(await begin(host, root, "exit 3", "ours"), timedelta(0))
 
     async def taken(host: client.Client) -> None:
         assert (await over(host, await begin(host, root, "exit 3", "ours"))).code == 3
 
-    async def act(what: Callable[[client.Client], Coroutine[None, None, None]], patience: float) -> None:
+    async def act(
+        what: Callable[[client.Client], Coroutine[None, None, None]], patience: float
+    ) -> None:
         host = made()
         host._line.patience = patience
         await what(host)
@@ -407,21 +484,32 @@ def test_an_agent_of_a_protocol_that_we_do_not_speak_is_refused_in_a_sentence_un
 
 def test_a_torn_journal_line_is_ignored(root: Path) -> None:
     (root / "logs").mkdir(parents=True)
-    (root / "journal").write_text('{"job": "old", "began": 1}\n{"job": "old", "code": 3, "reason": "exit"}\n{"job": "torn", "co')
+    (root / "journal").write_text(
+        '{"job": "old", "began": 1}\n{"job": "old", "code": 3, "reason": "exit"}\n{"job": "torn", "co'
+    )
 
     async def act(host: client.Client) -> None:
         assert (await over(host, Job("old"))).code == 3
         assert (await over(host, await begin(host, root, "exit 2", "torn"))).code == 2
 
     on(root, act)
-    assert all(json.loads(line) for line in (root / "journal").read_text().splitlines() if line.endswith("}"))
+    assert all(
+        json.loads(line)
+        for line in (root / "journal").read_text().splitlines()
+        if line.endswith("}")
+    )
 
 
-def test_a_long_journal_is_pruned_and_keeps_what_has_no_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_journal_is_pruned_and_keeps_what_has_no_end(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root.mkdir()
     monkeypatch.chdir(root)
     monkeypatch.setattr(journal, "LIMIT", 100)
-    lines = [f'{{"job": "{number}", "began": 1}}\n{{"job": "{number}", "code": 0}}\n' for number in range(9)]
+    lines = [
+        f'{{"job": "{number}", "began": 1}}\n{{"job": "{number}", "code": 0}}\n'
+        for number in range(9)
+    ]
     Path("journal").write_text('{"job": "open", "began": 1}\n' + "".join(lines))
     remembered: dict[bytes, bytes] = {}
     fd, unended = journal.open_journal(remembered, 3)
@@ -435,7 +523,9 @@ def test_a_long_journal_is_pruned_and_keeps_what_has_no_end(root: Path, monkeypa
     assert Path("journal").read_text().count("\n") == 4
 
 
-def test_who_only_looks_how_a_job_stands_waits_for_the_agent_that_another_process_begins(root: Path) -> None:
+def test_who_only_looks_how_a_job_stands_waits_for_the_agent_that_another_process_begins(
+    root: Path,
+) -> None:
     root.mkdir()
     lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -480,13 +570,24 @@ def test_a_root_that_cannot_be_made_is_denied(tmp_path: Path) -> None:
         (("/bin/true",), {"log": "/dev/full"}, 0, ""),
     ],
 )  # fmt: skip
-def test_a_command_that_cannot_begin_says_which_part_failed(root: Path, argv: tuple[str, ...], change: dict[str, str], code: int, words: str) -> None:
-    for name, text, mode in (("script", "#!/no/such/sh\n", 0o755), ("plain", "true\n", 0o755), ("data", "", 0o644)):
+def test_a_command_that_cannot_begin_says_which_part_failed(
+    root: Path, argv: tuple[str, ...], change: dict[str, str], code: int, words: str
+) -> None:
+    for name, text, mode in (
+        ("script", "#!/no/such/sh\n", 0o755),
+        ("plain", "true\n", 0o755),
+        ("data", "", 0o644),
+    ):
         (root.parent / name).write_text(text)
         (root.parent / name).chmod(mode)
 
     async def act(host: client.Client) -> None:
-        end = await over(host, await host.start(Command(argv, **{"cwd": str(root.parent), "env": ENV, **change}), "bad"))
+        end = await over(
+            host,
+            await host.start(
+                Command(argv, **{"cwd": str(root.parent), "env": ENV, **change}), "bad"
+            ),
+        )
         assert end.code == code
         assert words in end.detail
 
@@ -522,7 +623,10 @@ def test_a_lock_stays_held_by_a_job_whose_agent_was_killed(root: Path) -> None:
 
     async def act(host: client.Client) -> None:
         script = "echo $$; trap '' TERM; read go < gate; read go < gate"
-        job = await host.start(Command(("/bin/sh", "-euc", script), cwd=str(root.parent), env=ENV, locks=(lock,)), "job")
+        job = await host.start(
+            Command(("/bin/sh", "-euc", script), cwd=str(root.parent), env=ENV, locks=(lock,)),
+            "job",
+        )
         while not (said := await host.log(job, 0)):  # noqa: ASYNC110  # a host is asked again, it does not call
             await asyncio.sleep(0.01)
         (agent,) = agents(root)
@@ -540,7 +644,9 @@ def test_a_lock_stays_held_by_a_job_whose_agent_was_killed(root: Path) -> None:
         Path(f"/tmp/recipe-{os.geteuid()}/gpus/{lock}.lock").unlink(missing_ok=True)
 
 
-def test_a_lock_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_folder_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(locks.os, "geteuid", lambda: f"test-{os.getpid()}")
     folder = Path(f"/tmp/recipe-test-{os.getpid()}")
     folder.symlink_to(tmp_path)
@@ -569,14 +675,18 @@ asyncio.run(work())
 """
 
 
-def test_the_job_of_a_stopped_client_is_ended_and_that_of_one_that_lives_is_not(tmp_path: Path) -> None:
+def test_the_job_of_a_stopped_client_is_ended_and_that_of_one_that_lives_is_not(
+    tmp_path: Path,
+) -> None:
     """The connection of a stopped process stays open: that is no word of it."""
 
     async def act() -> None:
         host = client.here(tmp_path / "root", 1.0)
         try:
             ours = await host.start(Command(("/bin/sleep", "600"), str(tmp_path), ENV), "ours")
-            stopped = await asyncio.create_subprocess_exec(sys.executable, "-c", STOPPED, str(tmp_path / "root"), str(tmp_path))
+            stopped = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", STOPPED, str(tmp_path / "root"), str(tmp_path)
+            )
             try:
                 while not (tmp_path / "pid").exists():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
@@ -584,7 +694,10 @@ def test_the_job_of_a_stopped_client_is_ended_and_that_of_one_that_lives_is_not(
                 assert await asyncio.to_thread(ended, theirs, 30)
                 assert await host.wait(ours, timedelta(0)) is None
                 over = await host.wait(Job("theirs"), LONG)
-                assert over is not None and (over.reason, over.detail) == ("stopped", "no client asked for it for 1 seconds")
+                assert over is not None and (over.reason, over.detail) == (
+                    "stopped",
+                    "no client asked for it for 1 seconds",
+                )
             finally:
                 stopped.kill()
                 await stopped.wait()
@@ -610,19 +723,36 @@ server.main("/", *map(int, sys.argv[1:]))
 """
 
 
-def test_an_agent_lets_go_of_what_it_inherited_and_of_nothing_up_to_a_limit_of_a_thousand_million() -> None:
+def test_an_agent_lets_go_of_what_it_inherited_and_of_nothing_up_to_a_limit_of_a_thousand_million() -> (
+    None
+):
     """Where Python has no close_range, as in builds for older systems, an agent took minutes to begin in such a container."""
     others = [os.open("/dev/null", os.O_RDONLY) for _ in range(6)]
     try:
         argv = [sys.executable, "-c", INHERITS, *map(str, others[1:4])]
-        ran = subprocess.run(argv, pass_fds=others, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+        ran = subprocess.run(
+            argv,
+            pass_fds=others,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=Path(__file__).parents[2],
+        )
         assert (ran.stdout.split(), ran.stderr) == (["0", "1", "2", *map(str, others[1:4])], "")
     finally:
         for fd in others:
             os.close(fd)
 
 
-@pytest.mark.parametrize("log", ['plain "\\\n', "é", "\U0001f389 \U00020000 \uffff", b"\xff\xfe".decode("utf-8", "surrogateescape")])
+@pytest.mark.parametrize(
+    "log",
+    [
+        'plain "\\\n',
+        "é",
+        "\U0001f389 \U00020000 \uffff",
+        b"\xff\xfe".decode("utf-8", "surrogateescape"),
+    ],
+)
 def test_the_journal_has_the_name_of_a_log_as_it_is(log: str) -> None:
     """Under another name a job that an agent had left was taken for one that prints nothing, and ended by its `idle_timeout`."""
     line = journal.began(0.0, b"job", 1, os.fsencode(log), b"", b"5")

@@ -37,11 +37,19 @@ def step(body: str) -> str:
 
 
 CASES = {
-    "no such recipe in the library": Case(3, r'no recipe "stf@1".*did you mean "sft"', words=("run", "stf@1")),
+    "no such recipe in the library": Case(
+        3, r'no recipe "stf@1".*did you mean "sft"', words=("run", "stf@1")
+    ),
     "no such version": Case(3, r'no version "9".*sft@1', words=("run", "sft@9")),
-    "no such file": Case(3, r'no file \./good\.yml.*did you mean "good.yaml"', words=("run", "./good.yml")),
+    "no such file": Case(
+        3, r'no file \./good\.yml.*did you mean "good.yaml"', words=("run", "./good.yml")
+    ),
     "no such verb": Case(3, 'no verb "rnu"; did you mean "run"', words=("rnu",)),
-    "unknown flag": Case(3, 'unknown flag "--prset"; did you mean "--preset"', words=("run", "./good.yaml", "--prset", "x")),
+    "unknown flag": Case(
+        3,
+        'unknown flag "--prset"; did you mean "--preset"',
+        words=("run", "./good.yaml", "--prset", "x"),
+    ),
     "an input as a flag": Case(
         3,
         r"max_steps is an input of t@1: write max_steps=3\s*$",
@@ -49,11 +57,19 @@ CASES = {
         words=("run", "./t.yaml", "--max-steps", "3"),
     ),
     "a branch as a commit": Case(
-        3, "`git ls-remote https://x.org/y main`", step("{run: echo, code: [{git: 'https://x.org/y', commit: main, at: v}]}")
+        3,
+        "`git ls-remote https://x.org/y main`",
+        step("{run: echo, code: [{git: 'https://x.org/y', commit: main, at: v}]}"),
     ),
     "unknown flag before the verb": Case(3, 'unknown flag "--frob"', words=("--frob",)),
-    "unknown driver": Case(3, r'no driver "locla".*did you mean "local"', words=("run", "./good.yaml", "--driver", "locla")),
-    "unknown preset": Case(3, 'no preset "smkoe".*did you mean "smoke"', words=("run", "sft@1", "--preset", "smkoe")),
+    "unknown driver": Case(
+        3,
+        r'no driver "locla".*did you mean "local"',
+        words=("run", "./good.yaml", "--driver", "locla"),
+    ),
+    "unknown preset": Case(
+        3, 'no preset "smkoe".*did you mean "smoke"', words=("run", "sft@1", "--preset", "smkoe")
+    ),
     "unknown input": Case(
         3,
         'no input "tims".*did you mean "times"',
@@ -61,16 +77,28 @@ CASES = {
         words=("run", "./t.yaml", "tims=3"),
     ),
     "unknown step": Case(3, 'no step "b"', words=("run", "./good.yaml", "--until", "b")),
-    "missing input": Case(3, 'the input "n" has no value.*n=…', f"{HEAD}inputs: {{n: {{type: integer}}}}\nsteps: {{s: {{run: echo}}}}\n"),
+    "missing input": Case(
+        3,
+        'the input "n" has no value.*n=…',
+        f"{HEAD}inputs: {{n: {{type: integer}}}}\nsteps: {{s: {{run: echo}}}}\n",
+    ),
     "wrong type": Case(
         3,
         '"n" must be a whole number, not "x"',
         f"{HEAD}inputs: {{n: {{type: integer}}}}\nsteps: {{s: {{run: echo}}}}\n",
         words=("run", "./t.yaml", "n=x"),
     ),
-    "a word for which there is no place": Case(3, 'there is no place for "show"', words=("runs", "show")),
-    "a run where none is expected": Case(3, "recipe show 20260101-000000-abcdef` shows a run", words=("runs", "20260101-000000-abcdef")),
-    "a word that is no input": Case(3, '"whatever" is not INPUT=VALUE', words=("run", "./good.yaml", "whatever")),
+    "a word for which there is no place": Case(
+        3, 'there is no place for "show"', words=("runs", "show")
+    ),
+    "a run where none is expected": Case(
+        3,
+        "recipe show 20260101-000000-abcdef` shows a run",
+        words=("runs", "20260101-000000-abcdef"),
+    ),
+    "a word that is no input": Case(
+        3, '"whatever" is not INPUT=VALUE', words=("run", "./good.yaml", "whatever")
+    ),
     "secret not set": Case(
         3,
         'secret "token" is not set.*export T_TOKEN_OF_TEST',
@@ -86,7 +114,9 @@ CASES = {
         'secret "token" is too short: T_SHORT_OF_TEST has 5 characters',
         f"{HEAD}inputs: {{token: {{type: secret, env: T_SHORT_OF_TEST, required: false}}}}\nsteps: {{s: {{run: echo, secrets: [token]}}}}\n",
     ),
-    "output outside": Case(3, "leaves the attempt directory", step('{run: "true", outputs: {o: ../o}}')),
+    "output outside": Case(
+        3, "leaves the attempt directory", step('{run: "true", outputs: {o: ../o}}')
+    ),
     "rendered output outside": Case(
         3,
         "leaves the attempt directory",
@@ -94,9 +124,15 @@ CASES = {
         words=("run", "./t.yaml", "n=../.."),
     ),
     "two makers": Case(
-        3, 'made by both "s" and "t"', f'{HEAD}steps: {{s: {{run: "true", outputs: {{o: x}}}}, t: {{run: "true", outputs: {{p: x}}}}}}\n'
+        3,
+        'made by both "s" and "t"',
+        f'{HEAD}steps: {{s: {{run: "true", outputs: {{o: x}}}}, t: {{run: "true", outputs: {{p: x}}}}}}\n',
     ),
-    "cycle": Case(3, "s -> t -> s|t -> s -> t", f"{HEAD}steps: {{s: {{run: echo, needs: [t]}}, t: {{run: echo, needs: [s]}}}}\n"),
+    "cycle": Case(
+        3,
+        "s -> t -> s|t -> s -> t",
+        f"{HEAD}steps: {{s: {{run: echo, needs: [t]}}, t: {{run: echo, needs: [s]}}}}\n",
+    ),
     "not a recipe": Case(3, "must be a mapping", "just words\n"),
     "not text": Case(3, "UTF-8", "recipe: t@1\nsummary: \udcff\udcfe\n"),
     "a folder as recipe": Case(3, r"\./sub is a directory", words=("run", "./sub")),
@@ -106,19 +142,35 @@ CASES = {
         f'{HEAD}inputs: {{d: {{type: file}}}}\nsteps: {{s: {{run: [cat, "{{{{ inputs.d }}}}"]}}}}\n',
         words=("run", "./t.yaml", "d=gone.txt"),
     ),
-    "missing dep": Case(2, "s needs gone.txt, which does not exist", step('{run: "true", deps: [gone.txt]}')),
-    "missing code": Case(2, "s needs gone.py, which matches no file", step('{run: "true", code: [gone.py]}')),
-    "workspace is not a folder": Case(3, "nowhere is not a directory", words=("run", "-C", "nowhere", "./good.yaml")),
+    "missing dep": Case(
+        2, "s needs gone.txt, which does not exist", step('{run: "true", deps: [gone.txt]}')
+    ),
+    "missing code": Case(
+        2, "s needs gone.py, which matches no file", step('{run: "true", code: [gone.py]}')
+    ),
+    "workspace is not a folder": Case(
+        3, "nowhere is not a directory", words=("run", "-C", "nowhere", "./good.yaml")
+    ),
     "jobs below one": Case(3, "must be at least 1", words=("run", "./good.yaml", "-j", "0")),
     "jobs no number": Case(3, "-j", words=("run", "./good.yaml", "-j", "many")),
-    "pool no number": Case(3, "api=x.*is not NAME=N", words=("run", "./good.yaml", "--pool", "api=x")),
-    "more than this machine has": Case(2, "s needs 99,999 processors", step('{run: "true", resources: {cpus: 99999}}')),
+    "pool no number": Case(
+        3, "api=x.*is not NAME=N", words=("run", "./good.yaml", "--pool", "api=x")
+    ),
+    "more than this machine has": Case(
+        2, "s needs 99,999 processors", step('{run: "true", resources: {cpus: 99999}}')
+    ),
     "an image here": Case(2, "image", step('{run: "true", image: "a/b:1"}')),
     "fails": Case(1, "s.*(exit|3)", step('{run: "exit 3"}')),
     "no such program": Case(1, "(?i)not found|no such", step("{run: [no-such-program-at-all]}")),
     "output not made": Case(1, "(?i)out.txt", step('{run: "true", outputs: {o: out.txt}}')),
-    "output empty": Case(1, "(?i)out.txt.*empty|empty.*out.txt", step('{run: ": > out.txt", outputs: {o: {path: out.txt, nonempty: true}}}')),
-    "empty folder": Case(1, "(?i)d.*empty|empty.*d", step('{run: "true", outputs: {o: {path: d/, nonempty: true}}}')),
+    "output empty": Case(
+        1,
+        "(?i)out.txt.*empty|empty.*out.txt",
+        step('{run: ": > out.txt", outputs: {o: {path: out.txt, nonempty: true}}}'),
+    ),
+    "empty folder": Case(
+        1, "(?i)d.*empty|empty.*d", step('{run: "true", outputs: {o: {path: d/, nonempty: true}}}')
+    ),
     "killed": Case(1, "(?i)kill", step('{run: "kill -9 $$"}')),
     "timeout": Case(1, "ran longer than 0.2 s", step('{run: "exec sleep 60", timeout: 0.2s}')),
     "empty dataset": Case(
@@ -161,7 +213,10 @@ def clear(done: subprocess.CompletedProcess[str], code: int, says: str) -> None:
 
 
 def results(root: Path) -> dict[str, str]:
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in (root / "good.txt", root / "good.yaml")}
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (root / "good.txt", root / "good.yaml")
+    }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
@@ -183,7 +238,14 @@ def test_a_workspace_that_cannot_be_written_is_reported(space: Path) -> None:
     (space / "t.yaml").write_text(step('{run: "echo 1 > o", outputs: {o: o}}'))
     before = results(space)
     clear(
-        in_mounts(space, f"mount --bind {space} {space}; mount -o remount,ro,bind {space}; cd {space}", "run", "./t.yaml"), 5, "(?i)read-only|written"
+        in_mounts(
+            space,
+            f"mount --bind {space} {space}; mount -o remount,ro,bind {space}; cd {space}",
+            "run",
+            "./t.yaml",
+        ),
+        5,
+        "(?i)read-only|written",
     )
     assert results(space) == before
 

@@ -27,7 +27,11 @@ class Yard:
         self.settings("local")
 
     def settings(self, driver: str, *lines: str) -> None:
-        words = (f"engine_args = {list(self.machine.flags)}", f"container_args = {list(self.machine.args)}", *lines)
+        words = (
+            f"engine_args = {list(self.machine.flags)}",
+            f"container_args = {list(self.machine.args)}",
+            *lines,
+        )
         self.space.write("recipe.toml", f"[drivers.{driver}]\n" + "\n".join(words) + "\n")
 
     def recipe(self, steps: dict[str, object], **more: object) -> None:
@@ -43,12 +47,23 @@ class Yard:
     def left(self) -> list[str]:
         """Containers that were begun for this workspace, wherever its attempts are."""
         found = self.machine.cli("ps", "--all", "--format", "json")
-        listed = json.loads(found) if found.lstrip().startswith("[") else [json.loads(line) for line in found.splitlines()]
-        return [str(each) for each in listed or [] if str(self.space.root.parent) in str(each.get("Labels"))]
+        listed = (
+            json.loads(found)
+            if found.lstrip().startswith("[")
+            else [json.loads(line) for line in found.splitlines()]
+        )
+        return [
+            str(each)
+            for each in listed or []
+            if str(self.space.root.parent) in str(each.get("Labels"))
+        ]
 
     def ready(self) -> bool:
         """Whether a step has said so.  What it prints comes home as it runs."""
-        return any("ready" in path.read_text() for path in (self.space.root / ".recipe").glob("attempts/*.log"))
+        return any(
+            "ready" in path.read_text()
+            for path in (self.space.root / ".recipe").glob("attempts/*.log")
+        )
 
 
 @pytest.fixture
@@ -56,7 +71,9 @@ def yard(space: Space, machine: Machine) -> Yard:  # noqa: F811
     return Yard(space, machine)
 
 
-WAITS: dict[str, object] = {"s": {"run": "echo ready; while :; do sleep 0.05; done", "outputs": {"o": "o"}}}
+WAITS: dict[str, object] = {
+    "s": {"run": "echo ready; while :; do sleep 0.05; done", "outputs": {"o": "o"}}
+}
 
 
 @BOTH
@@ -64,7 +81,15 @@ def test_a_step_sees_its_inputs_and_what_it_makes_is_ours(yard: Yard, driver: st
     yard.space.write("data/large", "x" * 200_000)
     yard.space.write("data/small", "y")
     script = "cat data/large data/small > o; ls / > root; echo $FROM_IMAGE > env; echo 1 > tree/one; id -u > who"
-    yard.recipe({"s": {"run": script, "deps": ["data/"], "outputs": {"o": "o", "root": "root", "env": "env", "tree": "tree/", "who": "who"}}})
+    yard.recipe(
+        {
+            "s": {
+                "run": script,
+                "deps": ["data/"],
+                "outputs": {"o": "o", "root": "root", "env": "env", "tree": "tree/", "who": "who"},
+            }
+        }
+    )
     yard.run(driver)
     assert yard.space.read("o") == "x" * 200_000 + "y"
     assert yard.space.read("env") == "yes\n"  # of the image
@@ -119,7 +144,9 @@ def test_a_secret_reaches_a_container_and_no_list_of_processes(yard: Yard, drive
     yard.settings(driver)
     worker = yard.space.start("run", "--driver", driver, env=yard.env)
     until(yard.ready)
-    words = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    words = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    ]
     assert [line for line in words if TOKEN in line] == []
     made = [path for path in (yard.space.root / ".recipe").rglob("o") if "attempts" in path.parts]
     assert [path.read_text() for path in made] == [f"{len(TOKEN)} {TOKEN}\n"]
@@ -142,8 +169,17 @@ def test_a_run_that_is_stopped_leaves_no_container(yard: Yard, driver: str) -> N
 
 
 @BOTH
-def test_a_container_goes_on_while_its_worker_is_dead_and_is_found_again(yard: Yard, driver: str) -> None:
-    yard.recipe({"s": {"run": "echo ready; touch here; while [ -e here ]; do sleep 0.05; done; echo 1 > o", "outputs": {"o": "o"}}})
+def test_a_container_goes_on_while_its_worker_is_dead_and_is_found_again(
+    yard: Yard, driver: str
+) -> None:
+    yard.recipe(
+        {
+            "s": {
+                "run": "echo ready; touch here; while [ -e here ]; do sleep 0.05; done; echo 1 > o",
+                "outputs": {"o": "o"},
+            }
+        }
+    )
     yard.settings(driver)
     worker = yard.space.start("run", "--driver", driver, env=yard.env)
     until(yard.ready)
@@ -170,17 +206,35 @@ def test_an_image_that_is_nowhere_is_one_clear_error(yard: Yard, driver: str) ->
 @BOTH
 def test_python_current_ignores_the_image(yard: Yard, driver: str) -> None:
     yard.recipe({"s": {"run": "ls / > o", "outputs": {"o": "o"}}}, image="localhost:1/none:9")
-    yard.run(driver, "--python", "current", more=f"python = '{sys.executable}'" if driver == "loopback" else "")
+    yard.run(
+        driver,
+        "--python",
+        "current",
+        more=f"python = '{sys.executable}'" if driver == "loopback" else "",
+    )
     assert "usr" in yard.space.read("o").split()
 
 
 def test_a_container_on_a_server(space: Space, machine: Machine, sshd: Sshd) -> None:  # noqa: F811
     yard = Yard(space, machine)
     settings = sshd.settings()
-    lines = [f"hosts = {settings['hosts']!r}", f"known_hosts = '{settings['known_hosts']}'", f"identity = '{settings['identity']}'", "agent = false"]
+    lines = [
+        f"hosts = {settings['hosts']!r}",
+        f"known_hosts = '{settings['known_hosts']}'",
+        f"identity = '{settings['identity']}'",
+        "agent = false",
+    ]
     yard.settings("ssh", *lines)
     space.write("data/large", "x" * 200_000)
-    yard.recipe({"s": {"run": "cat data/large > o; echo $FROM_IMAGE > env", "deps": ["data/"], "outputs": {"o": "o", "env": "env"}}})
+    yard.recipe(
+        {
+            "s": {
+                "run": "cat data/large > o; echo $FROM_IMAGE > env",
+                "deps": ["data/"],
+                "outputs": {"o": "o", "env": "env"},
+            }
+        }
+    )
     code, out, err = space.command("run", "--driver", "ssh", env=yard.env)
     assert code == 0, out + err
     assert (space.read("o"), space.read("env")) == ("x" * 200_000, "yes\n")

@@ -34,7 +34,9 @@ FOLDER = "cd -P {{ inputs.data }} && find . -type f -print0 | LC_ALL=C sort -z |
 
 
 def recipe(space: Space, run: str = FOLDER, more: str = "", step: str = "") -> None:
-    space.recipe(f"inputs: {{data: {{type: dataset{more}}}}}\nsteps: {{s: {{run: 'here=$PWD; {{ {run}; }} > $here/o', outputs: {{o: o}}{step}}}}}\n")
+    space.recipe(
+        f"inputs: {{data: {{type: dataset{more}}}}}\nsteps: {{s: {{run: 'here=$PWD; {{ {run}; }} > $here/o', outputs: {{o: o}}{step}}}}}\n"
+    )
 
 
 class Bucket:
@@ -52,24 +54,37 @@ class Bucket:
         self.moto.s3.put_object(Bucket=self.name, Key=f"rows/{name}", Body=data)
 
     def settings(self, more: str = "[drivers.loopback]\n") -> None:
-        self.space.write("recipe.toml", f'[stores.b]\nurl = "s3://{self.name}/store"\nendpoint = "{self.proxy.endpoint}"\n{more}')
+        self.space.write(
+            "recipe.toml",
+            f'[stores.b]\nurl = "s3://{self.name}/store"\nendpoint = "{self.proxy.endpoint}"\n{more}',
+        )
 
     @property
     def listing(self) -> str:
         """What the step prints of these files."""
         names = sorted(self.files, key=lambda name: f"./{name}".encode())
-        return "".join(f"{hashlib.sha256(self.files[name]).hexdigest()}  ./{name}\n" for name in names)
+        return "".join(
+            f"{hashlib.sha256(self.files[name]).hexdigest()}  ./{name}\n" for name in names
+        )
 
     def had(self, *, there: bool) -> list[str]:
         """Files that were asked for, by hosts or by us."""
-        found = [each for each in self.proxy.requests if each.method == "GET" and each.path.endswith(".bin")]
+        found = [
+            each
+            for each in self.proxy.requests
+            if each.method == "GET" and each.path.endswith(".bin")
+        ]
         return [each.path.rpartition("/")[2] for each in found if theirs(each) == there]
 
     def spoil(self, fault: Fault, number: int = -1) -> None:
         """What hosts ask for the file `a.bin`, once or each time."""
 
         def one(request: Request) -> Fault | None:
-            right = theirs(request) and request.path.endswith("a.bin") and number in (-1, request.number)
+            right = (
+                theirs(request)
+                and request.path.endswith("a.bin")
+                and number in (-1, request.number)
+            )
             return fault if right else None
 
         self.proxy.spoil = one
@@ -129,13 +144,23 @@ def test_a_folder_goes_from_its_bucket_to_a_host_and_no_byte_of_it_through_this_
     sent: list[int],
 ) -> None:
     keys = ("hosts", "known_hosts", "identity")
-    bucket.settings("[drivers.ssh]\nagent = false\n" + "".join(f"{key} = {sshd.settings()[key]!r}\n" for key in keys))
+    bucket.settings(
+        "[drivers.ssh]\nagent = false\n"
+        + "".join(f"{key} = {sshd.settings()[key]!r}\n" for key in keys)
+    )
     assert space.run({"data": bucket.address}, settings=Settings(driver="ssh")) == ["s"]
     assert space.read("o") == bucket.listing
-    assert sorted(bucket.had(there=True)) == sorted(["a.bin", "b.bin", "c%20%C3%BC.bin"]) and not bucket.had(there=False)
+    assert sorted(bucket.had(there=True)) == sorted(
+        ["a.bin", "b.bin", "c%20%C3%BC.bin"]
+    ) and not bucket.had(there=False)
     assert not copies(space) and sum(sent) < SIZE // 2
     assert not [*(sshd.home / ".recipe-host" / "partial").iterdir()]
-    stored = b"".join(path.read_bytes() for top in (space.root, sshd.home) for path in top.rglob("*") if path.is_file())
+    stored = b"".join(
+        path.read_bytes()
+        for top in (space.root, sshd.home)
+        for path in top.rglob("*")
+        if path.is_file()
+    )
     assert b"X-Amz-Signature" not in stored and b"X-Amz-Credential" not in stored
     bucket.proxy.calm()
     recipe(space, f"{FOLDER}; echo 2")
@@ -147,7 +172,9 @@ def test_a_folder_goes_from_its_bucket_to_a_host_and_no_byte_of_it_through_this_
     assert len(bucket.had(there=True)) == 3 and space.read("o") == f"{bucket.listing}3\n"
 
 
-def test_it_is_the_content_that_a_fetch_through_this_machine_has(bucket: Bucket, space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_the_content_that_a_fetch_through_this_machine_has(
+    bucket: Bucket, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe(space, more=", only: [a*, deep/*]")
     space.run({"data": bucket.address}, settings=LOOPBACK)
     direct = {path.name for path in there(space).glob("objects/*/*.t")}
@@ -163,13 +190,19 @@ def test_it_is_the_content_that_a_fetch_through_this_machine_has(bucket: Bucket,
     shutil.rmtree(there(space))
     recipe(space, f"{FOLDER}; echo 2", more=", only: [a*, deep/*]")
     space.run({"data": bucket.address}, settings=LOOPBACK)
-    assert len(bucket.had(there=True)) == 2, "a host that lacks it has it from the bucket, though there is a copy here"
+    assert len(bucket.had(there=True)) == 2, (
+        "a host that lacks it has it from the bucket, though there is a copy here"
+    )
 
 
-def test_one_file_is_had_too_and_a_small_one_comes_from_here(bucket: Bucket, space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_is_had_too_and_a_small_one_comes_from_here(
+    bucket: Bucket, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe(space, "sha256sum < {{ inputs.data }}")
     signed, learned, learn = list[str](), set[str](), Masker.learn
-    monkeypatch.setattr(pulling, "opens", lambda addresses: signed.extend(addresses) or opens(addresses))
+    monkeypatch.setattr(
+        pulling, "opens", lambda addresses: signed.extend(addresses) or opens(addresses)
+    )
 
     def heard(masker: Masker, secrets: Iterable[Secret]) -> None:
         some = list(secrets)
@@ -179,9 +212,14 @@ def test_one_file_is_had_too_and_a_small_one_comes_from_here(bucket: Bucket, spa
     monkeypatch.setattr(Masker, "learn", heard)
     space.run({"data": f"{bucket.address}/a.bin"}, settings=LOOPBACK)
     assert len(signed) == 1 and parse_qs(urlsplit(signed[0]).query)["X-Amz-Signature"][0] in learned
-    assert space.read("o") == f"{hashlib.sha256(bucket.files['a.bin']).hexdigest()}  -\n" and not copies(space)
+    assert space.read(
+        "o"
+    ) == f"{hashlib.sha256(bucket.files['a.bin']).hexdigest()}  -\n" and not copies(space)
     bucket.put("small.bin", b"1")
-    space.run({"data": f"{bucket.address}/small.bin"}, settings=Settings(driver="loopback", overwrite=True))
+    space.run(
+        {"data": f"{bucket.address}/small.bin"},
+        settings=Settings(driver="loopback", overwrite=True),
+    )
     assert bucket.had(there=True) == ["a.bin"] and len(copies(space)) == 1
 
 
@@ -189,24 +227,41 @@ def test_two_nodes_have_it_each_for_itself(bucket: Bucket, space: Space) -> None
     bucket.settings("[drivers.loopback]\nhosts = 2\n")
     recipe(space, f"{FOLDER}", step=", nodes: 2")
     space.run({"data": bucket.address}, settings=LOOPBACK)
-    assert space.read("o") == bucket.listing and len(bucket.had(there=True)) == 6 and not copies(space)
+    assert (
+        space.read("o") == bucket.listing and len(bucket.had(there=True)) == 6 and not copies(space)
+    )
 
 
 PROOF = pytest.mark.proof
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault(cut=300_000), *(pytest.param(each, marks=PROOF) for each in (Fault(reset=True), Fault(status=503), Fault(lost=True)))]
+    "fault",
+    [
+        Fault(cut=300_000),
+        *(
+            pytest.param(each, marks=PROOF)
+            for each in (Fault(reset=True), Fault(status=503), Fault(lost=True))
+        ),
+    ],
 )
-def test_a_connection_that_breaks_costs_what_was_under_way(bucket: Bucket, space: Space, fault: Fault) -> None:
+def test_a_connection_that_breaks_costs_what_was_under_way(
+    bucket: Bucket, space: Space, fault: Fault
+) -> None:
     bucket.spoil(fault, 0)
     space.run({"data": bucket.address}, settings=LOOPBACK)
     assert space.read("o") == bucket.listing and not copies(space)
-    ranges = [each.headers.get("Range") for each in bucket.proxy.requests if theirs(each) and each.path.endswith("a.bin")]
+    ranges = [
+        each.headers.get("Range")
+        for each in bucket.proxy.requests
+        if theirs(each) and each.path.endswith("a.bin")
+    ]
     assert ranges == [None, "bytes=300000-" if fault.cut else None]
 
 
-def test_a_cut_of_the_way_to_the_host_costs_what_was_under_way(bucket: Bucket, space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_of_the_way_to_the_host_costs_what_was_under_way(
+    bucket: Bucket, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream, cuts = Wire.stream, [1]
 
     async def cut(wire: Wire, *asked: object) -> AsyncIterator[bytes]:
@@ -226,19 +281,32 @@ def test_a_cut_of_the_way_to_the_host_costs_what_was_under_way(bucket: Bucket, s
     ("fault", "words"),
     [
         (Fault(status=403, code="AccessDenied"), "the bucket answers 403 there"),
-        pytest.param(Fault(headers={"Content-Length": str(SIZE + 1)}), f"it has {SIZE + 1} bytes there, and {SIZE} were promised", marks=PROOF),
+        pytest.param(
+            Fault(headers={"Content-Length": str(SIZE + 1)}),
+            f"it has {SIZE + 1} bytes there, and {SIZE} were promised",
+            marks=PROOF,
+        ),
         pytest.param(Fault(headers={"ETag": '"0"'}), "it changed meanwhile", marks=PROOF),
         pytest.param(Fault(reset=True), "the bucket cannot be reached there", marks=PROOF),
     ],
 )
-def test_what_a_host_cannot_have_goes_through_this_machine_and_is_told_once(bucket: Bucket, space: Space, fault: Fault, words: str) -> None:
+def test_what_a_host_cannot_have_goes_through_this_machine_and_is_told_once(
+    bucket: Bucket, space: Space, fault: Fault, words: str
+) -> None:
     bucket.spoil(fault)
     step = "{run: 'sha256sum {{ inputs.data }}/a.bin > X', outputs: {o: X}}"
-    space.recipe(f"inputs: {{data: {{type: dataset}}}}\nsteps: {{s: {step.replace('X', 'o')}, t: {step.replace('X', 'p')}}}\n")
+    space.recipe(
+        f"inputs: {{data: {{type: dataset}}}}\nsteps: {{s: {step.replace('X', 'o')}, t: {step.replace('X', 'p')}}}\n"
+    )
     code, out, err = space.command("run", f"data={bucket.address}", "--driver", "loopback")
     assert code == 0, out + err
-    assert (out + err).count(f"{bucket.address} goes to loopback host-1 through this machine: {words}") == 1, out + err
-    assert space.read("o").startswith(hashlib.sha256(bucket.files["a.bin"]).hexdigest()) and len(copies(space)) == 3
+    assert (out + err).count(
+        f"{bucket.address} goes to loopback host-1 through this machine: {words}"
+    ) == 1, out + err
+    assert (
+        space.read("o").startswith(hashlib.sha256(bucket.files["a.bin"]).hexdigest())
+        and len(copies(space)) == 3
+    )
     assert not [*there(space).glob("partial/*")] and "X-Amz" not in out + err
 
 
@@ -250,7 +318,10 @@ def test_what_changes_meanwhile_is_refused(bucket: Bucket, space: Space) -> None
 
     bucket.proxy.spoil = change
     space.attempt({"data": bucket.address}, settings=LOOPBACK)
-    assert space.summary is not None and "is not what it was when it was resolved" in space.summary.failed[0].reason
+    assert (
+        space.summary is not None
+        and "is not what it was when it was resolved" in space.summary.failed[0].reason
+    )
     assert "--update" in space.summary.failed[0].hint and not (space.root / "o").exists()
     assert not [path for path in there(space).glob("objects/*/*") if path.stat().st_size >= SIZE]
 
@@ -258,22 +329,36 @@ def test_what_changes_meanwhile_is_refused(bucket: Bucket, space: Space) -> None
 def test_an_input_is_no_larger_than_its_limit(bucket: Bucket, space: Space) -> None:
     bucket.settings("[drivers.loopback]\n[limits]\ninput_gb = 0.002\n")
     space.attempt({"data": bucket.address}, settings=LOOPBACK)
-    assert space.summary is not None and "`[limits] input_gb` is 0.002" in space.summary.failed[0].reason
+    assert (
+        space.summary is not None
+        and "`[limits] input_gb` is 0.002" in space.summary.failed[0].reason
+    )
     assert not bucket.had(there=True)
 
 
-def test_a_host_that_answers_something_else_is_not_believed(bucket: Bucket, space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulling, "stamp_of", lambda _entries: "0" * 64)  # as if it had other names there than it was asked for
+def test_a_host_that_answers_something_else_is_not_believed(
+    bucket: Bucket, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        pulling, "stamp_of", lambda _entries: "0" * 64
+    )  # as if it had other names there than it was asked for
     space.run({"data": bucket.address}, settings=LOOPBACK)
     assert space.read("o") == bucket.listing and len(copies(space)) == 3
 
 
-def test_a_run_that_is_killed_meanwhile_is_gone_on_with_and_what_came_is_kept(bucket: Bucket, space: Space) -> None:
+def test_a_run_that_is_killed_meanwhile_is_gone_on_with_and_what_came_is_kept(
+    bucket: Bucket, space: Space
+) -> None:
     hold = threading.Event()
     bucket.spoil(Fault(hold=hold), 0)
     recipe(space, f"echo x >> {space.root}/begun; {FOLDER}")
     process = space.start("run", f"data={bucket.address}", "--driver", "loopback")
-    until(lambda: sum(path.stat().st_size for path in there(space).glob("partial/*/*/it/**/*.bin")) == 2 * SIZE)
+    until(
+        lambda: (
+            sum(path.stat().st_size for path in there(space).glob("partial/*/*/it/**/*.bin"))
+            == 2 * SIZE
+        )
+    )
     process.send_signal(signal.SIGKILL)
     process.communicate()
     space.run({"data": bucket.address}, settings=LOOPBACK)
@@ -283,21 +368,31 @@ def test_a_run_that_is_killed_meanwhile_is_gone_on_with_and_what_came_is_kept(bu
     assert had.count("b.bin") == 1 and had.count("a.bin") == 2
 
 
-def test_what_anybody_may_read_has_plain_addresses(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs would ask by gRPC, which a played server leaves unanswered
+def test_what_anybody_may_read_has_plain_addresses(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
+    )  # gcsfs would ask by gRPC, which a played server leaves unanswered
     with FakeGcs() as gcs:
         name = gcs.bucket()
         data = os.urandom(SIZE)
         gcs.put(name, "rows/a.bin", data)
-        space.write("recipe.toml", f'[stores.g]\nurl = "gs://{name}/s"\nendpoint = "{gcs.endpoint}"\n')
+        space.write(
+            "recipe.toml", f'[stores.g]\nurl = "gs://{name}/s"\nendpoint = "{gcs.endpoint}"\n'
+        )
         deny(monkeypatch)
         recipe(space)
         space.run({"data": f"gs://{name}/rows"}, settings=LOOPBACK)
-        assert space.read("o") == f"{hashlib.sha256(data).hexdigest()}  ./a.bin\n" and not copies(space)
+        assert space.read("o") == f"{hashlib.sha256(data).hexdigest()}  ./a.bin\n" and not copies(
+            space
+        )
 
 
 @pytest.mark.proof
-def test_a_kill_at_any_request_to_the_bucket_costs_nothing_that_was_whole(bucket: Bucket, space: Space) -> None:
+def test_a_kill_at_any_request_to_the_bucket_costs_nothing_that_was_whole(
+    bucket: Bucket, space: Space
+) -> None:
     killed, at = True, 0
     while killed:
         killed, seen = False, 0
@@ -317,7 +412,11 @@ def test_a_kill_at_any_request_to_the_bucket_costs_nothing_that_was_whole(bucket
         assert killed or process.returncode == 0, out + err
         bucket.proxy.calm()
         space.run({"data": bucket.address}, settings=LOOPBACK)
-        assert space.read("o") == bucket.listing and space.read(f"begun-{at}") == "x\n" and not copies(space)
+        assert (
+            space.read("o") == bucket.listing
+            and space.read(f"begun-{at}") == "x\n"
+            and not copies(space)
+        )
         assert not [path for path in there(space).glob("partial/*/*") if path.name != ".alive"]
         shutil.rmtree(there(space))
         for note in (space.root / ".recipe" / "cache").glob("content-*"):

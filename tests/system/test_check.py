@@ -63,9 +63,17 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def space(tmp_path: Path) -> Space:
     space = Space(tmp_path / "space")
     space.recipe(RECIPE_TEXT)
-    program(space.root / "trl", '#!/bin/sh\nfor a; do case $a in model) mkdir -p "$a"; echo x >"$a/w";; esac; done\n')
+    program(
+        space.root / "trl",
+        '#!/bin/sh\nfor a; do case $a in model) mkdir -p "$a"; echo x >"$a/w";; esac; done\n',
+    )
     space.write("rows.jsonl", '{"text": "a"}\n{"text": "b"}\n')
-    space.write("base/config.json", json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 100}))
+    space.write(
+        "base/config.json",
+        json.dumps(
+            {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 100}
+        ),
+    )
     return space
 
 
@@ -86,11 +94,18 @@ def found(space: Space, *words: str, **env: str) -> dict[str, dict[str, Any]]:
     return {each["code"]: each for each in json.loads(out)}
 
 
-def test_a_warning_points_at_the_input_whatever_the_tool_calls_it_and_is_no_failure(space: Space) -> None:
+def test_a_warning_points_at_the_input_whatever_the_tool_calls_it_and_is_no_failure(
+    space: Space,
+) -> None:
     code, out, _ = check(space)
     assert code == 0
-    assert "recipe.yaml:7:3: warning: 100 steps, and a checkpoint every 500: there is none to resume from" in out
-    assert "    often:      {type: integer" in out and "fix: save at least four times in a run" in out
+    assert (
+        "recipe.yaml:7:3: warning: 100 steps, and a checkpoint every 500: there is none to resume from"
+        in out
+    )
+    assert (
+        "    often:      {type: integer" in out and "fix: save at least four times in a run" in out
+    )
     assert check(space, "--strict")[0] == 3
     assert check(space, "often=10", "--strict")[0] == 0
     assert check(space, "--allow", "checkpoints-too-rare", "--strict")[0] == 0
@@ -100,10 +115,20 @@ def test_fix_says_what_to_type_and_what_is_left_then(space: Space) -> None:
     code, out, _ = check(space, "--fix", "--strict")
     assert code == 0
     assert "type: recipe run ./recipe.yaml often=25\nwith that nothing is left\n" in out
-    out = check(space, "--fix", "--driver", "loopback", "--allow", "resume-true", "--python", "current")[1]
-    assert "type: recipe run ./recipe.yaml --python current --driver loopback --allow resume-true often=25\n" in out
+    out = check(
+        space, "--fix", "--driver", "loopback", "--allow", "resume-true", "--python", "current"
+    )[1]
+    assert (
+        "type: recipe run ./recipe.yaml --python current --driver loopback --allow resume-true often=25\n"
+        in out
+    )
     before = space.read("recipe.yaml")
-    space.write("recipe.yaml", before.replace('[--save_steps, "{{ inputs.often }}"]', "[--save_steps, 500]\n      - --save_only_model"))
+    space.write(
+        "recipe.yaml",
+        before.replace(
+            '[--save_steps, "{{ inputs.often }}"]', "[--save_steps, 500]\n      - --save_only_model"
+        ),
+    )
     code, out, _ = check(space, "--fix")
     assert code == 3
     assert "write: in the command of step train: --save_steps 25\n" in out
@@ -118,13 +143,18 @@ def test_fix_says_what_to_type_and_what_is_left_then(space: Space) -> None:
         ("run: [./trl, sft, [--lr, 0.1, [--save_only_model=true]]]", "recipe.yaml:5:36"),
         ("run: |\n      echo\n      ./trl sft \\\n        --save_only_model", "recipe.yaml:8:9"),
         ("accelerate: {script: t.py, args: {lr: 1, save_only_model: true}}", "recipe.yaml:5:46"),
-        ("run: [axolotl, train, a.yml]\n    files: {a.yml: {lr: 1, save-only-model: true}}", "recipe.yaml:6:28"),
+        (
+            "run: [axolotl, train, a.yml]\n    files: {a.yml: {lr: 1, save-only-model: true}}",
+            "recipe.yaml:6:28",
+        ),
         ("run: [axolotl, train, here.yml]\n    deps: [here.yml]", "here.yml:2:1"),
         ("run: [axolotl, train, here.toml]\n    deps: [here.toml]", "here.toml:3:2"),
         ('run: [./trl, sft, \'{{ "--save_only" ~ "_model" }}\']', "recipe.yaml:4:3"),
     ],
 )
-def test_a_finding_points_at_what_says_it_in_the_recipe_or_in_a_file(space: Space, step: str, place: str) -> None:
+def test_a_finding_points_at_what_says_it_in_the_recipe_or_in_a_file(
+    space: Space, step: str, place: str
+) -> None:
     space.write("t.py", "")
     space.write("here.yml", "lr: 1\nsave_only_model: true\n")
     space.write("here.toml", "lr = 1\n[x]\n save-only-model = true\n")
@@ -135,19 +165,36 @@ def test_a_finding_points_at_what_says_it_in_the_recipe_or_in_a_file(space: Spac
 
 
 def test_fix_speaks_as_the_file_does_that_says_it(space: Space) -> None:
-    space.write("a.yml", "load_in_4bit: true\nbf16: true\nfsdp: [full_shard]\nflash_attention: true\nsave_steps: 9\nmax_steps: 9\n")
+    space.write(
+        "a.yml",
+        "load_in_4bit: true\nbf16: true\nfsdp: [full_shard]\nflash_attention: true\nsave_steps: 9\nmax_steps: 9\n",
+    )
     space.recipe(
         "recipe: ax@1\nsummary: x\nresources: {gpus: 1, gpu: T4}\nsteps:\n  train:\n    run: [axolotl, train, a.yml]\n    deps: [a.yml]\n"
         "    state: {checkpoints: {checkpoint: 'checkpoint-*'}}\n    outputs: {o: o.txt}\n"
     )
-    written = [line for line in check(space, "--fix")[1].splitlines() if line.startswith("write: in a.yml: ")]
+    written = [
+        line
+        for line in check(space, "--fix")[1].splitlines()
+        if line.startswith("write: in a.yml: ")
+    ]
     said = {line.removeprefix("write: in a.yml: ") for line in written}
-    assert said == {"bf16: false", "fp16: true", "flash_attention: false", 'bnb_4bit_quant_storage: "bfloat16"', "save_steps: 2"}
+    assert said == {
+        "bf16: false",
+        "fp16: true",
+        "flash_attention: false",
+        'bnb_4bit_quant_storage: "bfloat16"',
+        "save_steps: 2",
+    }
 
 
 def test_an_unknown_rule_cannot_be_allowed(space: Space) -> None:
     code, _, err = check(space, "--allow", "checkpoints-too-rar")
-    assert code == 3 and 'there is no rule "checkpoints-too-rar"' in err and 'did you mean "checkpoints-too-rare"?' in err
+    assert (
+        code == 3
+        and 'there is no rule "checkpoints-too-rar"' in err
+        and 'did you mean "checkpoints-too-rare"?' in err
+    )
 
 
 def test_findings_are_for_programs_too(space: Space) -> None:
@@ -169,17 +216,30 @@ def test_the_verdict_is_no_all_clear_where_rules_could_not_be_judged(space: Spac
     code, out, _ = check(space, "base=nobody/has-this", "often=10")
     verdict, needs = out.splitlines()
     count = int(verdict.removeprefix("mine@1: nothing found, ").removesuffix(" not checked"))
-    assert code == 0 and count >= 5 and needs.startswith("what they need: the model's own files, or the Hub (")
+    assert (
+        code == 0
+        and count >= 5
+        and needs.startswith("what they need: the model's own files, or the Hub (")
+    )
     assert f"1 warning, {count} not checked\n" in check(space, "base=nobody/has-this")[1]
     code, out, err = check(space, "base=nobody/has-this", "often=10", "--format", "json")
     assert (code, out) == (0, "[]\n") and f"{count} rules were not checked" in err
 
 
-def test_plan_shows_findings_below_its_steps_and_run_does_not_start_on_an_error(space: Space) -> None:
-    space.write("recipe.yaml", RECIPE_TEXT.replace("- [--output_dir", "- --save_only_model\n      - [--output_dir"))
+def test_plan_shows_findings_below_its_steps_and_run_does_not_start_on_an_error(
+    space: Space,
+) -> None:
+    space.write(
+        "recipe.yaml",
+        RECIPE_TEXT.replace("- [--output_dir", "- --save_only_model\n      - [--output_dir"),
+    )
     code, out, _ = space.command("plan", "./recipe.yaml", "often=10")
     assert code == 0
-    assert out.index("mine@1: 1 to run") < out.index("error: save_only_model leaves the optimizer") < out.index("--allow save-only-model")
+    assert (
+        out.index("mine@1: 1 to run")
+        < out.index("error: save_only_model leaves the optimizer")
+        < out.index("--allow save-only-model")
+    )
     plan = json.loads(space.command("plan", "./recipe.yaml", "often=10", "--json")[1])
     assert [each["code"] for each in plan["findings"]] == ["save-only-model"]
     code, _, err = space.command("run", "./recipe.yaml", "often=10")
@@ -199,21 +259,35 @@ def test_the_library_refuses_and_allows_as_the_command_line_does(space: Space) -
     with pytest.raises(Invalid) as caught:
         space.run({"base": "./nowhere"})
     assert [problem.code for problem in caught.value.problems] == ["model-missing"]
-    assert space.run({"base": "./nowhere"}, settings=Settings(allow=("model-missing",))) == ["train"]
+    assert space.run({"base": "./nowhere"}, settings=Settings(allow=("model-missing",))) == [
+        "train"
+    ]
 
 
 @pytest.mark.parametrize("words", [("run", "./plain.yaml"), ("plan", "./recipe.yaml")])
-def test_where_nothing_trains_or_nothing_is_to_be_done_no_rule_is_read(space: Space, words: tuple[str, ...]) -> None:
-    space.write("plain.yaml", "recipe: plain@1\nsummary: x\nsteps: {a: {run: 'echo > {{ outputs.o }}', outputs: {o: o.txt}}}\n")
+def test_where_nothing_trains_or_nothing_is_to_be_done_no_rule_is_read(
+    space: Space, words: tuple[str, ...]
+) -> None:
+    space.write(
+        "plain.yaml",
+        "recipe: plain@1\nsummary: x\nsteps: {a: {run: 'echo > {{ outputs.o }}', outputs: {o: o.txt}}}\n",
+    )
     if "./recipe.yaml" in words:
         space.run()
     code = "import sys\nfrom runner.interface.cli.main import main\nmain(sys.argv[1:])\nprint('jinja2' in sys.modules, 'runner.advice.tool_settings' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=space.root, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=space.root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     opened = subprocess.run(
         [
             sys.executable,
             "-c",
-            "import sys\nsys.addaudithook(lambda e, a: e == 'open' and str(a[0]).endswith('gotchas.yaml') and print('READ'))\n" + code,
+            "import sys\nsys.addaudithook(lambda e, a: e == 'open' and str(a[0]).endswith('gotchas.yaml') and print('READ'))\n"
+            + code,
             *words,
         ],
         cwd=space.root,
@@ -229,11 +303,26 @@ def test_rules_beside_a_recipe_are_asked_also_where_nothing_trains(space: Space)
         "plain.yaml",
         "recipe: plain@1\nsummary: x\ninputs: {day: {type: string, default: monday}}\nsteps: {a: {run: [touch, '{{ outputs.o }}'], outputs: {o: o.txt}}}\n",
     )
-    rule = {"id": "no-mondays", "severity": "error", "title": "A run on a Monday", "about": "step", "when": "{{ settings.day == 'monday' }}"}
-    rule |= {"message": "it is {{ settings.day }}", "remedy": "wait", "evidence": ["everybody"], "fix": {"settings": {"day": "tuesday"}}}
+    rule = {
+        "id": "no-mondays",
+        "severity": "error",
+        "title": "A run on a Monday",
+        "about": "step",
+        "when": "{{ settings.day == 'monday' }}",
+    }
+    rule |= {
+        "message": "it is {{ settings.day }}",
+        "remedy": "wait",
+        "evidence": ["everybody"],
+        "fix": {"settings": {"day": "tuesday"}},
+    }
     space.write("gotchas.yaml", json.dumps({"rules": [rule]}))
     code, out, _ = check(space, "./plain.yaml", "--fix")
-    assert code == 0 and "error: it is monday" in out and "type: recipe run ./plain.yaml day=tuesday" in out
+    assert (
+        code == 0
+        and "error: it is monday" in out
+        and "type: recipe run ./plain.yaml day=tuesday" in out
+    )
     assert space.command("run", "./plain.yaml")[0] == 3
     space.write("gotchas.yaml", json.dumps({"rules": [rule | {"when": "{{ setings.day }}"}]}))
     code, _, err = space.command("run", "./plain.yaml")
@@ -251,7 +340,11 @@ def test_what_a_used_recipe_is_given_is_put_right_where_it_is_given(space: Space
 
 
 def test_the_instances_of_a_matrix_are_reported_once(space: Space) -> None:
-    space.recipe(RECIPE_TEXT.replace("    state:", "    matrix: {seed: [1, 2, 3]}\n    state:").replace("model/}", "'{{ matrix.seed }}/model/'}"))
+    space.recipe(
+        RECIPE_TEXT.replace("    state:", "    matrix: {seed: [1, 2, 3]}\n    state:").replace(
+            "model/}", "'{{ matrix.seed }}/model/'}"
+        )
+    )
     assert check(space)[1].count("100 steps") == 1
 
 
@@ -262,23 +355,40 @@ def test_this_machines_gpu_is_asked_for_what_it_can(space: Space, tmp_path: Path
     program(tmp_path / "bin" / "nvidia-smi", NVIDIA_SMI)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     finding = found(space, "precision=bf16", "often=10", PATH=path)["bf16-before-ampere"]
-    assert finding["severity"] == "error" and "Tesla T4 (compute capability 7.5) has no bf16" in finding["message"]
+    assert (
+        finding["severity"] == "error"
+        and "Tesla T4 (compute capability 7.5) has no bf16" in finding["message"]
+    )
     assert "precision=fp16" in check(space, "precision=bf16", "often=10", "--fix", PATH=path)[1]
     assert found(space, "precision=bf16", "often=10") == {}, "no GPU here: not checked"
 
 
 def test_a_card_of_ones_own_is_known_by_what_its_file_says(space: Space, tmp_path: Path) -> None:
-    space.write("recipe.yaml", RECIPE_TEXT.replace("    state:", "    resources: {gpus: 1, gpu: ACME Trainer}\n    state:"))
+    space.write(
+        "recipe.yaml",
+        RECIPE_TEXT.replace(
+            "    state:", "    resources: {gpus: 1, gpu: ACME Trainer}\n    state:"
+        ),
+    )
     assert found(space, "precision=bf16", "often=10") == {}, "not checked: nobody knows that card"
     (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / "hardware.yaml").write_text("gpus:\n  acme: {memory: 24, capability: 7.5, tflops: 65, names: [ACME Trainer]}\n")
+    (tmp_path / "recipe" / "hardware.yaml").write_text(
+        "gpus:\n  acme: {memory: 24, capability: 7.5, tflops: 65, names: [ACME Trainer]}\n"
+    )
     config = {"XDG_CONFIG_HOME": str(tmp_path)}
     assert (
-        "ACME Trainer (compute capability 7.5) has no bf16" in found(space, "precision=bf16", "often=10", **config)["bf16-before-ampere"]["message"]
+        "ACME Trainer (compute capability 7.5) has no bf16"
+        in found(space, "precision=bf16", "often=10", **config)["bf16-before-ampere"]["message"]
     )
-    (tmp_path / "recipe" / "hardware.yaml").write_text("gpus:\n  acme: {memory: 24, capabillity: 7.5, tflops: 65}\n")
+    (tmp_path / "recipe" / "hardware.yaml").write_text(
+        "gpus:\n  acme: {memory: 24, capabillity: 7.5, tflops: 65}\n"
+    )
     code, _, err = check(space, "precision=bf16", "often=10", **config)
-    assert code == 3 and "recipe/hardware.yaml:2:" in err and 'gpus.acme has no key "capabillity"' in err
+    assert (
+        code == 3
+        and "recipe/hardware.yaml:2:" in err
+        and 'gpus.acme has no key "capabillity"' in err
+    )
 
 
 def test_a_host_elsewhere_is_asked_when_it_is_named(space: Space, tmp_path: Path) -> None:
@@ -286,16 +396,38 @@ def test_a_host_elsewhere_is_asked_when_it_is_named(space: Space, tmp_path: Path
     program(tools / "nvidia-smi", NVIDIA_SMI)
     with Sshd(tmp_path / "sshd", options=[f"SetEnv PATH={tools}:/usr/bin:/bin"]) as server:
         table = {"known_hosts": str(server.known_hosts), "identity": str(server.identity)}
-        space.write("recipe.toml", "[drivers.ssh]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items()))
-        assert "bf16-before-ampere" in found(space, "precision=bf16", "often=10", "--host", server.address)
-        code, out, err = check(space, "precision=bf16", "often=10", "--host", "nobody@127.0.0.1:1", "-v")
-        assert code == 0 and "the host was not asked" in err and "not checked: bf16-before-ampere" in out
+        space.write(
+            "recipe.toml",
+            "[drivers.ssh]\n"
+            + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items()),
+        )
+        assert "bf16-before-ampere" in found(
+            space, "precision=bf16", "often=10", "--host", server.address
+        )
+        code, out, err = check(
+            space, "precision=bf16", "often=10", "--host", "nobody@127.0.0.1:1", "-v"
+        )
+        assert (
+            code == 0
+            and "the host was not asked" in err
+            and "not checked: bf16-before-ampere" in out
+        )
         assert list(server.home.iterdir()) == []
 
 
-def test_a_model_too_large_for_its_gpu_is_refused_with_the_terms(space: Space, tmp_path: Path) -> None:
-    shape = {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
-    space.write("base/config.json", json.dumps(shape | {"intermediate_size": 28672, "vocab_size": 128256}))
+def test_a_model_too_large_for_its_gpu_is_refused_with_the_terms(
+    space: Space, tmp_path: Path
+) -> None:
+    shape = {
+        "model_type": "llama",
+        "hidden_size": 8192,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    }
+    space.write(
+        "base/config.json", json.dumps(shape | {"intermediate_size": 28672, "vocab_size": 128256})
+    )
     space.write("train.py", "")
     space.recipe(
         "recipe: big@1\nsummary: x\ninputs:\n  base: {type: model, default: ./base}\n  max_length: {type: integer, default: 1024}\n"
@@ -304,13 +436,22 @@ def test_a_model_too_large_for_its_gpu_is_refused_with_the_terms(space: Space, t
         "    state: {checkpoints: {checkpoint: 'step-*'}}\n    outputs: {o: o.txt}\n"
     )
     finding = found(space)["memory-no"]
-    assert finding["severity"] == "error" and "GB of GPU memory, and 2" in finding["message"] and "weights" in finding["message"]
+    assert (
+        finding["severity"] == "error"
+        and "GB of GPU memory, and 2" in finding["message"]
+        and "weights" in finding["message"]
+    )
     program(tmp_path / "bin" / "nvidia-smi", NVIDIA_SMI)
     there = found(space, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")["memory-no"]
-    assert "GB of GPU memory, and 1" in there["message"], "the card that is there counts, not the one that was asked for"
+    assert "GB of GPU memory, and 1" in there["message"], (
+        "the card that is there counts, not the one that was asked for"
+    )
     space.write("base/config.json", "{}")
     code, out, _ = check(space, "-v")
-    assert code == 0 and "not checked: memory-no: needs the memory that it takes: weights of the family" in out
+    assert (
+        code == 0
+        and "not checked: memory-no: needs the memory that it takes: weights of the family" in out
+    )
     assert "not checked: memory-tight: needs the memory that it takes: weights" in out
 
 
@@ -320,34 +461,49 @@ def test_a_configuration_file_is_read_as_the_tool_would(space: Space) -> None:
         "    deps: [rl.toml]\n    outputs: {o: o.txt}\n"
     )
     space.write(
-        "rl.toml", "seq_len = 4096\n[trainer.model]\nseq_len = 2048\n[orchestrator.train.sampling]\ntop_p = 0.9\n[ckpt]\ninterval = 5\n[wandb]\n"
+        "rl.toml",
+        "seq_len = 4096\n[trainer.model]\nseq_len = 2048\n[orchestrator.train.sampling]\ntop_p = 0.9\n[ckpt]\ninterval = 5\n[wandb]\n",
     )
     rules = found(space)
     assert set(rules) == {"prime-rl-seq-len", "forbidden-sampling", "prime-rl-unknown-section"}
     assert 'no section "wandb"' in rules["prime-rl-unknown-section"]["message"]
     space.write("recipe.yaml", space.read("recipe.yaml").replace("deps: [rl.toml]", "env: {A: b}"))
-    assert set(found(space)) == {"no-checkpoints"}, "a file that the step does not get is not its configuration"
+    assert set(found(space)) == {"no-checkpoints"}, (
+        "a file that the step does not get is not its configuration"
+    )
     space.write("recipe.yaml", space.read("recipe.yaml").replace("env: {A: b}", "deps: ['*.toml']"))
     space.write("rl.toml", "seq_len = \n")
     assert "rl.toml: Invalid value" in found(space)["config-unreadable"]["message"]
 
 
 def test_code_is_read_for_what_it_imports_and_passes(space: Space) -> None:
-    space.write("train.py", "from trl import PPOTrainer\nfrom transformers import TrainingArguments\nTrainingArguments(warmup_ratio=0.1)\n")
-    space.write("lock.txt", "trl==1.16.0 --hash=sha256:00\ntransformers==5.23.0 \\\n    --hash=sha256:00\n")
+    space.write(
+        "train.py",
+        "from trl import PPOTrainer\nfrom transformers import TrainingArguments\nTrainingArguments(warmup_ratio=0.1)\n",
+    )
+    space.write(
+        "lock.txt", "trl==1.16.0 --hash=sha256:00\ntransformers==5.23.0 \\\n    --hash=sha256:00\n"
+    )
     space.recipe(
         "recipe: code@1\nsummary: x\npython: {lock: lock.txt}\nsteps:\n  train:\n    run: [python, train.py]\n    code: [train.py]\n    outputs: {o: o.txt}\n"
     )
     rules = found(space)
-    assert "trl 1.16.0 has no trl.PPOTrainer" in rules["removed-trainers"]["message"] and "rlhf@1" in rules["removed-trainers"]["fix"]
+    assert (
+        "trl 1.16.0 has no trl.PPOTrainer" in rules["removed-trainers"]["message"]
+        and "rlhf@1" in rules["removed-trainers"]["fix"]
+    )
     assert "transformers 5.23.0 has no warmup_ratio" in rules["removed-arguments"]["message"]
     space.write("lock.txt", "trl==0.11.0 --hash=sha256:00\ntransformers==4.46.0 --hash=sha256:00\n")
     assert found(space) == {}
 
 
 def test_what_an_earlier_run_left_is_known(space: Space) -> None:
-    body = RECIPE_TEXT.replace("{type: integer, default: 100}", "{type: integer, default: 100, continues: true}")
-    space.recipe(body.replace("- [--output_dir", "- [--lr_scheduler_type, cosine]\n      - [--output_dir"))
+    body = RECIPE_TEXT.replace(
+        "{type: integer, default: 100}", "{type: integer, default: 100, continues: true}"
+    )
+    space.recipe(
+        body.replace("- [--output_dir", "- [--lr_scheduler_type, cosine]\n      - [--output_dir")
+    )
     program(
         space.root / "trl",
         "#!/bin/sh\nmkdir -p state/checkpoints/checkpoint-50 state/checkpoints/checkpoint-60\necho x >state/checkpoints/checkpoint-50/a.txt\n"
@@ -367,28 +523,60 @@ def hub() -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("room")
-def test_the_hub_is_asked_whether_there_is_such_a_model_and_who_may_read_it(space: Space, hub: str, tmp_path: Path) -> None:
+def test_the_hub_is_asked_whether_there_is_such_a_model_and_who_may_read_it(
+    space: Space, hub: str, tmp_path: Path
+) -> None:
     pytest.importorskip("huggingface_hub")
-    env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": ""}
-    assert "there is no model at gone/model" in found(space, "base=gone/model", "often=10", **env)["model-missing"]["message"]
-    assert "without a token" in found(space, "base=gated/model", "often=10", **env)["gated-without-token"]["message"]
+    env = {
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": hub,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_TOKEN": "",
+    }
     assert (
-        "this account may not read it" in found(space, "base=gated/model", "often=10", **env | {"HF_TOKEN": "hf_x"})["gated-not-accepted"]["message"]
+        "there is no model at gone/model"
+        in found(space, "base=gone/model", "often=10", **env)["model-missing"]["message"]
+    )
+    assert (
+        "without a token"
+        in found(space, "base=gated/model", "often=10", **env)["gated-without-token"]["message"]
+    )
+    assert (
+        "this account may not read it"
+        in found(space, "base=gated/model", "often=10", **env | {"HF_TOKEN": "hf_x"})[
+            "gated-not-accepted"
+        ]["message"]
     )
     assert found(space, "base=open/model", "often=10", **env) == {}
 
 
-def test_a_hub_that_cannot_be_reached_leaves_its_rules_unchecked(space: Space, tmp_path: Path) -> None:
-    env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path / "hf")}
+def test_a_hub_that_cannot_be_reached_leaves_its_rules_unchecked(
+    space: Space, tmp_path: Path
+) -> None:
+    env = {
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": "http://127.0.0.1:1",
+        "HF_HOME": str(tmp_path / "hf"),
+    }
     code, out, _ = check(space, "base=open/model", "often=10", "-v", **env)
     assert code == 0 and "not checked: model-missing" in out
 
 
 def test_what_the_hubs_cache_has_is_known_without_the_hub(space: Space, tmp_path: Path) -> None:
-    snapshot = tmp_path / "hf" / "hub" / "models--black-forest-labs--FLUX.1-dev" / "snapshots" / "abc"
+    snapshot = (
+        tmp_path / "hf" / "hub" / "models--black-forest-labs--FLUX.1-dev" / "snapshots" / "abc"
+    )
     snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text('{"model_type": "llama", "architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}')
+    (snapshot / "config.json").write_text(
+        '{"model_type": "llama", "architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}'
+    )
     space.write("train.py", "from transformers import AutoModelForCausalLM\n")
-    space.recipe(RECIPE_TEXT.replace("./trl\n      - sft", "python\n      - train.py").replace("code: [trl]", "code: [train.py]"))
-    rules = found(space, "base=black-forest-labs/FLUX.1-dev", "often=10", HF_HOME=str(tmp_path / "hf"))
+    space.recipe(
+        RECIPE_TEXT.replace("./trl\n      - sft", "python\n      - train.py").replace(
+            "code: [trl]", "code: [train.py]"
+        )
+    )
+    rules = found(
+        space, "base=black-forest-labs/FLUX.1-dev", "often=10", HF_HOME=str(tmp_path / "hf")
+    )
     assert "has a vision part" in rules["model-not-text-only"]["message"]

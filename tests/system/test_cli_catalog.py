@@ -20,7 +20,16 @@ RECIPE = (sys.executable, "-m", "runner.interface.cli.main")
 def recipe(root: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("RECIPE_HOME", None)
-    return subprocess.run([*RECIPE, *words], cwd=root, env=environment, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [*RECIPE, *words],
+        cwd=root,
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def told(done: subprocess.CompletedProcess[str], code: int = 0) -> str:
@@ -29,7 +38,9 @@ def told(done: subprocess.CompletedProcess[str], code: int = 0) -> str:
 
 
 def test_list_shows_the_library_and_the_recipes_of_this_folder(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("recipe: mine@3\nsummary: Do mine\x1b[31m things\nsteps: [broken\n")
+    (tmp_path / "mine.yaml").write_text(
+        "recipe: mine@3\nsummary: Do mine\x1b[31m things\nsteps: [broken\n"
+    )
     (tmp_path / "other.yaml").write_text("services: {}\n")
     shown = told(recipe(tmp_path))
     assert "sft@1" in shown
@@ -38,7 +49,9 @@ def test_list_shows_the_library_and_the_recipes_of_this_folder(tmp_path: Path) -
     assert "\x1b" not in shown
     assert shown == told(recipe(tmp_path, "list"))
     entries = json.loads(told(recipe(tmp_path, "list", "--json")))
-    assert {"recipe": "mine@3", "name": "./mine.yaml", "from": "folder"}.items() <= entries[-1].items()
+    assert {"recipe": "mine@3", "name": "./mine.yaml", "from": "folder"}.items() <= entries[
+        -1
+    ].items()
 
 
 WRONG = """\
@@ -54,13 +67,24 @@ steps:
 """
 
 
-def test_validate_finds_problems_of_meaning_though_required_inputs_are_missing(tmp_path: Path) -> None:
+def test_validate_finds_problems_of_meaning_though_required_inputs_are_missing(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "wrong.yaml").write_text(WRONG)
     (tmp_path / "broken.yaml").write_text("recipe: broken@1\nstpes: {}\n")
-    done = recipe(tmp_path, "validate", "wrong.yaml", "broken.yaml", "gone.yaml", "--format", "json")
+    done = recipe(
+        tmp_path, "validate", "wrong.yaml", "broken.yaml", "gone.yaml", "--format", "json"
+    )
     found = json.loads(told(done, 3))
-    seen = {(Path(problem["path"]).name if problem["path"] else None, problem["line"], problem["code"]) for problem in found}
-    assert {("wrong.yaml", 7, "unknown-name"), ("wrong.yaml", 8, "path-escape"), ("wrong.yaml", 6, "pipe")} <= seen
+    seen = {
+        (Path(problem["path"]).name if problem["path"] else None, problem["line"], problem["code"])
+        for problem in found
+    }
+    assert {
+        ("wrong.yaml", 7, "unknown-name"),
+        ("wrong.yaml", 8, "path-escape"),
+        ("wrong.yaml", 6, "pipe"),
+    } <= seen
     assert ("wrong.yaml", 9, "two-makers") in seen
     assert ("broken.yaml", 2, "unknown-key") in seen
     assert (None, None, "not-found") in seen
@@ -83,13 +107,17 @@ def test_a_value_that_was_made_up_is_no_reason_to_complain(tmp_path: Path) -> No
     assert recipe(tmp_path, "validate").stderr == "./recipe.yaml: valid\n"
 
 
-def test_a_value_that_another_interpreter_reads_is_a_warning_of_validate_alone(tmp_path: Path) -> None:
+def test_a_value_that_another_interpreter_reads_is_a_warning_of_validate_alone(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "recipe.yaml").write_text(
         "recipe: r@1\ninputs: {x: {type: string, default: a}}\nsetup: [[sh, -c, 'echo {{ inputs.x }}']]\ncleanup: ['echo {{ inputs.x }} | sh']\n"
         "steps:\n  s: {shell: bash, run: 'bash -ce \"echo {{ inputs.x }}\"'}\n  t: {run: [python, -c, '{{ inputs.x }}', [b]]}\n"
     )
     found = json.loads(told(recipe(tmp_path, "validate", "--format", "json")))
-    assert [(each["line"], each["severity"]) for each in found if each["code"] == "template-in-code"] == [
+    assert [
+        (each["line"], each["severity"]) for each in found if each["code"] == "template-in-code"
+    ] == [
         (3, "warning"),
         (4, "warning"),
         *[(6, "warning"), (7, "warning")],
@@ -99,7 +127,13 @@ def test_a_value_that_another_interpreter_reads_is_a_warning_of_validate_alone(t
     assert planned.returncode == 0 and "as source" not in planned.stdout + planned.stderr
 
 
-@pytest.mark.parametrize("where", ["env: {BASH_ENV: '{{ inputs.x }}'}", "steps: {s: {run: 'true', env: {PS4: '{{ inputs.x }}'}}}"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "env: {BASH_ENV: '{{ inputs.x }}'}",
+        "steps: {s: {run: 'true', env: {PS4: '{{ inputs.x }}'}}}",
+    ],
+)
 def test_a_variable_whose_text_a_shell_expands_takes_no_value(where: str, tmp_path: Path) -> None:
     steps = "" if "steps" in where else "steps: {s: {run: 'true'}}\n"
     text = f"recipe: r@1\ninputs: {{x: {{type: string, default: a}}}}\n{where}\n{steps}"
@@ -110,13 +144,23 @@ def test_a_variable_whose_text_a_shell_expands_takes_no_value(where: str, tmp_pa
 
 
 def test_validate_reads_standard_input_and_tries_every_preset(tmp_path: Path) -> None:
-    text = (
-        'recipe: r@1\ninputs: {n: {type: string, default: a}}\npresets: {p: {n: ../b}}\nsteps: {s: {run: "true", outputs: {o: "{{ inputs.n }}"}}}\n'
-    )
+    text = 'recipe: r@1\ninputs: {n: {type: string, default: a}}\npresets: {p: {n: ../b}}\nsteps: {s: {run: "true", outputs: {o: "{{ inputs.n }}"}}}\n'
     done = recipe(tmp_path, "validate", "-", "--format", "github", stdin=text)
     assert told(done, 3).startswith("::error file=<stdin>,line=4,")
     assert (
-        json.loads(told(recipe(tmp_path, "validate", "-", "--format", "sarif", stdin="recipe: r@1\nsteps: {s: {run: echo}}\n")))["version"] == "2.1.0"
+        json.loads(
+            told(
+                recipe(
+                    tmp_path,
+                    "validate",
+                    "-",
+                    "--format",
+                    "sarif",
+                    stdin="recipe: r@1\nsteps: {s: {run: echo}}\n",
+                )
+            )
+        )["version"]
+        == "2.1.0"
     )
 
 
@@ -127,7 +171,9 @@ def test_every_library_recipe_validates(tmp_path: Path) -> None:
 
 
 def test_schema_prints_the_schema_or_the_reference(tmp_path: Path) -> None:
-    assert json.loads(told(recipe(tmp_path, "schema"))) == json.loads((ROOT / "schemas" / "recipe.schema.json").read_text())
+    assert json.loads(told(recipe(tmp_path, "schema"))) == json.loads(
+        (ROOT / "schemas" / "recipe.schema.json").read_text()
+    )
     assert told(recipe(tmp_path, "schema", "--markdown")).startswith("### Recipe\n")
 
 
@@ -142,7 +188,12 @@ def test_an_answer_that_cannot_be_written_is_reported_without_a_traceback(tmp_pa
     ):
         line = f"{sys.executable} -m runner.interface.cli.main {words} {closed}"
         done = subprocess.run(
-            ["/bin/sh", "-c", line], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+            ["/bin/sh", "-c", line],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == code, (line, done.stderr)
         assert "Traceback" not in done.stderr
@@ -152,11 +203,23 @@ def test_an_answer_that_cannot_be_written_is_reported_without_a_traceback(tmp_pa
 
 def test_doctor_says_what_is_there_and_fails_only_for_what_is_needed(tmp_path: Path) -> None:
     shown = told(recipe(tmp_path, "doctor"))
-    for word in ("python", "sqlite", "cores", "memory", "gpus", "disk", "file system", "workspace", "torch"):
+    for word in (
+        "python",
+        "sqlite",
+        "cores",
+        "memory",
+        "gpus",
+        "disk",
+        "file system",
+        "workspace",
+        "torch",
+    ):
         assert word in shown
     assert list(tmp_path.iterdir()) == []
     done = recipe(tmp_path, "doctor", "--json", "-C", str(tmp_path / "gone"))
-    assert {"missing"} == {finding["state"] for finding in json.loads(told(done, 2)) if finding["what"] == "workspace"}
+    assert {"missing"} == {
+        finding["state"] for finding in json.loads(told(done, 2)) if finding["what"] == "workspace"
+    }
 
 
 # -- completion ------------------------------------------------------------------------------------------------------------------------------------
@@ -256,7 +319,12 @@ def test_what_zsh_is_given_is_zsh(space: Path) -> None:
     needs("zsh")
     script = f'compdef() {{ :; }}; eval "$({" ".join(RECIPE)} completion zsh)"; whence -w _recipe'
     done = subprocess.run(
-        ["zsh", "-f", "-c", script], cwd=space, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+        ["zsh", "-f", "-c", script],
+        cwd=space,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "_recipe: function\n"
 

@@ -57,15 +57,26 @@ def started(space: Space, gate: Path, env: dict[str, str]) -> subprocess.Popen[s
         logs = list((space.root / ".recipe" / "attempts").glob("*.log"))
         with Workspace.open(space.root, read_only=True) as ws:
             rows = ws.store.runs.latest()
-            heard = bool(rows) and any(event.after == "RUNNING" for event in ws.store.runs.events(rows[0].id))
-        return heard and any(log.read_bytes().endswith(b"\n") and b"red" in log.read_bytes() for log in logs)
+            heard = bool(rows) and any(
+                event.after == "RUNNING" for event in ws.store.runs.events(rows[0].id)
+            )
+        return heard and any(
+            log.read_bytes().endswith(b"\n") and b"red" in log.read_bytes() for log in logs
+        )
 
     until(printed)
     return process
 
 
 def followed(space: Space, *words: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*RECIPE, *words], cwd=space.root, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    return subprocess.Popen(
+        [*RECIPE, *words],
+        cwd=space.root,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
 
 
 def test_runs_lists_what_was_run_newest_first(letters: Space, recipe: Recipe) -> None:
@@ -74,13 +85,17 @@ def test_runs_lists_what_was_run_newest_first(letters: Space, recipe: Recipe) ->
     letters.attempt()
     told = json.loads(recipe("runs", "--json").out)
     assert [run["state"] for run in told] == ["FAILED", "COMPLETED", "COMPLETED"]
-    assert [(run["steps"]["ran"], run["steps"]["fresh"], run["steps"]["failed"]) for run in told] == [(0, 0, 1), (2, 0, 0), (2, 0, 0)]
+    assert [
+        (run["steps"]["ran"], run["steps"]["fresh"], run["steps"]["failed"]) for run in told
+    ] == [(0, 0, 1), (2, 0, 0), (2, 0, 0)]
     assert told[1]["given"] == {"word": "bye"} and told[1]["seconds"] > 0
     table = recipe("runs", "-n", "2").out.splitlines()
     assert len(table) == 3 and table[2].endswith("t@1     word=bye")
 
 
-def test_a_run_whose_worker_died_needs_recovery_and_one_at_work_executes(space: Space, recipe: Recipe) -> None:
+def test_a_run_whose_worker_died_needs_recovery_and_one_at_work_executes(
+    space: Space, recipe: Recipe
+) -> None:
     with Workspace.open(space.root) as ws:
         ws.store.runs.submit(RunRow("20260101-000000-aaaaa1", "t@1", "", {}, ""))
         fence = ws.store.runs.claim("20260101-000000-aaaaa1", "a test")
@@ -92,20 +107,33 @@ def test_a_run_whose_worker_died_needs_recovery_and_one_at_work_executes(space: 
 
 
 def test_a_log_is_given_by_run_and_step(space: Space, recipe: Recipe) -> None:
-    space.recipe("steps: {a: {run: 'echo from a', outputs: {}}, b: {run: 'echo from b', needs: [a]}, c: {run: 'true', needs: [b]}}")
+    space.recipe(
+        "steps: {a: {run: 'echo from a', outputs: {}}, b: {run: 'echo from b', needs: [a]}, c: {run: 'true', needs: [b]}}"
+    )
     space.run()
     run = json.loads(recipe("runs", "--json").out)[0]["id"]
     assert recipe("logs").out == "==> a <==\nfrom a\n==> b <==\nfrom b\n"
-    assert recipe("logs", "last/a").out == "from a\n" == recipe("logs", f"{run[-6:]}/a").out == recipe("logs", f"{run[:-2]}/a", "-f").out
+    assert (
+        recipe("logs", "last/a").out
+        == "from a\n"
+        == recipe("logs", f"{run[-6:]}/a").out
+        == recipe("logs", f"{run[:-2]}/a", "-f").out
+    )
     said = recipe("logs", "last/c")
     assert said.out == "" and said.code == 0 and "nothing was printed" in said.err
     said = recipe("logs", "last/d")
     assert said.code == 3 and "its steps: a, b, c" in said.err
-    assert recipe("logs", "nope/a").code == 3 and recipe("logs", "last~7").code == 3 and recipe("logs", "last/a", "--attempt", "2").code == 3
+    assert (
+        recipe("logs", "nope/a").code == 3
+        and recipe("logs", "last~7").code == 3
+        and recipe("logs", "last/a", "--attempt", "2").code == 3
+    )
 
 
 def test_a_step_alone_is_one_of_the_last_run(space: Space, recipe: Recipe) -> None:
-    space.recipe("steps: {a: {run: 'echo from a', outputs: {}}, m: {run: 'echo of {{ matrix.k }}', matrix: {k: [1, 2]}}}")
+    space.recipe(
+        "steps: {a: {run: 'echo from a', outputs: {}}, m: {run: 'echo of {{ matrix.k }}', matrix: {k: [1, 2]}}}"
+    )
     space.run()
     assert recipe("logs", "a").out == "from a\n" == recipe("logs", "a", "-f").out
     assert recipe("logs", "m[k=2]").out == "of 2\n"
@@ -119,7 +147,9 @@ def test_a_step_alone_is_one_of_the_last_run(space: Space, recipe: Recipe) -> No
 
 
 def test_every_attempt_has_its_log(space: Space, recipe: Recipe) -> None:
-    space.recipe("steps: {a: {run: 'echo tried in $(basename $PWD); exit 1', outputs: {o: o}, retries: {failure: 1}}}")
+    space.recipe(
+        "steps: {a: {run: 'echo tried in $(basename $PWD); exit 1', outputs: {o: o}, retries: {failure: 1}}}"
+    )
     space.attempt()
     first, last = recipe("logs", "last/a", "--attempt", "1").out, recipe("logs", "last/a").out
     assert first.startswith("tried in") and last.startswith("tried in") and first != last
@@ -136,7 +166,9 @@ def test_a_step_that_was_fresh_has_its_log_where_it_ran(letters: Space, recipe: 
     assert said.code == 3 and f"recipe logs {first}/make" in said.err
 
 
-def test_a_running_step_is_followed_to_its_end_with_its_secrets_masked(space: Space, gate: Path) -> None:
+def test_a_running_step_is_followed_to_its_end_with_its_secrets_masked(
+    space: Space, gate: Path
+) -> None:
     env = {"TALK_TOKEN": SECRET}
     process = started(space, gate, env)
     follower = followed(space, "logs", "last/talk", "-f", env=env)
@@ -147,7 +179,11 @@ def test_a_running_step_is_followed_to_its_end_with_its_secrets_masked(space: Sp
     assert out == b"" and b"TALK_TOKEN is not set here" in err
     gate.write_bytes(b"go")
     rest, err = follower.communicate(timeout=60)
-    assert begun + rest == b"one ***\n\x1b[31mred\x07\ntwo\n" and err == b"" and follower.returncode == 0
+    assert (
+        begun + rest == b"one ***\n\x1b[31mred\x07\ntwo\n"
+        and err == b""
+        and follower.returncode == 0
+    )
     assert process.wait(60) == 0
 
 
@@ -170,12 +206,17 @@ def test_following_ends_when_the_worker_is_killed(space: Space, gate: Path) -> N
     process.wait(60)
     _, err = follower.communicate(timeout=60)
     assert b"its worker is gone" in err and follower.returncode == 0
-    again = space.start("run", f"gate={gate}")  # the step is still there, and the next run takes it over: with the log that it began
+    again = space.start(
+        "run", f"gate={gate}"
+    )  # the step is still there, and the next run takes it over: with the log that it began
 
     def taken_over() -> bool:
         with Workspace.open(space.root, read_only=True) as ws:
             (row,) = ws.store.runs.latest()
-            return row.fence == 2 and [event.after for event in ws.store.runs.events(row.id)].count("RUNNING") == 2
+            return (
+                row.fence == 2
+                and [event.after for event in ws.store.runs.events(row.id)].count("RUNNING") == 2
+            )
 
     until(taken_over)
     follower = followed(space, "logs", "last/talk", "-f", env={})
@@ -204,16 +245,33 @@ HOSTILE = "\x1b]0;title\x07\x1b[2J\x9d0;t\x9c"
 
 
 @pytest.mark.parametrize(
-    "words", [("plan", f"./{HOSTILE}.yaml"), ("plan", f"{HOSTILE}=1"), ("logs", HOSTILE), (HOSTILE,), ("gc", "-C", HOSTILE), ("run",)]
+    "words",
+    [
+        ("plan", f"./{HOSTILE}.yaml"),
+        ("plan", f"{HOSTILE}=1"),
+        ("logs", HOSTILE),
+        (HOSTILE,),
+        ("gc", "-C", HOSTILE),
+        ("run",),
+    ],
 )
 def test_no_message_acts_on_a_terminal(space: Space, words: tuple[str, ...]) -> None:
-    space.recipe({"inputs": {"a": {"type": "string", "default": HOSTILE}}, "steps": {"a": {"run": "printf %s {{ inputs.a }}; exit 3"}}})
+    space.recipe(
+        {
+            "inputs": {"a": {"type": "string", "default": HOSTILE}},
+            "steps": {"a": {"run": "printf %s {{ inputs.a }}; exit 3"}},
+        }
+    )
     seen = on_a_terminal(space, *words).decode()
-    assert seen and not [bad for bad in ("\x1b]", "\x07", "\x9d", "\x9c", "\x1b[2J") if bad in seen], seen
+    assert seen and not [
+        bad for bad in ("\x1b]", "\x07", "\x9d", "\x9c", "\x1b[2J") if bad in seen
+    ], seen
 
 
 def test_nothing_that_a_step_printed_acts_on_a_terminal(space: Space) -> None:
-    space.recipe({"steps": {"a": {"run": "printf 'x\\033]0;title\\007y\\033[2J\\n50%%\\r100%%\\nend'"}}})
+    space.recipe(
+        {"steps": {"a": {"run": "printf 'x\\033]0;title\\007y\\033[2J\\n50%%\\r100%%\\nend'"}}}
+    )
     space.run()
     seen = on_a_terminal(space, "logs", "last/a")
     assert seen == b"xy\x1b[K\r\n50%\x1b[K\r100%\x1b[K\r\nend\x1b[K\r\n"
@@ -257,7 +315,11 @@ def test_two_runs_differ_in_inputs_data_metrics_and_outputs(space: Space, recipe
     space.write("set/c", "c\n")
     space.run({"word": "bye"})
     out = recipe("diff", "last~1").out
-    assert "  word: hello -> bye" in out and "      ~ b\n      + c\n" in out and "    loss: 21 -> 22" in out
+    assert (
+        "  word: hello -> bye" in out
+        and "      ~ b\n      + c\n" in out
+        and "    loss: 21 -> 22" in out
+    )
     assert "    text.txt: f:" in out and "only in" not in out
     told = json.loads(recipe("diff", "last~1", "last", "--json").out)
     steps: dict[str, Any] = {step["id"]: step for step in told["steps"]}
@@ -278,12 +340,20 @@ def test_a_changed_command_is_shown_by_its_lines(letters: Space, recipe: Recipe)
 
 
 def test_bad_words_end_with_3(letters: Space, recipe: Recipe) -> None:
-    for words in (("diff", "last~9"), ("diff", "last", "x y"), ("runs", "-n", "0"), ("logs", "nope"), ("logs", "last", "--attempt", "x")):
+    for words in (
+        ("diff", "last~9"),
+        ("diff", "last", "x y"),
+        ("runs", "-n", "0"),
+        ("logs", "nope"),
+        ("logs", "last", "--attempt", "x"),
+    ):
         said = recipe(*words)
         assert (said.code, said.out) == (3, "") and said.err, words
 
 
-def test_a_part_of_an_id_that_two_runs_have_is_not_taken_for_either(letters: Space, recipe: Recipe) -> None:
+def test_a_part_of_an_id_that_two_runs_have_is_not_taken_for_either(
+    letters: Space, recipe: Recipe
+) -> None:
     letters.run({"word": "bye"})
     said = recipe("logs", "20")
     assert said.code == 3 and "may be any of several runs" in said.err

@@ -15,7 +15,9 @@ def test_a_new_recipe_is_valid_and_its_smoke_preset_trains(space: Space) -> None
     code, out, err = space.command("new", "hello")
     assert (code, out) == (0, "./hello.yaml\n"), err
     assert "recipe run ./hello.yaml --preset smoke" in err
-    assert space.read("hello.yaml").startswith("# yaml-language-server: $schema=.recipe/recipe.schema.json\n")
+    assert space.read("hello.yaml").startswith(
+        "# yaml-language-server: $schema=.recipe/recipe.schema.json\n"
+    )
     assert json.loads(space.read(".recipe/recipe.schema.json"))["type"] == "object"
     assert sorted(path.name for path in space.root.iterdir()) == [".recipe", "hello", "hello.yaml"]
     assert space.command("validate", "hello.yaml") == (0, "", "hello.yaml: valid\n")
@@ -30,18 +32,33 @@ def test_a_new_recipe_is_valid_and_its_smoke_preset_trains(space: Space) -> None
 def test_a_recipe_in_a_folder_names_the_one_schema_of_the_workspace(space: Space) -> None:
     (space.root / "recipes").mkdir()
     assert space.command("new", "recipes/hello")[0] == 0
-    assert space.read("recipes/hello.yaml").startswith("# yaml-language-server: $schema=../.recipe/recipe.schema.json\n")
-    assert [str(path.relative_to(space.root)) for path in space.root.rglob("*.schema.json")] == [".recipe/recipe.schema.json"]
+    assert space.read("recipes/hello.yaml").startswith(
+        "# yaml-language-server: $schema=../.recipe/recipe.schema.json\n"
+    )
+    assert [str(path.relative_to(space.root)) for path in space.root.rglob("*.schema.json")] == [
+        ".recipe/recipe.schema.json"
+    ]
 
 
 def test_git_does_not_see_the_schema(space: Space) -> None:
     subprocess.run(["git", "init", "--quiet", space.root], check=True)
     assert space.command("schema", "--write") == (0, ".recipe/recipe.schema.json\n", "")
-    seen = subprocess.run(["git", "status", "--porcelain", "--untracked-files=all"], cwd=space.root, capture_output=True, text=True, check=True)
-    assert seen.stdout == "" and json.loads(space.read(".recipe/recipe.schema.json"))["type"] == "object"
+    seen = subprocess.run(
+        ["git", "status", "--porcelain", "--untracked-files=all"],
+        cwd=space.root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (
+        seen.stdout == ""
+        and json.loads(space.read(".recipe/recipe.schema.json"))["type"] == "object"
+    )
 
 
-def test_the_training_of_a_new_recipe_goes_on_and_ends_where_an_unbroken_one_does(space: Space, tmp_path: Path) -> None:
+def test_the_training_of_a_new_recipe_goes_on_and_ends_where_an_unbroken_one_does(
+    space: Space, tmp_path: Path
+) -> None:
     space.command("new", "hello")
     space.file = "hello.yaml"
     space.run({"max_steps": 30}, preset="smoke")
@@ -60,7 +77,9 @@ def test_a_row_that_the_new_recipe_cannot_read_is_named(space: Space) -> None:
     space.file = "hello.yaml"
     space.write("rows.jsonl", '{"text": "some"}\n{"txt": "other"}\n')
     space.attempt({"dataset": "./rows.jsonl"})
-    assert space.summary is not None and 'rows.jsonl:2: this is not a row with a "text"' in str(space.summary.failed[0].tail)
+    assert space.summary is not None and 'rows.jsonl:2: this is not a row with a "text"' in str(
+        space.summary.failed[0].tail
+    )
 
 
 def test_nothing_is_replaced(space: Space) -> None:
@@ -71,7 +90,9 @@ def test_nothing_is_replaced(space: Space) -> None:
     (space.root / "hello.yaml").unlink()
     code, _, err = space.command("new", "hello")
     assert code == 3 and "./hello/data.py is there already" in err
-    assert {path: path.read_bytes() for path in before if path.exists()} == {path: data for path, data in before.items() if path.name != "hello.yaml"}
+    assert {path: path.read_bytes() for path in before if path.exists()} == {
+        path: data for path, data in before.items() if path.name != "hello.yaml"
+    }
 
 
 @pytest.mark.parametrize("name", ["Hello", "9", "", "a b", "x@2", "no/such/folder/x", "ü"])
@@ -111,7 +132,10 @@ def test_a_script_becomes_a_recipe_that_runs(space: Space) -> None:
     space.write("numbers.txt", "1\n2\n6\n")
     code, out, err = space.command("new", "mean", "--script", "train.py")
     assert (code, out) == (0, "./mean.yaml\n")
-    assert "note: no checkpointing found" in err and "recipe run ./mean.yaml data=… --preset smoke" in err
+    assert (
+        "note: no checkpointing found" in err
+        and "recipe run ./mean.yaml data=… --preset smoke" in err
+    )
     assert space.command("validate", "mean.yaml") == (0, "", "mean.yaml: valid\n")
     space.file = "mean.yaml"
     assert space.run({"data": "./numbers.txt"}, preset="smoke") == ["train"]
@@ -130,9 +154,13 @@ def test_a_script_becomes_a_recipe_that_runs(space: Space) -> None:
         ("src/pkg/train.py", "from pkg.model import loss", "[python, src/pkg/train.py]"),
     ],
 )
-def test_a_script_that_imports_a_package_below_src_becomes_a_recipe_that_runs(space: Space, script: str, import_: str, started: str) -> None:
+def test_a_script_that_imports_a_package_below_src_becomes_a_recipe_that_runs(
+    space: Space, script: str, import_: str, started: str
+) -> None:
     space.write("src/pkg/__init__.py", "")
-    space.write("src/pkg/model.py", "from .scale import scale\n\ndef loss(n):\n    return scale * n\n")
+    space.write(
+        "src/pkg/model.py", "from .scale import scale\n\ndef loss(n):\n    return scale * n\n"
+    )
     space.write("src/pkg/scale.py", "scale = 2\n")
     space.write(script, f"{import_}\nopen('model.txt', 'w').write(str(loss(3)))\n")
     assert space.command("new", "mine", "--script", script)[0] == 0

@@ -41,16 +41,26 @@ def test_a_report_tells_steps_and_where_a_trainings_time_went(space: Space, reci
     assert said.code == 0 and said.err == ""
     lines = said.out.splitlines()
     assert "t@1" in lines[0] and "COMPLETED" in lines[0]
-    assert [line.split()[:3] for line in lines[2:4]] == [["data", "DONE", "1"], ["train", "DONE", "1"]]
+    assert [line.split()[:3] for line in lines[2:4]] == [
+        ["data", "DONE", "1"],
+        ["train", "DONE", "1"],
+    ]
     assert "train: 3 steps of 2.00 s, 4 samples/s, loss 8 -> 6, peak 1.5 GB of main memory" in lines
     assert any(line.split()[:2] == ["model", "75%"] for line in lines)
     assert "  THROUGHPUT-BOUND: generation and training take 90% of a step (more than 80%)" in lines
     assert "    - it ran without a GPU: one does this arithmetic many times faster" in lines
-    space.recipe(TRAIN.replace('cat "{{ inputs.gate }}"', "cat").replace('"memory_gb"', '"gpu": "NVIDIA L4", "memory_gb"'))
+    space.recipe(
+        TRAIN.replace('cat "{{ inputs.gate }}"', "cat").replace(
+            '"memory_gb"', '"gpu": "NVIDIA L4", "memory_gb"'
+        )
+    )
     space.run()
     lines = recipe("report").out.splitlines()
     assert "train: 3 steps of 2.00 s, 4 samples/s, loss 8 -> 6, peak 1.5 GB on NVIDIA L4" in lines
-    assert "    - raise micro_batch (micro_batch is 2): larger batches fill a GPU better, while memory lasts" in lines
+    assert (
+        "    - raise micro_batch (micro_batch is 2): larger batches fill a GPU better, while memory lasts"
+        in lines
+    )
 
 
 WORKS = """
@@ -71,13 +81,27 @@ open("done.txt", "w").close()
 @pytest.mark.parametrize(
     ("verdict", "parts", "advice"),
     [
-        ("LATENCY-BOUND", {"generation": 1, "tool": 9, "model": 1}, "call tools for all answers of a step at once"),
+        (
+            "LATENCY-BOUND",
+            {"generation": 1, "tool": 9, "model": 1},
+            "call tools for all answers of a step at once",
+        ),
         ("DATA-BOUND", {"data": 7, "model": 3}, "raise workers (workers is 2)"),
-        ("THROUGHPUT-BOUND", {"data": 1, "generation": 9, "model": 8, "optimizer": 2}, "it ran without a GPU"),
-        ("BALANCED", {"model": 5, "evaluation": 5}, "look at held-out data less often (eval_every is 10)"),
+        (
+            "THROUGHPUT-BOUND",
+            {"data": 1, "generation": 9, "model": 8, "optimizer": 2},
+            "it ran without a GPU",
+        ),
+        (
+            "BALANCED",
+            {"model": 5, "evaluation": 5},
+            "look at held-out data less often (eval_every is 10)",
+        ),
     ],
 )
-def test_each_verdict_comes_of_what_a_trainer_really_did(verdict: str, parts: dict[str, int], advice: str, space: Space, recipe: Recipe) -> None:
+def test_each_verdict_comes_of_what_a_trainer_really_did(
+    verdict: str, parts: dict[str, int], advice: str, space: Space, recipe: Recipe
+) -> None:
     space.write("works.py", WORKS)
     space.recipe(f"""
 inputs: {{workers: {{type: integer, default: 2}}, eval_every: {{type: integer, default: 10}}}}
@@ -90,7 +114,9 @@ steps:
 """)
     space.run()
     training = json.loads(recipe("report", "--json").out)["steps"][0]["training"]
-    assert training["verdict"] == verdict and any(advice in line for line in training["advice"]), training
+    assert training["verdict"] == verdict and any(advice in line for line in training["advice"]), (
+        training
+    )
 
 
 def test_a_report_for_programs_has_every_number(space: Space, recipe: Recipe) -> None:
@@ -99,8 +125,14 @@ def test_a_report_for_programs_has_every_number(space: Space, recipe: Recipe) ->
     told = json.loads(recipe("report", "last", "--step", "train", "--json").out)
     assert told["state"] == "COMPLETED" and [step["id"] for step in told["steps"]] == ["train"]
     training = told["steps"][0]["training"]
-    assert training["verdict"] == "THROUGHPUT-BOUND" and training["steps"] == 3 and training["last_step"] == 3
-    assert training["parts"]["model"] == {"seconds": 1.5, "share": 0.75} and training["parts"]["other"]["seconds"] == pytest.approx(0.1)
+    assert (
+        training["verdict"] == "THROUGHPUT-BOUND"
+        and training["steps"] == 3
+        and training["last_step"] == 3
+    )
+    assert training["parts"]["model"] == {"seconds": 1.5, "share": 0.75} and training["parts"][
+        "other"
+    ]["seconds"] == pytest.approx(0.1)
     assert training["loss"] == [8, 6] and training["memory_gb"] == 1.5 and training["gpu"] is None
     assert told["steps"][0]["seconds"] > 0 and told["steps"][0]["peak_memory"] > 0
 
@@ -111,19 +143,45 @@ def test_a_report_of_a_run_under_way(space: Space, recipe: Recipe, tmp_path: Pat
     process = space.start("run", f"gate={gate}")
 
     def told() -> bool:
-        return any(b'"lo' in path.read_bytes() for path in (space.root / ".recipe" / "attempts").glob("*.metrics"))
+        return any(
+            b'"lo' in path.read_bytes()
+            for path in (space.root / ".recipe" / "attempts").glob("*.metrics")
+        )
 
     until(told)
-    until(lambda: ["train", "RUNNING"] in [[step["id"], step["state"]] for step in json.loads(recipe("report", "--json").out)["steps"]])
+    until(
+        lambda: (
+            ["train", "RUNNING"]
+            in [
+                [step["id"], step["state"]]
+                for step in json.loads(recipe("report", "--json").out)["steps"]
+            ]
+        )
+    )
     lines = recipe("report").out.splitlines()
     assert any(line.split()[:3] == ["train", "RUNNING", "1"] for line in lines)
     assert any("3 steps of 2.00 s" in line for line in lines)
     # What the agent writes once a step has run for 5 seconds.
     (metrics,) = (space.root / ".recipe" / "attempts").glob("*.metrics")
-    samples = [{"gpu_utilization_percent": 80.0, "gpu_memory_used_gb": 20.0}, {"gpu_utilization_percent": 90.0, "gpu_memory_used_gb": 10.0}]
-    more = {"step": 3, "total": 12, "percent": 25.0, "eta": 18.0, "cpu_percent": 12.0, "ram_used_gb": 4.2}
-    metrics.with_suffix(".host").write_text("".join(json.dumps({**each, **more}) + "\n" for each in samples))
-    assert "  train: step 3/12 25%, ETA 18s, GPU 90%, 10.0 GB; processors 12%, 4.2 GB of memory in use" in recipe("status").out.splitlines()
+    samples = [
+        {"gpu_utilization_percent": 80.0, "gpu_memory_used_gb": 20.0},
+        {"gpu_utilization_percent": 90.0, "gpu_memory_used_gb": 10.0},
+    ]
+    more = {
+        "step": 3,
+        "total": 12,
+        "percent": 25.0,
+        "eta": 18.0,
+        "cpu_percent": 12.0,
+        "ram_used_gb": 4.2,
+    }
+    metrics.with_suffix(".host").write_text(
+        "".join(json.dumps({**each, **more}) + "\n" for each in samples)
+    )
+    assert (
+        "  train: step 3/12 25%, ETA 18s, GPU 90%, 10.0 GB; processors 12%, 4.2 GB of memory in use"
+        in recipe("status").out.splitlines()
+    )
     used = "the machine of train: GPU 85%, 20.0 GB; processors 12%, 4.2 GB of memory in use"
     assert used in recipe("report").out.splitlines()
     gate.write_text("")
@@ -165,7 +223,10 @@ def test_a_run_without_such_numbers_says_so(space: Space, recipe: Recipe) -> Non
         "steps: {a: {run: 'for n in 1 2; do echo {\\\"step\\\": $n}; done >> $RECIPE_METRICS; echo > {{ outputs.o }}', outputs: {o: o}, metrics: true}}"
     )
     space.run()
-    assert "no timings (time_step, time_data, time_model, …) among the metrics: no bottleneck analysis" in recipe("report").out
+    assert (
+        "no timings (time_step, time_data, time_model, …) among the metrics: no bottleneck analysis"
+        in recipe("report").out
+    )
 
 
 SWEEP = """
@@ -178,28 +239,49 @@ steps:
 """
 
 
-def test_a_report_has_a_table_of_the_last_and_best_metrics_of_a_sweep(space: Space, recipe: Recipe) -> None:
+def test_a_report_has_a_table_of_the_last_and_best_metrics_of_a_sweep(
+    space: Space, recipe: Recipe
+) -> None:
     space.recipe(SWEEP)
     space.run()
     lines = recipe("report").out.splitlines()
     table = lines[lines.index("") + 1 : lines.index("") + 4]
-    assert [line.split("  ")[0].split()[0] for line in table] == ["METRICS", "train[lr=1]", "train[lr=2]"]
+    assert [line.split("  ")[0].split()[0] for line in table] == [
+        "METRICS",
+        "train[lr=1]",
+        "train[lr=2]",
+    ]
     assert table[0].split() == ["METRICS", "loss", "min", "loss", "acc", "max", "acc"]
-    assert [line.split()[1:] for line in table[1:]] == [["0.21", "0.11", "0.2", "0.3"], ["0.22", "0.12", "0.2", "0.3"]]
+    assert [line.split()[1:] for line in table[1:]] == [
+        ["0.21", "0.11", "0.2", "0.3"],
+        ["0.22", "0.12", "0.2", "0.3"],
+    ]
     (log,) = (space.root / ".recipe/runs").glob("*/train[[]lr=2].1.log")
     log.unlink()
-    assert "no log or file is kept of train[lr=2]: only last values are known" in recipe("report").out.splitlines()
+    assert (
+        "no log or file is kept of train[lr=2]: only last values are known"
+        in recipe("report").out.splitlines()
+    )
     told = json.loads(recipe("report", "--json").out)["steps"][0]["metrics"]
-    assert told == {"loss": {"last": 0.21, "min": 0.11, "max": 0.31}, "acc": {"last": 0.2, "min": 0.1, "max": 0.3}}
+    assert told == {
+        "loss": {"last": 0.21, "min": 0.11, "max": 0.31},
+        "acc": {"last": 0.2, "min": 0.1, "max": 0.3},
+    }
 
 
-def test_a_report_shows_metrics_by_a_rule_that_is_newer_than_the_run(space: Space, recipe: Recipe) -> None:
+def test_a_report_shows_metrics_by_a_rule_that_is_newer_than_the_run(
+    space: Space, recipe: Recipe
+) -> None:
     space.recipe(SWEEP.replace("    metrics:", "    # metrics:"))
     space.run()
     assert "no step reported metrics" in recipe("report").out
     space.recipe(SWEEP)
     assert space.run() == []
-    assert json.loads(recipe("report", "--json").out)["steps"][1]["metrics"]["loss"] == {"last": 0.22, "min": None, "max": None}
+    assert json.loads(recipe("report", "--json").out)["steps"][1]["metrics"]["loss"] == {
+        "last": 0.22,
+        "min": None,
+        "max": None,
+    }
 
 
 def test_what_is_not_there_is_named(space: Space, recipe: Recipe) -> None:
@@ -218,4 +300,6 @@ def test_a_failed_run_is_reported_with_what_it_did(space: Space, recipe: Recipe)
     )
     space.attempt()
     lines = recipe("report").out.splitlines()
-    assert "FAILED" in lines[0] and any("LATENCY-BOUND: tools, rewards and environments take 100%" in line for line in lines)
+    assert "FAILED" in lines[0] and any(
+        "LATENCY-BOUND: tools, rewards and environments take 100%" in line for line in lines
+    )

@@ -16,7 +16,9 @@ from tests.support import Space
 
 HOME = shipped()
 RECIPES = sorted(
-    str(path.relative_to(HOME)) for pattern in ("recipes/*@*.yaml", "recipes/scaffold/*.yaml", "examples/*/*.yaml") for path in HOME.glob(pattern)
+    str(path.relative_to(HOME))
+    for pattern in ("recipes/*@*.yaml", "recipes/scaffold/*.yaml", "examples/*/*.yaml")
+    for path in HOME.glob(pattern)
 )
 
 
@@ -53,9 +55,23 @@ def test_a_datasheet_tells_what_one_gets_needs_and_gives(space: Space) -> None:
     assert described["inputs"]["max_steps"]["continues"] is True
     assert described["steps"]["export"]["needs"] == ["train"]
     assert described["outputs"]["plot"] == "{{ steps.plot.plot }}"
-    assert described["results"]["plot"] == {"step": "plot", "path": "loss.png", "doc": "The history as a picture"}
-    assert described["machines"]["smoke"] == {"gpus": 0, "gpu_memory": "24GB", "memory": "2GB", "disk": "1GB"}
-    assert described["data"] == [{"folder": "fixtures/python-topics", "licence": "Python Software Foundation License 2, in LICENSE"}]
+    assert described["results"]["plot"] == {
+        "step": "plot",
+        "path": "loss.png",
+        "doc": "The history as a picture",
+    }
+    assert described["machines"]["smoke"] == {
+        "gpus": 0,
+        "gpu_memory": "24GB",
+        "memory": "2GB",
+        "disk": "1GB",
+    }
+    assert described["data"] == [
+        {
+            "folder": "fixtures/python-topics",
+            "licence": "Python Software Foundation License 2, in LICENSE",
+        }
+    ]
     assert described["took"] == {}
 
 
@@ -82,7 +98,10 @@ steps:
     assert len(took()["smoke"]) == 1, "nor does one in which a part was fresh"
     space.run({"n": 3}, preset="smoke")
     assert len(took()["smoke"]) == 2 and "" not in took()
-    assert re.search(r"smoke      [\d.]+s( to [\d.]+s)? in 2 runs here", space.command("show", "./recipe.yaml")[1])
+    assert re.search(
+        r"smoke      [\d.]+s( to [\d.]+s)? in 2 runs here",
+        space.command("show", "./recipe.yaml")[1],
+    )
     assert "no preset  not known yet" in space.command("show", "./recipe.yaml")[1]
 
 
@@ -97,8 +116,15 @@ steps:
 outputs: {model: "{{ steps.best.model }}", other: "{{ steps.inner.thing }}"}
 """,
     )
-    assert "  model  m/{{ matrix.lr }} (made by best)\n         What was learned\n  other  made by inner\n" in shown
-    assert "what ./other.yaml want" in shown and "the best of train by loss  <- train" in shown and "for each lr" in shown
+    assert (
+        "  model  m/{{ matrix.lr }} (made by best)\n         What was learned\n  other  made by inner\n"
+        in shown
+    )
+    assert (
+        "what ./other.yaml want" in shown
+        and "the best of train by loss  <- train" in shown
+        and "for each lr" in shown
+    )
 
 
 def test_the_machine_is_that_of_the_most_demanding_step(space: Space) -> None:
@@ -119,9 +145,17 @@ steps:
 
 
 def test_the_environment_tells_what_its_lock_holds(space: Space) -> None:
-    space.write("text.txt", "# made by a tool\ntorch==2.13.0 \\\\\n    --hash=sha256:00\ntransformers==5.23.0 ; python_version > '3'\nnumpy==2.4\n")
-    shown = sheet(space, "python: {lock: text.txt}\nsteps: {a: {run: echo}, b: {run: echo, python: {lock: gone.txt}}}")
-    assert "text.txt: torch 2.13.0, transformers 5.23.0, 3 packages in all; gone.txt" in " ".join(shown.split())
+    space.write(
+        "text.txt",
+        "# made by a tool\ntorch==2.13.0 \\\\\n    --hash=sha256:00\ntransformers==5.23.0 ; python_version > '3'\nnumpy==2.4\n",
+    )
+    shown = sheet(
+        space,
+        "python: {lock: text.txt}\nsteps: {a: {run: echo}, b: {run: echo, python: {lock: gone.txt}}}",
+    )
+    assert "text.txt: torch 2.13.0, transformers 5.23.0, 3 packages in all; gone.txt" in " ".join(
+        shown.split()
+    )
 
 
 def test_a_recipe_of_the_smallest_kind_has_a_datasheet(space: Space) -> None:
@@ -143,17 +177,24 @@ def test_a_datasheet_keeps_to_its_width(path: str, width: int) -> None:
 
 def test_the_page_of_the_library_is_what_the_recipes_say() -> None:
     page = (HOME / "docs" / "library.md").read_text("utf-8")
-    assert library_page.refreshed(page, library_page.sheets()) == page, "write it anew: python -m docs.generate"
+    assert library_page.refreshed(page, library_page.sheets()) == page, (
+        "write it anew: python -m docs.generate"
+    )
     for entry in library.entries():
         assert f"## {entry.id}\n" in page and f"(#{entry.id.replace('@', '')})" in page
 
 
-def test_the_page_says_once_what_several_recipes_have_and_recipes_that_differ_say_it_themselves() -> None:
+def test_the_page_says_once_what_several_recipes_have_and_recipes_that_differ_say_it_themselves() -> (
+    None
+):
     seed = "{type: integer, default: %d, doc: Decides the order}"
     sheets = [
         datasheet.Sheet(
             parse.recipe(
-                document.parse(f"recipe: {name}@1\ninputs: {{seed: {seed % default}, own: {{type: string}}}}\nsteps: {{a: {{run: echo}}}}\n", name)
+                document.parse(
+                    f"recipe: {name}@1\ninputs: {{seed: {seed % default}, own: {{type: string}}}}\nsteps: {{a: {{run: echo}}}}\n",
+                    name,
+                )
             ),
             {},
         )
@@ -162,8 +203,20 @@ def test_the_page_says_once_what_several_recipes_have_and_recipes_that_differ_sa
     page = library_page.refreshed(f"{library_page.BEGIN}{library_page.END}", sheets)
     several, *each = page.split("\n## ")[1:]
     assert "| `seed` | integer = 1<br>Decides the order |" in several
-    assert ["integer = 0<br>Decides the order" in section for section in each[:5]] == [True, True, False, False, False]
-    assert [section.count("(#in-several-recipes): `seed` `own`") for section in each[:5]] == [0, 0, 1, 1, 1] and page.count("Decides the order") == 3
+    assert ["integer = 0<br>Decides the order" in section for section in each[:5]] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert [section.count("(#in-several-recipes): `seed` `own`") for section in each[:5]] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+    ] and page.count("Decides the order") == 3
 
 
 def test_a_store_that_cannot_be_read_hides_no_recipe(space: Space) -> None:
@@ -180,7 +233,9 @@ def test_what_a_preset_takes_is_estimated_for_each_gpu_that_it_means(space: Spac
     assert {line.partition(" ")[0] for line in told["24gb"]} == {"l4", "rtx3090", "rtx4090"}
     priced = next(line for line in told["24gb"] if line.startswith("rtx4090"))
     assert "of training" in priced and " USD (a guess from what others published)" in priced
-    assert "unchecked: the speed of rtx3090" in next(line for line in told["24gb"] if line.startswith("rtx3090"))
+    assert "unchecked: the speed of rtx3090" in next(
+        line for line in told["24gb"] if line.startswith("rtx3090")
+    )
     text = space.command("show", "flux-lora@1")[1]
     assert "h100-80gb (80 GB): FITS" in text
     assert "of training" not in space.command("show", "sft@1")[1]  # its base is not here

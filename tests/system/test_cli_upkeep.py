@@ -17,7 +17,11 @@ __all__ = ["letters", "recipe"]
 
 def paths(space: Space) -> list[str]:
     """Every file and empty directory of the caller's."""
-    found = [path for path in space.root.rglob("*") if ".recipe" not in path.parts and (not path.is_dir() or not any(path.iterdir()))]
+    found = [
+        path
+        for path in space.root.rglob("*")
+        if ".recipe" not in path.parts and (not path.is_dir() or not any(path.iterdir()))
+    ]
     return sorted(str(path.relative_to(space.root)) for path in found)
 
 
@@ -28,9 +32,15 @@ def age(space: Space, days: float) -> None:
         for table, column in (("traces", "made_at"), ("runs", "created"), ("attempts", "started")):
             ws.store.database.connection.execute(f"UPDATE {table} SET {column} = {column} - {past}")
         for folder in ("runs", "plans", "manifests", "states", "partial", "attempts"):
-            for path in [ws.home / folder, *(ws.home / folder).rglob("*")] if (ws.home / folder).exists() else []:
+            for path in (
+                [ws.home / folder, *(ws.home / folder).rglob("*")]
+                if (ws.home / folder).exists()
+                else []
+            ):
                 found = path.lstat()
-                os.utime(path, (found.st_atime - past, found.st_mtime - past), follow_symlinks=False)
+                os.utime(
+                    path, (found.st_atime - past, found.st_mtime - past), follow_symlinks=False
+                )
 
 
 def test_an_adopted_edit_is_the_result_from_then_on(letters: Space, recipe: Recipe) -> None:
@@ -38,10 +48,19 @@ def test_an_adopted_edit_is_the_result_from_then_on(letters: Space, recipe: Reci
     assert recipe("run").code == 2  # it would be replaced
     said = recipe("adopt", "make")
     assert said.code == 0 and "make is fresh now: text.txt (f:" in said.out
-    assert letters.run() == ["count"] and letters.read("text.txt") == "mine\n" and letters.read("out/count.txt").strip() == "5"
-    assert "adopted by hand" in recipe("why", "make").out and recipe("adopt", "make").out == "make is fresh already\n"
+    assert (
+        letters.run() == ["count"]
+        and letters.read("text.txt") == "mine\n"
+        and letters.read("out/count.txt").strip() == "5"
+    )
+    assert (
+        "adopted by hand" in recipe("why", "make").out
+        and recipe("adopt", "make").out == "make is fresh already\n"
+    )
     (letters.root / "text.txt").unlink()
-    assert letters.run() == [] and letters.read("text.txt") == "mine\n"  # it is stored like any other result
+    assert (
+        letters.run() == [] and letters.read("text.txt") == "mine\n"
+    )  # it is stored like any other result
 
 
 def test_files_made_otherwise_are_adopted_before_anything_ran(space: Space, recipe: Recipe) -> None:
@@ -50,7 +69,9 @@ def test_files_made_otherwise_are_adopted_before_anything_ran(space: Space, reci
     for n in (1, 2):
         space.write(f"many/{n}", "m")
     said = recipe("adopt", "many")
-    assert said.code == 2 and "depends on what one will make" in said.err and "adopt that" in said.err
+    assert (
+        said.code == 2 and "depends on what one will make" in said.err and "adopt that" in said.err
+    )
     assert recipe("adopt", "one").code == 0 and recipe("adopt", "many", "./recipe.yaml").code == 0
     assert space.run() == ["all"] and space.read("all.txt") == "mm"
 
@@ -70,16 +91,39 @@ def test_what_is_not_there_or_not_right_is_not_adopted(space: Space, recipe: Rec
 def test_clean_removes_what_we_made_and_nothing_else(letters: Space, recipe: Recipe) -> None:
     letters.write("out/mine.txt", "mine")
     before = paths(letters)
-    assert recipe("clean", "-n").out == "would remove out/count.txt\nwould remove text.txt\n" and paths(letters) == before
+    assert (
+        recipe("clean", "-n").out == "would remove out/count.txt\nwould remove text.txt\n"
+        and paths(letters) == before
+    )
     letters.write("text.txt", "edited")
     said = recipe("clean")
-    assert said.code == 0 and said.out == "removed out/count.txt\n" and "kept text.txt: it was changed by hand" in said.err
-    assert paths(letters) == ["data.txt", "out/mine.txt", "recipe.yaml", "set/a", "set/b", "text.txt"]
+    assert (
+        said.code == 0
+        and said.out == "removed out/count.txt\n"
+        and "kept text.txt: it was changed by hand" in said.err
+    )
+    assert paths(letters) == [
+        "data.txt",
+        "out/mine.txt",
+        "recipe.yaml",
+        "set/a",
+        "set/b",
+        "text.txt",
+    ]
     assert recipe("clean", "--force").out == "removed text.txt\n"
     (letters.root / "out" / "mine.txt").unlink()
     assert letters.run() == []  # nothing runs again: what was removed is stored
-    assert json.loads(recipe("clean", "--json").out) == {"removed": ["out/count.txt", "text.txt"], "kept": [], "dry_run": False}
-    assert paths(letters) == ["data.txt", "recipe.yaml", "set/a", "set/b"]  # the directory that we made is gone too
+    assert json.loads(recipe("clean", "--json").out) == {
+        "removed": ["out/count.txt", "text.txt"],
+        "kept": [],
+        "dry_run": False,
+    }
+    assert paths(letters) == [
+        "data.txt",
+        "recipe.yaml",
+        "set/a",
+        "set/b",
+    ]  # the directory that we made is gone too
 
 
 def test_clean_stale_removes_only_what_no_step_makes(letters: Space, recipe: Recipe) -> None:
@@ -87,7 +131,10 @@ def test_clean_stale_removes_only_what_no_step_makes(letters: Space, recipe: Rec
     letters.run()
     assert "out/count.txt" in recipe("status").out
     assert recipe("clean", "--stale").out == "removed out/count.txt\n"
-    assert paths(letters) == ["data.txt", "n.txt", "recipe.yaml", "set/a", "set/b", "text.txt"] and recipe("status").code == 0
+    assert (
+        paths(letters) == ["data.txt", "n.txt", "recipe.yaml", "set/a", "set/b", "text.txt"]
+        and recipe("status").code == 0
+    )
 
 
 LEFT = {
@@ -105,19 +152,30 @@ def test_what_is_not_made_this_time_is_stale(space: Space, recipe: Recipe, steps
     space.run()
     assert json.loads(recipe("status", "--json").out)["recipes"][0]["stale"] == []
     space.run({"e": False})
-    assert "left by earlier runs" in recipe("status", "e=false").out and "  o\n" in recipe("status", "e=false").out
-    assert recipe("clean", "--stale", "-n", "e=false").out == "would remove o\n" and recipe("clean", "--stale", "e=true").out == ""
+    assert (
+        "left by earlier runs" in recipe("status", "e=false").out
+        and "  o\n" in recipe("status", "e=false").out
+    )
+    assert (
+        recipe("clean", "--stale", "-n", "e=false").out == "would remove o\n"
+        and recipe("clean", "--stale", "e=true").out == ""
+    )
     space.write("o", "mine")
     assert recipe("clean", "--stale", "e=false").out == "" and space.read("o") == "mine"
     space.write("o", "o\n")
-    assert recipe("clean", "--stale", "e=false").out == "removed o\n" and not (space.root / "o").exists()
+    assert (
+        recipe("clean", "--stale", "e=false").out == "removed o\n"
+        and not (space.root / "o").exists()
+    )
     assert space.run() == [] and space.read("o") == "o\n", "what was removed is stored"
 
 
 def test_what_may_still_be_made_is_not_stale(space: Space, recipe: Recipe) -> None:
     space.recipe(f"inputs: {{e: {{type: boolean, default: true}}}}\n{LEFT['an optional output']}")
     space.run()
-    assert recipe("clean", "--stale", "e=false").out == "" and (space.root / "o").exists(), "whether it is made is not known before its step ran"
+    assert recipe("clean", "--stale", "e=false").out == "" and (space.root / "o").exists(), (
+        "whether it is made is not known before its step ran"
+    )
 
 
 def test_what_was_adopted_is_not_stale(space: Space, recipe: Recipe) -> None:
@@ -128,27 +186,43 @@ def test_what_was_adopted_is_not_stale(space: Space, recipe: Recipe) -> None:
     assert recipe("clean", "--stale").out == "" and space.read("o") == "mine"
 
 
-def test_a_published_file_that_became_a_link_or_a_pipe_is_kept(letters: Space, recipe: Recipe) -> None:
+def test_a_published_file_that_became_a_link_or_a_pipe_is_kept(
+    letters: Space, recipe: Recipe
+) -> None:
     (letters.root / "text.txt").rename(letters.root / "elsewhere")
     (letters.root / "text.txt").symlink_to("elsewhere")
     (letters.root / "out" / "count.txt").unlink()
     os.mkfifo(letters.root / "out" / "count.txt")
     said = recipe("clean")
-    assert said.out == "" and said.err.count("changed by hand") == 2 and (letters.root / "elsewhere").exists()
+    assert (
+        said.out == ""
+        and said.err.count("changed by hand") == 2
+        and (letters.root / "elsewhere").exists()
+    )
 
 
-def test_results_of_a_library_recipe_go_with_their_folder_and_latest(space: Space, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_a_library_recipe_go_with_their_folder_and_latest(
+    space: Space, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from runner.language import library
 
     shelf = space.root / "shelf"
-    space.recipe("recipe: tool@1\nsummary: A tool\nsteps: {a: {run: 'touch o', outputs: {o: o}}}", name="shelf/recipes/tool@1.yaml")
+    space.recipe(
+        "recipe: tool@1\nsummary: A tool\nsteps: {a: {run: 'touch o', outputs: {o: o}}}",
+        name="shelf/recipes/tool@1.yaml",
+    )
     monkeypatch.setattr(library, "shipped", lambda: shelf)
-    assert recipe("run", "tool@1").code == 0 and (space.root / "out" / "tool@1" / "latest" / "o").exists()
+    assert (
+        recipe("run", "tool@1").code == 0
+        and (space.root / "out" / "tool@1" / "latest" / "o").exists()
+    )
     assert recipe("status", "tool@1").code == 0 and recipe("clean", "tool@1").code == 0
     assert paths(space) == ["shelf/recipes/tool@1.yaml"]
 
 
-def test_clean_does_not_wait_and_takes_nothing_from_a_living_run(letters: Space, recipe: Recipe) -> None:
+def test_clean_does_not_wait_and_takes_nothing_from_a_living_run(
+    letters: Space, recipe: Recipe
+) -> None:
     with Workspace.open(letters.root) as ws:
         ws.store.runs.submit(RunRow("r-live", "t@1", "", {}, ""))
         fence = ws.store.runs.claim("r-live", "a test")
@@ -177,14 +251,19 @@ def test_a_run_that_died_does_not_keep_everything_forever(letters: Space, recipe
         fence = ws.store.runs.claim("r-dead", "a test")
         assert fence is not None
         ws.store.runs.group("r-dead", fence, run_state=("ACTIVE", ""))
-    assert "NEEDS_RECOVERY" in recipe("runs").out and "died: r-dead" in recipe("status", "./recipe.yaml").out
+    assert (
+        "NEEDS_RECOVERY" in recipe("runs").out
+        and "died: r-dead" in recipe("status", "./recipe.yaml").out
+    )
     letters.run({"word": "bye"})
     assert "died" not in recipe("status").out
     age(letters, 100)
     assert json.loads(recipe("gc", "--keep-runs", "0", "--json").out)["counts"]["object"] == 2
 
 
-def test_gc_removes_unused_states_attempts_and_environments_and_half_written_files(space: Space, recipe: Recipe) -> None:
+def test_gc_removes_unused_states_attempts_and_environments_and_half_written_files(
+    space: Space, recipe: Recipe
+) -> None:
     body = "steps: {a: {run: 'echo 1 > ck/step-1; exit 1', state: {ck: {path: ck/, checkpoint: 'step-*'}}, outputs: {o: o}}}"
     space.recipe(body)
     space.attempt()
@@ -202,7 +281,14 @@ def test_gc_removes_unused_states_attempts_and_environments_and_half_written_fil
 
 
 @pytest.mark.parametrize(
-    "words", [("gc", "--keep-days", "-1"), ("gc", "--keep-runs", "x"), ("clean", "nope@1"), ("adopt",), ("clean", "./none.yaml")]
+    "words",
+    [
+        ("gc", "--keep-days", "-1"),
+        ("gc", "--keep-runs", "x"),
+        ("clean", "nope@1"),
+        ("adopt",),
+        ("clean", "./none.yaml"),
+    ],
 )
 def test_bad_words_change_nothing(letters: Space, recipe: Recipe, words: tuple[str, ...]) -> None:
     before = paths(letters)

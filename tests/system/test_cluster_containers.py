@@ -42,12 +42,22 @@ class Box:
         return self.loop.run(asyncio.wait_for(doing, 60))
 
     def start(self, *argv: str, **more: Any) -> tuple[Job, str]:
-        cwd = self.place / "attempts" / f"attempt {len(list(self.place.glob('attempts/attempt*.log')))}"
+        cwd = (
+            self.place
+            / "attempts"
+            / f"attempt {len(list(self.place.glob('attempts/attempt*.log')))}"
+        )
         cwd.mkdir(parents=True)
         env = {**containers.base_env({}), **more.pop("env", {})}
         mounts, gpus = more.pop("mounts", ()), more.pop("gpus", ())
         plain = Command(argv, str(cwd), env, log=f"{cwd}.log", **more)
-        wrapped = containers.wrap(plain, self.found, self.engine, [*containers.mounts(plain, str(self.place / "objects")), *mounts], gpus)
+        wrapped = containers.wrap(
+            plain,
+            self.found,
+            self.engine,
+            [*containers.mounts(plain, str(self.place / "objects")), *mounts],
+            gpus,
+        )
         return self.do(self.host.start(wrapped, cwd.name)), str(cwd)
 
     def end(self, job: Job) -> tuple[Exit, str]:
@@ -60,7 +70,9 @@ class Box:
 
 
 @pytest.fixture(params=["apptainer", "pyxis"])
-def box(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
+def box(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Box]:
     kind = request.param
     installed(tmp_path, monkeypatch)
     with asyncio.Runner() as loop:
@@ -85,7 +97,9 @@ def installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APPTAINER_CACHEDIR", f"{place}/cache")
 
 
-def test_what_a_step_writes_is_there_and_its_environment_is_the_images_and_its_own(box: Box) -> None:
+def test_what_a_step_writes_is_there_and_its_environment_is_the_images_and_its_own(
+    box: Box,
+) -> None:
     (box.place / "data, set").mkdir()
     (box.place / "data, set" / "in").write_text("given")
     own = {
@@ -95,19 +109,40 @@ def test_what_a_step_writes_is_there_and_its_environment_is_the_images_and_its_o
         "RECIPE_METRICS": f"{box.place}/attempts/attempt 0.metrics",
     }
     script = f"pwd; echo made > out; cat '{box.place}/data, set/in'; echo x > '{box.place}/data, set/in' || echo; echo m >> $RECIPE_METRICS; echo -----; cat /proc/self/environ"
-    exit, log = box.run("sh", "-c", script, env=own, secrets={"TOKEN": TOKEN}, mounts=[Mount(f"{box.place}/data, set")])
+    exit, log = box.run(
+        "sh",
+        "-c",
+        script,
+        env=own,
+        secrets={"TOKEN": TOKEN},
+        mounts=[Mount(f"{box.place}/data, set")],
+    )
     cwd = box.place / "attempts" / "attempt 0"
     assert exit.code == 0, log
     assert log.startswith(f"{cwd}\ngiven") and (cwd / "out").read_text() == "made\n"
-    assert (box.place / "data, set" / "in").read_text() == "given", "what is mounted to be read is not written"
-    env = dict(pair.split("=", 1) for pair in log.rpartition("-----\n")[2].split("\0") if "=" in pair)
-    assert {name: env.get(name) for name in own} == own and env["FROM_IMAGE"] == "yes" and env["TOKEN"] == TOKEN
-    assert not [name for name in env if name.startswith(("RECIPE_IN_", "ENROOT_DATA", "APPTAINER_CACHE", "XDG_"))]
+    assert (box.place / "data, set" / "in").read_text() == "given", (
+        "what is mounted to be read is not written"
+    )
+    env = dict(
+        pair.split("=", 1) for pair in log.rpartition("-----\n")[2].split("\0") if "=" in pair
+    )
+    assert (
+        {name: env.get(name) for name in own} == own
+        and env["FROM_IMAGE"] == "yes"
+        and env["TOKEN"] == TOKEN
+    )
+    assert not [
+        name
+        for name in env
+        if name.startswith(("RECIPE_IN_", "ENROOT_DATA", "APPTAINER_CACHE", "XDG_"))
+    ]
     assert (box.place / "attempts" / "attempt 0.metrics").read_text() == "m\n"
     assert not Path(f"{cwd}.box").exists() and TOKEN not in " ".join(map(str, box.place.rglob("*")))
 
 
-def test_each_process_of_a_step_is_asked_to_end_once_and_has_the_time_that_it_needs(box: Box) -> None:
+def test_each_process_of_a_step_is_asked_to_end_once_and_has_the_time_that_it_needs(
+    box: Box,
+) -> None:
     script = (
         "trap 'echo outer >> told; wait; exit 7' TERM;"
         " sh -c 'trap \"echo inner >> told; exit\" TERM; echo ready; while :; do sleep 0.05; done' & while :; do sleep 0.05; done"
@@ -127,7 +162,15 @@ def test_nothing_is_left_of_a_step_that_does_not_listen(box: Box) -> None:
     assert box.end(job)[0].reason == "stopped"
     box.do(containers.end(box.host, box.engine, cwd))
     assert not Path(f"{cwd}.box").exists()
-    until(lambda: not [path for path in Path("/proc").glob("[0-9]*/environ") if f"RECIPE_CONTAINER={Path(cwd).name}.box".encode() in _read(path)])
+    until(
+        lambda: (
+            not [
+                path
+                for path in Path("/proc").glob("[0-9]*/environ")
+                if f"RECIPE_CONTAINER={Path(cwd).name}.box".encode() in _read(path)
+            ]
+        )
+    )
 
 
 def _read(path: Path) -> bytes:
@@ -141,7 +184,11 @@ def test_what_cannot_begin_says_why(box: Box) -> None:
     exit, log = box.run("no-such-program")
     assert exit.code in (127, 255), log
     words = containers.explain(exit, log.encode(), "the-image")
-    assert words.startswith("the image the-image does not have no-such-program") if box.kind == "apptainer" else words == "", log
+    assert (
+        words.startswith("the image the-image does not have no-such-program")
+        if box.kind == "apptainer"
+        else words == ""
+    ), log
     box.engine = replace(box.engine, args=("--no-such-flag",))
     exit, log = box.run("true")
     assert exit.code == 1 and ("no-such-flag" in log or "Usage: enroot start" in log)
@@ -154,7 +201,9 @@ def test_an_image_of_a_registry_is_fetched_once(box: Box) -> None:
     for _ in range(2):
         found = box.do(containers.resolve(box.host, box.engine, "team/trainer:1", said.append))
     assert said == ["fetching the image team/trainer:1, once"] and found.digest == "team/trainer:1"
-    with pytest.raises(CannotRun, match=r"the image team/none:2 is not there and cannot be pulled: .*(unknown|404)"):
+    with pytest.raises(
+        CannotRun, match=r"the image team/none:2 is not there and cannot be pulled: .*(unknown|404)"
+    ):
         box.do(containers.resolve(box.host, box.engine, "team/none:2"))
     box.found = found
     assert box.run("sh", "-c", "echo $FROM_IMAGE")[1] == "yes\n"
@@ -164,7 +213,11 @@ def test_an_image_of_a_registry_is_fetched_once(box: Box) -> None:
     ("kind", "image", "address"),
     [
         ("apptainer", "pytorch/pytorch:2.13.0", "docker://pytorch/pytorch:2.13.0"),
-        ("apptainer", "nvcr.io/nvidia/pytorch:26.10-py3@sha256:ab", "docker://nvcr.io/nvidia/pytorch@sha256:ab"),
+        (
+            "apptainer",
+            "nvcr.io/nvidia/pytorch:26.10-py3@sha256:ab",
+            "docker://nvcr.io/nvidia/pytorch@sha256:ab",
+        ),
         ("apptainer", "oras://ghcr.io/team/trainer:7", "oras://ghcr.io/team/trainer:7"),
         ("enroot", "nvcr.io/nvidia/pytorch:26.10-py3", "docker://nvcr.io#nvidia/pytorch:26.10-py3"),
         ("enroot", "localhost:5000/a@sha256:ab", "docker://localhost:5000#a@sha256:ab"),
@@ -177,22 +230,43 @@ def test_an_image_is_called_as_the_engine_calls_it(kind: str, image: str, addres
 
 
 def test_gpus_are_given_in_the_way_the_engine_knows() -> None:
-    plain, two = Command(("true",), "/w/a", {}), (Device("1", "GPU-b", "1"), Device("0", "GPU-a", "0"))
-    apptainer, enroot = (Engine(kind, f"/bin/{kind}", "1", "", cards=2, gpus="own") for kind in ("apptainer", "enroot"))  # type: ignore[arg-type]
+    plain, two = (
+        Command(("true",), "/w/a", {}),
+        (Device("1", "GPU-b", "1"), Device("0", "GPU-a", "0")),
+    )
+    apptainer, enroot = (
+        Engine(kind, f"/bin/{kind}", "1", "", cards=2, gpus="own")
+        for kind in ("apptainer", "enroot")
+    )  # type: ignore[arg-type]
 
     def given(engine: Engine, gpus: tuple[Device, ...] | None) -> tuple[bool, object]:
         made = containers.wrap(plain, Image("i", "i"), engine, [], gpus)
-        return "--nv" in made.argv, made.env.get("CUDA_VISIBLE_DEVICES" if engine is apptainer else "NVIDIA_VISIBLE_DEVICES")
+        return "--nv" in made.argv, made.env.get(
+            "CUDA_VISIBLE_DEVICES" if engine is apptainer else "NVIDIA_VISIBLE_DEVICES"
+        )
 
-    assert [given(apptainer, gpus) for gpus in (None, (), two)] == [(True, None), (False, None), (True, "1,0")]
+    assert [given(apptainer, gpus) for gpus in (None, (), two)] == [
+        (True, None),
+        (False, None),
+        (True, "1,0"),
+    ]
     assert [given(enroot, gpus)[1] for gpus in (None, (), two)] == ["all", "void", "GPU-b,GPU-a"]
     with pytest.raises(CannotRun, match="needs 2 GPU"):
         containers.wrap(plain, Image("i", "i"), replace(enroot, gpus=""), [], two, needed=True)
 
 
 def test_a_path_that_no_flag_can_spell_is_refused() -> None:
-    assert cluster_containers._record(Mount('/a,"b"')) == 'type=bind,"source=/a,""b""","destination=/a,""b""",ro'
-    assert cluster_containers._fields(Mount("/a b", True)) == "/a\\040b:/a\\040b:none:x-create=auto,bind,rw"
-    for spelled, path in ((cluster_containers._record, "/a\nb"), (cluster_containers._fields, "/a:b")):
+    assert (
+        cluster_containers._record(Mount('/a,"b"'))
+        == 'type=bind,"source=/a,""b""","destination=/a,""b""",ro'
+    )
+    assert (
+        cluster_containers._fields(Mount("/a b", True))
+        == "/a\\040b:/a\\040b:none:x-create=auto,bind,rw"
+    )
+    for spelled, path in (
+        (cluster_containers._record, "/a\nb"),
+        (cluster_containers._fields, "/a:b"),
+    ):
         with pytest.raises(CannotRun, match="cannot mount"):
             spelled(Mount(path))

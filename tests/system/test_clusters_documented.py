@@ -16,7 +16,10 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "clusters.md"
 
 def test_the_first_allocation_takes_five_lines(space: Space, slurm: Slurm) -> None:  # noqa: F811
     section = DOCUMENT.read_text("utf-8").split("## The first allocation")[1].split("\n## ")[0]
-    yaml, console = re.search(r"```yaml squares.yaml\n(.*?)```", section, re.DOTALL), re.search(r"```console\n(.*?)```", section, re.DOTALL)
+    yaml, console = (
+        re.search(r"```yaml squares.yaml\n(.*?)```", section, re.DOTALL),
+        re.search(r"```console\n(.*?)```", section, re.DOTALL),
+    )
     assert yaml and console
     space.write("squares.yaml", yaml[1])
     space.write("recipe.toml", f"[drivers.slurm]\nroot = '{space.root.parent}/there'\n")
@@ -24,8 +27,19 @@ def test_the_first_allocation_takes_five_lines(space: Space, slurm: Slurm) -> No
     lines = re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", console[1], re.MULTILINE)
     assert len(lines) == 5
     for line, printed in lines:
-        done = subprocess.run(["sh", "-c", line], cwd=space.root, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            ["sh", "-c", line],
+            cwd=space.root,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert printed == "…\n" or done.stdout == printed
         if line == "recipe run ./squares.yaml":
-            assert "0 ran, 1 fresh" in done.stdout + done.stderr or "fresh" in done.stdout + done.stderr
+            assert (
+                "0 ran, 1 fresh" in done.stdout + done.stderr
+                or "fresh" in done.stdout + done.stderr
+            )

@@ -62,7 +62,14 @@ class Room:
 
         return self.loop.run(within())
 
-    def command(self, *argv: str, mounts: Sequence[Mount] = (), image: str = "", engine: Engine | None = None, **more: Any) -> Command:
+    def command(
+        self,
+        *argv: str,
+        mounts: Sequence[Mount] = (),
+        image: str = "",
+        engine: Engine | None = None,
+        **more: Any,
+    ) -> Command:
         """A wrapped command in a new attempt directory."""
         name = f"attempt-{len(self.attempts)}"
         self.attempts.append(name)
@@ -71,7 +78,12 @@ class Room:
         env = {**containers.base_env({}), **more.pop("env", {})}
         plain = Command(argv, str(cwd), env, log=f"{cwd}.log", **more)
         found = self.do(containers.resolve(self.host, self.engine, image or self.machine.image))
-        return containers.wrap(plain, found, engine or self.engine, [*containers.mounts(plain, str(self.root / "objects")), *mounts])
+        return containers.wrap(
+            plain,
+            found,
+            engine or self.engine,
+            [*containers.mounts(plain, str(self.root / "objects")), *mounts],
+        )
 
     def start(self, command: Command) -> Job:
         job: Job = self.do(self.host.start(command, os.path.basename(command.cwd)))
@@ -109,7 +121,10 @@ class Room:
         mark, found = f".{os.path.basename(cwd)}", []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("RECIPE_CONTAINER", "").endswith(mark) and process.cwd() == cwd:
+                if (
+                    process.environ().get("RECIPE_CONTAINER", "").endswith(mark)
+                    and process.cwd() == cwd
+                ):
                     found.append(process)
             except psutil.Error:
                 continue
@@ -133,7 +148,11 @@ def room(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> It
             yield room
         finally:
             for name in room.left():
-                loop.run(containers.end(host, machine.engine, f"{tmp_path}/attempts/{name.partition('.')[2]}"))
+                loop.run(
+                    containers.end(
+                        host, machine.engine, f"{tmp_path}/attempts/{name.partition('.')[2]}"
+                    )
+                )
             loop.run(host.aclose())
 
 
@@ -146,17 +165,29 @@ def test_what_a_step_writes_in_its_directory_is_there_and_ours(room: Room) -> No
     place = room.root / "attempts" / "attempt-0"
     assert (exit.code, exit.reason, exit.strays, log) == (0, "exit", 0, f"{place}\n")
     assert (place / "out.txt").read_text() == "made\n"
-    assert {(path.stat().st_uid, path.stat().st_gid) for path in place.rglob("*")} == {(os.getuid(), os.getgid())}
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in place.rglob("*")} == {
+        (os.getuid(), os.getgid())
+    }
     assert room.left() == []
     assert sorted(os.listdir(place.parent)) == ["attempt-0", "attempt-0.log"]
 
 
 @EACH
-def test_the_environment_is_the_images_and_the_steps_and_nothing_of_the_host(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_the_images_and_the_steps_and_nothing_of_the_host(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OF_THE_CALLER", "1")
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    assert room.run("/bin/busybox", "sh", "-c", "/bin/echo $PATH") == (ANY, f"{path}\n")  # the engine's for an image that says nothing
-    own = {"WORDS": "two\nlines ' \" $x", "LD_LIBRARY_PATH": "/opt/lib", "DOCKER_HOST": "of the step", "PATH": "/own:/bin"}
+    assert room.run("/bin/busybox", "sh", "-c", "/bin/echo $PATH") == (
+        ANY,
+        f"{path}\n",
+    )  # the engine's for an image that says nothing
+    own = {
+        "WORDS": "two\nlines ' \" $x",
+        "LD_LIBRARY_PATH": "/opt/lib",
+        "DOCKER_HOST": "of the step",
+        "PATH": "/own:/bin",
+    }
     _, log = room.sh("cat /proc/self/environ", env=own)
     env = dict(pair.split("=", 1) for pair in log.split("\0") if pair)
     engines = {"HOSTNAME", "TERM", "container", "PWD", "SHLVL", "OLDPWD"}
@@ -171,7 +202,9 @@ def test_the_environment_is_the_images_and_the_steps_and_nothing_of_the_host(roo
 
 
 @EACH
-def test_the_exit_code_of_a_step_is_its_own_also_where_engines_have_a_meaning_for_it(room: Room) -> None:
+def test_the_exit_code_of_a_step_is_its_own_also_where_engines_have_a_meaning_for_it(
+    room: Room,
+) -> None:
     for code in (3, 125, 127):
         exit, log = room.sh(f"echo said; exit {code}")
         assert (exit.code, log) == (code, "said\n")
@@ -179,7 +212,9 @@ def test_the_exit_code_of_a_step_is_its_own_also_where_engines_have_a_meaning_fo
 
 
 @EACH
-def test_links_of_an_attempt_directory_lead_to_the_same_files_inside(room: Room, tmp_path: Path) -> None:
+def test_links_of_an_attempt_directory_lead_to_the_same_files_inside(
+    room: Room, tmp_path: Path
+) -> None:
     objects, state, data = (tmp_path / name for name in ("objects", "states", "data, set"))
     for folder in (objects / "ab", state, data / "deep"):
         folder.mkdir(parents=True)
@@ -189,12 +224,22 @@ def test_links_of_an_attempt_directory_lead_to_the_same_files_inside(room: Room,
     outside.write_text("blob")
     (data / "link").symlink_to(outside)
     cwd = tmp_path / "attempts" / "attempt-0"
-    plain = Command(("sh", "-c", "cat object data/deep/file data/link; echo x > data/new || echo x > ckpt/new"), str(cwd), {"HOME": "/tmp"})
+    plain = Command(
+        ("sh", "-c", "cat object data/deep/file data/link; echo x > data/new || echo x > ckpt/new"),
+        str(cwd),
+        {"HOME": "/tmp"},
+    )
     cwd.mkdir(parents=True)
     for name, target in (("object", objects / "ab" / "123"), ("data", data), ("ckpt", state)):
         (cwd / name).symlink_to(target)
     found = containers.mounts(plain, str(objects), [str(state)])
-    assert set(found) == {Mount(str(cwd), True), Mount(str(state), True), Mount(str(objects)), Mount(str(data)), Mount(str(outside))}
+    assert set(found) == {
+        Mount(str(cwd), True),
+        Mount(str(state), True),
+        Mount(str(objects)),
+        Mount(str(data)),
+        Mount(str(outside)),
+    }
     image = room.do(containers.resolve(room.host, room.engine, room.machine.image))
     job = room.start(replace(containers.wrap(plain, image, room.engine, found), log=f"{cwd}.log"))
     assert room.end(job).code == 0, room.log(job)
@@ -215,7 +260,9 @@ def test_the_script_and_the_metrics_beside_the_directory_are_seen(room: Room) ->
 
 
 def test_no_argument_of_any_process_holds_a_secret(room: Room) -> None:
-    job, command = room.begun('echo "$TOKEN" > seen; mkfifo on; echo ready; cat on', secrets={"TOKEN": TOKEN})
+    job, command = room.begun(
+        'echo "$TOKEN" > seen; mkfifo on; echo ready; cat on', secrets={"TOKEN": TOKEN}
+    )
     lines = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
     assert any("recipe-container" in line for line in lines if line)
     assert not [line for line in lines if any(TOKEN in word for word in line or ())]
@@ -226,7 +273,9 @@ def test_no_argument_of_any_process_holds_a_secret(room: Room) -> None:
 
 
 def test_a_step_may_run_as_anybody_the_engine_says(room: Room) -> None:
-    engine = replace(room.engine, args=(*room.engine.args, "--hostname", "inside"), user="1234:1234")
+    engine = replace(
+        room.engine, args=(*room.engine.args, "--hostname", "inside"), user="1234:1234"
+    )
     cwd = room.root / "attempts"
     cwd.mkdir()
     exit, log = room.run("/bin/id", "-u", engine=engine)
@@ -255,7 +304,9 @@ def test_stop_asks_every_process_in_the_container_once_and_gives_it_time(room: R
 @EACH
 @BOTH_INITS
 def test_one_that_does_not_listen_is_killed_and_nothing_is_left_of_it(room: Room) -> None:
-    job, command = room.begun("trap '' TERM; (trap '' TERM; while :; do sleep 0.05; done) & echo ready; while :; do sleep 0.05; done")
+    job, command = room.begun(
+        "trap '' TERM; (trap '' TERM; while :; do sleep 0.05; done) & echo ready; while :; do sleep 0.05; done"
+    )
     assert room.processes(command.cwd)
     room.do(room.host.stop(job, timedelta(seconds=0.3)))
     assert room.end(job).reason == "stopped"
@@ -279,18 +330,36 @@ def test_one_that_is_stopped_before_it_began_leaves_nothing(room: Room) -> None:
 def test_another_machine_runs_and_stops_containers_too(machine: Machine, tmp_path: Path) -> None:  # noqa: F811
     async def there() -> None:
         driver = Loopback(tmp_path / "machines")
-        lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "lease", datetime.now(UTC) + timedelta(hours=1)))
+        lease = await driver.acquire(
+            Order((await driver.offers(Wish()))[0], "lease", datetime.now(UTC) + timedelta(hours=1))
+        )
         (machine_of,) = await driver.hosts(lease) or ()
         host = there_on(Wire(machine_of, machine_of.root))
         attempt = tmp_path / "machines" / "host-1" / "attempts" / "one"
         attempt.mkdir(parents=True)
         said: list[str] = []
-        settings = {"container_engine": machine.kind, "engine_args": machine.flags, "container_args": machine.args}
-        boxes = containers.Containers(host, str(attempt.parent), said.append, settings, machine.environ)
+        settings = {
+            "container_engine": machine.kind,
+            "engine_args": machine.flags,
+            "container_args": machine.args,
+        }
+        boxes = containers.Containers(
+            host, str(attempt.parent), said.append, settings, machine.environ
+        )
         await boxes.image(machine.image)
-        script = 'trap "exit 7" TERM; echo "$TOKEN" > seen; echo ready; while :; do sleep 0.05; done'
-        command = Command(("sh", "-c", script), str(attempt), containers.base_env({}), {"TOKEN": TOKEN}, log=f"{attempt}.log")
-        job = await host.start(boxes.wrap(command, machine.image, [Mount(str(attempt), True)]), "one")
+        script = (
+            'trap "exit 7" TERM; echo "$TOKEN" > seen; echo ready; while :; do sleep 0.05; done'
+        )
+        command = Command(
+            ("sh", "-c", script),
+            str(attempt),
+            containers.base_env({}),
+            {"TOKEN": TOKEN},
+            log=f"{attempt}.log",
+        )
+        job = await host.start(
+            boxes.wrap(command, machine.image, [Mount(str(attempt), True)]), "one"
+        )
         async with asyncio.timeout(60):
             while b"ready" not in await host.log(job, 0):
                 assert await host.wait(job, timedelta(seconds=0.05)) is None
@@ -308,8 +377,12 @@ def test_another_machine_runs_and_stops_containers_too(machine: Machine, tmp_pat
 
 
 @BOTH_INITS
-def test_a_process_that_saves_its_work_has_the_time_that_it_has_outside_of_a_container(room: Room) -> None:
-    saves = "trap 'sleep 0.3; echo saved > saved; exit' TERM; echo ready; while :; do sleep 0.05; done"
+def test_a_process_that_saves_its_work_has_the_time_that_it_has_outside_of_a_container(
+    room: Room,
+) -> None:
+    saves = (
+        "trap 'sleep 0.3; echo saved > saved; exit' TERM; echo ready; while :; do sleep 0.05; done"
+    )
     job, command = room.begun(f'sh -c "{saves}"; echo never')
     room.do(room.host.stop(job, timedelta(seconds=20)))
     assert room.end(job).reason == "stopped"
@@ -362,7 +435,14 @@ def test_the_guard_alone_ends_a_container_when_all_else_is_gone(room: Room, tmp_
     """On a host whose own supervisor looks after a group only: the group gets SIGKILL, and nobody comes to look."""
     command = room.command("sh", "-c", "echo ready; while :; do sleep 0.05; done")
     with open(tmp_path / "said", "wb") as log:
-        script = subprocess.Popen(command.argv, cwd=command.cwd, env=dict(command.env), stdout=log, stderr=log, start_new_session=True)
+        script = subprocess.Popen(
+            command.argv,
+            cwd=command.cwd,
+            env=dict(command.env),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     until(lambda: (tmp_path / "said").read_text() == "ready\n")
     os.killpg(script.pid, signal.SIGKILL)
     script.wait()
@@ -378,21 +458,32 @@ def test_a_sweep_ends_orphans_and_leaves_a_living_job_alone(room: Room) -> None:
     words = list(left.argv)
     words = words[words.index("run") :]
     words.insert(1, "--detach")
-    subprocess.run([room.machine.kind, *room.machine.flags, *_without_files(words)], env={**os.environ, **left.env}, check=True, capture_output=True)
+    subprocess.run(
+        [room.machine.kind, *room.machine.flags, *_without_files(words)],
+        env={**os.environ, **left.env},
+        check=True,
+        capture_output=True,
+    )
     assert len(room.left()) == 2
-    assert room.do(containers.sweep(room.host, room.engine, f"{room.root}/attempts")) == [os.path.basename(left.cwd)]
+    assert room.do(containers.sweep(room.host, room.engine, f"{room.root}/attempts")) == [
+        os.path.basename(left.cwd)
+    ]
     assert [name.partition(".")[2] for name in room.left()] == [os.path.basename(command.cwd)]
     Path(command.cwd, "on").write_text("go on")
     assert room.end(job).code == 0
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
-def test_the_supervising_script_runs_in_any_posix_shell(room: Room, tmp_path: Path, shell: str) -> None:
+def test_the_supervising_script_runs_in_any_posix_shell(
+    room: Room, tmp_path: Path, shell: str
+) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sh").symlink_to(needs(shell))
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     engine = replace(room.engine, env={**room.engine.env, "PATH": path})
-    job, _ = room.begun("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", engine=engine)
+    job, _ = room.begun(
+        "trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", engine=engine
+    )
     room.do(room.host.stop(job, timedelta(seconds=20)))
     assert (room.end(job).code, room.left()) == (7, [])
 
@@ -415,11 +506,18 @@ steps:
 
 
 @pytest.mark.parametrize("driver", ["local", "loopback"])
-def test_a_recipe_with_an_image_runs_in_it_here_and_elsewhere(machine: Machine, tmp_path: Path, driver: str) -> None:  # noqa: F811
+def test_a_recipe_with_an_image_runs_in_it_here_and_elsewhere(
+    machine: Machine,  # noqa: F811
+    tmp_path: Path,
+    driver: str,
+) -> None:
     space = Space(tmp_path / "space")
     space.write("big.bin", "x" * 200_000)  # too large for a copy: a link
     space.recipe(BOXED.replace("IMAGE", machine.image))
-    space.write("recipe.toml", f"[drivers.{driver}]\nengine_args = {list(machine.flags)}\ncontainer_args = {list(machine.args)}\n")
+    space.write(
+        "recipe.toml",
+        f"[drivers.{driver}]\nengine_args = {list(machine.flags)}\ncontainer_args = {list(machine.args)}\n",
+    )
     words = ("run", "--driver", driver, "data=big.bin")
     env = {**machine.environ, "HOME": str(tmp_path)}
     code, out, err = space.command(*words, env=env)
@@ -439,7 +537,10 @@ def test_a_recipe_with_an_image_runs_in_it_here_and_elsewhere(machine: Machine, 
 
 @EACH
 def test_an_image_that_is_nowhere_is_named_with_the_engines_reason(room: Room) -> None:
-    with pytest.raises(CannotRun, match=r"the image localhost:1/none:9 is not there and cannot be pulled: .*(refused|lookup|registry)") as error:
+    with pytest.raises(
+        CannotRun,
+        match=r"the image localhost:1/none:9 is not there and cannot be pulled: .*(refused|lookup|registry)",
+    ) as error:
         room.do(containers.resolve(room.host, room.engine, "localhost:1/none:9"))
     assert "log in to its registry" in error.value.fix
 
@@ -452,17 +553,38 @@ def test_an_image_is_known_by_its_digest_and_pinned_by_it(room: Room) -> None:
 
 
 @EACH
-def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(machine: Machine, room: Room, tmp_path: Path) -> None:  # noqa: F811
+def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(
+    machine: Machine,  # noqa: F811
+    room: Room,
+    tmp_path: Path,
+) -> None:
     """From a registry, of which this is as much as an engine needs to pull."""
     layer = root_of(("true",))
-    config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [_sha(layer)]}}).encode()
+    config = json.dumps(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "rootfs": {"type": "layers", "diff_ids": [_sha(layer)]},
+        }
+    ).encode()
     kinds = {"config": "container.image.v1+json", "layer": "image.rootfs.diff.tar"}
     parts = {
-        name: {"mediaType": f"application/vnd.docker.{kinds[name]}", "size": len(data), "digest": _sha(data)}
+        name: {
+            "mediaType": f"application/vnd.docker.{kinds[name]}",
+            "size": len(data),
+            "digest": _sha(data),
+        }
         for name, data in (("config", config), ("layer", layer))
     }
     form = "application/vnd.docker.distribution.manifest.v2+json"
-    manifest = json.dumps({"schemaVersion": 2, "mediaType": form, "config": parts["config"], "layers": [parts["layer"]]}).encode()
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": form,
+            "config": parts["config"],
+            "layers": [parts["layer"]],
+        }
+    ).encode()
     served = {_sha(data): data for data in (layer, config, manifest)} | {"1": manifest}
     asked: list[str] = []
 
@@ -471,7 +593,9 @@ def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(machine: 
             asked.append(self.path)
             data = b"{}" if self.path == "/v2/" else served.get(self.path.rpartition("/")[2])
             self.send_response(404 if data is None else 200)
-            self.send_header("Content-Type", form if data is manifest else "application/octet-stream")
+            self.send_header(
+                "Content-Type", form if data is manifest else "application/octet-stream"
+            )
             self.send_header("Content-Length", str(len(data or b"")))
             self.send_header("Docker-Content-Digest", _sha(data or b""))
             self.end_headers()
@@ -486,15 +610,22 @@ def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(machine: 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = f"127.0.0.1:{server.server_port}"
-        (tmp_path / "registries.conf").write_text(f'[[registry]]\nlocation = "{place}"\ninsecure = true\n')
-        room.engine = replace(room.engine, env={**room.engine.env, "CONTAINERS_REGISTRIES_CONF": f"{tmp_path}/registries.conf"})
+        (tmp_path / "registries.conf").write_text(
+            f'[[registry]]\nlocation = "{place}"\ninsecure = true\n'
+        )
+        room.engine = replace(
+            room.engine,
+            env={**room.engine.env, "CONTAINERS_REGISTRIES_CONF": f"{tmp_path}/registries.conf"},
+        )
         said: list[str] = []
         try:
             for name in (f"{place}/team/trainer:1", f"{place}/team/trainer@{_sha(manifest)}"):
                 found = room.do(containers.resolve(room.host, room.engine, name, said.append))
                 assert (found.id, found.digest) == (_sha(config), _sha(manifest))
                 del asked[:]
-                assert room.do(containers.resolve(room.host, room.engine, name, said.append)) == found
+                assert (
+                    room.do(containers.resolve(room.host, room.engine, name, said.append)) == found
+                )
                 assert asked == []
             assert said[0] == f"fetching the image {place}/team/trainer:1, once"
             assert room.run("/bin/true", image=f"{place}/team/trainer:1")[0].code == 0
@@ -510,7 +641,9 @@ def test_an_image_without_a_shell_is_distinguished_from_a_step_that_failed(room:
     exit, log = room.run("/bin/sh", "-c", "true", image=room.machine.bare)
     assert exit.code != 0
     words = containers.explain(exit, log.encode(), "the-image")
-    assert words.startswith("the image the-image does not have ") and "a script needs /bin/sh" in words
+    assert (
+        words.startswith("the image the-image does not have ") and "a script needs /bin/sh" in words
+    )
     exit, log = room.run("/bin/busybox", "true", image=room.machine.bare)
     assert exit.code == 0, log
 
@@ -519,13 +652,17 @@ def test_a_host_without_setsid_says_so_and_nothing_hangs(room: Room, tmp_path: P
     (tmp_path / "bin").mkdir()
     for name in ("sh", "rm", "mkdir", "mkfifo", "sleep", "kill", "date"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
-    exit, log = room.sh("true", engine=replace(room.engine, env={**room.engine.env, "PATH": f"{tmp_path}/bin"}))
+    exit, log = room.sh(
+        "true", engine=replace(room.engine, env={**room.engine.env, "PATH": f"{tmp_path}/bin"})
+    )
     assert exit.code == 127 and "setsid" in log
     assert containers.explain(exit, log.encode(), "the-image") == ""
 
 
 @EACH
-def test_a_program_that_cannot_be_run_is_distinguished_from_one_that_is_not_there(room: Room) -> None:
+def test_a_program_that_cannot_be_run_is_distinguished_from_one_that_is_not_there(
+    room: Room,
+) -> None:
     exit, log = room.run("/tmp")
     words = containers.explain(exit, log.encode(), "the-image")
     assert words.startswith("the image the-image cannot run ") and "ermission denied" in words
@@ -553,13 +690,17 @@ def _found(tmp_path: Path, docker: str = "", podman: str = "", files: str = "") 
             (folder / name).symlink_to(str(shutil.which(name)))
     for name, said in (("docker", docker), ("podman", podman)):
         if said:
-            (folder / name).write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && {{ echo {name} version 1; exit; }}\ncat <<'END'\n{said}\nEND\n")
+            (folder / name).write_text(
+                f"#!/bin/sh\n[ \"$1\" = --version ] && {{ echo {name} version 1; exit; }}\ncat <<'END'\n{said}\nEND\n"
+            )
             (folder / name).chmod(0o755)
 
     async def detected() -> Engine:
         host = here(tmp_path / "agent")
         try:
-            return await containers.detect(host, environ={"PATH": str(folder), "HTTPS_PROXY": "http://user:hunter2@proxy"})
+            return await containers.detect(
+                host, environ={"PATH": str(folder), "HTTPS_PROXY": "http://user:hunter2@proxy"}
+            )
         finally:
             await host.aclose()
 
@@ -567,27 +708,44 @@ def _found(tmp_path: Path, docker: str = "", podman: str = "", files: str = "") 
 
 
 def _docker(**more: Any) -> str:
-    return json.dumps({"ServerVersion": "27.0", "InitBinary": "docker-init", "SecurityOptions": [], **more})
+    return json.dumps(
+        {"ServerVersion": "27.0", "InitBinary": "docker-init", "SecurityOptions": [], **more}
+    )
 
 
 def _podman(*, rootless: bool) -> str:
-    return json.dumps({"host": {"security": {"rootless": rootless}}, "version": {"Version": "5.1"}}, indent=1)
+    return json.dumps(
+        {"host": {"security": {"rootless": rootless}}, "version": {"Version": "5.1"}}, indent=1
+    )
 
 
 def test_docker_is_taken_where_its_daemon_answers_else_podman(tmp_path: Path) -> None:
-    found = _found(tmp_path, docker=_docker(ServerVersion="", ServerErrors=["Cannot connect"]), podman=_podman(rootless=True))
-    assert (found.kind, found.version, found.rootless, found.user) == ("podman", "5.1", True, f"{os.getuid()}:{os.getgid()}")
+    found = _found(
+        tmp_path,
+        docker=_docker(ServerVersion="", ServerErrors=["Cannot connect"]),
+        podman=_podman(rootless=True),
+    )
+    assert (found.kind, found.version, found.rootless, found.user) == (
+        "podman",
+        "5.1",
+        True,
+        f"{os.getuid()}:{os.getgid()}",
+    )
     found = _found(tmp_path, docker=_docker(SecurityOptions=["name=rootless"]))
     assert (found.kind, found.version, found.init, found.user) == ("docker", "27.0", True, "0:0")
 
 
-def test_an_engine_that_names_an_init_program_and_lacks_it_is_used_without_one(tmp_path: Path) -> None:
+def test_an_engine_that_names_an_init_program_and_lacks_it_is_used_without_one(
+    tmp_path: Path,
+) -> None:
     assert _found(tmp_path, docker=_docker(InitCommit={"ID": "de40ad0"})).init
     assert not _found(tmp_path, docker=_docker(InitCommit={"ID": "N/A"})).init
 
 
 def test_where_no_engine_works_each_is_named_with_its_trouble(tmp_path: Path) -> None:
-    with pytest.raises(CannotRun, match=r"docker does not work: Cannot connect to it; podman is not installed"):
+    with pytest.raises(
+        CannotRun, match=r"docker does not work: Cannot connect to it; podman is not installed"
+    ):
         _found(tmp_path, docker=_docker(ServerVersion="", ServerErrors=["Cannot connect to it"]))
     with pytest.raises(CannotRun, match=r"podman does not work: Error: no space"):
         _found(tmp_path, docker="permission denied", podman="Error: no space")
@@ -604,7 +762,12 @@ IMAGE = Image("sha256:1", "sha256:2")
 
 
 def _words(
-    engine: Engine, mounts: Sequence[Mount] = (), gpus: Sequence[Device] | None = None, command: Command = PLAIN_COMMAND, *, needed: bool = False
+    engine: Engine,
+    mounts: Sequence[Mount] = (),
+    gpus: Sequence[Device] | None = None,
+    command: Command = PLAIN_COMMAND,
+    *,
+    needed: bool = False,
 ) -> list[str]:
     argv = list(containers.wrap(command, IMAGE, engine, mounts, gpus, needed=needed).argv)
     return argv[argv.index("run") :]
@@ -620,17 +783,28 @@ PODMAN = Engine("podman", "/usr/bin/podman", "5.1", "1000:1000", rootless=True)
 
 def test_gpus_are_given_in_the_way_the_engine_knows_and_only_where_there_are_some() -> None:
     assert ("--gpus", "all") in _pairs(_words(replace(DOCKER, cards=2, gpus="gpus")))
-    assert ("--device", "nvidia.com/gpu=all") in _pairs(_words(replace(DOCKER, cards=2, gpus="cdi")))
-    assert ("--device", "nvidia.com/gpu=all") in _pairs(_words(replace(PODMAN, cards=2, gpus="cdi")))
+    assert ("--device", "nvidia.com/gpu=all") in _pairs(
+        _words(replace(DOCKER, cards=2, gpus="cdi"))
+    )
+    assert ("--device", "nvidia.com/gpu=all") in _pairs(
+        _words(replace(PODMAN, cards=2, gpus="cdi"))
+    )
     assert not {"--gpus", "--device"} & set(_words(DOCKER))
 
 
 def test_a_container_is_given_the_gpus_of_its_step_and_no_other() -> None:
     two = (Device("1", "GPU-b", "1"), Device("0", "GPU-a", "0"))
-    assert ("--gpus", '"device=GPU-b,GPU-a"') in _pairs(_words(replace(DOCKER, cards=2, gpus="gpus"), gpus=two))
-    assert ("--gpus", '"device=1"') in _pairs(_words(replace(DOCKER, cards=2, gpus="gpus"), gpus=(Device("1"),)))
+    assert ("--gpus", '"device=GPU-b,GPU-a"') in _pairs(
+        _words(replace(DOCKER, cards=2, gpus="gpus"), gpus=two)
+    )
+    assert ("--gpus", '"device=1"') in _pairs(
+        _words(replace(DOCKER, cards=2, gpus="gpus"), gpus=(Device("1"),))
+    )
     given = _words(replace(PODMAN, cards=2, gpus="cdi"), gpus=two)
-    assert [word for word in given if word.startswith("nvidia.com")] == ["nvidia.com/gpu=1", "nvidia.com/gpu=0"]
+    assert [word for word in given if word.startswith("nvidia.com")] == [
+        "nvidia.com/gpu=1",
+        "nvidia.com/gpu=0",
+    ]
     for engine in (replace(DOCKER, cards=2, gpus="gpus"), replace(PODMAN, cards=2, gpus="cdi")):
         assert not {"--gpus", "--device"} & set(_words(engine, gpus=()))
 
@@ -655,36 +829,56 @@ def test_the_network_is_the_hosts_unless_the_settings_say_otherwise() -> None:
 
 
 def test_values_of_variables_stay_out_of_the_words_and_reach_the_client() -> None:
-    wrapped = containers.wrap(PLAIN_COMMAND, IMAGE, replace(DOCKER, env={"HOME": "/home/me", "HTTPS_PROXY": "p"}), ())
+    wrapped = containers.wrap(
+        PLAIN_COMMAND, IMAGE, replace(DOCKER, env={"HOME": "/home/me", "HTTPS_PROXY": "p"}), ()
+    )
     assert {("--env", "A"), ("--env", "TOKEN")} <= _pairs(wrapped.argv)
     assert wrapped.env == {"HOME": "/home/me", "A": "1"}
     assert wrapped.secrets == {"TOKEN": "secret"}
     assert "secret" not in " ".join(wrapped.argv)
 
 
-def test_a_variable_that_the_client_reads_itself_goes_round_it_and_a_secret_of_such_a_name_is_refused() -> None:
-    wrapped = containers.wrap(replace(PLAIN_COMMAND, env={"PATH": "/own", "LD_PRELOAD": "x.so"}), IMAGE, replace(DOCKER, env={"PATH": "/bin"}), ())
+def test_a_variable_that_the_client_reads_itself_goes_round_it_and_a_secret_of_such_a_name_is_refused() -> (
+    None
+):
+    wrapped = containers.wrap(
+        replace(PLAIN_COMMAND, env={"PATH": "/own", "LD_PRELOAD": "x.so"}),
+        IMAGE,
+        replace(DOCKER, env={"PATH": "/bin"}),
+        (),
+    )
     assert wrapped.env == {"PATH": "/bin"}
     assert {("--env", "PATH=/own"), ("--env", "LD_PRELOAD=x.so")} <= _pairs(wrapped.argv)
-    with pytest.raises(CannotRun, match="the secret DOCKER_HOST has a name that docker reads itself"):
-        containers.wrap(replace(PLAIN_COMMAND, secrets={"DOCKER_HOST": "secret"}), IMAGE, DOCKER, ())
+    with pytest.raises(
+        CannotRun, match="the secret DOCKER_HOST has a name that docker reads itself"
+    ):
+        containers.wrap(
+            replace(PLAIN_COMMAND, secrets={"DOCKER_HOST": "secret"}), IMAGE, DOCKER, ()
+        )
 
 
 def test_a_path_that_no_flag_can_spell_is_refused() -> None:
     assert ("--volume", "/a,b:/a,b:ro") in _pairs(_words(DOCKER, [Mount("/a,b")]))
-    assert ("--mount", "type=bind,source=/a b:c,target=/a b:c") in _pairs(_words(DOCKER, [Mount("/a b:c", True)]))
+    assert ("--mount", "type=bind,source=/a b:c,target=/a b:c") in _pairs(
+        _words(DOCKER, [Mount("/a b:c", True)])
+    )
     with pytest.raises(CannotRun, match="cannot mount '/a,b:c'"):
         _words(DOCKER, [Mount("/a,b:c")])
 
 
-_paths = st.lists(st.text("abc", min_size=1, max_size=2), min_size=1, max_size=5).map(lambda parts: "/" + "/".join(parts))
+_paths = st.lists(st.text("abc", min_size=1, max_size=2), min_size=1, max_size=5).map(
+    lambda parts: "/" + "/".join(parts)
+)
 
 
 @given(st.lists(_paths, max_size=40), st.integers(1, 8))
 def test_few_mounts_cover_many_paths(paths: list[str], most: int) -> None:
     found = containers.covering(paths, most)
     assert len(found) <= most
-    assert all(any(path == top or path.startswith(top.rstrip("/") + "/") for top in found) for path in paths)
+    assert all(
+        any(path == top or path.startswith(top.rstrip("/") + "/") for top in found)
+        for path in paths
+    )
     assert not any(a != b and b.startswith(a.rstrip("/") + "/") for a in found for b in found)
     if len(set(paths)) <= most:
         assert set(found) <= set(paths)
@@ -692,8 +886,14 @@ def test_few_mounts_cover_many_paths(paths: list[str], most: int) -> None:
 
 def _client(command: Command) -> int:
     """The engine's client of a wrapped command that runs."""
-    words = list(command.argv[10:])  # after the script, what it is told, and the number of the engine's words
-    found = [process.pid for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == words]
+    words = list(
+        command.argv[10:]
+    )  # after the script, what it is told, and the number of the engine's words
+    found = [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] == words
+    ]
     assert len(found) == 1
     return int(found[0])
 

@@ -35,9 +35,18 @@ POINTS = {
 
 def test_every_point_is_tried() -> None:
     package = Path(runner.__file__).parent
-    found = {name for path in package.rglob("*.py") for name in re.findall(r'crashpoint\("([^"]+)"\)', path.read_text())}
+    found = {
+        name
+        for path in package.rglob("*.py")
+        for name in re.findall(r'crashpoint\("([^"]+)"\)', path.read_text())
+    }
     # Tried with hosts, with shared stores, with rented machines, and with receivers of reports.
-    elsewhere = {"attempt-carried", "points-due", "letter-sent", *(name for name in found if name.startswith(("remote-", "lease-", "release-")))}
+    elsewhere = {
+        "attempt-carried",
+        "points-due",
+        "letter-sent",
+        *(name for name in found if name.startswith(("remote-", "lease-", "release-"))),
+    }
     assert found - elsewhere == set(POINTS)
 
 
@@ -67,7 +76,10 @@ def left(space: Space) -> list[str]:
 
 
 def is_whole(space: Space) -> bool:
-    return space.read("a.txt") == space.read("b/x") == space.read("c.txt") == "one\n" and (space.root / "b/y").stat().st_size == 200_000
+    return (
+        space.read("a.txt") == space.read("b/x") == space.read("c.txt") == "one\n"
+        and (space.root / "b/y").stat().st_size == 200_000
+    )
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -121,7 +133,9 @@ def test_a_step_whose_worker_was_killed_goes_on_and_is_not_started_twice(space: 
 def test_a_step_that_ended_without_a_worker_is_collected(space: Space) -> None:
     gate = killed_while_b_waits(space)
     gate.write_text("go\n")
-    until(lambda: '"code": 0' in (space.root / ".recipe/local/journal").read_text().splitlines()[-1])
+    until(
+        lambda: '"code": 0' in (space.root / ".recipe/local/journal").read_text().splitlines()[-1]
+    )
     space.run()
     assert is_whole(space)
     assert [starts(space, step) for step in "abc"] == [1, 1, 1]
@@ -153,7 +167,10 @@ def test_a_step_whose_agent_is_killed_is_waited_for(space: Space) -> None:
 def test_a_step_that_was_always_short_is_tried_again_when_its_agent_is_killed(space: Space) -> None:
     chain(space)
     space.run()
-    chain(space, slow=f"echo $PPID > {space.root}/parent; test $(grep -c b {space.root}/starts) = 3 || sleep 60;")
+    chain(
+        space,
+        slow=f"echo $PPID > {space.root}/parent; test $(grep -c b {space.root}/starts) = 3 || sleep 60;",
+    )
     worker = space.start("run")
     parent = space.root / "parent"
     until(lambda: parent.exists() and parent.read_text().strip())
@@ -167,7 +184,9 @@ def test_a_step_that_was_always_short_is_tried_again_when_its_agent_is_killed(sp
 def test_a_short_step_that_kills_its_agent_fails_and_that_is_reported(space: Space) -> None:
     space.recipe("steps:\n  one: {run: 'true'}\n")
     space.run()
-    space.recipe(f"steps:\n  one: {{run: 'echo >> {space.root}/starts; kill -9 $PPID; sleep 60'}}\n")
+    space.recipe(
+        f"steps:\n  one: {{run: 'echo >> {space.root}/starts; kill -9 $PPID; sleep 60'}}\n"
+    )
     code, _, said = space.command("run")
     assert code == 1 and "the agent of this machine was killed 3 times while it ran" in said, said
     assert "fix: let the step end only processes that it started" in said
@@ -177,7 +196,9 @@ def test_a_short_step_that_kills_its_agent_fails_and_that_is_reported(space: Spa
 def test_a_killed_agent_is_named_when_no_try_is_left(space: Space) -> None:
     space.recipe("steps:\n  one: {run: 'true'}\n")
     space.run()
-    space.recipe(f"steps:\n  one: {{run: 'echo $PPID > {space.root}/parent; sleep 60', retries: {{preemption: 0}}}}\n")
+    space.recipe(
+        f"steps:\n  one: {{run: 'echo $PPID > {space.root}/parent; sleep 60', retries: {{preemption: 0}}}}\n"
+    )
     worker = space.start("run")
     parent = space.root / "parent"
     until(lambda: parent.exists() and parent.read_text().strip())
@@ -199,20 +220,31 @@ def test_a_run_whose_worker_died_is_closed_by_the_next(space: Space) -> None:
 def one_step(space: Space, size: int) -> Path:
     """A step that has ended while nobody saw it, and what its worker put before it."""
     space.write("in.txt", "x" * size)
-    space.recipe(f"steps: {{s: {{run: 'echo $RECIPE_STEP >> {space.root}/starts; wc -c < in.txt > o', deps: [in.txt], outputs: {{o: o}}}}}}")
+    space.recipe(
+        f"steps: {{s: {{run: 'echo $RECIPE_STEP >> {space.root}/starts; wc -c < in.txt > o', deps: [in.txt], outputs: {{o: o}}}}}}"
+    )
     code, _, _ = space.command("run", env={"RECIPE_CRASH_AT": "job-over:1"})
     assert code == -signal.SIGKILL
-    return space.root / ".recipe/attempts" / next(name for name in left(space) if "." not in name) / "in.txt"
+    return (
+        space.root
+        / ".recipe/attempts"
+        / next(name for name in left(space) if "." not in name)
+        / "in.txt"
+    )
 
 
-def test_an_attempt_of_a_dead_run_that_was_given_something_else_is_started_anew(space: Space) -> None:
+def test_an_attempt_of_a_dead_run_that_was_given_something_else_is_started_anew(
+    space: Space,
+) -> None:
     one_step(space, 10).write_text("another")
     space.run()
     assert starts(space, "s") == 2 and space.read("o") == "10\n" and left(space) == []
 
 
 @pytest.mark.parametrize("size", [10, 200_000], ids=["a copy", "a link"])
-def test_an_input_that_changes_while_a_step_is_taken_up_is_seen(space: Space, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_that_changes_while_a_step_is_taken_up_is_seen(
+    space: Space, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one_step(space, size)
 
     def edited(point: str) -> None:
@@ -228,7 +260,9 @@ def test_an_input_that_changes_while_a_step_is_taken_up_is_seen(space: Space, si
 
 
 @pytest.mark.parametrize("size", [10, 200_000], ids=["a copy", "a link"])
-def test_an_attempt_of_a_dead_run_whose_inputs_are_the_same_is_taken_up(space: Space, size: int) -> None:
+def test_an_attempt_of_a_dead_run_whose_inputs_are_the_same_is_taken_up(
+    space: Space, size: int
+) -> None:
     one_step(space, size)
     space.run()
     assert starts(space, "s") == 1 and space.read("o") == f"{size}\n" and left(space) == []

@@ -36,7 +36,11 @@ def failure(space: Space, id: str = "") -> str:
 
 def reasons(space: Space, id: str) -> list[str]:
     """Why each attempt of a step ended badly."""
-    return [event.reason for event in space.events if event.id == id and event.before == "RUNNING" and event.after in ("QUEUED", "FAILED")]
+    return [
+        event.reason
+        for event in space.events
+        if event.id == id and event.before == "RUNNING" and event.after in ("QUEUED", "FAILED")
+    ]
 
 
 def together(space: Space) -> int:
@@ -51,7 +55,10 @@ def together(space: Space) -> int:
 def noting(space: Space, *, extra: str = "") -> str:
     """Six steps that meet where they can: each waits a little for company that does not come when there is no room."""
     notes = space.root / "notes"
-    steps = "".join(f"  s{n}:\n    run: printf '+\\n' >> {notes}; sleep 0.1; printf -- '-\\n' >> {notes}\n{extra}" for n in range(6))
+    steps = "".join(
+        f"  s{n}:\n    run: printf '+\\n' >> {notes}; sleep 0.1; printf -- '-\\n' >> {notes}\n{extra}"
+        for n in range(6)
+    )
     return f"steps:\n{steps}"
 
 
@@ -74,7 +81,9 @@ def test_a_named_pool_has_room_for_one_unless_it_is_given_more(space: Space) -> 
 
 
 def test_a_failure_stops_what_has_not_started_unless_keep_going_is_set(space: Space) -> None:
-    space.recipe("steps:\n  bad: {run: exit 1}\n  below: {needs: [bad], run: 'true'}\n  beside: {run: 'true'}\n  other: {run: 'true'}\n")
+    space.recipe(
+        "steps:\n  bad: {run: exit 1}\n  below: {needs: [bad], run: 'true'}\n  beside: {run: 'true'}\n  other: {run: 'true'}\n"
+    )
     assert space.attempt(settings=Settings(jobs=1)) == ["bad"]
     assert space.attempt(settings=Settings(jobs=1, keep_going=True)) == ["bad", "beside", "other"]
     assert space.summary is not None and space.summary.counts["BLOCKED"] == 1
@@ -90,33 +99,53 @@ def test_a_failure_stops_what_has_not_started_unless_keep_going_is_set(space: Sp
         ("run: kill -SEGV $$", "signal", "SIGSEGV"),
         ("run: sleep 60\n    timeout: 1s", "timeout", "ran longer than 1 s"),
         ("run: echo one; sleep 60\n    idle_timeout: 1s", "idle", "printed nothing for 1 s"),
-        ("run: 'true'\n    outputs: {o: made.txt}", "output", "declared output made.txt was not made"),
+        (
+            "run: 'true'\n    outputs: {o: made.txt}",
+            "output",
+            "declared output made.txt was not made",
+        ),
         ("run: [no-such-program]", "exit", "no such program in PATH"),
-        ("run: touch made.txt\n    outputs: {o: {path: made.txt, nonempty: true}}", "output", "is empty"),
+        (
+            "run: touch made.txt\n    outputs: {o: {path: made.txt, nonempty: true}}",
+            "output",
+            "is empty",
+        ),
         ("run: mkfifo pipe\n    outputs: {o: pipe}", "output", "pipe"),
         ("run: 'read x'", "exit", "exit 1"),
     ],
 )
-def test_an_attempt_that_ends_badly_says_how(space: Space, step: str, reason: str, words: str) -> None:
+def test_an_attempt_that_ends_badly_says_how(
+    space: Space, step: str, reason: str, words: str
+) -> None:
     space.recipe(f"steps:\n  one:\n    {step}\n")
     space.attempt()
     assert reasons(space, "one") == [reason]
     assert words in failure(space)
 
 
-def test_a_failed_step_is_tried_as_often_as_it_may_be_and_then_again_by_the_next_run(space: Space) -> None:
+def test_a_failed_step_is_tried_as_often_as_it_may_be_and_then_again_by_the_next_run(
+    space: Space,
+) -> None:
     count = space.root / "count"
-    space.recipe(f"steps:\n  one: {{retries: 1, run: 'echo x >> {count}; test $(wc -l < {count}) -ge 4'}}\n")
+    space.recipe(
+        f"steps:\n  one: {{retries: 1, run: 'echo x >> {count}; test $(wc -l < {count}) -ge 4'}}\n"
+    )
     space.attempt()
     assert reasons(space, "one") == ["exit", "exit"]
     space.run()
     assert space.read("count").count("x") == 4
-    waits = [event.data["wait"] for event in space.events if event.after == "QUEUED" and event.before == "RUNNING"]
+    waits = [
+        event.data["wait"]
+        for event in space.events
+        if event.after == "QUEUED" and event.before == "RUNNING"
+    ]
     assert waits == [0.5]
 
 
 def test_what_a_step_leaves_behind_is_ended_and_counted(space: Space) -> None:
-    space.recipe("steps:\n  one:\n    run: sleep 600 & (setsid sleep 600 &) ; echo out > o\n    outputs: {o: o}\n")
+    space.recipe(
+        "steps:\n  one:\n    run: sleep 600 & (setsid sleep 600 &) ; echo out > o\n    outputs: {o: o}\n"
+    )
     space.run()
     (done,) = [event for event in space.events if event.after == "DONE"]
     assert done.data["strays"] == 2
@@ -140,9 +169,17 @@ except KeyboardInterrupt:
 """
 
 
-def test_in_a_notebook_a_run_goes_on_beside_its_event_loop_and_an_interrupt_ends_it(space: Space) -> None:
+def test_in_a_notebook_a_run_goes_on_beside_its_event_loop_and_an_interrupt_ends_it(
+    space: Space,
+) -> None:
     space.recipe("inputs: {n: {type: integer}}\nsteps: {one: {run: 'sleep {{ inputs.n }}'}}\n")
-    done = subprocess.run([sys.executable, "-c", IN_A_NOTEBOOK], cwd=space.root, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_NOTEBOOK],
+        cwd=space.root,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
     with Workspace.open(space.root) as ws:
         assert [row.state for row in ws.store.runs.latest()] == ["CANCELLED", "COMPLETED"]
@@ -160,7 +197,9 @@ def test_a_flood_of_output_leaves_memory_flat_and_a_log_with_both_its_ends(space
         # Not ru_maxrss: that one remembers the memory of the process which forked us.
         "print(s.run, next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=space.root, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=space.root, capture_output=True, text=True, check=True
+    )
     run, kilobytes = done.stdout.split()
     kept = space.root / ".recipe" / "runs" / run / "one.1.log"
     assert int(kilobytes) < 120_000
@@ -205,7 +244,9 @@ def test_a_full_disk_is_called_that_and_earlier_results_stay(space: Space) -> No
         check=False,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
-    assert "code=1" in done.stdout and "no space left on a disk" in done.stdout, done.stdout + done.stderr
+    assert "code=1" in done.stdout and "no space left on a disk" in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert "good\n1\n" in done.stdout, done.stdout
     assert "healed" in done.stdout, done.stdout + done.stderr
 
@@ -218,13 +259,19 @@ def test_a_file_that_was_not_declared_is_named_in_the_error(space: Space) -> Non
     space.write("helper.py", "")
     space.recipe("steps:\n  cat: {run: cat data/rows.csv}\n  python: {run: [python, helper.py]}\n")
     space.attempt(settings=Settings(keep_going=True, jobs=1))
-    assert "add it to `deps` of cat" in failure(space, "cat") and "data/rows.csv" in failure(space, "cat")
+    assert "add it to `deps` of cat" in failure(space, "cat") and "data/rows.csv" in failure(
+        space, "cat"
+    )
     assert "helper.py is in the workspace but not declared" in failure(space, "python")
 
 
-def test_an_input_that_a_program_calls_by_its_last_name_is_not_taken_for_a_file_that_was_not_declared(space: Space) -> None:
+def test_an_input_that_a_program_calls_by_its_last_name_is_not_taken_for_a_file_that_was_not_declared(
+    space: Space,
+) -> None:
     space.write("rows.csv", "1\n")
-    space.recipe('inputs: {rows: {type: dataset}}\nsteps:\n  read: {run: \'echo "rows.csv:1: no header" >&2; test -d "{{ inputs.rows }}"\'}\n')
+    space.recipe(
+        'inputs: {rows: {type: dataset}}\nsteps:\n  read: {run: \'echo "rows.csv:1: no header" >&2; test -d "{{ inputs.rows }}"\'}\n'
+    )
     space.attempt({"rows": "rows.csv"})
     assert "not declared" not in failure(space, "read")
 
@@ -248,14 +295,18 @@ def test_a_step_that_changes_what_it_was_given_fails(space: Space, size: int) ->
 
 def test_a_step_that_changes_a_file_deep_in_its_callers_dataset_fails(space: Space) -> None:
     space.write("set/a/b/c.txt", "one")
-    space.recipe("inputs: {data: {type: dataset, default: ./set}}\nsteps:\n  spoil: {run: 'echo more >> {{ inputs.data }}/a/b/c.txt'}\n")
+    space.recipe(
+        "inputs: {data: {type: dataset, default: ./set}}\nsteps:\n  spoil: {run: 'echo more >> {{ inputs.data }}/a/b/c.txt'}\n"
+    )
     space.attempt()
     assert reasons(space, "spoil") == ["input"]
 
 
 def test_an_input_that_changes_while_its_step_runs_leaves_no_trace(space: Space) -> None:
     source = space.write("in.txt", "old")
-    space.recipe(f"steps:\n  one: {{deps: [in.txt], run: 'cp in.txt o.txt; echo new > {source}', outputs: {{o: o.txt}}}}\n")
+    space.recipe(
+        f"steps:\n  one: {{deps: [in.txt], run: 'cp in.txt o.txt; echo new > {source}', outputs: {{o: o.txt}}}}\n"
+    )
     assert space.run() == ["one"]
     assert space.read("o.txt") == "old"
     assert any("changed while it ran" in str(event.data.get("note")) for event in space.events)
@@ -293,13 +344,17 @@ def test_a_published_file_edited_by_hand_is_not_used_and_not_replaced(space: Spa
 
 
 def test_a_file_that_appears_where_a_running_step_will_publish_is_left_alone(space: Space) -> None:
-    space.recipe(f"steps:\n  one: {{run: 'echo mine > {space.root}/o.txt; echo theirs > o.txt', outputs: {{o: o.txt}}}}\n")
+    space.recipe(
+        f"steps:\n  one: {{run: 'echo mine > {space.root}/o.txt; echo theirs > o.txt', outputs: {{o: o.txt}}}}\n"
+    )
     space.attempt()
     assert reasons(space, "one") == ["publish"]
     assert space.read("o.txt") == "mine\n"
 
 
-def test_a_library_recipe_publishes_at_its_end_into_a_place_of_its_own(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_recipe_publishes_at_its_end_into_a_place_of_its_own(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf = Space(tmp_path / "shelf")
     (shelf.root / "schemas").symlink_to(shipped() / "schemas")
     shelf.recipe(
@@ -339,7 +394,11 @@ def test_a_run_that_publishes_nothing_completes_and_leaves_latest_as_it_was(
     monkeypatch.chdir(space.root)
     if before:
         assert runner.run("tool@1").results
-    summary = runner.run("tool@1", {"n": 2}) if how == "skipped" else runner.run("tool@1", {"n": 1}, choice=Choice(until="data"))
+    summary = (
+        runner.run("tool@1", {"n": 2})
+        if how == "skipped"
+        else runner.run("tool@1", {"n": 1}, choice=Choice(until="data"))
+    )
     assert summary.state == "COMPLETED" and not summary.results and summary.counts["DONE"] == 1
     latest = space.root / "out" / "tool@1" / "latest"
     assert not before or (latest / "m.txt").read_text() == "0\n"
@@ -365,7 +424,9 @@ def test_a_step_may_be_skipped_for_a_metric_that_another_reports(space: Space) -
     assert space.run({"loss": 0.5}) == ["train", "export", "send"]
 
 
-def test_what_mentions_all_instances_of_a_matrix_is_skipped_with_them_when_they_mention_a_skipped_step(space: Space) -> None:
+def test_what_mentions_all_instances_of_a_matrix_is_skipped_with_them_when_they_mention_a_skipped_step(
+    space: Space,
+) -> None:
     space.recipe(
         "inputs: {loss: {type: number, default: 2}}\nsteps:\n"
         '  train: {run: \'echo "{\\"loss\\": {{ inputs.loss }}}" >> $RECIPE_METRICS\', metrics: true}\n'
@@ -405,17 +466,26 @@ def best_of(space: Space, select: str, *, uses: str = "./sub.yaml", inner: str =
     )
 
 
-@pytest.mark.parametrize(("select", "uses"), [("s/train", "./sub.yaml"), ("s/in/train", "./mid.yaml")])
+@pytest.mark.parametrize(
+    ("select", "uses"), [("s/train", "./sub.yaml"), ("s/in/train", "./mid.yaml")]
+)
 @pytest.mark.parametrize("driver", ["local", "loopback"])
-def test_the_best_instance_of_a_recipe_is_selected_by_what_a_step_inside_reports(space: Space, select: str, uses: str, driver: str) -> None:
+def test_the_best_instance_of_a_recipe_is_selected_by_what_a_step_inside_reports(
+    space: Space, select: str, uses: str, driver: str
+) -> None:
     best_of(space, select, uses=uses)
-    assert "use" in space.run(settings=Settings(jobs=2, driver=driver)) and space.read("best.txt") == "8\ndata\n"
+    assert (
+        "use" in space.run(settings=Settings(jobs=2, driver=driver))
+        and space.read("best.txt") == "8\ndata\n"
+    )
     assert space.run() == [] and space.answers()["best"] == "fresh"
 
 
 def test_an_instance_whose_step_is_skipped_does_not_compete(space: Space) -> None:
     """As in a matrix: what is left out is left out, and only if nothing is left is there no best."""
-    guarded = TRAINS.replace("  train:\n", "  train:\n    when: '{{ steps.data.metrics.good < %d }}'\n")
+    guarded = TRAINS.replace(
+        "  train:\n", "  train:\n    when: '{{ steps.data.metrics.good < %d }}'\n"
+    )
     best_of(space, "s/train", inner=guarded % 0)
     space.run()
     assert space.summary is not None and space.summary.counts["SKIPPED"] == 5
@@ -445,7 +515,9 @@ def test_the_best_of_a_sweep_is_chosen_without_its_failures(space: Space) -> Non
     assert space.read("all.txt") == "1\n2\n"
 
 
-def test_a_condition_over_a_missing_number_fails_its_step_alone_in_every_run_and_is_shown(space: Space) -> None:
+def test_a_condition_over_a_missing_number_fails_its_step_alone_in_every_run_and_is_shown(
+    space: Space,
+) -> None:
     space.recipe(
         "steps:\n  a: {run: echo 1 > a, metrics: true, outputs: [a]}\n"
         "  b: {when: '{{ steps.a.metrics.loss < 1 }}', run: 'true'}\n  c: {run: echo 1 > c, outputs: [c]}\n"
@@ -459,10 +531,14 @@ def test_a_condition_over_a_missing_number_fails_its_step_alone_in_every_run_and
         code, out, err = space.command(*verb)
         assert code in (0, 1) and words in out, (verb, code, out, err)
     assert space.attempt(settings=Settings(keep_going=True)) == ["b"]
-    assert [failure.reason for failure in space.summary.failed] == [words] and space.read("c") == "1\n"
+    assert [failure.reason for failure in space.summary.failed] == [words] and space.read(
+        "c"
+    ) == "1\n"
 
 
-def test_a_glob_below_an_output_is_expanded_when_it_is_known_and_only_what_changed_runs_again(space: Space) -> None:
+def test_a_glob_below_an_output_is_expanded_when_it_is_known_and_only_what_changed_runs_again(
+    space: Space,
+) -> None:
     names = space.write("names", "a b")
     space.recipe(
         "steps:\n  split: {deps: [names], run: 'for n in $(cat names); do echo $n > parts/$n.txt; done', outputs: {parts: parts/}}\n"
@@ -531,7 +607,9 @@ def test_code_pinned_in_git_is_there_at_its_commit(space: Space, tmp_path: Path)
     (origin / "say.sh").write_text("echo first")
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-qm", "one"], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     (origin / "say.sh").write_text("echo second")
     subprocess.run([*git, "commit", "-qam", "two"], check=True)
     space.recipe(
@@ -553,26 +631,38 @@ def test_a_repository_given_as_a_path_is_found_from_the_recipe(space: Space) -> 
     (origin / "say.sh").write_text("echo said")
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-qm", "one"], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     step = f"code: [{{git: ./origin, commit: {commit}, at: vendor}}]\n    run: sh vendor/say.sh > o.txt\n    outputs: {{o: o.txt}}"
     space.recipe(f"steps:\n  one:\n    {step}\n")
     space.run()
     assert space.read("o.txt") == "said\n"
 
 
-def test_a_step_runs_in_the_packages_of_its_lock_and_in_no_others(space: Space, tmp_path: Path) -> None:
+def test_a_step_runs_in_the_packages_of_its_lock_and_in_no_others(
+    space: Space, tmp_path: Path
+) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     wheel = wheels / "tinyword-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("tinyword.py", "word = 'said'\n")
-        archive.writestr("tinyword-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tinyword\nVersion: 1.0\n")
-        archive.writestr("tinyword-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "tinyword-1.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: tinyword\nVersion: 1.0\n",
+        )
+        archive.writestr(
+            "tinyword-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr("tinyword-1.0.dist-info/RECORD", "tinyword.py,,\n")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
     step = "    run: [python, -c, 'import sys, tinyword; print(tinyword.word, file=open(sys.argv[1], chr(119)))', '{{ outputs.o }}']\n"
-    space.recipe(f"python: {{lock: pylock.toml}}\nsteps:\n  one:\n{step}    outputs: {{o: o.txt}}\n")
+    space.recipe(
+        f"python: {{lock: pylock.toml}}\nsteps:\n  one:\n{step}    outputs: {{o: o.txt}}\n"
+    )
     lock = '[[packages]]\nname = "tinyword"\nversion = "1.0"\nwheels = [{{name = "w", hashes = {{sha256 = "{0}"}}}}]\n'
     space.write("pylock.toml", lock.format("0" * 64))
     code, _, said = space.command("run", env=offline)
@@ -581,7 +671,9 @@ def test_a_step_runs_in_the_packages_of_its_lock_and_in_no_others(space: Space, 
     code, _, said = space.command("run", env=offline)
     assert code == 0 and "installing the packages of pylock.toml" in said
     assert space.read("o.txt") == "said\n"
-    assert space.command("run", "--python", "current")[0] == 1  # other packages, another key: it runs, and finds no such module
+    assert (
+        space.command("run", "--python", "current")[0] == 1
+    )  # other packages, another key: it runs, and finds no such module
     assert "everything is fresh" in space.command("run")[2]
     space.write("pylock.toml", '[[packages]]\nname = "tinyword"\ndirectory = {path = "."}\n')
     assert "cannot be pinned by hash" in space.command("run", env=offline)[2]
@@ -601,7 +693,9 @@ def test_setup_is_done_once_and_cleanup_at_every_end(space: Space) -> None:
 
 
 def test_a_setup_that_fails_starts_no_step_and_shows_what_it_printed(space: Space) -> None:
-    space.recipe("setup: [echo the reason; exit 3]\nsteps:\n  one: {run: echo x > o.txt, outputs: {o: o.txt}}\n")
+    space.recipe(
+        "setup: [echo the reason; exit 3]\nsteps:\n  one: {run: echo x > o.txt, outputs: {o: o.txt}}\n"
+    )
     code, _, said = space.command("run")
     assert code == 2 and "the reason" in said and "exit 3" in said
     assert not (space.root / "o.txt").exists()
@@ -609,7 +703,9 @@ def test_a_setup_that_fails_starts_no_step_and_shows_what_it_printed(space: Spac
 
 
 def test_what_a_failed_setup_printed_need_not_be_text(space: Space) -> None:
-    space.recipe("setup: [\"printf 'broken \\\\377 disk'; exit 3\"]\nsteps:\n  one: {run: echo x > o.txt, outputs: {o: o.txt}}\n")
+    space.recipe(
+        "setup: [\"printf 'broken \\\\377 disk'; exit 3\"]\nsteps:\n  one: {run: echo x > o.txt, outputs: {o: o.txt}}\n"
+    )
     code, out, err = space.command("run")
     assert code == 2 and "broken \ufffd disk" in out + err and "Traceback" not in out + err
 
@@ -621,7 +717,9 @@ def test_three_bad_looks_at_the_host_in_a_row_end_the_attempt(space: Space) -> N
 
 
 def test_a_run_that_reaches_its_time_limit_is_stopped_and_tries_nothing_again(space: Space) -> None:
-    space.recipe("limits: {time: 0.3s, cost: 5 USD}\nsteps:\n  one: {run: sleep 60, retries: 3}\n  two: {needs: [one], run: 'true'}\n")
+    space.recipe(
+        "limits: {time: 0.3s, cost: 5 USD}\nsteps:\n  one: {run: sleep 60, retries: 3}\n  two: {needs: [one], run: 'true'}\n"
+    )
     space.attempt()
     assert reasons(space, "one") == ["limit"]
     assert "limits.time" in failure(space)
@@ -644,7 +742,9 @@ def test_a_metrics_file_may_be_a_pattern(space: Space) -> None:
 
 
 def test_a_run_cut_short_has_not_completed_though_its_steps_may_fail(space: Space) -> None:
-    space.recipe("limits: {time: 0.3s}\nsteps:\n  one: {matrix: {i: [1, 2]}, run: 'sleep 6{{ matrix.i }}', allow_failure: true}\n")
+    space.recipe(
+        "limits: {time: 0.3s}\nsteps:\n  one: {matrix: {i: [1, 2]}, run: 'sleep 6{{ matrix.i }}', allow_failure: true}\n"
+    )
     space.attempt()
     assert space.summary is not None and space.summary.state == "FAILED"
 
@@ -663,12 +763,16 @@ def test_a_secret_reaches_its_step_and_nothing_else(space: Space) -> None:
     for fail in ("1", "0"):
         code, out, err = space.command("run", "--json", env={"TOKEN": canary, "FAIL": fail})
         assert code == int(fail), out + err
-        assert canary not in out + err and "using ***" in (out + err if fail == "1" else "using ***")
+        assert canary not in out + err and "using ***" in (
+            out + err if fail == "1" else "using ***"
+        )
     code, out, err = space.command("run", "-B", env={"TOKEN": canary, "FAIL": "1"})
     assert "using ***" in err and canary not in out + err
     for path in (space.root / ".recipe").rglob("*"):
         assert not path.is_file() or canary.encode() not in path.read_bytes(), path
-    assert space.command("run", env={"TOKEN": "other-value-1234", "FAIL": "1"})[0] == 0, "another value is not another key"
+    assert space.command("run", env={"TOKEN": "other-value-1234", "FAIL": "1"})[0] == 0, (
+        "another value is not another key"
+    )
     code, out, err = space.command("run", f"token={canary}")
     assert code == 3 and canary not in out + err
     code, out, err = space.command("run", "-B", env={"TOKEN": ""})
@@ -676,10 +780,18 @@ def test_a_secret_reaches_its_step_and_nothing_else(space: Space) -> None:
 
 
 def test_accelerate_demands_the_number_of_processes_that_was_asked_for(space: Space) -> None:
-    space.write("world.py", "import os\nopen(f'o/{os.environ[\"RANK\"]}', 'w').write(os.environ['WORLD_SIZE'])\n")
-    space.recipe("steps:\n  one:\n    accelerate: {script: world.py, processes: 2}\n    code: [world.py]\n    outputs: {o: o/}\n")
+    space.write(
+        "world.py",
+        "import os\nopen(f'o/{os.environ[\"RANK\"]}', 'w').write(os.environ['WORLD_SIZE'])\n",
+    )
+    space.recipe(
+        "steps:\n  one:\n    accelerate: {script: world.py, processes: 2}\n    code: [world.py]\n    outputs: {o: o/}\n"
+    )
     space.run()
-    assert {name: space.read(f"o/{name}") for name in os.listdir(space.root / "o")} == {"0": "2", "1": "2"}
+    assert {name: space.read(f"o/{name}") for name in os.listdir(space.root / "o")} == {
+        "0": "2",
+        "1": "2",
+    }
 
 
 def test_forced_all_means_every_step_whatever_comes_out_above_it(space: Space) -> None:

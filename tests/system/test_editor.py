@@ -31,7 +31,11 @@ class Editor:
         self.diagnostics: dict[str, list[dict[str, Any]]] = {}
         self.call(
             "initialize",
-            {"processId": os.getpid(), "rootUri": root.as_uri(), "capabilities": {"textDocument": {"hover": {"contentFormat": ["markdown"]}}}},
+            {
+                "processId": os.getpid(),
+                "rootUri": root.as_uri(),
+                "capabilities": {"textDocument": {"hover": {"contentFormat": ["markdown"]}}},
+            },
         )
         self.tell("initialized", {})
 
@@ -42,12 +46,24 @@ class Editor:
         self.number += 1
         mine = self.number
         self._send({"jsonrpc": "2.0", "id": mine, "method": method, "params": params})
-        return self._until(lambda message: message.get("id") == mine and "method" not in message)["result"]
+        return self._until(lambda message: message.get("id") == mine and "method" not in message)[
+            "result"
+        ]
 
     def open(self, name: str, text: str) -> str:
         path = self.root / name
         path.write_text(text)
-        self.tell("textDocument/didOpen", {"textDocument": {"uri": path.as_uri(), "languageId": "yaml", "version": 1, "text": text}})
+        self.tell(
+            "textDocument/didOpen",
+            {
+                "textDocument": {
+                    "uri": path.as_uri(),
+                    "languageId": "yaml",
+                    "version": 1,
+                    "text": text,
+                }
+            },
+        )
         return path.as_uri()
 
     def problems(self, uri: str) -> list[dict[str, Any]]:
@@ -66,9 +82,21 @@ class Editor:
             message = self._receive()
             if message.get("method") == "textDocument/publishDiagnostics":
                 self.diagnostics[message["params"]["uri"]] = message["params"]["diagnostics"]
-            elif "method" in message and "id" in message:  # it asks us, for instance for its configuration
-                asked = message["params"].get("items", []) if isinstance(message.get("params"), dict) else []
-                self._send({"jsonrpc": "2.0", "id": message["id"], "result": [SETTINGS.get(item.get("section")) for item in asked]})
+            elif (
+                "method" in message and "id" in message
+            ):  # it asks us, for instance for its configuration
+                asked = (
+                    message["params"].get("items", [])
+                    if isinstance(message.get("params"), dict)
+                    else []
+                )
+                self._send(
+                    {
+                        "jsonrpc": "2.0",
+                        "id": message["id"],
+                        "result": [SETTINGS.get(item.get("section")) for item in asked],
+                    }
+                )
             if wanted(message):
                 return message
 
@@ -84,12 +112,27 @@ class Editor:
 
 
 # No catalogue of schemas from the network: the modeline has to be enough.
-SETTINGS = {"yaml": {"schemaStore": {"enable": False}, "validate": True, "hover": True, "completion": True}}
+SETTINGS = {
+    "yaml": {"schemaStore": {"enable": False}, "validate": True, "hover": True, "completion": True}
+}
 
 
 def install(workplace: Path) -> None:
     """Fetch the server once; two test processes may do so side by side."""
-    subprocess.run(["npm", "install", "--prefix", str(workplace), "--no-audit", "--no-fund", "--silent", SERVER], check=True, timeout=120)
+    subprocess.run(
+        [
+            "npm",
+            "install",
+            "--prefix",
+            str(workplace),
+            "--no-audit",
+            "--no-fund",
+            "--silent",
+            SERVER,
+        ],
+        check=True,
+        timeout=120,
+    )
     CACHE.parent.mkdir(exist_ok=True)
     if not PROGRAM.exists():
         shutil.copytree(workplace, CACHE, symlinks=True, dirs_exist_ok=True)
@@ -105,7 +148,9 @@ def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
     (root / "schemas").mkdir()
     (root / "recipes").mkdir()
     (root / "schemas" / "recipe.schema.json").write_text(library.schema_text())
-    process = subprocess.Popen([str(PROGRAM), "--stdio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root)
+    process = subprocess.Popen(
+        [str(PROGRAM), "--stdio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root
+    )
     patience = Timer(60, process.kill)  # a silent server must not hold the tests for ever
     patience.start()
     try:
@@ -126,14 +171,26 @@ def test_a_right_file_is_right(editor: Editor) -> None:
 
 
 def test_a_wrong_key_is_underlined(editor: Editor) -> None:
-    uri = editor.open("recipes/wrong.yaml", MODELINE + "recipe: a@1\nsteps:\n  train:\n    run: [echo]\n    timout: 5m\n")
+    uri = editor.open(
+        "recipes/wrong.yaml",
+        MODELINE + "recipe: a@1\nsteps:\n  train:\n    run: [echo]\n    timout: 5m\n",
+    )
     [problem] = [problem for problem in editor.problems(uri) if "timout" in problem["message"]]
-    assert problem["range"] == {"start": {"line": 5, "character": 4}, "end": {"line": 5, "character": 10}}
+    assert problem["range"] == {
+        "start": {"line": 5, "character": 4},
+        "end": {"line": 5, "character": 10},
+    }
 
 
 def test_a_key_is_explained(editor: Editor) -> None:
-    uri = editor.open("recipes/hover.yaml", MODELINE + "recipe: a@1\nsteps:\n  train:\n    run: [echo]\n    retries: 2\n")
-    shown = editor.call("textDocument/hover", {"textDocument": {"uri": uri}, "position": {"line": 5, "character": 6}})
+    uri = editor.open(
+        "recipes/hover.yaml",
+        MODELINE + "recipe: a@1\nsteps:\n  train:\n    run: [echo]\n    retries: 2\n",
+    )
+    shown = editor.call(
+        "textDocument/hover",
+        {"textDocument": {"uri": uri}, "position": {"line": 5, "character": 6}},
+    )
     described = schema.load()["$defs"]["step"]["properties"]["retries"]["description"]
     assert described.split(".")[0] in shown["contents"]["value"]
 
@@ -147,13 +204,25 @@ def test_a_new_recipe_leads_an_editor_to_the_schema(editor: Editor, name: str) -
     uri = editor.open(f"{name}.yaml", text)
     assert editor.problems(uri) == []
     at = next(n for n, line in enumerate(lines) if line.startswith("summary:"))
-    shown = editor.call("textDocument/hover", {"textDocument": {"uri": uri}, "position": {"line": at, "character": 2}})
-    assert schema.load()["properties"]["summary"]["description"].split(",")[0] in shown["contents"]["value"]
+    shown = editor.call(
+        "textDocument/hover",
+        {"textDocument": {"uri": uri}, "position": {"line": at, "character": 2}},
+    )
+    assert (
+        schema.load()["properties"]["summary"]["description"].split(",")[0]
+        in shown["contents"]["value"]
+    )
 
 
 def test_a_key_is_offered_with_its_meaning(editor: Editor) -> None:
-    uri = editor.open("recipes/complete.yaml", MODELINE + "recipe: a@1\nsteps:\n  train:\n    run: [echo]\n    idle\n")
-    offered = editor.call("textDocument/completion", {"textDocument": {"uri": uri}, "position": {"line": 5, "character": 8}})
+    uri = editor.open(
+        "recipes/complete.yaml",
+        MODELINE + "recipe: a@1\nsteps:\n  train:\n    run: [echo]\n    idle\n",
+    )
+    offered = editor.call(
+        "textDocument/completion",
+        {"textDocument": {"uri": uri}, "position": {"line": 5, "character": 8}},
+    )
     [item] = [item for item in offered["items"] if item["label"] == "idle_timeout"]
     shown = item["documentation"]
     assert "taken for hung" in (shown if isinstance(shown, str) else shown["value"])

@@ -26,7 +26,14 @@ from tests.support import Space, until
 from tests.tools import needs
 
 LOOPBACK = Settings(driver="loopback")
-CRASHES = {"attempt-carried": 2, "job-started": 2, "job-over": 2, "outputs-stored": 2, "object-put": 2, "group-committed": 3}
+CRASHES = {
+    "attempt-carried": 2,
+    "job-started": 2,
+    "job-over": 2,
+    "outputs-stored": 2,
+    "object-put": 2,
+    "group-committed": 3,
+}
 
 
 def starts(space: Space, step: str) -> int:
@@ -51,12 +58,18 @@ def chain(space: Space, *, slow: str = "") -> None:
 
 
 def is_whole(space: Space) -> bool:
-    return space.read("a.txt") == space.read("b/x") == space.read("c.txt") == "one\n" and (space.root / "b/y").stat().st_size == 200_000
+    return (
+        space.read("a.txt") == space.read("b/x") == space.read("c.txt") == "one\n"
+        and (space.root / "b/y").stat().st_size == 200_000
+    )
 
 
 def loopback(space: Space, **settings: object) -> None:
     """What `recipe.toml` says about the machines."""
-    lines = [f"{name} = {value if not isinstance(value, str) else repr(value)}" for name, value in settings.items()]
+    lines = [
+        f"{name} = {value if not isinstance(value, str) else repr(value)}"
+        for name, value in settings.items()
+    ]
     space.write("recipe.toml", "[drivers.loopback]\n" + "\n".join(lines) + "\n")
 
 
@@ -65,12 +78,16 @@ def there(space: Space, host: int = 1) -> Path:
     return space.root / ".recipe" / "loopback" / f"host-{host}" / ".recipe-host"
 
 
-def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in_its_log(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in_its_log(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It hung the run: the waiter for the attempt's end was gone."""
     chain(space, slow="sleep 60;")
     whole = Follower.end
 
-    async def broken(follower: Follower, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
+    async def broken(
+        follower: Follower, beside: Sequence[Coroutine[object, object, object]]
+    ) -> Exit:
         if follower.task.outputs[0].path == "b":
             raise KeyError("injected")
         return await whole(follower, beside)
@@ -79,7 +96,10 @@ def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in
     assert space.attempt(settings=LOOPBACK) == ["a", "b"]
     assert space.summary is not None and space.summary.state == "FAILED"
     (failure,) = space.summary.failed
-    assert "internal error of recipe: KeyError: 'injected'" in failure.reason and "report it" in failure.hint
+    assert (
+        "internal error of recipe: KeyError: 'injected'" in failure.reason
+        and "report it" in failure.hint
+    )
     assert "raise KeyError" in Path(failure.log).read_text()
     monkeypatch.undo()
     chain(space)
@@ -108,19 +128,30 @@ def test_what_ran_elsewhere_is_fresh_here_and_the_other_way_round(space: Space) 
 def test_the_same_recipe_runs_over_ssh(space: Space, sshd: Sshd) -> None:  # noqa: F811
     chain(space)
     settings = sshd.settings()
-    lines = [f"hosts = {settings['hosts']!r}", f"known_hosts = '{settings['known_hosts']}'", f"identity = '{settings['identity']}'", "agent = false"]
+    lines = [
+        f"hosts = {settings['hosts']!r}",
+        f"known_hosts = '{settings['known_hosts']}'",
+        f"identity = '{settings['identity']}'",
+        "agent = false",
+    ]
     space.write("recipe.toml", "[drivers.ssh]\n" + "\n".join(lines) + "\n")
     assert space.run(settings=Settings(driver="ssh")) == ["a", "b", "c"]
     assert is_whole(space)
     assert space.run() == []
     assert not [*(sshd.home / ".recipe-host" / "attempts").iterdir()]
-    assert not [path for path in (sshd.home / ".recipe-host" / "leases").iterdir() if path.name.startswith("slot")]
+    assert not [
+        path
+        for path in (sshd.home / ".recipe-host" / "leases").iterdir()
+        if path.name.startswith("slot")
+    ]
 
 
 def test_what_is_there_is_not_sent_again(space: Space) -> None:
     chain(space)
     space.run(settings=LOOPBACK)
-    objects = {path: path.stat().st_ino for path in (there(space) / "objects").rglob("*") if path.is_file()}
+    objects = {
+        path: path.stat().st_ino for path in (there(space) / "objects").rglob("*") if path.is_file()
+    }
     assert any(path.stat().st_size == 200_000 for path in objects)
     space.write("raw/one", "two\n")
     assert space.run(settings=LOOPBACK) == ["a", "b", "c"]
@@ -150,22 +181,43 @@ def test_a_step_sees_there_what_it_declares_and_nothing_else(space: Space) -> No
     assert not {"VIRTUAL_ENV", "PYTEST_CURRENT_TEST"} & set(space.read("e").split())
 
 
-def test_links_of_a_repository_are_links_there_and_nothing_that_they_lead_to_is_sent(space: Space) -> None:
+def test_links_of_a_repository_are_links_there_and_nothing_that_they_lead_to_is_sent(
+    space: Space,
+) -> None:
     origin = space.root / "origin"
     (origin / "d").mkdir(parents=True)
-    (origin / "run").write_text("find . -type l | sort | while read -r link; do readlink $link; done\n")
+    (origin / "run").write_text(
+        "find . -type l | sort | while read -r link; do readlink $link; done\n"
+    )
     space.write("private", "a secret of ours")
     private = [("in", str(space.root / "private")), ("out", "../../../../private")]
-    for name, target in (("dangling", "nowhere"), ("round", "."), ("all", "d"), ("d/up", "../run"), *private):
+    for name, target in (
+        ("dangling", "nowhere"),
+        ("round", "."),
+        ("all", "d"),
+        ("d/up", "../run"),
+        *private,
+    ):
         os.symlink(target, origin / name)
     git = [needs("git"), "-C", str(origin), "-c", "user.name=x", "-c", "user.email=x@y.z"]
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *words], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    space.recipe(f"steps:\n  s: {{run: 'cd lib; sh d/up > ../o', code: [{{git: ./origin, commit: {commit}, at: lib}}], outputs: [o]}}\n")
+    commit = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    space.recipe(
+        f"steps:\n  s: {{run: 'cd lib; sh d/up > ../o', code: [{{git: ./origin, commit: {commit}, at: lib}}], outputs: [o]}}\n"
+    )
     for settings in (Settings(), LOOPBACK):
         space.run(choice=Choice(all=True), settings=settings)
-        assert space.read("o").splitlines() == ["d", "../run", "nowhere", private[0][1], private[1][1], "."]
+        assert space.read("o").splitlines() == [
+            "d",
+            "../run",
+            "nowhere",
+            private[0][1],
+            private[1][1],
+            ".",
+        ]
 
 
 def test_a_step_that_stays_here_runs_here(space: Space) -> None:
@@ -179,7 +231,9 @@ def test_a_step_that_stays_here_runs_here(space: Space) -> None:
     assert far.startswith(str(there(space)))
 
 
-def test_metrics_come_home_and_what_its_agent_saw_and_a_later_step_can_use_them(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_come_home_and_what_its_agent_saw_and_a_later_step_can_use_them(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(following, "SAMPLED", 0.0)
     space.recipe(
         """steps:
@@ -197,7 +251,10 @@ def test_metrics_come_home_and_what_its_agent_saw_and_a_later_step_can_use_them(
     space.run(settings=LOOPBACK)
     assert space.read("p") == "0.5\n"
     kept = next((space.root / ".recipe/runs").glob("*/train.1.metrics"))
-    assert len(kept.read_text().splitlines()) == 2 and kept.with_suffix(".host").read_text() == '{"cpu_percent": 12.5}\n'
+    assert (
+        len(kept.read_text().splitlines()) == 2
+        and kept.with_suffix(".host").read_text() == '{"cpu_percent": 12.5}\n'
+    )
 
 
 def test_metrics_in_a_file_of_the_step_come_home(space: Space) -> None:
@@ -211,7 +268,9 @@ def test_metrics_in_a_file_of_the_step_come_home(space: Space) -> None:
     assert space.read("p") == "0.25\n"
 
 
-def test_a_metrics_file_that_comes_in_several_pieces_is_read_to_its_end(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metrics_file_that_comes_in_several_pieces_is_read_to_its_end(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(following, "ROOM", 20)
     space.recipe(
         """steps:
@@ -253,7 +312,9 @@ def test_an_output_that_says_sync_is_here_while_its_step_runs(space: Space) -> N
 """
     )
     assert space.run(settings=LOOPBACK) == ["a"]
-    assert [path.name for path in (space.root / "s").iterdir()] == ["2"] and space.read("log") == "one\ntwo\n"
+    assert [path.name for path in (space.root / "s").iterdir()] == ["2"] and space.read(
+        "log"
+    ) == "one\ntwo\n"
     assert not list((space.root / ".recipe" / "partial").iterdir())
 
 
@@ -290,7 +351,9 @@ def test_steps_are_spread_over_the_places_of_all_hosts(space: Space) -> None:
 
 def test_an_input_that_the_step_changed_there_fails_it(space: Space) -> None:
     chain(space)
-    space.recipe("steps:\n  s: {run: 'chmod -R u+w in/; echo more >> in/file; echo 1 > o', deps: [in/], outputs: {o: o}}\n")
+    space.recipe(
+        "steps:\n  s: {run: 'chmod -R u+w in/; echo more >> in/file; echo 1 > o', deps: [in/], outputs: {o: o}}\n"
+    )
     space.write("in/file", "x" * 100)
     space.attempt(settings=LOOPBACK)
     assert space.summary is not None and space.summary.state == "FAILED"
@@ -315,18 +378,25 @@ def test_a_step_that_fails_there_is_reported_with_its_log_and_what_it_lacks(spac
     assert "trying" in Path(failure.log).read_text()
 
 
-def test_small_files_of_an_attempt_that_failed_there_come_home_and_are_reported(space: Space) -> None:
+def test_small_files_of_an_attempt_that_failed_there_come_home_and_are_reported(
+    space: Space,
+) -> None:
     space.write("raw/one", "one\n")
-    wrote = (
-        "mkdir -p deep 'odd name'; echo trace > deep/trace.txt; echo x > 'odd name/x'; head -c 2000000 /dev/zero > large.bin; ln -s large.bin link"
-    )
+    wrote = "mkdir -p deep 'odd name'; echo trace > deep/trace.txt; echo x > 'odd name/x'; head -c 2000000 /dev/zero > large.bin; ln -s large.bin link"
     for end, words in (("exit 3", "exit 3"), (":", "declared output o.txt was not made")):
-        space.recipe(f'steps:\n  s:\n    run: "{wrote}; cat raw/one; {end}"\n    deps: [raw/]\n    outputs: {{o: o.txt}}\n')
+        space.recipe(
+            f'steps:\n  s:\n    run: "{wrote}; cat raw/one; {end}"\n    deps: [raw/]\n    outputs: {{o: o.txt}}\n'
+        )
         code, _, said = space.command("run", "--driver", "loopback")
         assert code == 1 and words in said, said
-        assert "s: 1 of 3 files that it left on loopback host-1 do not come here: they are too large or too many, or cannot be read" in said
+        assert (
+            "s: 1 of 3 files that it left on loopback host-1 do not come here: they are too large or too many, or cannot be read"
+            in said
+        )
         left = Path(said.partition("kept for debugging: ")[2].partition("\n")[0])
-        assert (left / "deep/trace.txt").read_text() == "trace\n" and (left / "odd name/x").read_text() == "x\n"
+        assert (left / "deep/trace.txt").read_text() == "trace\n" and (
+            left / "odd name/x"
+        ).read_text() == "x\n"
         assert not (left / "large.bin").exists()
         assert os.listdir(there(space) / "attempts") == []
 
@@ -352,20 +422,26 @@ def test_an_output_that_was_not_made_there_is_named(space: Space) -> None:
 
 
 def test_an_output_that_is_a_link_comes_home_as_what_it_leads_to(space: Space) -> None:
-    space.recipe("steps:\n  s: {run: 'echo large > real; ln -s real o; ln -s /etc/passwd p', outputs: {o: o, p: p}}\n")
+    space.recipe(
+        "steps:\n  s: {run: 'echo large > real; ln -s real o; ln -s /etc/passwd p', outputs: {o: o, p: p}}\n"
+    )
     space.run(settings=LOOPBACK)
     assert space.read("o") == "large\n" and not (space.root / "o").is_symlink()
     assert space.read("p") == Path("/etc/passwd").read_text()
 
 
 def test_an_output_that_is_a_link_into_another_output_comes_home_in_any_order(space: Space) -> None:
-    space.recipe("steps:\n  s: {run: 'echo best > all/3; ln -s all/3 best; ln -s all every', outputs: {all: all/, best: best, every: every}}\n")
+    space.recipe(
+        "steps:\n  s: {run: 'echo best > all/3; ln -s all/3 best; ln -s all every', outputs: {all: all/, best: best, every: every}}\n"
+    )
     space.run(settings=LOOPBACK)
     assert space.read("best") == space.read("all/3") == space.read("every/3") == "best\n"
 
 
 @pytest.mark.parametrize("output", ["o", "o/"])
-def test_an_output_with_a_time_that_is_yet_to_come_is_no_input_that_a_step_changed(space: Space, output: str) -> None:
+def test_an_output_with_a_time_that_is_yet_to_come_is_no_input_that_a_step_changed(
+    space: Space, output: str
+) -> None:
     """As archives from a zone that is ahead have them."""
     made, folder = ("o/d/x", "mkdir o/d;") if output == "o/" else ("o", "")
     space.recipe(
@@ -376,32 +452,44 @@ def test_an_output_with_a_time_that_is_yet_to_come_is_no_input_that_a_step_chang
     assert space.read("b") == "100000\n"
 
 
-def test_a_secret_reaches_the_step_there_and_stays_nowhere(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_reaches_the_step_there_and_stays_nowhere(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOKEN", "hush-hush-1234")
     space.recipe(
         "inputs: {token: {type: secret, env: TOKEN}}\nsteps:\n  s: {run: 'echo $TOKEN; test ${#TOKEN} = 14; echo 1 > o', "
         "outputs: {o: o}, secrets: [token]}\n"
     )
     space.run(settings=LOOPBACK)
-    hits = [path for path in space.root.rglob("*") if path.is_file() and path.name != "recipe.yaml" and b"hush-hush" in path.read_bytes()]
+    hits = [
+        path
+        for path in space.root.rglob("*")
+        if path.is_file() and path.name != "recipe.yaml" and b"hush-hush" in path.read_bytes()
+    ]
     assert [path for path in hits if not path.name.endswith(".sh")] == []
 
 
 @pytest.mark.parametrize("point", CRASHES)
 def test_a_worker_killed_anywhere_is_followed_by_one_that_goes_on(space: Space, point: str) -> None:
     chain(space)
-    code, _, said = space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": f"{point}:{CRASHES[point]}"})
+    code, _, said = space.command(
+        "run", "--driver", "loopback", env={"RECIPE_CRASH_AT": f"{point}:{CRASHES[point]}"}
+    )
     assert code == -signal.SIGKILL, said
     space.run(settings=LOOPBACK)
     assert is_whole(space)
     assert [starts(space, step) for step in "abc"] == [1, 1, 1]
     assert space.run(settings=LOOPBACK) == []
-    space.run(settings=LOOPBACK, choice=Choice(again=("c",)))  # only a run that does something looks around
+    space.run(
+        settings=LOOPBACK, choice=Choice(again=("c",))
+    )  # only a run that does something looks around
     assert os.listdir(space.root / ".recipe" / "attempts") == []
     assert os.listdir(there(space) / "attempts") == []
 
 
-def test_what_a_dead_run_left_on_a_host_that_cannot_be_asked_stays_for_the_next_run(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_dead_run_left_on_a_host_that_cannot_be_asked_stays_for_the_next_run(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space.recipe("steps: {s: {run: 'echo 1 > o', outputs: {o: o}}}")
     space.run(settings=LOOPBACK)
     assert space.summary is not None
@@ -421,7 +509,9 @@ def test_what_a_dead_run_left_on_a_host_that_cannot_be_asked_stays_for_the_next_
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "terminal closed"])
-def test_a_job_goes_on_while_its_worker_is_dead_and_is_found_again(space: Space, how: signal.Signals) -> None:
+def test_a_job_goes_on_while_its_worker_is_dead_and_is_found_again(
+    space: Space, how: signal.Signals
+) -> None:
     gate = space.root / "gate"
     os.mkfifo(gate)
     chain(space, slow=f"echo early; read go < {gate}; echo late;")
@@ -440,7 +530,9 @@ def test_a_job_goes_on_while_its_worker_is_dead_and_is_found_again(space: Space,
     assert log == "early\nlate\n"
 
 
-def test_a_job_that_goes_on_and_is_not_needed_is_reported_with_its_host_and_its_run(space: Space) -> None:
+def test_a_job_that_goes_on_and_is_not_needed_is_reported_with_its_host_and_its_run(
+    space: Space,
+) -> None:
     gate = space.root / "gate"
     os.mkfifo(gate)
     chain(space, slow=f"read go < {gate};")
@@ -460,14 +552,18 @@ def test_a_job_that_goes_on_and_is_not_needed_is_reported_with_its_host_and_its_
 def test_an_interrupt_stops_what_runs_there(space: Space) -> None:
     gate = space.root / "gate"
     os.mkfifo(gate)
-    chain(space, slow=f'trap "echo stopped > {space.root}/told; exit 1" TERM; read go < {gate} || :;')
+    chain(
+        space, slow=f'trap "echo stopped > {space.root}/told; exit 1" TERM; read go < {gate} || :;'
+    )
     worker = space.start("run", "--driver", "loopback")
     until(lambda: starts(space, "b") == 1)
     worker.send_signal(signal.SIGTERM)
     worker.communicate(timeout=60)
     assert worker.returncode == 130
     assert os.listdir(there(space) / "attempts") == []
-    assert [path for path in (space.root / ".recipe/loopback/leases").iterdir() if path.name != "lock"] == []
+    assert [
+        path for path in (space.root / ".recipe/loopback/leases").iterdir() if path.name != "lock"
+    ] == []
 
 
 # -- hosts that go -------------------------------------------------------------------------------------------------------------------------------
@@ -481,12 +577,16 @@ def test_a_step_goes_to_another_host_when_its_own_is_lost(space: Space) -> None:
     assert is_whole(space)
 
 
-def test_all_that_runs_on_a_host_that_is_lost_goes_to_another(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_runs_on_a_host_that_is_lost_goes_to_another(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was waited for when the host was given up was waited for without end."""
     loopback(space, hosts=2, slots=2)
     whole, lost = Follower.end, list[str]()
 
-    async def loses(follower: Follower, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
+    async def loses(
+        follower: Follower, beside: Sequence[Coroutine[object, object, object]]
+    ) -> Exit:
         if follower.task.outputs[0].path == "a" and not lost:
             await asyncio.to_thread(until, (space.root / "b.here").exists)
             lost.append("host-1")
@@ -495,7 +595,9 @@ def test_all_that_runs_on_a_host_that_is_lost_goes_to_another(space: Space, monk
 
     monkeypatch.setattr(Follower, "end", loses)
     first = f"test -e {space.root}/b.here || {{ touch {space.root}/b.here; until test -e {space.root}/over; do sleep 0.1; done; }}"
-    space.recipe(f"steps:\n  a: {{run: echo a > a, outputs: [a]}}\n  b: {{run: '{first}; echo b > b', outputs: [b]}}\nlimits: {{time: 30s}}\n")
+    space.recipe(
+        f"steps:\n  a: {{run: echo a > a, outputs: [a]}}\n  b: {{run: '{first}; echo b > b', outputs: [b]}}\nlimits: {{time: 30s}}\n"
+    )
     try:
         assert sorted(space.run(settings=LOOPBACK)) == ["a", "a", "b", "b"]
     finally:
@@ -513,7 +615,9 @@ def test_what_is_temporary_stays_there_and_is_made_again_when_it_is_lost(space: 
     space.run(settings=LOOPBACK)
     assert space.read("b.txt") == "6\n"
     assert not (space.root / "a.bin").exists()
-    assert "large\n" not in [path.read_text() for path in (space.root / ".recipe/objects").rglob("*") if path.is_file()]
+    assert "large\n" not in [
+        path.read_text() for path in (space.root / ".recipe/objects").rglob("*") if path.is_file()
+    ]
     assert space.run(settings=LOOPBACK) == []
     recipe("; echo more >> b.txt")
     shutil.rmtree(space.root / ".recipe" / "loopback")
@@ -532,19 +636,26 @@ def test_what_is_temporary_comes_here_for_a_step_that_runs_here(space: Space, ou
     assert space.read("b.txt") == "100000\n" and space.run(settings=LOOPBACK) == []
 
 
-def test_what_is_temporary_on_two_hosts_comes_together_for_a_step_that_takes_both(space: Space) -> None:
+def test_what_is_temporary_on_two_hosts_comes_together_for_a_step_that_takes_both(
+    space: Space,
+) -> None:
     loopback(space, hosts=2, slots=1)
     meet = f"touch {space.root}/$RECIPE_STEP.here; until test -e {space.root}/a.here && test -e {space.root}/b.here; do :; done"
     space.recipe(
         "steps:\n"
-        + "".join(f"  {n}: {{run: '{meet}; echo {n} > {n}.bin', outputs: {{o: {{path: {n}.bin, temporary: true}}}}, timeout: 60s}}\n" for n in "ab")
+        + "".join(
+            f"  {n}: {{run: '{meet}; echo {n} > {n}.bin', outputs: {{o: {{path: {n}.bin, temporary: true}}}}, timeout: 60s}}\n"
+            for n in "ab"
+        )
         + "  c: {run: 'cat {{ steps.a.o }} {{ steps.b.o }} > c.txt', outputs: {o: c.txt}}\nlimits: {time: 60s}\n"
     )
     space.run(settings=LOOPBACK)
     assert space.read("c.txt") == "a\nb\n"
 
 
-def test_what_is_temporary_and_was_deleted_there_is_made_again_for_a_step_that_runs_here(space: Space) -> None:
+def test_what_is_temporary_and_was_deleted_there_is_made_again_for_a_step_that_runs_here(
+    space: Space,
+) -> None:
     objects = there(space) / "objects"
     space.recipe(
         f"steps:\n  a: {{run: '{count(space)}; echo large > a.bin', outputs: {{o: {{path: a.bin, temporary: true}}}}}}\n"
@@ -556,7 +667,9 @@ def test_what_is_temporary_and_was_deleted_there_is_made_again_for_a_step_that_r
 
 
 @pytest.mark.parametrize("point", ["job-over:1", "outputs-stored:1", "job-started:2"])
-def test_what_is_temporary_is_found_again_on_its_host_when_the_worker_was_killed(space: Space, point: str) -> None:
+def test_what_is_temporary_is_found_again_on_its_host_when_the_worker_was_killed(
+    space: Space, point: str
+) -> None:
     def recipe(more: str) -> None:
         space.recipe(
             f"steps:\n  a: {{run: '{count(space)}; echo large > a.bin', outputs: {{o: {{path: a.bin, temporary: true}}}}}}\n"
@@ -574,22 +687,35 @@ def test_what_is_temporary_is_found_again_on_its_host_when_the_worker_was_killed
 
 
 def test_a_host_that_cannot_be_reached_for_a_while_costs_nothing(space: Space) -> None:
-    space.write("recipe.toml", "[drivers.loopback]\nfaults = {unreachable_on_call = 8, unreachable = 2}\n")
+    space.write(
+        "recipe.toml", "[drivers.loopback]\nfaults = {unreachable_on_call = 8, unreachable = 2}\n"
+    )
     chain(space)
     assert space.run(settings=LOOPBACK) == ["a", "b", "c"]
     assert is_whole(space)
     assert [starts(space, step) for step in "abc"] == [1, 1, 1]
 
 
-def test_a_step_starts_where_somebody_answers_as_long_as_there_is_such_a_place(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_starts_where_somebody_answers_as_long_as_there_is_such_a_place(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loopback(space, hosts=2, slots=2)
     monkeypatch.setattr(
-        RemoteContact, "silent", property(lambda contact: contact.name.endswith("host-1"), lambda _contact, _value: None), raising=False
+        RemoteContact,
+        "silent",
+        property(lambda contact: contact.name.endswith("host-1"), lambda _contact, _value: None),
+        raising=False,
     )
-    space.recipe("steps:\n  s: {matrix: {i: [1, 2, 3]}, run: 'echo {{ matrix.i }} > {{ matrix.i }}.txt', outputs: {o: '{{ matrix.i }}.txt'}}\n")
+    space.recipe(
+        "steps:\n  s: {matrix: {i: [1, 2, 3]}, run: 'echo {{ matrix.i }} > {{ matrix.i }}.txt', outputs: {o: '{{ matrix.i }}.txt'}}\n"
+    )
     space.run(settings=LOOPBACK)
     where = list(sites(space.events).values())
-    assert where == ["loopback host-2", "loopback host-1", "loopback host-1"]  # three places were taken, one of them there
+    assert where == [
+        "loopback host-2",
+        "loopback host-1",
+        "loopback host-1",
+    ]  # three places were taken, one of them there
 
 
 def test_no_place_is_one_clear_error(space: Space) -> None:
@@ -601,7 +727,9 @@ def test_no_place_is_one_clear_error(space: Space) -> None:
     assert space.run() == ["a", "b", "c"]
 
 
-def test_a_step_that_no_host_is_large_enough_for_is_refused_before_anything_starts(space: Space) -> None:
+def test_a_step_that_no_host_is_large_enough_for_is_refused_before_anything_starts(
+    space: Space,
+) -> None:
     space.recipe("steps:\n  s: {run: 'echo 1 > o', outputs: {o: o}, resources: {gpus: 8}}\n")
     code, _, said = space.command("run", "--driver", "loopback")
     assert code == 2
@@ -634,7 +762,9 @@ def test_state_goes_with_a_step_from_host_to_host(space: Space) -> None:
 
 
 def test_python_current_needs_the_same_packages_there(space: Space) -> None:
-    space.recipe('python: {lock: none.lock}\nsteps:\n  s: {run: [python, -c, \'open("o", "w").write("1")\'], outputs: {o: o}}\n')
+    space.recipe(
+        'python: {lock: none.lock}\nsteps:\n  s: {run: [python, -c, \'open("o", "w").write("1")\'], outputs: {o: o}}\n'
+    )
     space.write("none.lock", "")
     code, _, said = space.command("run", "--driver", "loopback", "--python", "current")
     assert code == 2 and "has other packages than this Python" in said
@@ -663,13 +793,17 @@ def test_why_tells_where_a_result_was_made_and_from_which_checkpoint(space: Spac
 
 
 def test_a_host_that_cannot_be_set_up_ends_the_run(space: Space) -> None:
-    space.recipe("setup: ['echo no such disk; exit 3']\nsteps:\n  s: {run: 'echo 1 > o', outputs: {o: o}}\n")
+    space.recipe(
+        "setup: ['echo no such disk; exit 3']\nsteps:\n  s: {run: 'echo 1 > o', outputs: {o: o}}\n"
+    )
     code, _, said = space.command("run", "--driver", "loopback")
     assert code == 2 and "no such disk" in said
     assert "NEEDS_RECOVERY" not in space.command("runs")[1]
 
 
 def test_a_host_that_nothing_will_run_on_is_not_set_up(space: Space) -> None:
-    space.recipe(f"setup: ['echo $PWD >> {space.root}/setups']\nsteps:\n  s: {{run: 'echo 1 > o', outputs: {{o: o}}, where: local}}\n")
+    space.recipe(
+        f"setup: ['echo $PWD >> {space.root}/setups']\nsteps:\n  s: {{run: 'echo 1 > o', outputs: {{o: o}}, where: local}}\n"
+    )
     space.run(settings=LOOPBACK)
     assert ".recipe/loopback" not in space.read("setups")

@@ -22,7 +22,9 @@ from tests.tools import needs
 def waits(space: Space, more: str = "") -> None:
     """A step that waits."""
     os.mkfifo(space.root / "gate")
-    space.recipe(f"steps:\n  s: {{run: 'read go < {space.root}/gate; echo 1 > o', outputs: {{o: o}}{more}}}\n")
+    space.recipe(
+        f"steps:\n  s: {{run: 'read go < {space.root}/gate; echo 1 > o', outputs: {{o: o}}{more}}}\n"
+    )
 
 
 def running(space: Space) -> None:
@@ -30,7 +32,9 @@ def running(space: Space) -> None:
     until(lambda: "RUNNING" in space.command("report")[1])
 
 
-def test_a_shell_and_a_port_of_a_rented_machine(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_and_a_port_of_a_rented_machine(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs("ssh")
     with provider("vastai", "--hosts", "real", "--clock", "real", "--faults", "boot=0.1") as real:
         rents(space, real, monkeypatch)
@@ -38,7 +42,9 @@ def test_a_shell_and_a_port_of_a_rented_machine(space: Space, monkeypatch: pytes
         waits(space, ", resources: {gpus: 1}")
         worker = space.start("run", "--stack", "tiny")
         running(space)
-        code, out, said = space.command("ssh", "last/s", "--", "echo", "$CONTAINER_ID", ";", "exit", "7")
+        code, out, said = space.command(
+            "ssh", "last/s", "--", "echo", "$CONTAINER_ID", ";", "exit", "7"
+        )
         assert code == 7 and out.strip() == real.ledger()[0]["machine"], said
         (space.root / "gate").write_text("go\n")
         assert worker.wait(60) == 0
@@ -47,11 +53,20 @@ def test_a_shell_and_a_port_of_a_rented_machine(space: Space, monkeypatch: pytes
         assert code == 2 and "s does not run: it is DONE" in said
 
 
-def test_a_server_is_entered_with_the_keys_of_its_settings_and_a_port_of_it_is_here(space: Space, tmp_path: Path) -> None:
+def test_a_server_is_entered_with_the_keys_of_its_settings_and_a_port_of_it_is_here(
+    space: Space, tmp_path: Path
+) -> None:
     needs("ssh")
-    with Sshd(tmp_path / "sshd", options=["AllowTcpForwarding yes"]) as sshd, socket.create_server(("127.0.0.1", 0)) as free:
+    with (
+        Sshd(tmp_path / "sshd", options=["AllowTcpForwarding yes"]) as sshd,
+        socket.create_server(("127.0.0.1", 0)) as free,
+    ):
         settings = sshd.settings()
-        space.write("recipe.toml", "[drivers.ssh]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+        space.write(
+            "recipe.toml",
+            "[drivers.ssh]\n"
+            + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()),
+        )
         waits(space)
         worker = space.start("run", "--driver", "ssh")
         running(space)
@@ -82,7 +97,11 @@ def test_a_place_without_a_login_is_reported_with_its_folder(space: Space) -> No
     worker = space.start("run", "--driver", "loopback", "--everything-there")
     running(space)
     code, _, said = space.command("ssh", "last/s")
-    assert code == 2 and "is a folder of this machine" in said and f"cd {space.root.parent / 'cloud' / 'host-1'}" in said
+    assert (
+        code == 2
+        and "is a folder of this machine" in said
+        and f"cd {space.root.parent / 'cloud' / 'host-1'}" in said
+    )
     assert space.command("ssh", "s")[0] == 3 and space.command("ssh", "last/none")[0] == 3
     (space.root / "gate").write_text("go\n")
     assert worker.wait(60) == 0

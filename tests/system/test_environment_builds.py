@@ -33,7 +33,9 @@ def index(tmp_path: Path) -> Iterator[Index]:
 
 def locked(space: Space, index: Index, *more: str) -> None:
     space.recipe(RECIPE)
-    space.write("lock.txt", index.wheel("tinyword", "word = 'said'\n", bulk=100_000) + "".join(more))
+    space.write(
+        "lock.txt", index.wheel("tinyword", "word = 'said'\n", bulk=100_000) + "".join(more)
+    )
 
 
 def home(space: Space) -> Path:
@@ -58,10 +60,14 @@ def builders(space: Space) -> list[int]:
 # -- once
 
 
-def test_an_environment_is_reported_by_its_size_and_the_time_it_took_and_used_again(space: Space, index: Index) -> None:
+def test_an_environment_is_reported_by_its_size_and_the_time_it_took_and_used_again(
+    space: Space, index: Index
+) -> None:
     locked(space, index)
     code, _, said = space.command("run", env=index.environ)
-    assert code == 0 and re.search(r"^lock.txt: 1 package, \d\S* .B, installed in \S+s$", said, re.M), said
+    assert code == 0 and re.search(
+        r"^lock.txt: 1 package, \d\S* .B, installed in \S+s$", said, re.M
+    ), said
     assert space.read("o.txt") == "said\n"
     assert not (home(space) / "fetched").exists()
     code, _, said = space.command("run", "-B", env=index.environ)
@@ -79,7 +85,9 @@ def killed_at_work(space: Space, index: Index) -> None:
     first.communicate()
 
 
-def test_what_a_killed_run_began_to_install_goes_on_and_the_next_run_takes_it(space: Space, index: Index) -> None:
+def test_what_a_killed_run_began_to_install_goes_on_and_the_next_run_takes_it(
+    space: Space, index: Index
+) -> None:
     killed_at_work(space, index)
     second = space.start("run", env=index.environ)
     assert second.stderr is not None
@@ -116,24 +124,34 @@ def test_two_runs_that_want_one_environment_build_it_once(space: Space, index: I
     waits = second.stderr.readline()
     assert f"process {first.pid} is installing them; this run waits" in waits
     index.gate.set()
-    assert [process.communicate(timeout=60) and process.returncode for process in (first, second)] == [0, 0]
+    assert [
+        process.communicate(timeout=60) and process.returncode for process in (first, second)
+    ] == [0, 0]
     assert space.read("p.txt") == "said\n" and len(index.asked) == 1
 
 
-def test_ctrl_c_ends_an_install_at_once_and_costs_nothing_but_that(space: Space, index: Index) -> None:
+def test_ctrl_c_ends_an_install_at_once_and_costs_nothing_but_that(
+    space: Space, index: Index
+) -> None:
     locked(space, index)
     index.gate.clear()
     run = space.start("run", env=index.environ)
     until(lambda: index.asked)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=60)
-    assert run.returncode == 130 and "failed" not in err.replace("0 failed", "") and "Traceback" not in err, err
+    assert (
+        run.returncode == 130
+        and "failed" not in err.replace("0 failed", "")
+        and "Traceback" not in err
+    ), err
     until(lambda: not builders(space))
     index.gate.set()
     assert space.command("run", env=index.environ)[0] == 0
 
 
-def test_ctrl_c_ends_a_run_that_waits_for_the_install_of_another(space: Space, index: Index) -> None:
+def test_ctrl_c_ends_a_run_that_waits_for_the_install_of_another(
+    space: Space, index: Index
+) -> None:
     locked(space, index)
     space.recipe(RECIPE.replace("one:", "other:").replace("o.txt", "p.txt"), name="other.yaml")
     index.gate.clear()
@@ -159,29 +177,52 @@ def test_an_environment_whose_python_is_gone_is_built_again(space: Space, index:
     assert code == 0, said
 
 
-def test_a_python_without_pip_gives_the_environment_one_of_its_own(tmp_path: Path, index: Index) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+def test_a_python_without_pip_gives_the_environment_one_of_its_own(
+    tmp_path: Path, index: Index
+) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True
+    )
     (tmp_path / "lock.txt").write_text(index.wheel("tinyword", "word = 'said'\n"))
     made = subprocess.run(
         [tmp_path / "bare/bin/python", "-I", BUILDER, tmp_path / "made", "lock.txt"],
         cwd=tmp_path,
-        env={**os.environ, **index.environ, "PIP_TARGET": str(tmp_path / "elsewhere"), "PYTHONPATH": "/nowhere"},
+        env={
+            **os.environ,
+            **index.environ,
+            "PIP_TARGET": str(tmp_path / "elsewhere"),
+            "PYTHONPATH": "/nowhere",
+        },
         check=True,
         capture_output=True,
         text=True,
     )
     assert json.loads(made.stdout.splitlines()[-1])["done"]["packages"] == 1
-    assert subprocess.run([tmp_path / "made/bin/python", "-c", "import tinyword, pip"], check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [tmp_path / "made/bin/python", "-c", "import tinyword, pip"], check=False
+        ).returncode
+        == 0
+    )
     assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("pin", ["1.0", "1.0.0"])
-def test_a_pin_without_a_local_version_is_no_build_that_has_one(tmp_path: Path, index: Index, pin: str) -> None:
+def test_a_pin_without_a_local_version_is_no_build_that_has_one(
+    tmp_path: Path, index: Index, pin: str
+) -> None:
     line = index.wheel("tinyword").replace("==1.0 ", f"=={pin} ")
     index.wheel("tinyword", "word = 'of the processor'", version="1.0+cpu")
     (tmp_path / "lock.txt").write_text(line)
     argv = [sys.executable, "-I", BUILDER, tmp_path / "made", "lock.txt", uv.here()]
-    made = subprocess.run(argv, cwd=tmp_path, env={**os.environ, **index.environ}, check=False, capture_output=True, text=True)
+    made = subprocess.run(
+        argv,
+        cwd=tmp_path,
+        env={**os.environ, **index.environ},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert made.returncode == 0, made.stdout
 
 
@@ -196,7 +237,9 @@ def test_a_second_environment_shares_the_files_of_the_first(space: Space, index:
 
 
 def test_the_index_of_pip_counts_for_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://mirror/simple\nfind-links = /nowhere\n    https://wheels\ntimeout = 9\n")
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://mirror/simple\nfind-links = /nowhere\n    https://wheels\ntimeout = 9\n"
+    )
     environ = {
         "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
         "PIP_TIMEOUT": "7",
@@ -204,16 +247,25 @@ def test_the_index_of_pip_counts_for_uv(tmp_path: Path, monkeypatch: pytest.Monk
         "XDG_CONFIG_HOME": "/nowhere",
     }
     found = _builder.of_pip(environ)
-    assert found["UV_DEFAULT_INDEX"] == "https://mirror/simple" and found["UV_INDEX"] == "https://a https://b"
+    assert (
+        found["UV_DEFAULT_INDEX"] == "https://mirror/simple"
+        and found["UV_INDEX"] == "https://a https://b"
+    )
     assert found["UV_FIND_LINKS"] == "https://wheels" and found["UV_HTTP_TIMEOUT"] in ("7", "9")
 
 
 def test_a_machine_that_no_uv_runs_on_has_its_pip_do_it(tmp_path: Path) -> None:
-    assert not _builder._runs("") and not _builder._runs(str(tmp_path / "none")) and not _builder._runs("/bin/false")
+    assert (
+        not _builder._runs("")
+        and not _builder._runs(str(tmp_path / "none"))
+        and not _builder._runs("/bin/false")
+    )
     assert uv.of("Plan9 mips", tmp_path) == ""
 
 
-def test_another_machine_builds_its_own_with_the_uv_that_it_is_sent(space: Space, index: Index, tmp_path: Path) -> None:
+def test_another_machine_builds_its_own_with_the_uv_that_it_is_sent(
+    space: Space, index: Index, tmp_path: Path
+) -> None:
     locked(space, index)
     words = " ".join(f"{name}={value}" for name, value in index.environ.items())
     python = space.write("python", f'#!/bin/sh\n{words} exec {sys.executable} "$@"\n')
@@ -229,9 +281,15 @@ def test_another_machine_builds_its_own_with_the_uv_that_it_is_sent(space: Space
 
 def test_two_machines_install_at_the_same_time(space: Space, index: Index) -> None:
     locked(space, index)
-    space.recipe(RECIPE.replace("  one:\n", "  one:\n    matrix: {i: [1, 2]}\n").replace("o.txt", "'o{{ matrix.i }}.txt'"))
+    space.recipe(
+        RECIPE.replace("  one:\n", "  one:\n    matrix: {i: [1, 2]}\n").replace(
+            "o.txt", "'o{{ matrix.i }}.txt'"
+        )
+    )
     words = " ".join(f"{name}={value}" for name, value in index.environ.items())
-    python = space.write("python", f'#!/bin/sh\n{words} UV_CACHE_DIR="$PWD/cache" exec {sys.executable} "$@"\n')
+    python = space.write(
+        "python", f'#!/bin/sh\n{words} UV_CACHE_DIR="$PWD/cache" exec {sys.executable} "$@"\n'
+    )
     python.chmod(0o755)
     space.write("recipe.toml", f'[drivers.loopback]\npython = "{python}"\nhosts = 2\n')
     index.gate.clear()
@@ -249,14 +307,17 @@ def test_two_machines_install_at_the_same_time(space: Space, index: Index) -> No
 def other_python(space: Space, version: str) -> dict[str, str]:
     """Variables of a shell that finds a Python of another version; it only says so."""
     program = space.write(
-        f"bin/python{version}", f'#!/bin/sh\ncase "$2" in *version_info*) echo {version} ;; *) exec {sys.executable} "$@" ;; esac\n'
+        f"bin/python{version}",
+        f'#!/bin/sh\ncase "$2" in *version_info*) echo {version} ;; *) exec {sys.executable} "$@" ;; esac\n',
     )
     program.chmod(0o755)
     return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
 
 
 @pytest.mark.parametrize("lock", ["", "lock: lock.txt, "])
-def test_a_step_runs_with_the_python_of_the_version_that_it_asks_for(space: Space, index: Index, lock: str) -> None:
+def test_a_step_runs_with_the_python_of_the_version_that_it_asks_for(
+    space: Space, index: Index, lock: str
+) -> None:
     locked(space, index)
     space.recipe(
         RECIPE.replace("lock: lock.txt", f'{lock}version: "3.14"')
@@ -265,19 +326,31 @@ def test_a_step_runs_with_the_python_of_the_version_that_it_asks_for(space: Spac
     )
     code, _, said = space.command("run", env={**index.environ, **other_python(space, "3.14")})
     assert code == 0, said
-    assert space.read("o.txt").strip() == str(home(space)) and home(space).name.endswith("python3.14")
+    assert space.read("o.txt").strip() == str(home(space)) and home(space).name.endswith(
+        "python3.14"
+    )
 
 
 def test_the_python_at_hand_does_if_it_is_of_that_version(space: Space) -> None:
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    space.recipe(f'python: {{version: "{ours}"}}\nsteps: {{one: {{run: "touch o.txt", outputs: {{o: o.txt}}}}}}\n')
+    space.recipe(
+        f'python: {{version: "{ours}"}}\nsteps: {{one: {{run: "touch o.txt", outputs: {{o: o.txt}}}}}}\n'
+    )
     assert space.command("run")[0] == 0 and not (space.root / ".recipe/envs").exists()
 
 
-def test_a_version_that_is_not_there_is_refused_with_the_line_that_installs_it(space: Space) -> None:
-    space.recipe('python: {version: "3.99"}\nsteps: {one: {run: "touch o.txt", outputs: {o: o.txt}}}\n')
+def test_a_version_that_is_not_there_is_refused_with_the_line_that_installs_it(
+    space: Space,
+) -> None:
+    space.recipe(
+        'python: {version: "3.99"}\nsteps: {one: {run: "touch o.txt", outputs: {o: o.txt}}}\n'
+    )
     code, _, said = space.command("run")
-    assert code == 2 and "Python 3.99 is not on this machine" in said and "uv python install 3.99" in said
+    assert (
+        code == 2
+        and "Python 3.99 is not on this machine" in said
+        and "uv python install 3.99" in said
+    )
 
 
 def test_a_version_without_quotes_is_refused_because_it_may_be_another_number(space: Space) -> None:
@@ -290,50 +363,79 @@ def test_a_version_without_quotes_is_refused_because_it_may_be_another_number(sp
 
 
 @pytest.mark.parametrize("driver", ["local", "loopback"])
-def test_an_index_that_does_not_answer_is_named_without_its_password(space: Space, index: Index, driver: str) -> None:
+def test_an_index_that_does_not_answer_is_named_without_its_password(
+    space: Space, index: Index, driver: str
+) -> None:
     locked(space, index)
-    environ = {**index.environ, "PIP_INDEX_URL": "http://someone:secret@127.0.0.1:9/simple", "PIP_RETRIES": "0"}
+    environ = {
+        **index.environ,
+        "PIP_INDEX_URL": "http://someone:secret@127.0.0.1:9/simple",
+        "PIP_RETRIES": "0",
+    }
     words = " ".join(f"{name}={value}" for name, value in environ.items())
     python = space.write("python", f'#!/bin/sh\n{words} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     space.write("recipe.toml", f'[drivers.loopback]\npython = "{python}"\n')
     code, _, said = space.command("run", "--driver", driver, env=environ)
     where = " on loopback host-1" if driver == "loopback" else ""
-    assert code == 2 and f"lock.txt cannot be built{where}: the package index (http://127.0.0.1:9/simple/tinyword/) does not answer" in said
+    assert (
+        code == 2
+        and f"lock.txt cannot be built{where}: the package index (http://127.0.0.1:9/simple/tinyword/) does not answer"
+        in said
+    )
     assert said.count("trying again") == 2 and "secret" not in said and "Traceback" not in said
 
 
-def test_a_file_that_is_not_the_locked_one_is_named_and_nothing_is_left(space: Space, index: Index) -> None:
+def test_a_file_that_is_not_the_locked_one_is_named_and_nothing_is_left(
+    space: Space, index: Index
+) -> None:
     locked(space, index)
     pinned = space.read("lock.txt")
     space.write("lock.txt", pinned.replace(pinned[-65:-1], "0" * 64))
     code, _, said = space.command("run", env=index.environ)
-    assert code == 2 and "tinyword==1.0" in said and f"wanted 000000000000…, got {pinned[-65:-53]}…" in said
+    assert (
+        code == 2
+        and "tinyword==1.0" in said
+        and f"wanted 000000000000…, got {pinned[-65:-53]}…" in said
+    )
     assert [item.name for item in home(space).iterdir()] == ["lock"]
 
 
 def test_a_package_that_no_file_of_fits_this_python_is_named(space: Space, index: Index) -> None:
     locked(space, index, f"nosuch==2.0 --hash=sha256:{'0' * 64}\n")
-    space.write("lock.txt", f"# Made by make.py from some.in: Linux, x86_64, CPython 2.7.\n{space.read('lock.txt')}")
+    space.write(
+        "lock.txt",
+        f"# Made by make.py from some.in: Linux, x86_64, CPython 2.7.\n{space.read('lock.txt')}",
+    )
     code, _, said = space.command("run", env=index.environ)
     machine = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {os.uname().machine}"
-    assert code == 2 and f"has no nosuch==2.0 for {machine}; the lock is for Linux, x86_64, CPython 2.7" in said
+    assert (
+        code == 2
+        and f"has no nosuch==2.0 for {machine}; the lock is for Linux, x86_64, CPython 2.7" in said
+    )
 
 
 def test_what_a_lock_forgot_is_named_with_who_needs_it(space: Space, index: Index) -> None:
     index.wheel("forgotten")
     locked(space, index, index.wheel("other", needs="forgotten>=0.5"))
     code, _, said = space.command("run", env=index.environ)
-    assert code == 2 and "cannot be built: the lock does not pin forgotten, which other needs\n" in said
+    assert (
+        code == 2
+        and "cannot be built: the lock does not pin forgotten, which other needs\n" in said
+    )
 
 
-def test_a_package_that_another_wants_with_an_extra_is_pinned_by_its_name(space: Space, index: Index) -> None:
+def test_a_package_that_another_wants_with_an_extra_is_pinned_by_its_name(
+    space: Space, index: Index
+) -> None:
     locked(space, index, index.wheel("wanted"), index.wheel("other", needs="wanted[more]>=0.5"))
     code, _, said = space.command("run", env=index.environ)
     assert code == 0, said
 
 
-def test_a_disk_that_is_too_small_is_reported_and_is_empty_again(space: Space, index: Index) -> None:
+def test_a_disk_that_is_too_small_is_reported_and_is_empty_again(
+    space: Space, index: Index
+) -> None:
     locked(space, index, index.wheel("large", bulk=9_000_000))
     small = space.root / "small"
     small.mkdir()
@@ -341,7 +443,11 @@ def test_a_disk_that_is_too_small_is_reported_and_is_empty_again(space: Space, i
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(small)], check=True)
     try:
         code, _, said = space.command("run", env={**index.environ, "RECIPE_HOME": str(small)})
-        assert code == 2 and "cannot be built: the disk of " in said and "is full: 0.0 GB are free" in said
+        assert (
+            code == 2
+            and "cannot be built: the disk of " in said
+            and "is full: 0.0 GB are free" in said
+        )
         assert shutil.disk_usage(small).used < 2_000_000
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)

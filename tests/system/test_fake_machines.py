@@ -21,7 +21,9 @@ from tests.tools import needs
 
 
 def api(running: Provider, method: str, path: str, body: object = None) -> Any:
-    request = urllib.request.Request(running.url + path, json.dumps(body or {}).encode(), method=method)
+    request = urllib.request.Request(
+        running.url + path, json.dumps(body or {}).encode(), method=method
+    )
     request.add_header("Authorization", f"Bearer {running.exports['VAST_API_KEY']}")
     with urllib.request.urlopen(request, timeout=20) as reply:
         return json.loads(reply.read())
@@ -53,23 +55,48 @@ def test_a_rented_machine_boots_lets_in_and_dies(tmp_path: Path) -> None:
         offer = api(running, "POST", "/api/v0/bundles/", {})["offers"][0]
         script = f"mkdir -p ~/.ssh\necho '{own.with_suffix('.pub').read_text().strip()}' >> ~/.ssh/authorized_keys\nsetsid sleep 4321 &\necho $! > ~/daemon\n"
         machine = api(
-            running, "PUT", f"/api/v0/asks/{offer['id']}/", {"image": "x", "runtype": "ssh_direct", "onstart": script, "env": {"COLOUR": "red"}}
+            running,
+            "PUT",
+            f"/api/v0/asks/{offer['id']}/",
+            {"image": "x", "runtype": "ssh_direct", "onstart": script, "env": {"COLOUR": "red"}},
         )["new_contract"]
-        api(running, "POST", f"/api/v0/instances/{machine}/ssh/", {"ssh_key": key.with_suffix(".pub").read_text()})
-        row = until(lambda: (found := api(running, "GET", f"/api/v0/instances/{machine}/")["instances"])["ports"] and found)
+        api(
+            running,
+            "POST",
+            f"/api/v0/instances/{machine}/ssh/",
+            {"ssh_key": key.with_suffix(".pub").read_text()},
+        )
+        row = until(
+            lambda: (
+                (found := api(running, "GET", f"/api/v0/instances/{machine}/")["instances"])[
+                    "ports"
+                ]
+                and found
+            )
+        )
         port, address = row["ports"]["22/tcp"][0]["HostPort"], row["public_ipaddr"].strip()
 
-        def login(identity: Path, command: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        def login(
+            identity: Path, command: str, data: bytes = b""
+        ) -> subprocess.CompletedProcess[bytes]:
             words = f"-F none -oIdentitiesOnly=yes -oStrictHostKeyChecking=no -oUserKnownHostsFile={tmp_path}/known -oBatchMode=yes -p {port}".split()
             command_line = ["ssh", *words, "-i", identity, f"root@{address}", command]
             return subprocess.run(command_line, input=data, capture_output=True, timeout=60)
 
         until(lambda: login(key, "true").returncode == 0)
-        done = login(key, "echo $COLOUR $CONTAINER_ID; cat; echo to stderr >&2; exit 7", bytes(range(256)) * 4096)
+        done = login(
+            key,
+            "echo $COLOUR $CONTAINER_ID; cat; echo to stderr >&2; exit 7",
+            bytes(range(256)) * 4096,
+        )
         assert done.stdout == f"red {machine}\n".encode() + bytes(range(256)) * 4096
         assert done.stderr.endswith(b"to stderr\n") and done.returncode == 7
         seen = resources(facts(login(key, shlex.join(question("~"))).stdout))
-        assert (seen.gpus, seen.gpu, seen.gpu_memory) == (offer["num_gpus"], f"NVIDIA {offer['gpu_name']}", offer["gpu_ram"] << 20)
+        assert (seen.gpus, seen.gpu, seen.gpu_memory) == (
+            offer["num_gpus"],
+            f"NVIDIA {offer['gpu_name']}",
+            offer["gpu_ram"] << 20,
+        )
         assert len(listed(login(key, "nvidia-smi -L").stdout.decode())) == offer["num_gpus"]
         daemon = int(until(lambda: login(own, "cat ~/daemon").stdout))
         assert alive(daemon)

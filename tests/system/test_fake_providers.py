@@ -24,23 +24,53 @@ def vastai() -> Iterator[Provider]:
 
 
 def test_the_vastai_command_line_rents_and_destroys(vastai: Provider, tmp_path: Path) -> None:
-    cli = Client(client("vastai"), "vastai.cli.main:main", ["vastai", "--url", vastai.url, "--api-key", "k", "--raw"], tmp_path, {})
-    [(found, text)] = cli.run(["search", "offers", "num_gpus=1 gpu_name=RTX_4090 reliability>0.9", "-o", "dph"])
+    cli = Client(
+        client("vastai"),
+        "vastai.cli.main:main",
+        ["vastai", "--url", vastai.url, "--api-key", "k", "--raw"],
+        tmp_path,
+        {},
+    )
+    [(found, text)] = cli.run(
+        ["search", "offers", "num_gpus=1 gpu_name=RTX_4090 reliability>0.9", "-o", "dph"]
+    )
     offers = json.loads(text)
-    assert found == 0 and {offer["gpu_name"] for offer in offers} == {"RTX 4090"} and {offer["num_gpus"] for offer in offers} == {1}
-    assert [offer["dph_total"] for offer in offers] == sorted(offer["dph_total"] for offer in offers)
+    assert (
+        found == 0
+        and {offer["gpu_name"] for offer in offers} == {"RTX 4090"}
+        and {offer["num_gpus"] for offer in offers} == {1}
+    )
+    assert [offer["dph_total"] for offer in offers] == sorted(
+        offer["dph_total"] for offer in offers
+    )
     before = len(vastai.events())
     [(made, text)] = cli.run(
-        ["create", "instance", str(offers[0]["id"]), "--image", "pytorch/pytorch", "--disk", "20", "--label", "recipe-x", "--ssh", "--direct"]
+        [
+            "create",
+            "instance",
+            str(offers[0]["id"]),
+            "--image",
+            "pytorch/pytorch",
+            "--disk",
+            "20",
+            "--label",
+            "recipe-x",
+            "--ssh",
+            "--direct",
+        ]
     )
     assert made == 0, text
     machine = str(json.loads(text)["new_contract"])
     vastai.wait(60)
     listed, destroyed = cli.run(["show", "instances"], ["destroy", "instance", "-y", machine])
-    assert [(row["id"], row["actual_status"], row["label"]) for row in json.loads(listed[1])] == [(int(machine), "running", "recipe-x")]
+    assert [(row["id"], row["actual_status"], row["label"]) for row in json.loads(listed[1])] == [
+        (int(machine), "running", "recipe-x")
+    ]
     assert destroyed[0] == 0
     assert vastai.events()[before:] == ["created", "started", "destroyed"]
-    assert {entry["machine"] for entry in vastai.ledger() if entry["event"] == "billed"} >= {machine}
+    assert {entry["machine"] for entry in vastai.ledger() if entry["event"] == "billed"} >= {
+        machine
+    }
 
 
 VAST = """
@@ -69,19 +99,38 @@ print(json.dumps(seen))
 
 
 def test_vastais_own_library_stops_starts_and_labels(vastai: Provider, tmp_path: Path) -> None:
-    done = subprocess.run([client("vastai"), "-c", VAST, vastai.url], capture_output=True, text=True, timeout=200, env={"HOME": str(tmp_path)})
+    done = subprocess.run(
+        [client("vastai"), "-c", VAST, vastai.url],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={"HOME": str(tmp_path)},
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["running", "exited", "running", True, True, None]
 
 
-def test_the_vastai_command_line_shows_what_went_wrong_in_its_own_words(vastai: Provider, tmp_path: Path) -> None:
-    cli = Client(client("vastai"), "vastai.cli.main:main", ["vastai", "--url", vastai.url, "--api-key", "k", "--raw"], tmp_path, {})
-    none, gone = cli.run(["create", "instance", "1", "--image", "x"], ["destroy", "instance", "-y", "77"])
+def test_the_vastai_command_line_shows_what_went_wrong_in_its_own_words(
+    vastai: Provider, tmp_path: Path
+) -> None:
+    cli = Client(
+        client("vastai"),
+        "vastai.cli.main:main",
+        ["vastai", "--url", vastai.url, "--api-key", "k", "--raw"],
+        tmp_path,
+        {},
+    )
+    none, gone = cli.run(
+        ["create", "instance", "1", "--image", "x"], ["destroy", "instance", "-y", "77"]
+    )
     assert "no_such_ask" in none[1] and "77 not found" in gone[1]
 
 
 def test_faults_clock_and_ledger_are_open_while_it_runs(vastai: Provider) -> None:
-    assert json.loads(vastai.ask("/_faults", "throttled@search=once"))["faults"] == "throttled@search=once"
+    assert (
+        json.loads(vastai.ask("/_faults", "throttled@search=once"))["faults"]
+        == "throttled@search=once"
+    )
     with pytest.raises(OSError, match="429"):
         vastai.ask("/api/v0/bundles/", "{}")
     assert json.loads(vastai.ask("/api/v0/bundles/", "{}"))["offers"]
@@ -152,7 +201,13 @@ except Exception as error:
 def test_googles_own_client_inserts_waits_lists_and_deletes(tmp_path: Path) -> None:
     python = client("gcp")
     with provider("gcp", "--clock", "real", "--faults", "boot=1") as running:
-        done = subprocess.run([python, "-c", GOOGLE, running.url], capture_output=True, text=True, timeout=200, env={"HOME": str(tmp_path)})
+        done = subprocess.run(
+            [python, "-c", GOOGLE, running.url],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            env={"HOME": str(tmp_path)},
+        )
         events = running.events()
     assert done.returncode == 0, done.stderr
     made, row, gone, missing = map(json.loads, done.stdout.splitlines())
@@ -202,14 +257,25 @@ def test_primes_own_client_creates_waits_and_deletes(tmp_path: Path) -> None:
     python = client("prime")
     with provider("prime") as running:
         env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", **running.exports}
-        done = subprocess.run([python, "-c", PRIME], capture_output=True, text=True, timeout=200, env=env)
+        done = subprocess.run(
+            [python, "-c", PRIME], capture_output=True, text=True, timeout=200, env=env
+        )
         assert done.returncode == 0, done.stderr
         made, after, missing = map(json.loads, done.stdout.splitlines())
         assert made == [[None, None], [["ACTIVE", 100, True]] * 2, 2]
         assert after == [0, 2, 100.0, 2] and "Pod not found" in missing[0]
-        assert running.events() == ["created", "created", "started", "started", "destroyed", "destroyed"]
+        assert running.events() == [
+            "created",
+            "created",
+            "started",
+            "started",
+            "destroyed",
+            "destroyed",
+        ]
         cli = Client(python, "prime_cli.main:run", ["prime"], tmp_path, running.exports)
-        listed, offered = cli.run(["pods", "list", "--output", "json"], ["availability", "list", "--output", "json"])
+        listed, offered = cli.run(
+            ["pods", "list", "--output", "json"], ["availability", "list", "--output", "json"]
+        )
         assert listed[0] == offered[0] == 0 and json.loads(offered[1])["gpu_resources"], offered
 
 
@@ -220,17 +286,44 @@ def test_runpods_own_document_holds_for_whatever_is_sent(tmp_path: Path) -> None
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     ours = "^/v2/(pods|catalog/gpus|catalog/datacenters$|account/ssh|billing/pods)"
     with provider("runpod") as running:
-        command = [client("schemathesis").with_name("st"), "run", document, "--url", running.url, "-H", "Authorization: Bearer k", "--no-color"]
-        words = ["--include-path-regex", ours, "-n", "8", "--seed", "1", "--phases", "examples,fuzzing", "--checks", checks]
+        command = [
+            client("schemathesis").with_name("st"),
+            "run",
+            document,
+            "--url",
+            running.url,
+            "-H",
+            "Authorization: Bearer k",
+            "--no-color",
+        ]
+        words = [
+            "--include-path-regex",
+            ours,
+            "-n",
+            "8",
+            "--seed",
+            "1",
+            "--phases",
+            "examples,fuzzing",
+            "--checks",
+            checks,
+        ]
         done = subprocess.run(
-            [*command, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, env={"HOME": str(tmp_path), "PATH": "/usr/bin"}
+            [*command, *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={"HOME": str(tmp_path), "PATH": "/usr/bin"},
         )
     assert done.returncode == 0, done.stdout
     assert "Selected: 13/" in done.stdout
 
 
 def refused(*words: str, **env: str) -> tuple[int, str]:
-    done = subprocess.run([*RECIPE, *words], capture_output=True, text=True, timeout=60, env=env or None)
+    done = subprocess.run(
+        [*RECIPE, *words], capture_output=True, text=True, timeout=60, env=env or None
+    )
     return done.returncode, done.stderr
 
 
@@ -248,6 +341,10 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_without_the_extra_the_line_to_install_is_named(tmp_path: Path) -> None:
-    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')\n")
-    code, text = refused("vastai", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}", PATH="/usr/bin:/bin")
+    (tmp_path / "uvicorn.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')\n"
+    )
+    code, text = refused(
+        "vastai", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}", PATH="/usr/bin:/bin"
+    )
     assert code == 5 and "uvicorn" in text and "pip install 'recipe-runner[fakes]'" in text

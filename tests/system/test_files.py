@@ -25,7 +25,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that were read, as they are read."""
     seen: list[str] = []
     real = files._hash
-    monkeypatch.setattr(files, "_hash", lambda path, *more: (seen.append(os.path.basename(path)), real(path, *more))[1])
+    monkeypatch.setattr(
+        files,
+        "_hash",
+        lambda path, *more: (seen.append(os.path.basename(path)), real(path, *more))[1],
+    )
     return seen
 
 
@@ -35,7 +39,9 @@ def aged(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(files.time, "time_ns", lambda: real() + int(seconds * 1e9))
 
 
-def test_a_file_that_did_not_change_is_read_once(tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_did_not_change_is_read_once(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     aged(monkeypatch, 3)
     (tmp_path / "a").write_text("one")
     cache = DigestCache(tmp_path)
@@ -55,8 +61,15 @@ def test_a_file_written_just_now_is_not_believed(tmp_path: Path, reads: list[str
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from(["same size", "restore mtime", "replace", "future", "chmod", "nothing"]), max_size=6))
-def test_a_digest_is_never_stale(tmp_path_factory: pytest.TempPathFactory, edits: list[str]) -> None:
+@given(
+    st.lists(
+        st.sampled_from(["same size", "restore mtime", "replace", "future", "chmod", "nothing"]),
+        max_size=6,
+    )
+)
+def test_a_digest_is_never_stale(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[str]
+) -> None:
     folder = tmp_path_factory.mktemp("w")
     path, cache = folder / "a", DigestCache(folder)
     path.write_text("00")
@@ -79,7 +92,9 @@ def test_a_digest_is_never_stale(tmp_path_factory: pytest.TempPathFactory, edits
         cache = DigestCache(folder, [*cache._rows.values()])
 
 
-def test_a_file_of_our_making_is_believed_at_once_and_an_edit_of_it_is_seen(tmp_path: Path, reads: list[str]) -> None:
+def test_a_file_of_our_making_is_believed_at_once_and_an_edit_of_it_is_seen(
+    tmp_path: Path, reads: list[str]
+) -> None:
     cache = DigestCache(tmp_path)
     (tmp_path / "a").write_text("one")
     now = files.time.time_ns()
@@ -92,7 +107,9 @@ def test_a_file_of_our_making_is_believed_at_once_and_an_edit_of_it_is_seen(tmp_
     assert cache.content_of("a") == scan(tmp_path / "a")
 
 
-def test_an_edit_that_restores_size_and_mtime_shows_in_the_ctime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_that_restores_size_and_mtime_shows_in_the_ctime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     aged(monkeypatch, 3)
     path = tmp_path / "a"
     path.write_text("00")
@@ -126,7 +143,11 @@ def test_an_empty_directory_and_an_inner_link_are_content(tmp_path: Path) -> Non
     (tree / "a/b").mkdir(parents=True)
     (tree / "f").write_text("x")
     (tree / "a/l").symlink_to("../f")
-    assert [(entry.path, entry.kind) for entry in entries(tree)] == [("a/b", "d"), ("a/l", "l"), ("f", "f")]
+    assert [(entry.path, entry.kind) for entry in entries(tree)] == [
+        ("a/b", "d"),
+        ("a/l", "l"),
+        ("f", "f"),
+    ]
     before = scan(tree)
     (tree / "a/l").unlink()
     (tree / "a/l").symlink_to("../a")
@@ -135,7 +156,9 @@ def test_an_empty_directory_and_an_inner_link_are_content(tmp_path: Path) -> Non
     assert scan(tmp_path / "link") == scan(tree)
 
 
-@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "up/../../../outside", "sub/out/.."])
+@pytest.mark.parametrize(
+    "target", ["/etc/passwd", "../outside", "up/../../../outside", "sub/out/.."]
+)
 def test_a_link_out_of_a_tree_is_named(tmp_path: Path, target: str) -> None:
     tree = tmp_path / "t"
     (tree / "sub").mkdir(parents=True)
@@ -169,11 +192,18 @@ def test_nothing_is_distinguished_from_something_empty(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to("none")
     (tmp_path / "empty").touch()
     answer = DigestCache(tmp_path).contents(["none", "dangling", "empty/below", "empty"])
-    assert [answer[name] is None for name in ("none", "dangling", "empty/below", "empty")] == [True, True, True, False]
+    assert [answer[name] is None for name in ("none", "dangling", "empty/below", "empty")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert identity(tmp_path / "none") is None
 
 
-def test_an_unchanged_tree_is_not_read_again(tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_tree_is_not_read_again(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     aged(monkeypatch, 3)
     for n in range(50):
         (tmp_path / f"t/{n % 5}").mkdir(parents=True, exist_ok=True)
@@ -194,12 +224,16 @@ def test_names_that_are_not_text_have_a_content(tmp_path: Path) -> None:
     assert cache.content_of("t") == scan(tmp_path / "t") and cache.changes() == []
 
 
-def test_large_files_are_hashed_on_two_threads_with_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_hashed_on_two_threads_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for n in range(6):
         (tmp_path / str(n)).write_bytes(bytes([n]) * (1 << 20))
     seen: set[int] = set()
     real = files._hash
-    monkeypatch.setattr(files, "_hash", lambda *what: (seen.add(threading.get_ident()), real(*what))[1])
+    monkeypatch.setattr(
+        files, "_hash", lambda *what: (seen.add(threading.get_ident()), real(*what))[1]
+    )
     answer = DigestCache(tmp_path).contents([str(n) for n in range(6)])
     assert answer == {str(n): scan(tmp_path / str(n)) for n in range(6)}
     (tmp_path / "5").unlink()
@@ -227,7 +261,9 @@ def test_an_interrupt_does_not_wait_for_large_files(tmp_path: Path) -> None:
 
 def test_a_content_id_is_a_string_of_kind_and_digest(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
-    assert scan(tmp_path / "a") == Content("f:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
+    assert scan(tmp_path / "a") == Content(
+        "f:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    )
 
 
 # -- large trees -------------------------------------------------------------------------------------------------------------------------------------
@@ -251,7 +287,9 @@ def known(folder: Path) -> DigestCache:
     return DigestCache(folder, (), folder / "listings")
 
 
-def test_a_large_tree_is_remembered_in_a_listing_and_not_in_rows(large: Path, reads: list[str]) -> None:
+def test_a_large_tree_is_remembered_in_a_listing_and_not_in_rows(
+    large: Path, reads: list[str]
+) -> None:
     cache = known(large)
     first = cache.content_of("t")
     assert first == scan(large / "t") and cache.changes() == []
@@ -269,8 +307,18 @@ def test_a_large_tree_is_remembered_in_a_listing_and_not_in_rows(large: Path, re
     assert cache.content_of("t") == scan(large / "t")
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:200], lambda data: data[:-9] + b"x" + data[-8:], lambda data: b""])
-def test_a_damaged_listing_is_no_listing(large: Path, reads: list[str], damage: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[:200],
+        lambda data: data[:-9] + b"x" + data[-8:],
+        lambda data: b"",
+    ],
+)
+def test_a_damaged_listing_is_no_listing(
+    large: Path, reads: list[str], damage: Callable[[bytes], bytes]
+) -> None:
     cache = known(large)
     first = cache.content_of("t")
     cache.changes()
@@ -281,7 +329,9 @@ def test_a_damaged_listing_is_no_listing(large: Path, reads: list[str], damage: 
     assert len(reads) == 50
 
 
-def test_young_files_of_a_listing_are_not_believed(large: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_young_files_of_a_listing_are_not_believed(
+    large: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     aged(monkeypatch, 0)
     monkeypatch.setattr(files.time, "time_ns", lambda: (large / "t/0/0").stat().st_mtime_ns)
     cache = known(large)
@@ -326,12 +376,29 @@ def ticked(probe: Path) -> None:
         probe.touch()
 
 
-EDITS = ["same size", "restore mtime", "replace", "add", "remove", "chmod", "retarget", "link for a file", "empty", "touch", "nothing"]
+EDITS = [
+    "same size",
+    "restore mtime",
+    "replace",
+    "add",
+    "remove",
+    "chmod",
+    "retarget",
+    "link for a file",
+    "empty",
+    "touch",
+    "nothing",
+]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(EDITS), st.integers(0, 5), st.booleans()), max_size=8), st.sampled_from([0, 1000]))
-def test_a_tree_is_never_stale(tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, int, bool]], few: int) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from(EDITS), st.integers(0, 5), st.booleans()), max_size=8),
+    st.sampled_from([0, 1000]),
+)
+def test_a_tree_is_never_stale(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, int, bool]], few: int
+) -> None:
     folder = tmp_path_factory.mktemp("w")
     tree = folder / "t"
     for n in range(6):
@@ -376,7 +443,9 @@ def test_a_tree_is_never_stale(tmp_path_factory: pytest.TempPathFactory, edits: 
 # -- files that do not hold still --------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_changes_while_it_is_read_is_read_again_and_named_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_while_it_is_read_is_read_again_and_named_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"start")
     os.utime(path, ns=(0, 0))
@@ -396,16 +465,24 @@ def test_a_file_that_changes_while_it_is_read_is_read_again_and_named_when_it_go
         scan(path)
 
 
-def test_a_file_that_vanishes_while_it_is_looked_at_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_while_it_is_looked_at_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "t/sub").mkdir(parents=True)
     (tmp_path / "t/sub/a").write_text("a")
     real = os.open
-    monkeypatch.setattr(files.os, "open", lambda path, *more: ((tmp_path / "t/sub/a").unlink(), real(path, *more))[1])
+    monkeypatch.setattr(
+        files.os,
+        "open",
+        lambda path, *more: ((tmp_path / "t/sub/a").unlink(), real(path, *more))[1],
+    )
     with pytest.raises(files.Changed, match="t/sub/a: it vanishes"):
         scan(tmp_path / "t")
 
 
-@pytest.mark.parametrize("layout", ["hole", "hole data", "data hole", "hole data hole", "data hole data"])
+@pytest.mark.parametrize(
+    "layout", ["hole", "hole data", "data hole", "hole data hole", "data hole data"]
+)
 def test_a_sparse_file_has_the_content_of_a_dense_one(tmp_path: Path, layout: str) -> None:
     dense = b""
     with (tmp_path / "sparse").open("wb") as file:

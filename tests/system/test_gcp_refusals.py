@@ -14,7 +14,20 @@ import httpx
 import pytest
 
 from drivers import web
-from drivers.base import Denied, DriverError, Lease, Need, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Unsure, Wish
+from drivers.base import (
+    Denied,
+    DriverError,
+    Lease,
+    Need,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Throttled,
+    Unreachable,
+    Unsure,
+    Wish,
+)
 from drivers.gcp import Gcp
 from tests.fake_provider import Provider, provider
 from tests.rented import ours, rents
@@ -29,52 +42,99 @@ def market() -> Iterator[Provider]:
         yield found
 
 
-def test_a_quota_of_none_is_named_with_the_page_to_ask_for_more(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_of_none_is_named_with_the_page_to_ask_for_more(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, market, monkeypatch, "gcp")
     space.recipe(RECIPE)
     code, _, said = space.command("run", "--driver", "gcp")
-    assert code == 5 and "the quota GPUS_ALL_REGIONS is 0" in said and "https://console.cloud.google.com/iam-admin/quotas?project=fake" in said
-    assert "the quota GPUS_ALL_REGIONS is 0. Ask for more at https://" in space.command("doctor", "--driver", "gcp")[1]
+    assert (
+        code == 5
+        and "the quota GPUS_ALL_REGIONS is 0" in said
+        and "https://console.cloud.google.com/iam-admin/quotas?project=fake" in said
+    )
+    assert (
+        "the quota GPUS_ALL_REGIONS is 0. Ask for more at https://"
+        in space.command("doctor", "--driver", "gcp")[1]
+    )
     assert ours(market) == []
 
 
-def test_without_credentials_it_is_said_where_they_were_looked_for(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_it_is_said_where_they_were_looked_for(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, market, monkeypatch, "gcp")
     monkeypatch.delenv("CLOUDSDK_AUTH_ACCESS_TOKEN")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(space.root))
     space.recipe(RECIPE)
     code, _, said = space.command("run", "--driver", "gcp")
-    assert code == 5 and "neither CLOUDSDK_AUTH_ACCESS_TOKEN nor GOOGLE_APPLICATION_CREDENTIALS" in said
+    assert (
+        code == 5
+        and "neither CLOUDSDK_AUTH_ACCESS_TOKEN nor GOOGLE_APPLICATION_CREDENTIALS" in said
+    )
     assert "gcloud auth application-default login" in said and ours(market) == []
 
 
-def test_a_misspelt_region_is_refused_with_the_one_that_was_meant(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_region_is_refused_with_the_one_that_was_meant(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, market, monkeypatch, "gcp", regions="us-centrall1")
     space.recipe(RECIPE)
     code, _, said = space.command("run", "--driver", "gcp")
-    assert code == 5 and 'did you mean "us-central1"?' in said and "correct `[drivers.gcp]`" in said and ours(market) == []
+    assert (
+        code == 5
+        and 'did you mean "us-central1"?' in said
+        and "correct `[drivers.gcp]`" in said
+        and ours(market) == []
+    )
 
 
 # --- replies
 
 ORDER = Order(
-    Offer("gcp", "z", data={"zone": "us-central1-a", "shape": "g2-standard-4", "disk": "50"}), "0" * 16, datetime.now(UTC) + timedelta(hours=1)
+    Offer("gcp", "z", data={"zone": "us-central1-a", "shape": "g2-standard-4", "disk": "50"}),
+    "0" * 16,
+    datetime.now(UTC) + timedelta(hours=1),
 )
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, reply: Callable[[httpx.Request], httpx.Response], act: Callable[[Gcp], Any], tmp_path: Path) -> Any:
+def answer(
+    monkeypatch: pytest.MonkeyPatch,
+    reply: Callable[[httpx.Request], httpx.Response],
+    act: Callable[[Gcp], Any],
+    tmp_path: Path,
+) -> Any:
     monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN", "t")
     client = httpx.AsyncClient(transport=httpx.MockTransport(reply))
     monkeypatch.setattr(web.Web, "_of_loop", lambda self: client)
-    return asyncio.run(act(Gcp(api="http://x", project="p", installation=str(tmp_path / "installation"))))
+    return asyncio.run(
+        act(Gcp(api="http://x", project="p", installation=str(tmp_path / "installation")))
+    )
 
 
 def error(status: int, reason: str, message: str = "no") -> httpx.Response:
-    return httpx.Response(status, json={"error": {"code": status, "message": message, "errors": [{"reason": reason, "message": message}]}})
+    return httpx.Response(
+        status,
+        json={
+            "error": {
+                "code": status,
+                "message": message,
+                "errors": [{"reason": reason, "message": message}],
+            }
+        },
+    )
 
 
 def done(code: str) -> httpx.Response:
-    return httpx.Response(200, json={"name": "o", "status": "DONE", "operationType": "insert", "error": {"errors": [{"code": code}]}})
+    return httpx.Response(
+        200,
+        json={
+            "name": "o",
+            "status": "DONE",
+            "operationType": "insert",
+            "error": {"errors": [{"code": code}]},
+        },
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +163,9 @@ def test_a_refused_order_says_what_to_do_next(
     assert str(refused.value).isprintable()
 
 
-def test_an_order_that_was_made_already_is_ours_and_says_who_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_order_that_was_made_already_is_ours_and_says_who_ends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     sent: list[httpx.Request] = []
 
     def reply(request: httpx.Request) -> httpx.Response:
@@ -112,29 +174,59 @@ def test_an_order_that_was_made_already_is_ours_and_says_who_ends_it(monkeypatch
 
     first = answer(monkeypatch, reply, lambda driver: driver.acquire(ORDER), tmp_path)
     assert answer(monkeypatch, reply, lambda driver: driver.acquire(ORDER), tmp_path) == first
-    assert len({request.url.params["requestId"] for request in sent}) == 1, "the key of the lease decides it"
+    assert len({request.url.params["requestId"] for request in sent}) == 1, (
+        "the key of the lease decides it"
+    )
     body = json.loads(sent[0].content)
     assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
     left = (ORDER.until - datetime.now(UTC)).total_seconds()
     assert abs(int(body["scheduling"]["maxRunDuration"]["seconds"]) - left) < 30
-    assert all(disk["autoDelete"] for disk in body["disks"]) and body["name"].startswith("recipe-") and body["labels"]["recipe"] in body["name"]
+    assert (
+        all(disk["autoDelete"] for disk in body["disks"])
+        and body["name"].startswith("recipe-")
+        and body["labels"]["recipe"] in body["name"]
+    )
 
 
-def test_a_404_is_no_proof_unless_it_names_the_instance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_404_is_no_proof_unless_it_names_the_instance(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     lease = Lease("gcp", "us-central1-a/recipe-x", "k")
 
     def gone(message: str) -> Any:
-        return answer(monkeypatch, lambda _: error(404, "notFound", message), lambda driver: driver.release(lease), tmp_path)
+        return answer(
+            monkeypatch,
+            lambda _: error(404, "notFound", message),
+            lambda driver: driver.release(lease),
+            tmp_path,
+        )
 
-    assert gone("The resource 'projects/p/zones/us-central1-a/instances/recipe-x' was not found") is True
+    assert (
+        gone("The resource 'projects/p/zones/us-central1-a/instances/recipe-x' was not found")
+        is True
+    )
     with pytest.raises(DriverError):
         gone("The resource 'projects/p' was not found")
 
 
-@pytest.mark.parametrize("body", [{"unreachables": ["zones/a"]}, {"items": {"zones/a": {"warning": {"code": "UNREACHABLE"}}}}, {"items": 3}])
-def test_a_listing_that_misses_a_zone_is_no_listing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: object) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"unreachables": ["zones/a"]},
+        {"items": {"zones/a": {"warning": {"code": "UNREACHABLE"}}}},
+        {"items": 3},
+    ],
+)
+def test_a_listing_that_misses_a_zone_is_no_listing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: object
+) -> None:
     with pytest.raises(Unreachable):
-        answer(monkeypatch, lambda _: httpx.Response(200, json=body), lambda driver: driver.leases(), tmp_path)
+        answer(
+            monkeypatch,
+            lambda _: httpx.Response(200, json=body),
+            lambda driver: driver.leases(),
+            tmp_path,
+        )
 
 
 def test_a_zone_without_room_is_tried_last_and_those_that_have_some_are_not(
@@ -158,10 +250,15 @@ def test_a_zone_without_room_is_tried_last_and_those_that_have_some_are_not(
     asyncio.run(act())
 
 
-@pytest.mark.skipif(os.environ.get("RECIPE_LIVE") != "gcp", reason="RECIPE_LIVE=gcp rents a real machine, for at most 0.05 USD")
+@pytest.mark.skipif(
+    os.environ.get("RECIPE_LIVE") != "gcp",
+    reason="RECIPE_LIVE=gcp rents a real machine, for at most 0.05 USD",
+)
 def test_a_real_machine_is_rented_and_given_back(space: Space) -> None:
     space.write("recipe.toml", '[drivers.gcp]\nmarket = "spot"\nmax_price = 0.4\nleast = 60\n')
-    space.recipe("limits: {cost: 0.05 USD}\nsteps:\n  s: {run: 'nvidia-smi -L > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    space.recipe(
+        "limits: {cost: 0.05 USD}\nsteps:\n  s: {run: 'nvidia-smi -L > o', resources: {gpus: 1}, outputs: {o: o}}\n"
+    )
     code, _, said = space.command("run", "--driver", "gcp", "--yes")
     assert code == 0 and space.read("o").startswith("GPU 0"), said
     assert space.command("reap", "-n")[1] == "there is no lease\n"

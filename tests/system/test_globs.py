@@ -15,7 +15,9 @@ from tests.support import Space
 COPY = "cat {{ matrix.f }} > {{ outputs.o }}"
 
 
-def each(glob: Any = "data/*.txt", output: str = "data/{{ matrix.f | stem }}.clean.txt", **more: Any) -> dict[str, Any]:
+def each(
+    glob: Any = "data/*.txt", output: str = "data/{{ matrix.f | stem }}.clean.txt", **more: Any
+) -> dict[str, Any]:
     axis = glob if isinstance(glob, dict) else {"glob": glob}
     return {"matrix": {"f": axis}, "run": COPY, "outputs": {"o": output}, **more}
 
@@ -33,16 +35,22 @@ def data(space: Space) -> Space:
 
 
 @pytest.mark.parametrize("more", [{}, {"deps": ["{{ matrix.f }}"]}], ids=["matrix", "deps"])
-def test_a_second_run_does_nothing_where_outputs_match_the_glob(data: Space, more: dict[str, Any]) -> None:
+def test_a_second_run_does_nothing_where_outputs_match_the_glob(
+    data: Space, more: dict[str, Any]
+) -> None:
     data.recipe({"steps": {"each": each(**more)}})
     assert len(data.run()) == 2
     first = steps(data)
     assert data.run() == [] and steps(data) == first and len(first) == 2
-    assert data.read("data/a.clean.txt") == "a" and not (data.root / "data/a.clean.clean.txt").exists()
+    assert (
+        data.read("data/a.clean.txt") == "a" and not (data.root / "data/a.clean.clean.txt").exists()
+    )
 
 
 def test_what_a_plan_makes_is_no_match_though_no_store_remembers_it(data: Space) -> None:
-    data.recipe({"steps": {"each": each(output="data/{{ matrix.f | stem }}")}})  # a.txt makes a; were a.clean to be matched, names would clash
+    data.recipe(
+        {"steps": {"each": each(output="data/{{ matrix.f | stem }}")}}
+    )  # a.txt makes a; were a.clean to be matched, names would clash
     data.recipe({"steps": {"each": each("data/*", output="data/{{ matrix.f | name }}.out")}})
     data.write("data/a.txt.out", "a")
     assert steps(data) == {"each[f=data%2Fa.txt]", "each[f=data%2Fb.txt]"}
@@ -51,16 +59,31 @@ def test_what_a_plan_makes_is_no_match_though_no_store_remembers_it(data: Space)
 def test_what_an_earlier_run_left_is_no_match(data: Space) -> None:
     data.recipe({"steps": {"each": each(output="data/{{ matrix.f | stem }}.old.txt")}})
     data.run()
-    data.recipe({"steps": {"each": each(), "all": {"run": "cat data/*.txt > all", "deps": ["data/*.txt"], "outputs": {"o": "all"}}}})
+    data.recipe(
+        {
+            "steps": {
+                "each": each(),
+                "all": {
+                    "run": "cat data/*.txt > all",
+                    "deps": ["data/*.txt"],
+                    "outputs": {"o": "all"},
+                },
+            }
+        }
+    )
     assert (data.root / "data/a.old.txt").exists()
     data.run()
     assert steps(data) == {"each[f=data%2Fa.txt]", "each[f=data%2Fb.txt]", "all"}
-    assert sorted(data.read("all")) == ["a", "a", "b", "b"], "the two files and what `each` makes of them"
+    assert sorted(data.read("all")) == ["a", "a", "b", "b"], (
+        "the two files and what `each` makes of them"
+    )
     assert data.run() == []
 
 
 @pytest.mark.parametrize("how", ["edited", "adopted"])
-def test_a_file_of_the_users_is_a_match_though_a_run_put_it_there_first(data: Space, how: str) -> None:
+def test_a_file_of_the_users_is_a_match_though_a_run_put_it_there_first(
+    data: Space, how: str
+) -> None:
     old = {"steps": {"old": {"run": "echo o > data/o.txt", "outputs": {"o": "data/o.txt"}}}}
     data.recipe(old)
     if how == "edited":
@@ -75,7 +98,12 @@ def test_a_file_of_the_users_is_a_match_though_a_run_put_it_there_first(data: Sp
 
 def test_a_folder_that_only_holds_what_runs_made_is_no_match(data: Space) -> None:
     data.recipe(
-        {"steps": {"each": each(output="data/made/{{ matrix.f | name }}"), "all": {"run": "ls data > all", "deps": ["data/*"], "outputs": ["all"]}}}
+        {
+            "steps": {
+                "each": each(output="data/made/{{ matrix.f | name }}"),
+                "all": {"run": "ls data > all", "deps": ["data/*"], "outputs": ["all"]},
+            }
+        }
     )
     data.run()
     assert (data.root / "data/made/a.txt").exists() and data.run() == []
@@ -88,21 +116,38 @@ def test_a_folder_that_only_holds_what_runs_made_is_no_match(data: Space) -> Non
 def test_a_match_that_its_own_instance_makes_is_a_problem(data: Space) -> None:
     data.recipe({"steps": {"each": each(output="{{ matrix.f }}")}})
     (one, two) = data.problems()
-    assert one.code == "matrix-axis" and '"data/a.txt"' in one.message and "exclude" in one.fix and data.pointed(one) == '"data/*.txt"'
+    assert (
+        one.code == "matrix-axis"
+        and '"data/a.txt"' in one.message
+        and "exclude" in one.fix
+        and data.pointed(one) == '"data/*.txt"'
+    )
     assert '"data/b.txt"' in two.message
 
 
 def test_code_that_a_step_makes_is_no_match(space: Space) -> None:
     space.write("main.py", "open('made.py', 'w').write('')")
-    space.recipe({"code": ["*.py"], "steps": {"a": {"run": ["python", "main.py"], "outputs": {"o": "made.py"}}}})
+    space.recipe(
+        {
+            "code": ["*.py"],
+            "steps": {"a": {"run": ["python", "main.py"], "outputs": {"o": "made.py"}}},
+        }
+    )
     space.run()
     assert (space.root / "made.py").exists() and space.run() == []
 
 
 def test_a_glob_does_not_reach_other_instances_of_its_step(data: Space) -> None:
-    step = {"matrix": {"n": [1, 2]}, "run": "ls data > {{ outputs.o }}", "deps": ["data/*.txt"], "outputs": {"o": "data/{{ matrix.n }}.txt"}}
+    step = {
+        "matrix": {"n": [1, 2]},
+        "run": "ls data > {{ outputs.o }}",
+        "deps": ["data/*.txt"],
+        "outputs": {"o": "data/{{ matrix.n }}.txt"},
+    }
     data.recipe({"steps": {"count": step}})
-    assert len(data.run()) == 2 and data.read("data/1.txt") == data.read("data/2.txt").replace("2.txt", "1.txt")
+    assert len(data.run()) == 2 and data.read("data/1.txt") == data.read("data/2.txt").replace(
+        "2.txt", "1.txt"
+    )
     assert data.run() == []
 
 
@@ -115,14 +160,23 @@ def test_what_is_excluded_is_no_match(space: Space) -> None:
             "code": [{"glob": "src/*.c", "exclude": ["l*"]}],
             "steps": {
                 "each": each(axis, "o/{{ matrix.f | name }}", code=[]),
-                "all": {"run": "ls src src/* > all", "deps": [axis], "code": [], "outputs": ["all"]},
+                "all": {
+                    "run": "ls src src/* > all",
+                    "deps": [axis],
+                    "code": [],
+                    "outputs": ["all"],
+                },
                 "code": {"run": "ls src > code", "outputs": {"o": "code"}},
             },
         }
     )
     space.run()
     assert steps(space) == {"each[f=src%2Flib%2Fa.c]", "each[f=src%2Flua.c]", "all", "code"}
-    assert set(space.read("all").split()) >= {"a.c", "lua.c"} and "onelua" not in space.read("all") and "old" not in space.read("all")
+    assert (
+        set(space.read("all").split()) >= {"a.c", "lua.c"}
+        and "onelua" not in space.read("all")
+        and "old" not in space.read("all")
+    )
     assert space.read("code") == "onelua.c\n" and space.run() == []
 
 
@@ -138,10 +192,17 @@ def test_a_plan_with_globs_is_recalled(data: Space, monkeypatch: pytest.MonkeyPa
     assert set(data.answers().values()) == {"fresh"}
 
 
-NAMES = st.sets(st.sampled_from(["a.txt", "b.txt", "a", "sub/a.txt", "b.md"]), min_size=1, max_size=4)
+NAMES = st.sets(
+    st.sampled_from(["a.txt", "b.txt", "a", "sub/a.txt", "b.md"]), min_size=1, max_size=4
+)
 GLOBS = st.sampled_from(["*.txt", "*", "**/*.txt", "a*", "**"])
 OUTPUTS = st.sampled_from(
-    ["{{ matrix.f | name }}.clean.txt", "made/{{ matrix.f | name }}", "a{{ matrix.f | stem }}.txt", "sub/x/{{ matrix.f | name }}/"]
+    [
+        "{{ matrix.f | name }}.clean.txt",
+        "made/{{ matrix.f | name }}",
+        "a{{ matrix.f | stem }}.txt",
+        "sub/x/{{ matrix.f | name }}/",
+    ]
 )
 
 
@@ -154,8 +215,14 @@ def test_a_second_run_has_the_same_instances_and_nothing_to_do(
     for name in names:
         space.write(f"data/{name}", name)
     run = "ls -d {{ matrix.f }}" + ("" if output.endswith("/") else " > {{ outputs.o }}")
-    listing = {"run": "find data | sort > data/all.txt", "deps": [f"data/{glob}"], "outputs": ["data/all.txt"]}
-    space.recipe({"steps": {"each": {**each(f"data/{glob}", f"data/{output}"), "run": run}, "all": listing}})
+    listing = {
+        "run": "find data | sort > data/all.txt",
+        "deps": [f"data/{glob}"],
+        "outputs": ["data/all.txt"],
+    }
+    space.recipe(
+        {"steps": {"each": {**each(f"data/{glob}", f"data/{output}"), "run": run}, "all": listing}}
+    )
     if space.problems():
         return  # what clashes, clashes from the first run on
     space.run()

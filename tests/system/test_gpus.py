@@ -29,7 +29,9 @@ class Cards:
         self.uuids = [f"GPU-test-{os.urandom(6).hex()}" for _ in range(count)]
         folder.mkdir()
         program = folder / "nvidia-smi"
-        lines = "".join(f"GPU {number}: NVIDIA T4 (UUID: {uuid})\n" for number, uuid in enumerate(self.uuids))
+        lines = "".join(
+            f"GPU {number}: NVIDIA T4 (UUID: {uuid})\n" for number, uuid in enumerate(self.uuids)
+        )
         program.write_text(
             f"#!/bin/sh\ncase $1 in -L) cat <<'E'\n{lines}E\n;; --query-gpu=name,*) printf 'NVIDIA T4, 15360\\n%.0s' {' '.join('x' * count)} ;; esac\n"
         )
@@ -60,7 +62,9 @@ def gate(tmp_path: Path) -> Path:
 def noted(space: Space) -> dict[str, str]:
     """What each step saw, in the order in which they began."""
     path = space.root / "log"
-    return dict(line.split(" ", 1) for line in path.read_text().splitlines()) if path.exists() else {}
+    return (
+        dict(line.split(" ", 1) for line in path.read_text().splitlines()) if path.exists() else {}
+    )
 
 
 def steps(space: Space, gpus: object = 1, *, names: str = "ab", wait: Path | None = None) -> None:
@@ -69,11 +73,16 @@ def steps(space: Space, gpus: object = 1, *, names: str = "ab", wait: Path | Non
     resources = "" if gpus is None else f", resources: {{gpus: {gpus}}}"
     space.recipe(
         "steps:\n"
-        + "".join(f"  {name}: {{run: '{note(space)}; {hold}echo {name} > {name}.txt', outputs: {{o: {name}.txt}}{resources}}}\n" for name in names)
+        + "".join(
+            f"  {name}: {{run: '{note(space)}; {hold}echo {name} > {name}.txt', outputs: {{o: {name}.txt}}{resources}}}\n"
+            for name in names
+        )
     )
 
 
-def test_steps_that_run_at_once_see_different_cards(space: Space, cards: Cards, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_run_at_once_see_different_cards(
+    space: Space, cards: Cards, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     steps(space, wait=gate)
     worker = space.start("run", "--allow", "all", "-j2")
@@ -83,15 +92,21 @@ def test_steps_that_run_at_once_see_different_cards(space: Space, cards: Cards, 
     assert sorted(noted(space).values()) == ["0", "1"]
 
 
-def test_what_is_assigned_is_in_the_words_of_the_caller(space: Space, cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_assigned_is_in_the_words_of_the_caller(
+    space: Space, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{cards.uuids[1]},{cards.uuids[0][:-2]}")
     steps(space, 2, names="a")
     space.run()
     assert noted(space) == {"a": os.environ["CUDA_VISIBLE_DEVICES"]}
 
 
-def test_without_the_variable_cards_are_listed_and_numbered_as_the_tool_does(space: Space, cards: Cards) -> None:
-    space.recipe("steps: {a: {run: 'echo $CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES > o', outputs: {o: o}, resources: {gpus: 2}}}\n")
+def test_without_the_variable_cards_are_listed_and_numbered_as_the_tool_does(
+    space: Space, cards: Cards
+) -> None:
+    space.recipe(
+        "steps: {a: {run: 'echo $CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES > o', outputs: {o: o}, resources: {gpus: 2}}}\n"
+    )
     space.run()
     assert space.read("o") == "PCI_BUS_ID 0,1\n"
 
@@ -116,7 +131,9 @@ def test_host_gpus_is_the_share_of_the_step_and_not_in_its_key(
     space: Space, cards: Cards, gpus: int | None, share: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resources = "" if gpus is None else f", resources: {{gpus: {gpus}}}"
-    space.recipe(f"steps: {{a: {{run: 'echo {{{{ host.gpus }}}} > o', outputs: {{o: o}}{resources}}}}}\n")
+    space.recipe(
+        f"steps: {{a: {{run: 'echo {{{{ host.gpus }}}} > o', outputs: {{o: o}}{resources}}}}}\n"
+    )
     space.run()
     assert space.read("o") == f"{share}\n"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -129,8 +146,15 @@ def test_accelerate_starts_a_process_for_each_gpu_of_the_step(space: Space, card
     from runner.storage.workspace import Workspace
 
     with Workspace.open(space.root) as ws:
-        there = Capacity(ws.machine(), lambda: ws.devices, None, free=cast(Any, None))  # nothing is started
-        assert [processes({}, {"host": there.seen(share)}) for share in (None, 1, 2, 0)] == [2, 1, 2, 1]
+        there = Capacity(
+            ws.machine(), lambda: ws.devices, None, free=cast(Any, None)
+        )  # nothing is started
+        assert [processes({}, {"host": there.seen(share)}) for share in (None, 1, 2, 0)] == [
+            2,
+            1,
+            2,
+            1,
+        ]
 
 
 def test_more_than_there_are_is_refused_before_anything_starts(space: Space, cards: Cards) -> None:
@@ -142,7 +166,9 @@ def test_more_than_there_are_is_refused_before_anything_starts(space: Space, car
 def test_a_fraction_of_a_gpu_is_refused(space: Space) -> None:
     steps(space, 0.5, names="a")
     (problem,) = space.problems()
-    assert problem.message == '"resources.gpus" of step "a" must be a whole number, not the number 0.5'
+    assert (
+        problem.message == '"resources.gpus" of step "a" must be a whole number, not the number 0.5'
+    )
 
 
 def test_two_workspaces_are_never_on_one_card(tmp_path: Path, cards: Cards) -> None:
@@ -152,7 +178,11 @@ def test_two_workspaces_are_never_on_one_card(tmp_path: Path, cards: Cards) -> N
     for space in spaces:
         work = f'echo "$CUDA_VISIBLE_DEVICES begin" >> {diary}; sleep 0.03; echo "$CUDA_VISIBLE_DEVICES end" >> {diary}'
         space.recipe(
-            "steps:\n" + "".join(f"  s{n}: {{run: '{work}; echo {n} > {n}', outputs: {{o: '{n}'}}, resources: {{gpus: 1}}}}\n" for n in range(2))
+            "steps:\n"
+            + "".join(
+                f"  s{n}: {{run: '{work}; echo {n} > {n}', outputs: {{o: '{n}'}}, resources: {{gpus: 1}}}}\n"
+                for n in range(2)
+            )
         )
     workers = [space.start("run", "--allow", "all", "-j4") for space in spaces]
     for worker in workers:
@@ -161,16 +191,26 @@ def test_two_workspaces_are_never_on_one_card(tmp_path: Path, cards: Cards) -> N
     lines = [line.split() for line in diary.read_text().splitlines()]
     assert len(lines) == 12 and {card for card, _ in lines} <= {"0", "1"}
     for card in "01":
-        assert [what for each, what in lines if each == card] == ["begin", "end"] * (sum(each == card for each, _ in lines) // 2)
+        assert [what for each, what in lines if each == card] == ["begin", "end"] * (
+            sum(each == card for each, _ in lines) // 2
+        )
 
 
-def test_a_run_waits_for_cards_that_another_holds_says_so_once_and_starts_when_one_is_free(tmp_path: Path, cards: Cards, gate: Path) -> None:
+def test_a_run_waits_for_cards_that_another_holds_says_so_once_and_starts_when_one_is_free(
+    tmp_path: Path, cards: Cards, gate: Path
+) -> None:
     one, two = Space(tmp_path / "one"), Space(tmp_path / "two")
     steps(one, wait=gate)
     steps(two, names="c")
     first = one.start("run", "--allow", "all", "-j2")
     until(lambda: len(noted(one)) == 2)
-    second = two.start("run", "--allow", "all", stdout=(two.root / "out").open("w"), stderr=(two.root / "err").open("w"))
+    second = two.start(
+        "run",
+        "--allow",
+        "all",
+        stdout=(two.root / "out").open("w"),
+        stderr=(two.root / "err").open("w"),
+    )
     until(lambda: "waiting for a GPU: 2 of 2 are in use by another run" in two.read("err"))
     assert noted(two) == {}
     gate.touch()
@@ -178,7 +218,9 @@ def test_a_run_waits_for_cards_that_another_holds_says_so_once_and_starts_when_o
     assert noted(two)["c"] in ("0", "1") and two.read("err").count("waiting for a GPU") == 1
 
 
-def test_a_run_that_waits_for_a_card_can_be_interrupted(tmp_path: Path, cards: Cards, gate: Path) -> None:
+def test_a_run_that_waits_for_a_card_can_be_interrupted(
+    tmp_path: Path, cards: Cards, gate: Path
+) -> None:
     one, two = Space(tmp_path / "one"), Space(tmp_path / "two")
     steps(one, 2, names="a", wait=gate)
     steps(two, names="c")
@@ -192,7 +234,9 @@ def test_a_run_that_waits_for_a_card_can_be_interrupted(tmp_path: Path, cards: C
     assert first.wait(60) == 0 and noted(two) == {}
 
 
-def test_a_killed_worker_leaves_its_card_to_its_step_and_the_next_run_takes_both_up(tmp_path: Path, cards: Cards, gate: Path) -> None:
+def test_a_killed_worker_leaves_its_card_to_its_step_and_the_next_run_takes_both_up(
+    tmp_path: Path, cards: Cards, gate: Path
+) -> None:
     one, two = Space(tmp_path / "one"), Space(tmp_path / "two")
     steps(one, 2, names="a", wait=gate)
     steps(two, names="c")
@@ -210,7 +254,9 @@ def test_a_killed_worker_leaves_its_card_to_its_step_and_the_next_run_takes_both
     assert "waiting" not in one.read("err")
 
 
-def test_the_end_of_a_step_and_of_all_that_it_left_frees_its_card(space: Space, cards: Cards, gate: Path) -> None:
+def test_the_end_of_a_step_and_of_all_that_it_left_frees_its_card(
+    space: Space, cards: Cards, gate: Path
+) -> None:
     """The step is killed -9; what it started in the background is ended with it, and the retry finds the card free."""
     space.recipe(
         f"steps: {{a: {{run: '{note(space)}; [ -e {gate} ] || {{ echo x > {gate}; sleep 600 & kill -9 $$; }}; echo x > o', outputs: {{o: o}},"
@@ -220,7 +266,9 @@ def test_the_end_of_a_step_and_of_all_that_it_left_frees_its_card(space: Space, 
     assert (space.root / "log").read_text().splitlines() == ["a 0,1", "a 0,1"]
 
 
-def test_a_step_that_asks_for_a_gpu_is_never_begun_before_its_turn(space: Space, cards: Cards) -> None:
+def test_a_step_that_asks_for_a_gpu_is_never_begun_before_its_turn(
+    space: Space, cards: Cards
+) -> None:
     steps(space, names="abcdefgh")
     space.run(settings=Settings(jobs=2))
     assert set(noted(space).values()) <= {"0", "1"} and len(noted(space)) == 8
@@ -236,7 +284,9 @@ def test_no_card_is_asked_after_where_no_step_needs_to_know(space: Space, cards:
 def test_doctor_lists_the_cards_that_steps_are_given(space: Space, cards: Cards) -> None:
     _, out, _ = space.command("doctor", "--json", env={"CUDA_VISIBLE_DEVICES": "1"})
     (finding,) = [each for each in json.loads(out) if each["what"] == "gpus"]
-    assert finding["found"].startswith("1 (") and finding["found"].endswith(f"CUDA_VISIBLE_DEVICES=1): 1 is {cards.uuids[1]}")
+    assert finding["found"].startswith("1 (") and finding["found"].endswith(
+        f"CUDA_VISIBLE_DEVICES=1): 1 is {cards.uuids[1]}"
+    )
 
 
 # --- elsewhere
@@ -260,10 +310,15 @@ def test_steps_on_a_host_are_given_its_cards(space: Space, away: Cards) -> None:
         + "  none: {run: 'echo \"[$CUDA_VISIBLE_DEVICES]\" > none', outputs: {o: none}, resources: {gpus: 0}}\n"
     )
     space.run(settings=Settings(jobs=2, driver="loopback"))
-    assert sorted([space.read("a"), space.read("b")]) == ["0 1\n", "1 1\n"] and space.read("none") == "[]\n"
+    assert (
+        sorted([space.read("a"), space.read("b")]) == ["0 1\n", "1 1\n"]
+        and space.read("none") == "[]\n"
+    )
 
 
-def test_nodes_on_one_machine_are_given_different_cards_or_are_refused(space: Space, away: Cards) -> None:
+def test_nodes_on_one_machine_are_given_different_cards_or_are_refused(
+    space: Space, away: Cards
+) -> None:
     """Its hosts have the same cards, and a node that waited for the other's would wait for ever."""
     space.write("recipe.toml", "[drivers.loopback]\nhosts = 2\n")
     recipe = "steps: {{{s}: {{nodes: 2, run: 'echo $CUDA_VISIBLE_DEVICES', resources: {{gpus: {gpus}}}}}}}\n"
@@ -271,16 +326,23 @@ def test_nodes_on_one_machine_are_given_different_cards_or_are_refused(space: Sp
     space.run(settings=Settings(driver="loopback"))
     assert [space.command("logs", "s", "--node", rank)[1] for rank in "01"] == ["0\n", "1\n"]
     space.recipe(recipe.format(s="t", gpus=2))
-    with pytest.raises(CannotRun, match=r"t needs 2 GPU\(s\) on each of 2 nodes; hosts of loopback are one machine, whose GPUs do for 1"):
+    with pytest.raises(
+        CannotRun,
+        match=r"t needs 2 GPU\(s\) on each of 2 nodes; hosts of loopback are one machine, whose GPUs do for 1",
+    ):
         space.run(settings=Settings(driver="loopback"))
 
 
-def test_a_host_and_this_machine_never_give_out_one_card(tmp_path: Path, away: Cards, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_and_this_machine_never_give_out_one_card(
+    tmp_path: Path, away: Cards, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = Space(tmp_path / "one"), Space(tmp_path / "two")
     steps(one, wait=gate)
     first = one.start("run", "--allow", "all", "-j2")
     until(lambda: len(noted(one)) == 2)
-    two.recipe("steps: {c: {run: 'echo $CUDA_VISIBLE_DEVICES > c', outputs: {o: c}, resources: {gpus: 2}}}\n")
+    two.recipe(
+        "steps: {c: {run: 'echo $CUDA_VISIBLE_DEVICES > c', outputs: {o: c}, resources: {gpus: 2}}}\n"
+    )
     words: list[str] = []
 
     def say(_: object, text: str) -> None:

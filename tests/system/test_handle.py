@@ -66,7 +66,13 @@ class Kept(NamedTuple):
     gate: str
 
     def submit(self, word: str, **inputs: object) -> Run:
-        return runner.submit(word, inputs, to=self.to, workspace=self.root, here=self.to is not None and self.to.startswith("postgresql"))
+        return runner.submit(
+            word,
+            inputs,
+            to=self.to,
+            workspace=self.root,
+            here=self.to is not None and self.to.startswith("postgresql"),
+        )
 
 
 def folder(root: Path) -> Path:
@@ -78,7 +84,9 @@ def folder(root: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=["workspace", "database", "server"])
-def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: Postgres) -> Iterator[Kept]:
+def kept(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: Postgres
+) -> Iterator[Kept]:
     root = folder(tmp_path_factory.mktemp("kept") / "space")
     if request.param == "server":
         with Rest(root, "--with-worker") as rest, pytest.MonkeyPatch.context() as environ:
@@ -87,7 +95,9 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return
     to = server.url() if request.param == "database" else None
     environ = {**os.environ, **({"RECIPE_RUNS": to} if to else {})}
-    worker = subprocess.Popen([*RECIPE, "worker", "--tied", "-qq"], cwd=root, env=environ, stdin=subprocess.PIPE)
+    worker = subprocess.Popen(
+        [*RECIPE, "worker", "--tied", "-qq"], cwd=root, env=environ, stdin=subprocess.PIPE
+    )
     yield Kept(to, root, "./talk.yaml", "./gate.yaml")
     assert worker.stdin is not None
     worker.stdin.close()
@@ -97,16 +107,35 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_run_is_submitted_followed_and_its_results_downloaded(kept: Kept, tmp_path: Path) -> None:
     with kept.submit(kept.talk, times=4) as run:
         printed = list(run.logs(follow=True))
-        assert [str(line) for line in printed] == [*(f"hello {n}" for n in range(1, 5)), "an open line", "copied"]
+        assert [str(line) for line in printed] == [
+            *(f"hello {n}" for n in range(1, 5)),
+            "an open line",
+            "copied",
+        ]
         assert [line.step for line in printed] == ["say"] * 5 + ["copy"]
         ended = run.wait(60)
-        assert (ended.state, ended.over, ended.recipe, ended.inputs["times"]) == ("COMPLETED", True, "talk@1", 4)
-        assert [(step.id, step.state) for step in ended.steps] == [("say", "DONE"), ("copy", "DONE")] and ended.progress.percent == 100
+        assert (ended.state, ended.over, ended.recipe, ended.inputs["times"]) == (
+            "COMPLETED",
+            True,
+            "talk@1",
+            4,
+        )
+        assert [(step.id, step.state) for step in ended.steps] == [
+            ("say", "DONE"),
+            ("copy", "DONE"),
+        ] and ended.progress.percent == 100
         events = list(run.events(follow=True))
-        assert [event.seq for event in events] == list(range(1, ended.seq + 1)) and events[-1].after == "COMPLETED"
-        assert list(run.events(after=events[-2].seq)) == events[-1:] and events[0].at <= events[-1].at
+        assert [event.seq for event in events] == list(range(1, ended.seq + 1)) and events[
+            -1
+        ].after == "COMPLETED"
+        assert (
+            list(run.events(after=events[-2].seq)) == events[-1:] and events[0].at <= events[-1].at
+        )
         assert [(point.step, point.values) for point in run.metrics()] == [("say", {"loss": 2.5})]
-        assert [(each.name, each.folder) for each in run.outputs()] == [("say.all", True), ("copy.two", False)]
+        assert [(each.name, each.folder) for each in run.outputs()] == [
+            ("say.all", True),
+            ("copy.two", False),
+        ]
         paths = run.download(tmp_path / "results")
         assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
             "results/say.all/deep/said.txt",
@@ -116,14 +145,24 @@ def test_a_run_is_submitted_followed_and_its_results_downloaded(kept: Kept, tmp_
             "results/say.all/two.txt",
             "results/copy.two",
         ]
-        assert [path.read_text() for path in paths if path.exists()] == ["hello\n", "hello\n", "#!/bin/sh\n", "2\n", "2\n"]
-        assert [path.name for path in paths if os.access(path, os.X_OK)] == ["tool"] and os.readlink(paths[2]) == "deep/said.txt"
+        assert [path.read_text() for path in paths if path.exists()] == [
+            "hello\n",
+            "hello\n",
+            "#!/bin/sh\n",
+            "2\n",
+            "2\n",
+        ]
+        assert [path.name for path in paths if os.access(path, os.X_OK)] == [
+            "tool"
+        ] and os.readlink(paths[2]) == "deep/said.txt"
         assert list((tmp_path / "results/say.all/empty").iterdir()) == []
         assert [line.text for line in run.logs(step="copy")] == ["copied"]
         (tmp_path / "results/copy.two").write_text("mine")
         with pytest.raises(CannotRun, match="is another file"):
             run.download(tmp_path / "results", "copy.two")
-        assert (tmp_path / "results/copy.two").read_text() == "mine" and len(list((tmp_path / "results").iterdir())) == 2
+        assert (tmp_path / "results/copy.two").read_text() == "mine" and len(
+            list((tmp_path / "results").iterdir())
+        ) == 2
         run.download(tmp_path / "results", "copy.two", overwrite=True)
         assert (tmp_path / "results/copy.two").read_text() == "2\n"
         with pytest.raises(NotFound, match="no output"):
@@ -134,13 +173,25 @@ def test_a_run_is_submitted_followed_and_its_results_downloaded(kept: Kept, tmp_
 def test_the_same_is_awaited(kept: Kept, tmp_path: Path) -> None:
     async def main() -> None:
         here = kept.to is not None and kept.to.startswith("postgresql")
-        run = await runner.submit_async(kept.talk, {"word": "hi"}, to=kept.to, workspace=kept.root, here=here)
+        run = await runner.submit_async(
+            kept.talk, {"word": "hi"}, to=kept.to, workspace=kept.root, here=here
+        )
         async with run:
-            assert [line.text async for line in run.logs(follow=True)] == ["hi 1", "hi 2", "hi 3", "an open line", "copied"]
+            assert [line.text async for line in run.logs(follow=True)] == [
+                "hi 1",
+                "hi 2",
+                "hi 3",
+                "an open line",
+                "copied",
+            ]
             ended = await run.wait(60)
-            assert ended.state == "COMPLETED" and [event.seq async for event in run.events()] == list(range(1, ended.seq + 1))
+            assert ended.state == "COMPLETED" and [
+                event.seq async for event in run.events()
+            ] == list(range(1, ended.seq + 1))
             assert [point.values for point in await run.metrics()] == [{"loss": 2.5}]
-            assert [path.read_text() for path in await run.download(tmp_path, "copy.two")] == ["2\n"]
+            assert [path.read_text() for path in await run.download(tmp_path, "copy.two")] == [
+                "2\n"
+            ]
             assert {each.name for each in await run.outputs()} == {"copy.two", "say.all"}
             with pytest.raises(Invalid, match="COMPLETED"):
                 await run.cancel()
@@ -205,13 +256,24 @@ def test_a_run_that_waits_again_for_a_worker_needs_no_recovery(tmp_path: Path) -
     with runner.submit(tmp_path / "talk.yaml", workspace=tmp_path) as run:
         run.pause()
         run.resume()
-        listed = subprocess.run([*RECIPE, "runs", "-C", str(tmp_path), "--json"], capture_output=True, check=True, text=True)
+        listed = subprocess.run(
+            [*RECIPE, "runs", "-C", str(tmp_path), "--json"],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
     assert [each["state"] for each in json.loads(listed.stdout)] == ["QUEUED"]
 
 
 def test_an_option_that_is_misspelt_or_that_no_run_can_have_stores_nothing(tmp_path: Path) -> None:
     (tmp_path / "talk.yaml").write_text(TALK)
-    wrong: list[dict[str, Any]] = [{"limits": {"tme": 1}}, {"limits": {"cost": -1}}, {"priority": "x"}, {"labels": {"a": 1}}, {"user": 5}]
+    wrong: list[dict[str, Any]] = [
+        {"limits": {"tme": 1}},
+        {"limits": {"cost": -1}},
+        {"priority": "x"},
+        {"labels": {"a": 1}},
+        {"user": 5},
+    ]
     for how in [*wrong, {"not_before": "soon"}, {"limits": 5}]:
         with pytest.raises(Invalid):
             runner.submit("./talk.yaml", workspace=tmp_path, **how)
@@ -224,20 +286,31 @@ def test_an_option_that_is_misspelt_or_that_no_run_can_have_stores_nothing(tmp_p
 def test_a_retry_is_reported_to_whom_the_run_was(tmp_path: Path) -> None:
     hooks = [{"url": "https://hooks.example/runs", "events": ["run.*"]}]
     with Workspace.open(folder(tmp_path / "space")) as ws:
-        ticket = Ticket(reports_to={"webhooks": hooks}, labels={"gpu": "none"}, priority=3, user="ann")
+        ticket = Ticket(
+            reports_to={"webhooks": hooks}, labels={"gpu": "none"}, priority=3, user="ann"
+        )
         first = submit(ws, Request("./talk.yaml", {}), Choice(), Settings(), ticket).id
         with runner.run_of(first, workspace=ws.root) as run:
             run.cancel()
             again = ws.store.runs.get(run.retry().id)
-        assert again.id != first and (again.data["webhooks"], again.priority, again.user) == (hooks, 3, "ann")
+        assert again.id != first and (again.data["webhooks"], again.priority, again.user) == (
+            hooks,
+            3,
+            "ann",
+        )
 
 
 def test_a_key_is_one_run(kept: Kept) -> None:
     here = kept.to is not None and kept.to.startswith("postgresql")
-    ids = {runner.submit(kept.talk, {}, to=kept.to, workspace=kept.root, here=here, key="once").id for _ in range(2)}
+    ids = {
+        runner.submit(kept.talk, {}, to=kept.to, workspace=kept.root, here=here, key="once").id
+        for _ in range(2)
+    }
     assert len(ids) == 1
     with pytest.raises(Invalid, match="once"):
-        runner.submit(kept.talk, {"times": 2}, to=kept.to, workspace=kept.root, here=here, key="once")
+        runner.submit(
+            kept.talk, {"times": 2}, to=kept.to, workspace=kept.root, here=here, key="once"
+        )
 
 
 # -- a server alone --------------------------------------------------------------------------------------------------------------------------------
@@ -252,7 +325,10 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rest, Pr
     with Proxy(port) as proxy:
         with (root / "recipe.toml").open("a") as settings:
             settings.write(f'[server]\nhosts = ["127.0.0.1:{proxy.port}"]\n')
-        with Rest(root, "--with-worker", "--port", str(port)) as rest, pytest.MonkeyPatch.context() as environ:
+        with (
+            Rest(root, "--with-worker", "--port", str(port)) as rest,
+            pytest.MonkeyPatch.context() as environ,
+        ):
             environ.setenv("RECIPE_TOKEN", rest.token)
             yield rest, proxy
 
@@ -274,7 +350,9 @@ def test_a_lost_network_leaves_no_gap_and_repeats_nothing(proxied: tuple[Rest, P
 
 
 @pytest.mark.proof
-def test_a_log_goes_on_behind_a_server_that_was_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_goes_on_behind_a_server_that_was_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = folder(tmp_path / "space")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -294,7 +372,9 @@ def test_a_log_goes_on_behind_a_server_that_was_started_again(tmp_path: Path, mo
     assert seen == ["begun", *(f"line {n}" for n in range(1, len(seen)))]
 
 
-def test_a_file_and_what_is_of_this_machine_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+def test_a_file_and_what_is_of_this_machine_are_refused_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
     nobody = "https://127.0.0.1:9"
     with pytest.raises(Invalid, match="file here, and a server runs recipes of its own") as found:
         runner.submit("./talk.yaml", {}, to=nobody)
@@ -305,7 +385,9 @@ def test_a_file_and_what_is_of_this_machine_are_refused_before_anything_is_sent(
         runner.submit("talk", {}, to="ftp://host/x")
 
 
-def test_a_token_is_not_sent_in_the_clear_nor_read_from_an_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_not_sent_in_the_clear_nor_read_from_an_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RECIPE_TOKEN", raising=False)
     with pytest.raises(Invalid, match="for everybody to read"):
         runner.run_of("x", to="http://runs.example:8765")
@@ -317,7 +399,9 @@ def test_a_token_is_not_sent_in_the_clear_nor_read_from_an_open_file(tmp_path: P
         runner.run_of("x", to="http://127.0.0.1:9")
 
 
-def test_a_wrong_token_and_a_stranger_are_distinguished(proxied: tuple[Rest, Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_and_a_stranger_are_distinguished(
+    proxied: tuple[Rest, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rest, _ = proxied
     monkeypatch.setenv("RECIPE_TOKEN", "rcp_wrong")
     with pytest.raises(Invalid) as found:
@@ -330,9 +414,14 @@ def test_a_wrong_token_and_a_stranger_are_distinguished(proxied: tuple[Rest, Pro
         runner.run_of("x", to=f"http://127.0.0.1:{port}")
 
 
-def test_a_status_reads_the_graph_of_its_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_reads_the_graph_of_its_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, reads = folder(tmp_path / "w"), list[str]()
-    run, recall = runner.run_of(runner.run("talk", {}, workspace=root).run, workspace=root), run_graph.recall
+    run, recall = (
+        runner.run_of(runner.run("talk", {}, workspace=root).run, workspace=root),
+        run_graph.recall,
+    )
     monkeypatch.setattr(run_graph, "recall", lambda ws, id: reads.append(id) or recall(ws, id))
     assert run.status().progress.percent == 100 and reads == [run.id]
 

@@ -41,15 +41,27 @@ else:
             pass
 """
 RUN = "python3 program.py {{ 'shepherd' if node.rank == 0 else 'worker' }} {{ outputs.o }}"
-EVERY = ("lease-intended", "lease-asked", "lease-recorded", "lease-up", "release-intended", "release-asked", "release-proved")
+EVERY = (
+    "lease-intended",
+    "lease-asked",
+    "lease-recorded",
+    "lease-up",
+    "release-intended",
+    "release-asked",
+    "release-proved",
+)
 GATED = "echo $NODE_RANK >> {root}/begun; until [ -e {root}/gate ]; do read -t 0.05 x <> <(:) || :; done"
 
 
-def headed(space: Space, server: Sshd, port: int | None, workers: str = "loopback", **others: object) -> None:
+def headed(
+    space: Space, server: Sshd, port: int | None, workers: str = "loopback", **others: object
+) -> None:
     """Add the stack `farm`: a head on that server, and workers of a driver."""
     key, path = server.settings()["identity"], space.root / "recipe.toml"
     head = {"driver": "ssh", "host": server.address, "address": "127.0.0.1", "port": port, **others}
-    table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in head.items() if value is not None)
+    table = ", ".join(
+        f"{name} = {json.dumps(value)}" for name, value in head.items() if value is not None
+    )
     text = path.read_text() if path.exists() else ""
     text += f"\n[drivers.ssh]\nhost_key = {json.dumps(server.host_key)}\nidentity = '{key}'\nagent = false\n"
     path.write_text(text + f"\n[stacks.farm]\ndriver = '{workers}'\nhead = {{{table}}}\n")
@@ -57,7 +69,9 @@ def headed(space: Space, server: Sshd, port: int | None, workers: str = "loopbac
 
 def trains(space: Space, nodes: int = 2, more: str = "") -> None:
     space.write("program.py", PROGRAM)
-    space.recipe(f"steps:\n  s: {{nodes: {nodes}, run: {json.dumps(RUN)}, code: [program.py], outputs: {{o: o}}{more}}}\n")
+    space.recipe(
+        f"steps:\n  s: {{nodes: {nodes}, run: {json.dumps(RUN)}, code: [program.py], outputs: {{o: o}}{more}}}\n"
+    )
 
 
 @pytest.fixture
@@ -81,23 +95,40 @@ def begun(space: Space) -> list[str]:
     return sorted(path.read_text().split()) if path.exists() else []
 
 
-def test_the_head_is_node_0_and_each_other_node_is_rented(space: Space, farm: int, sshd: Sshd) -> None:  # noqa: F811
+def test_the_head_is_node_0_and_each_other_node_is_rented(
+    space: Space,
+    farm: int,
+    sshd: Sshd,  # noqa: F811
+) -> None:
     trains(space, 3)
     code, out, said = space.command("plan", "--stack", "farm")
     assert code == 0, said
-    assert f"head: ssh {sshd.address}, which the other nodes dial at 127.0.0.1:{farm}; nothing is paid for it here" in out
-    assert "with 2 of loopback as the workers of s" in out and "rents for s: loopback " in out and "$1.200 an hour" in out
+    assert (
+        f"head: ssh {sshd.address}, which the other nodes dial at 127.0.0.1:{farm}; nothing is paid for it here"
+        in out
+    )
+    assert (
+        "with 2 of loopback as the workers of s" in out
+        and "rents for s: loopback " in out
+        and "$1.200 an hour" in out
+    )
     code, _, said = space.command("run", "--stack", "farm")
     assert code == 0, said
     assert space.read("o") == f"shepherd at {farm}: worker 1 worker 2"
     assert sorted(provider(space)) == ["created", "created", "destroyed", "destroyed"]
-    assert not [*(sshd.home / ".recipe-host/attempts").iterdir()] and not (sshd.home / ".recipe-host/leases").exists()
+    assert (
+        not [*(sshd.home / ".recipe-host/attempts").iterdir()]
+        and not (sshd.home / ".recipe-host/leases").exists()
+    )
 
 
 def test_a_stack_says_what_its_head_is(space: Space, farm: int, sshd: Sshd) -> None:  # noqa: F811
     code, out, said = space.command("stack", "show", "farm")
     assert code == 0, said
-    assert f"head: ssh {sshd.address}, which" in out and "workers: loopback, one fewer than a step has nodes" in out
+    assert (
+        f"head: ssh {sshd.address}, which" in out
+        and "workers: loopback, one fewer than a step has nodes" in out
+    )
     head = json.loads(space.command("stack", "show", "farm", "--json")[1])["head"]
     assert head == {"driver": "ssh", "host": sshd.address, "address": "127.0.0.1", "port": farm}
     code, out, _ = space.command("config")
@@ -105,7 +136,9 @@ def test_a_stack_says_what_its_head_is(space: Space, farm: int, sshd: Sshd) -> N
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.proof)])
-def test_a_node_that_fails_ends_the_others_whether_it_is_the_head_or_not(space: Space, farm: int, rank: int) -> None:
+def test_a_node_that_fails_ends_the_others_whether_it_is_the_head_or_not(
+    space: Space, farm: int, rank: int
+) -> None:
     """The GPUs that the step asks for are its workers'."""
     script = f"if [ $NODE_RANK = {rank} ]; then echo {{{{ host.gpus }}}} GPUs: $CUDA_VISIBLE_DEVICES.; exit 7; fi; sleep 600"
     gated(space, script, nodes=2, more="resources: {gpus: 1}, ").touch()
@@ -126,21 +159,45 @@ def test_a_killed_run_finds_head_and_workers_again(space: Space, farm: int) -> N
     gate.touch()
     _, said = after.communicate(timeout=60)
     assert after.returncode == 0, said
-    assert begun(space) == ["0", "1", "2"] and sorted(provider(space)) == ["created", "created", "destroyed", "destroyed"]
+    assert begun(space) == ["0", "1", "2"] and sorted(provider(space)) == [
+        "created",
+        "created",
+        "destroyed",
+        "destroyed",
+    ]
 
 
 @pytest.mark.parametrize(
-    "point", ["lease-asked:2", *(pytest.param(point, marks=pytest.mark.proof) for point in (*EVERY, *(f"{each}:2" for each in EVERY)))]
+    "point",
+    [
+        "lease-asked:2",
+        *(
+            pytest.param(point, marks=pytest.mark.proof)
+            for point in (*EVERY, *(f"{each}:2" for each in EVERY))
+        ),
+    ],
 )
-def test_a_kill_at_any_point_of_a_lease_leaves_what_the_next_run_uses_and_gives_back(space: Space, farm: int, sshd: Sshd, point: str) -> None:  # noqa: F811
+def test_a_kill_at_any_point_of_a_lease_leaves_what_the_next_run_uses_and_gives_back(
+    space: Space,
+    farm: int,
+    sshd: Sshd,  # noqa: F811
+    point: str,
+) -> None:
     """Two workers and a head: each node begins once, and no third machine is ever rented."""
     gated(space).touch()
-    assert space.command("run", "--stack", "farm", env={"RECIPE_CRASH_AT": point})[0] == -signal.SIGKILL
+    assert (
+        space.command("run", "--stack", "farm", env={"RECIPE_CRASH_AT": point})[0]
+        == -signal.SIGKILL
+    )
     code, _, said = space.command("run", "--stack", "farm")
     assert code == 0 and begun(space) == ["0", "1", "2"] and space.read("o") == "made\n", said
     assert sorted(provider(space)) == ["created", "created", "destroyed", "destroyed"]
     code, out, said = space.command("reap")
-    assert code == 0 and "there is no lease" in out and not [*(sshd.home / ".recipe-host/attempts").iterdir()], said
+    assert (
+        code == 0
+        and "there is no lease" in out
+        and not [*(sshd.home / ".recipe-host/attempts").iterdir()]
+    ), said
 
 
 @pytest.mark.proof
@@ -167,7 +224,11 @@ def test_machines_of_a_marketplace_work_for_a_head(
     gate.touch()
     _, said = after.communicate(timeout=120)
     assert after.returncode == 0, said
-    assert begun(space) == ["0", "1"] and ours(market).count("created") == before + 1 and not alive(market)
+    assert (
+        begun(space) == ["0", "1"]
+        and ours(market).count("created") == before + 1
+        and not alive(market)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +238,10 @@ def market() -> Iterator[Provider]:
 
 
 @pytest.mark.proof
-def test_hosts_that_cost_nothing_work_for_a_head_and_one_that_restarts_is_taken_again(space: Space, sshd: Sshd) -> None:  # noqa: F811
+def test_hosts_that_cost_nothing_work_for_a_head_and_one_that_restarts_is_taken_again(
+    space: Space,
+    sshd: Sshd,  # noqa: F811
+) -> None:
     headed(space, sshd, free_port())
     path = space.root / "recipe.toml"
     path.write_text(path.read_text() + "extra = {hosts = 2}\n")
@@ -201,10 +265,20 @@ def test_hosts_that_cost_nothing_work_for_a_head_and_one_that_restarts_is_taken_
         ({"address": None}, "stacks.farm.head says no address", "What the other nodes dial"),
         ({"port": None}, "stacks.farm.head says no port", "MASTER_PORT"),
         ({"port": 70000}, "stacks.farm.head.port cannot be 70000", "from 1 to 65535"),
-        ({"driver": "vastai"}, 'stacks.farm.head.driver cannot be "vastai"', "a server that is there already"),
+        (
+            {"driver": "vastai"},
+            'stacks.farm.head.driver cannot be "vastai"',
+            "a server that is there already",
+        ),
     ],
 )
-def test_a_head_that_cannot_be_is_refused_in_a_sentence(space: Space, sshd: Sshd, change: dict[str, object], said: str, fix: str) -> None:  # noqa: F811
+def test_a_head_that_cannot_be_is_refused_in_a_sentence(
+    space: Space,
+    sshd: Sshd,  # noqa: F811
+    change: dict[str, object],
+    said: str,
+    fix: str,
+) -> None:
     headed(space, sshd, **{"port": 4000, **change})  # type: ignore[arg-type]
     trains(space)
     code, _, told = space.command("run", "--stack", "farm")
@@ -218,7 +292,9 @@ def test_a_head_that_cannot_be_is_refused_in_a_sentence(space: Space, sshd: Sshd
         ("keep = 'stopped'", "stacks.farm keeps one machine"),
     ],
 )
-def test_a_setting_that_fights_a_head_is_refused(space: Space, farm: int, more: str, said: str) -> None:
+def test_a_setting_that_fights_a_head_is_refused(
+    space: Space, farm: int, more: str, said: str
+) -> None:
     path = space.root / "recipe.toml"
     path.write_text(path.read_text() + more + "\n")
     trains(space)
@@ -229,10 +305,26 @@ def test_a_setting_that_fights_a_head_is_refused(space: Space, farm: int, more: 
 @pytest.mark.parametrize(
     ("step", "words", "said"),
     [
-        ("nodes: 1, run: 'true'", (), "the stack farm has a head, and no step of t@1 runs on several nodes"),
-        ("nodes: 2, accelerate: {script: t.py, processes: 1}, code: [t.py]", (), "would have `accelerate` start as much on it as on its workers"),
-        ("accelerate: {script: t.py, processes: 1}, code: [t.py]", ("--nodes", "2"), "would have `accelerate` start as much on it as on its workers"),
-        ("nodes: 2, run: 'true'", ("--keep-alive",), "--keep-alive is about the machine that a stack keeps"),
+        (
+            "nodes: 1, run: 'true'",
+            (),
+            "the stack farm has a head, and no step of t@1 runs on several nodes",
+        ),
+        (
+            "nodes: 2, accelerate: {script: t.py, processes: 1}, code: [t.py]",
+            (),
+            "would have `accelerate` start as much on it as on its workers",
+        ),
+        (
+            "accelerate: {script: t.py, processes: 1}, code: [t.py]",
+            ("--nodes", "2"),
+            "would have `accelerate` start as much on it as on its workers",
+        ),
+        (
+            "nodes: 2, run: 'true'",
+            ("--keep-alive",),
+            "--keep-alive is about the machine that a stack keeps",
+        ),
     ],
 )
 def test_what_does_not_go_with_a_head_is_refused_before_anything_is_rented(
@@ -253,17 +345,34 @@ def test_a_port_that_is_in_use_or_a_head_that_cannot_be_reached_is_reported_befo
     trains(space)
     with socket.create_server(("", farm)):
         code, _, said = space.command("run", "--stack", "farm")
-    assert code == 5 and f"nothing can listen at port {farm} of ssh {sshd.address}" in said and "Address already in use" in said, said
+    assert (
+        code == 5
+        and f"nothing can listen at port {farm} of ssh {sshd.address}" in said
+        and "Address already in use" in said
+    ), said
     assert "end what uses it there, or name another `port` of the head" in said
     sshd.stop()
     code, _, said = space.command("run", "--stack", "farm")
-    assert code == 5 and f"the head {sshd.address} cannot be used" in said and "recipe doctor --driver ssh" in said, said
+    assert (
+        code == 5
+        and f"the head {sshd.address} cannot be used" in said
+        and "recipe doctor --driver ssh" in said
+    ), said
     assert provider(space) == []
 
 
 def test_a_driver_that_gives_all_nodes_together_takes_no_head(space: Space) -> None:
-    with Workspace.open(space.root) as ws, pytest.raises(Invalid, match="the stack has a head, and its driver gives all nodes of a step together"):
-        asyncio.run(Heading(ws, Head("ssh", "me@nowhere", "nowhere", 4000)).open(Traits(allocates=True), unused=True))
+    with (
+        Workspace.open(space.root) as ws,
+        pytest.raises(
+            Invalid, match="the stack has a head, and its driver gives all nodes of a step together"
+        ),
+    ):
+        asyncio.run(
+            Heading(ws, Head("ssh", "me@nowhere", "nowhere", 4000)).open(
+                Traits(allocates=True), unused=True
+            )
+        )
 
 
 def test_more_workers_than_may_be_rented_at_once_are_refused(space: Space, farm: int) -> None:
@@ -271,4 +380,7 @@ def test_more_workers_than_may_be_rented_at_once_are_refused(space: Space, farm:
     path.write_text(path.read_text() + "\n[limits]\nmachines = 1\n")
     trains(space, 3)
     code, _, said = space.command("run", "--stack", "farm")
-    assert code == 2 and "s needs 2 machines beside the head; no more than 1 may be rented at once" in said, said
+    assert (
+        code == 2
+        and "s needs 2 machines beside the head; no more than 1 may be rented at once" in said
+    ), said

@@ -32,8 +32,13 @@ exec(code)
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A host with an old Python, one that is not CPython, and this one where a test links it."""
     (tmp_path / "bin").mkdir()
-    for python, version, name in (("ancient", (3, 8, 20), "cpython"), ("other", (3, 9, 16), "pypy")):
-        (tmp_path / "bin" / python).write_text(POSES.format(python=sys.executable, version=version, name=name))
+    for python, version, name in (
+        ("ancient", (3, 8, 20), "cpython"),
+        ("other", (3, 9, 16), "pypy"),
+    ):
+        (tmp_path / "bin" / python).write_text(
+            POSES.format(python=sys.executable, version=version, name=name)
+        )
         (tmp_path / "bin" / python).chmod(0o755)
     monkeypatch.setattr(stream, "PYTHONS", ("none", "ancient", "other", "good"))
 
@@ -55,7 +60,9 @@ def begun(host: Any) -> str:
 
 
 def test_a_host_without_a_python_that_does_is_refused_with_what_to_do(host: Any) -> None:
-    with pytest.raises(Denied, match=r"no CPython 3\.9 or later: install one there, or name it as `python`"):
+    with pytest.raises(
+        Denied, match=r"no CPython 3\.9 or later: install one there, or name it as `python`"
+    ):
         begun(host)
 
 
@@ -67,7 +74,9 @@ def test_a_python_that_was_unpacked_below_the_root_does_where_there_is_no_other(
 
 
 @pytest.mark.parametrize("named", ["", "none", "ancient", "other", "good"])
-def test_the_first_python_that_does_is_taken_after_the_one_that_is_named(host: Any, named: str) -> None:
+def test_the_first_python_that_does_is_taken_after_the_one_that_is_named(
+    host: Any, named: str
+) -> None:
     host.python = named
     os.symlink(old_python() or sys.executable, host.bin / "good")
     assert begun(host) == host.root

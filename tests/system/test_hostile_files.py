@@ -29,10 +29,15 @@ print(time.process_time() - begun, peak)
 print(shown[:20000])
 """
 
-BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
+)
 FILES: dict[str, Callable[[], str]] = {
     "alias bomb": lambda: BOMB,
-    "alias bomb of mappings": lambda: "a: &k-1 {b: 1}\n" + "".join(f"k{i}: &k{i} {{x: *k{i - 1}, y: *k{i - 1}}}\n" for i in range(40)),
+    "alias bomb of mappings": lambda: (
+        "a: &k-1 {b: 1}\n"
+        + "".join(f"k{i}: &k{i} {{x: *k{i - 1}, y: *k{i - 1}}}\n" for i in range(40))
+    ),
     "many aliases": lambda: "a: &a [1]\nb: [" + "*a, " * 200_000 + "1]\n",
     "recursion": lambda: "a: &a [*a]\n",
     "recursion through a mapping": lambda: "a: &a {b: {c: *a}}\n",
@@ -65,7 +70,13 @@ FILES: dict[str, Callable[[], str]] = {
 def test_a_hostile_file_is_refused_quickly_and_in_little_memory(what: str, tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(FILES[what]())
-    done = subprocess.run([sys.executable, "-c", READ, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     first, _, shown = done.stdout.partition("\n")
     seconds, megabytes = map(float, first.split())

@@ -64,7 +64,10 @@ def pipeline(space: Space) -> Space:
 def test_a_pipeline_of_dvc_runs_as_a_recipe_and_its_parameters_are_inputs(pipeline: Space) -> None:
     code, out, err = pipeline.command("import", "dvc.yaml", "mine")
     assert (code, out) == (0, "mine.yaml\n") and "now: recipe plan ./mine.yaml" in err
-    assert "model.txt stays between runs (`persist`)" in err and "`artifacts` of dvc.yaml is not taken over" in err
+    assert (
+        "model.txt stays between runs (`persist`)" in err
+        and "`artifacts` of dvc.yaml is not taken over" in err
+    )
     pipeline.file = "mine.yaml"
     assert sorted(pipeline.run()) == ["each[item=de]", "each[item=us]", "prepare", "train"]
     assert pipeline.read("out/us.txt") == "0.1 7 few words text"
@@ -77,7 +80,10 @@ def test_a_pipeline_of_dvc_runs_as_a_recipe_and_its_parameters_are_inputs(pipeli
 def test_a_pipeline_in_a_folder_runs_in_that_folder(space: Space) -> None:
     space.write("recipe.toml", "")
     space.write("a/b/in.txt", "x")
-    space.write("a/dvc.yaml", "stages: {s: {wdir: b, cmd: cat in.txt ../p.txt > out.txt, deps: [in.txt, ../p.txt], outs: [out.txt]}}\n")
+    space.write(
+        "a/dvc.yaml",
+        "stages: {s: {wdir: b, cmd: cat in.txt ../p.txt > out.txt, deps: [in.txt, ../p.txt], outs: [out.txt]}}\n",
+    )
     space.write("a/p.txt", "y")
     assert space.command("import", "a/dvc.yaml", "s")[:2] == (0, "a/s.yaml\n")
     assert space.command("run", "./a/s.yaml")[0] == 0
@@ -87,12 +93,21 @@ def test_a_pipeline_in_a_folder_runs_in_that_folder(space: Space) -> None:
 def test_what_conda_reads_is_refused_by_lock_with_what_to_do(space: Space) -> None:
     space.write("environment.yml", "dependencies: [pytorch]\n")
     code, _, err = space.command("lock", "environment.yml")
-    assert code == 2 and "environment.yml cannot be locked here" in err and "requirements.txt" in err
+    assert (
+        code == 2 and "environment.yml cannot be locked here" in err and "requirements.txt" in err
+    )
 
 
 SKY: dict[str, Any] = {
     "name": "Fine Tune",
-    "resources": {"accelerators": "A100-80GB:8", "cpus": "16+", "memory": "64+", "disk_size": 512, "use_spot": True, "infra": "gcp"},
+    "resources": {
+        "accelerators": "A100-80GB:8",
+        "cpus": "16+",
+        "memory": "64+",
+        "disk_size": 512,
+        "use_spot": True,
+        "infra": "gcp",
+    },
     "num_nodes": 2,
     "workdir": ".",
     "envs": {"MODEL": "tiny", "WHO": None},
@@ -112,9 +127,23 @@ def test_a_task_of_skypilot_becomes_a_step_and_what_is_left_is_named(space: Spac
     assert (code, out) == (0, "fine-tune.yaml\n")
     value = yaml.safe_load(space.read("fine-tune.yaml"))
     step = value["steps"]["fine_tune"]
-    assert step["resources"] == {"gpus": 8, "gpu": "A100", "gpu_memory": "80GB", "cpus": 16, "memory": "64GB", "disk": "512GB"}
-    assert step["nodes"] == 2 and step["code"] == ["train.py"] and step["deps"] == ["conf"] and step["pass_env"] == ["WHO"]
-    assert "--node_rank $NODE_RANK --nnodes ${NNODES}" in step["run"] and value["inputs"]["hf_token"] == {"type": "secret", "env": "HF_TOKEN"}
+    assert step["resources"] == {
+        "gpus": 8,
+        "gpu": "A100",
+        "gpu_memory": "80GB",
+        "cpus": 16,
+        "memory": "64GB",
+        "disk": "512GB",
+    }
+    assert (
+        step["nodes"] == 2
+        and step["code"] == ["train.py"]
+        and step["deps"] == ["conf"]
+        and step["pass_env"] == ["WHO"]
+    )
+    assert "--node_rank $NODE_RANK --nnodes ${NNODES}" in step["run"] and value["inputs"][
+        "hf_token"
+    ] == {"type": "secret", "env": "HF_TOKEN"}
     for words in (
         "$SKYPILOT_NODE_IPS is not set",
         '[drivers.NAME] market = "spot"',
@@ -129,9 +158,16 @@ def test_a_task_of_skypilot_becomes_a_step_and_what_is_left_is_named(space: Spac
 
 @pytest.mark.parametrize(
     ("text", "code", "words"),
-    [("steps: {}", 3, "neither a dvc.yaml"), ("a: [", 3, "is no YAML"), ("- 1", 3, "neither a dvc.yaml"), (None, 3, "there is no file other.yaml")],
+    [
+        ("steps: {}", 3, "neither a dvc.yaml"),
+        ("a: [", 3, "is no YAML"),
+        ("- 1", 3, "neither a dvc.yaml"),
+        (None, 3, "there is no file other.yaml"),
+    ],
 )
-def test_what_is_neither_is_refused_and_nothing_is_written(space: Space, text: str | None, code: int, words: str) -> None:
+def test_what_is_neither_is_refused_and_nothing_is_written(
+    space: Space, text: str | None, code: int, words: str
+) -> None:
     if text is not None:
         space.write("other.yaml", text)
     before = sorted(path.name for path in space.root.iterdir())

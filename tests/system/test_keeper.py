@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 
 from drivers.base import HostLost, Rejected, Unreachable
 from runner.errors import Infrastructure
-from runner.hosts.place.checkpoint_sync import LINK, CheckpointPruner, CheckpointSync, Look, strained
+from runner.hosts.place.checkpoint_sync import (
+    LINK,
+    CheckpointPruner,
+    CheckpointSync,
+    Look,
+    strained,
+)
 from runner.hosts.place.host_task import Round, StateFolder
 from runner.storage import checkpoints
 
@@ -35,7 +41,9 @@ class Elsewhere:
         self.free, self.total = ROOM, ROOM
         self.partial = False
         self.questions = 0
-        self.during: Callable[[str, Path], None] = lambda path, target: None  # what happens while something is on its way
+        self.during: Callable[[str, Path], None] = lambda path, target: (
+            None
+        )  # what happens while something is on its way
         self.fails: list[Exception] = []
 
     async def look(self, path: str) -> Look:
@@ -60,7 +68,10 @@ class Elsewhere:
 
     def _known(self, top: Path) -> dict[str, tuple[int, int]]:
         return {
-            str(p.relative_to(top)): (LINK if p.is_symlink() else p.lstat().st_size, p.lstat().st_mtime_ns)
+            str(p.relative_to(top)): (
+                LINK if p.is_symlink() else p.lstat().st_size,
+                p.lstat().st_mtime_ns,
+            )
             for p in top.rglob("*")
             if not p.is_dir() or p.is_symlink()
         }
@@ -72,8 +83,14 @@ class Elsewhere:
         if target.exists():
             self._drop(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, target, copy_function=shutil.copy) if source.is_dir() else shutil.copy(source, target)
-        return sum(p.stat().st_size for p in target.rglob("*")) if target.is_dir() else target.stat().st_size
+        shutil.copytree(
+            source, target, copy_function=shutil.copy
+        ) if source.is_dir() else shutil.copy(source, target)
+        return (
+            sum(p.stat().st_size for p in target.rglob("*"))
+            if target.is_dir()
+            else target.stat().st_size
+        )
 
 
 class Training:
@@ -82,7 +99,11 @@ class Training:
     def __init__(self, folder: Path, *, known: bool = False) -> None:
         self.folder = folder
         self.name = "checkpoint-%d" if known else "step-%d"
-        self.rest = {"optimizer.bin": PICKLE, "random_states_0.pkl": PICKLE} if known else {"optimizer.json": b"{}"}
+        self.rest = (
+            {"optimizer.bin": PICKLE, "random_states_0.pkl": PICKLE}
+            if known
+            else {"optimizer.json": b"{}"}
+        )
         folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, step: int, *, size: int = 64) -> Path:
@@ -90,8 +111,12 @@ class Training:
         path = self.folder / (self.name % step)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
-        head = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-        (path / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes([step % 251]) * size)
+        head = json.dumps(
+            {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+        ).encode()
+        (path / "model.safetensors").write_bytes(
+            len(head).to_bytes(8, "little") + head + bytes([step % 251]) * size
+        )
         return path
 
     def end(self, step: int) -> None:
@@ -110,17 +135,25 @@ class Training:
         """The steps whose checkpoints in a folder are as they were saved."""
         made = {int(path.name.rpartition("-")[2]): path for path in folder.glob("*-*")}
         names = {"model.safetensors", *self.rest}
-        return {step for step, path in made.items() if names == set(checkpoints.files(path)) and checkpoints.examine(path).ok}
+        return {
+            step
+            for step, path in made.items()
+            if names == set(checkpoints.files(path)) and checkpoints.examine(path).ok
+        }
 
 
 def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name.rpartition("-")[2]) for path in folder.glob("*-*") if path.name[0] != ".")
+    return sorted(
+        int(path.name.rpartition("-")[2]) for path in folder.glob("*-*") if path.name[0] != "."
+    )
 
 
 class Scene:
     """One state here and on hosts, and a keeper of it."""
 
-    def __init__(self, tmp: Path, *, keep: int | None = 2, pattern: str | None = PATTERN, known: bool = False) -> None:
+    def __init__(
+        self, tmp: Path, *, keep: int | None = 2, pattern: str | None = PATTERN, known: bool = False
+    ) -> None:
         self.tmp, self.keep, self.pattern, self.known = tmp, keep, pattern, known
         self.here = tmp / "home" / "1" / "ckpt"
         self.told: list[Round] = []
@@ -136,7 +169,9 @@ class Scene:
 
     def worker(self) -> None:
         """Somebody else goes on with this attempt."""
-        kept = StateFolder("ckpt", "ckpt", self.here, str(self.there.folder), self.pattern, None, self.keep)
+        kept = StateFolder(
+            "ckpt", "ckpt", self.here, str(self.there.folder), self.pattern, None, self.keep
+        )
         self.keeper = CheckpointSync(self.away, [kept], self.told.append, pause=self.pause)
 
     async def pause(self, seconds: float) -> None:
@@ -179,7 +214,9 @@ def test_whole_checkpoints_come_home_once_and_old_ones_go_on_both_sides(scene: S
     scene.there.save(6)
     assert scene.sync().brought == ["step-6"]
     assert steps(scene.here) == [5, 6] == steps(scene.there.folder)
-    assert sorted(path.name for path in scene.here.parent.iterdir() if not path.name.startswith(".")) == ["ckpt"]
+    assert sorted(
+        path.name for path in scene.here.parent.iterdir() if not path.name.startswith(".")
+    ) == ["ckpt"]
 
 
 def test_the_newest_counts_only_when_it_holds_still(scene: Scene) -> None:
@@ -192,12 +229,16 @@ def test_the_newest_counts_only_when_it_holds_still(scene: Scene) -> None:
     assert scene.paused == [2.0]  # the second time it had held still since the last look
 
 
-def test_what_a_gone_node_may_have_had_a_part_of_counts_only_where_its_files_tell(tmp_path: Path) -> None:
+def test_what_a_gone_node_may_have_had_a_part_of_counts_only_where_its_files_tell(
+    tmp_path: Path,
+) -> None:
     for known in (False, True):
         scene = Scene(tmp_path / f"{known}", known=known)
         scene.there.save(1)
         scene.away.partial = True
-        assert scene.finish().passed == ([] if known else [("step-1", "a node is gone that may have had a part of it")])
+        assert scene.finish().passed == (
+            [] if known else [("step-1", "a node is gone that may have had a part of it")]
+        )
         assert steps(scene.here) == [1] * known
 
 
@@ -209,7 +250,9 @@ def test_a_whole_one_here_stays_when_a_node_with_a_part_of_it_is_gone(scene: Sce
     assert scene.finish().brought == [] and scene.there.whole(scene.here) == {1}
 
 
-def test_one_that_changes_while_it_is_copied_is_not_taken_and_comes_at_the_next_round(scene: Scene) -> None:
+def test_one_that_changes_while_it_is_copied_is_not_taken_and_comes_at_the_next_round(
+    scene: Scene,
+) -> None:
     path = scene.there.begin(1)
     scene.away.during = lambda _path, _target: (path / "optimizer.json").write_text("{}") and None
     assert scene.sync().brought == [] and steps(scene.here) == []
@@ -220,7 +263,9 @@ def test_one_that_changes_while_it_is_copied_is_not_taken_and_comes_at_the_next_
 def test_one_that_its_trainer_deletes_while_it_is_copied_is_no_error(scene: Scene) -> None:
     for step in (1, 2):
         scene.there.save(step)
-    scene.away.during = lambda path, target: shutil.rmtree(path) if path.endswith("step-1") else None
+    scene.away.during = lambda path, target: (
+        shutil.rmtree(path) if path.endswith("step-1") else None
+    )
     done = scene.sync()
     assert (done.brought, done.problem) == (["step-2"], "")
     assert steps(scene.here) == [2]
@@ -231,10 +276,16 @@ def test_a_broken_one_is_said_once_and_the_one_before_it_comes_home(scene: Scene
         scene.there.save(step)
     os.truncate(scene.there.folder / "step-3" / "model.safetensors", 90)
     done = scene.sync()
-    assert [name for name, _ in done.passed] == ["step-3"] and "model.safetensors" in done.passed[0][1]
+    assert [name for name, _ in done.passed] == ["step-3"] and "model.safetensors" in done.passed[
+        0
+    ][1]
     assert steps(scene.here) == [1, 2]
     assert scene.sync().passed == []
-    assert steps(scene.there.folder) == [1, 2, 3]  # nothing that is broken is deleted, and nothing that is needed
+    assert steps(scene.there.folder) == [
+        1,
+        2,
+        3,
+    ]  # nothing that is broken is deleted, and nothing that is needed
     scene.there.save(3)
     assert scene.sync().brought == ["step-3"]
 
@@ -250,13 +301,17 @@ def test_one_that_was_spoilt_here_comes_home_again(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("pattern", [PATTERN, None])
-def test_a_kill_between_the_two_renames_of_a_replacement_loses_neither(pattern: str | None, tmp_path: Path) -> None:
+def test_a_kill_between_the_two_renames_of_a_replacement_loses_neither(
+    pattern: str | None, tmp_path: Path
+) -> None:
     scene = Scene(tmp_path, pattern=pattern)
     scene.there.save(1)
     scene.sync()
     incoming = scene.here.parent / ".incoming" / "ckpt"
     incoming.mkdir(parents=True)
-    (scene.here / "step-1" if pattern else scene.here).rename(incoming / ("step-1.old" if pattern else "whole.old"))
+    (scene.here / "step-1" if pattern else scene.here).rename(
+        incoming / ("step-1.old" if pattern else "whole.old")
+    )
     scene.here.mkdir(exist_ok=True)
     scene.host("b")
     scene.restore()
@@ -323,7 +378,9 @@ def test_what_cannot_be_brought_keeps_nothing_else_from_coming_home(scene: Scene
     assert sorted(path.name for path in scene.here.iterdir()) == ["log.txt", "step-1", "step-2"]
 
 
-def test_the_last_round_tries_again_while_the_host_cannot_be_reached_and_then_says_what_is_missing(scene: Scene) -> None:
+def test_the_last_round_tries_again_while_the_host_cannot_be_reached_and_then_says_what_is_missing(
+    scene: Scene,
+) -> None:
     scene.there.save(1)
     scene.away.fails = [Unreachable("no route")] * 2
     assert scene.finish().brought == ["step-1"]
@@ -333,7 +390,9 @@ def test_the_last_round_tries_again_while_the_host_cannot_be_reached_and_then_sa
     assert scene.paused == [1.0, 2.0, 1.0, 2.0, 4.0]
 
 
-def test_the_next_host_gets_the_newest_whole_one_and_all_that_is_no_checkpoint(scene: Scene) -> None:
+def test_the_next_host_gets_the_newest_whole_one_and_all_that_is_no_checkpoint(
+    scene: Scene,
+) -> None:
     for step in (1, 2, 3):
         scene.there.save(step)
     (scene.there.folder / "log.txt").write_text("hello")
@@ -342,7 +401,9 @@ def test_the_next_host_gets_the_newest_whole_one_and_all_that_is_no_checkpoint(s
     scene.host("b")
     found = scene.restore()
     assert found.name == "step-2" and "step-3 is passed over" in found.words
-    assert steps(scene.there.folder) == [2] and (scene.there.folder / "log.txt").read_text() == "hello"
+    assert (
+        steps(scene.there.folder) == [2] and (scene.there.folder / "log.txt").read_text() == "hello"
+    )
     scene.there.save(3)
     assert scene.sync().brought == ["step-3"]
     assert 3 in scene.there.whole(scene.here)
@@ -390,7 +451,9 @@ def test_a_state_without_checkpoints_comes_home_as_a_whole(tmp_path: Path) -> No
     (scene.there.folder / "study.json").write_text("[1]")
     assert scene.sync().brought == ["ckpt"]
     (scene.there.folder / "study.json").write_text("[1, 2")
-    assert scene.sync().brought == [] and (scene.here / "study.json").read_text() == "[1]"  # half written: the one before stays
+    assert (
+        scene.sync().brought == [] and (scene.here / "study.json").read_text() == "[1]"
+    )  # half written: the one before stays
     assert scene.finish().brought == ["ckpt"] and (scene.here / "study.json").read_text() == "[1, 2"
     scene.host("b")
     scene.restore()
@@ -401,7 +464,9 @@ def test_a_state_without_checkpoints_comes_home_as_a_whole(tmp_path: Path) -> No
     assert (scene.here / "study.json").read_text() == "[1, 2, 3]"
 
 
-def test_a_disk_there_with_no_room_for_the_next_one_keeps_only_the_newest_and_says_so(scene: Scene) -> None:
+def test_a_disk_there_with_no_room_for_the_next_one_keeps_only_the_newest_and_says_so(
+    scene: Scene,
+) -> None:
     scene.keep = 3
     scene.host("a")
     for step in (1, 2, 3):
@@ -418,7 +483,9 @@ def test_a_disk_there_with_no_room_for_the_next_one_keeps_only_the_newest_and_sa
     assert scene.sync().warning == ""  # once
 
 
-def test_a_disk_that_is_too_small_for_the_state_is_said_before_anything_is_sent(scene: Scene) -> None:
+def test_a_disk_that_is_too_small_for_the_state_is_said_before_anything_is_sent(
+    scene: Scene,
+) -> None:
     scene.there.save(1, size=10_000)
     scene.finish()
     scene.host("b").free = 5_000
@@ -438,7 +505,9 @@ def test_checkpoints_without_numbers_are_distinguished_by_their_times(tmp_path: 
     assert scene.restore().name == "best.json"
 
 
-def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_the_next(scene: Scene) -> None:
+def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_the_next(
+    scene: Scene,
+) -> None:
     scene.there.save(1)
     scene.away.fails = [Unreachable("no route")]
     kept = StateFolder("ckpt", "ckpt", scene.here, str(scene.there.folder), PATTERN, 7.0, 2)
@@ -467,7 +536,9 @@ def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_
 
 
 @pytest.mark.usefixtures("room")
-def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_written(tmp_path: Path) -> None:
+def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_written(
+    tmp_path: Path,
+) -> None:
     here = Training(tmp_path / "ckpt")
     janitor = CheckpointPruner(here.folder, PATTERN, 1)
     here.save(1)
@@ -482,9 +553,17 @@ def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_writ
 
 @pytest.mark.parametrize(
     ("free", "total", "need", "words"),
-    [(50, 100, 10, ""), (9, 100, 5, "nearly full"), (4, 1000, 5, "needs about 5 B"), (0, 0, 0, ""), (9, 0, 5, "")],
+    [
+        (50, 100, 10, ""),
+        (9, 100, 5, "nearly full"),
+        (4, 1000, 5, "needs about 5 B"),
+        (0, 0, 0, ""),
+        (9, 0, 5, ""),
+    ],
 )
-def test_a_disk_is_spoken_of_before_it_is_full(free: int, total: int, need: int, words: str) -> None:
+def test_a_disk_is_spoken_of_before_it_is_full(
+    free: int, total: int, need: int, words: str
+) -> None:
     level, said = strained(free, total, need)
     assert words in said and bool(words) == bool(said) == bool(level)
 
@@ -498,7 +577,9 @@ STEPS = st.one_of(
     st.just(("host dies",)),
     st.just(("worker dies",)),
     st.just(("trainer deletes",)),
-    st.tuples(st.sampled_from(["spoil there", "spoil here"]), st.sampled_from(["short", "header", "file"])),
+    st.tuples(
+        st.sampled_from(["spoil there", "spoil here"]), st.sampled_from(["short", "header", "file"])
+    ),
 )
 
 
@@ -515,7 +596,11 @@ def spoil(path: Path, how: str) -> None:
 
 
 @pytest.mark.longer
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(story=st.lists(STEPS, max_size=25), keep=st.integers(1, 3), known=st.booleans())
 def test_whatever_happens_a_training_goes_on_from_the_newest_whole_checkpoint_that_was_there_when_we_last_looked(
     story: list[tuple[str, ...]], keep: int, known: bool, tmp_path_factory: pytest.TempPathFactory
@@ -541,7 +626,9 @@ def test_whatever_happens_a_training_goes_on_from_the_newest_whole_checkpoint_th
         there = scene.there.whole(scene.there.folder)
         if kind == "save":
             scene.there.save(step := step + 1)
-        elif kind == "begin" and (known or steps(scene.there.folder)[-1:] == sorted(there)[-1:] != []):
+        elif kind == "begin" and (
+            known or steps(scene.there.folder)[-1:] == sorted(there)[-1:] != []
+        ):
             # Of the first one in a layout of its own nobody can say whether it is whole.
             scene.there.begin(step := step + 1)
             scene.while_paused = partial(scene.there.end, step)

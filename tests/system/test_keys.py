@@ -78,8 +78,14 @@ def changed(space: Space, old: str, new: str, step: str = "train") -> bool:
         ("code: [train.py]", 'code: ["train*.py"]'),
         ('env: {A: "1"}', 'env: {A: "1"}\nlimits: {time: 1h}\nresources: {cpus: 1}'),
         ("default: 0.0001}", "default: 1e-4, minimum: 0, doc: how fast}"),
-        ("train:\n    run: [python, train.py,", "train:\n    run:\n      [ 'python', \"train.py\","),
-        ('"{{ inputs.lr }}", "{{ inputs.data }}", "{{ outputs.o }}"]', '"{{ inputs.lr }}", "{{ inputs.data }}", "{{ outputs.o }}"] # as it was'),
+        (
+            "train:\n    run: [python, train.py,",
+            "train:\n    run:\n      [ 'python', \"train.py\",",
+        ),
+        (
+            '"{{ inputs.lr }}", "{{ inputs.data }}", "{{ outputs.o }}"]',
+            '"{{ inputs.lr }}", "{{ inputs.data }}", "{{ outputs.o }}"] # as it was',
+        ),
         ('env: {A: "1"}\ncode: [train.py]\n', "code: [train.py]\nenv: {\"A\": '1'}\n"),
         ("outputs: {o: model.bin}", 'outputs: {o: {path: model.bin, doc: "What was learned"}}'),
     ],
@@ -91,7 +97,9 @@ def test_an_edit_that_does_not_act_changes_no_key(base: Space, old: str, new: st
 
 def test_the_order_of_keys_changes_no_key(base: Space) -> None:
     def turned(value: Any) -> Any:
-        return {k: turned(v) for k, v in reversed(value.items())} if isinstance(value, dict) else value
+        return (
+            {k: turned(v) for k, v in reversed(value.items())} if isinstance(value, dict) else value
+        )
 
     steps = {
         "a": {
@@ -109,7 +117,9 @@ def test_the_order_of_keys_changes_no_key(base: Space) -> None:
 
 def test_h_a_default_of_the_recipe_and_the_same_words_in_the_step_are_one_key(base: Space) -> None:
     before = base.key("train")
-    text = BASE.replace('env: {A: "1"}\ncode: [train.py]\n', "").replace("timeout: 5h", 'env: {A: "1"}\n    code: [train.py]')
+    text = BASE.replace('env: {A: "1"}\ncode: [train.py]\n', "").replace(
+        "timeout: 5h", 'env: {A: "1"}\n    code: [train.py]'
+    )
     base.recipe(text)
     assert base.key("train") == before
 
@@ -120,8 +130,12 @@ def test_e_a_number_is_one_value_however_it_is_written(base: Space, text: str) -
 
 
 def test_e_whole_numbers_are_one_value(base: Space) -> None:
-    base.recipe('inputs: {n: {type: number}}\nsteps: {a: {run: [echo, "{{ inputs.n }}"], outputs: {o: {path: o, optional: true}}}}')
-    assert base.key("a", {"n": "1000"}) == base.key("a", {"n": "1e3"}) == base.key("a", {"n": 1000.0})
+    base.recipe(
+        'inputs: {n: {type: number}}\nsteps: {a: {run: [echo, "{{ inputs.n }}"], outputs: {o: {path: o, optional: true}}}}'
+    )
+    assert (
+        base.key("a", {"n": "1000"}) == base.key("a", {"n": "1e3"}) == base.key("a", {"n": 1000.0})
+    )
 
 
 def test_a_step_renamed_keeps_its_key(base: Space) -> None:
@@ -144,7 +158,9 @@ def test_g_what_a_step_does_not_read_is_not_in_its_key(base: Space) -> None:
 
 
 def test_key_false_is_not_in_the_key(base: Space) -> None:
-    base.recipe('inputs: {w: {type: integer, default: 1, key: false}}\nsteps: {a: {run: [x, "{{ inputs.w }}"], outputs: {o: o}}}')
+    base.recipe(
+        'inputs: {w: {type: integer, default: 1, key: false}}\nsteps: {a: {run: [x, "{{ inputs.w }}"], outputs: {o: o}}}'
+    )
     assert base.key("a") == base.key("a", {"w": 8})
 
 
@@ -155,11 +171,17 @@ def test_a_secret_there_or_not_is_one_key(base: Space, monkeypatch: pytest.Monke
     assert base.key("train") == before
 
 
-def test_where_the_workspace_is_and_how_a_path_is_spelled_is_not_in_the_key(base: Space, tmp_path: Path) -> None:
+def test_where_the_workspace_is_and_how_a_path_is_spelled_is_not_in_the_key(
+    base: Space, tmp_path: Path
+) -> None:
     other = Space(tmp_path / "elsewhere" / "deeper")
     for name in ("train.py", "train.csv", "recipe.yaml"):
         other.write(name, base.read(name))
-    assert other.key("train") == base.key("train") == base.key("train", {"data": str(base.root / "train.csv")})
+    assert (
+        other.key("train")
+        == base.key("train")
+        == base.key("train", {"data": str(base.root / "train.csv")})
+    )
 
 
 def test_only_the_time_of_a_file_changes_nothing(base: Space) -> None:
@@ -169,7 +191,9 @@ def test_only_the_time_of_a_file_changes_nothing(base: Space) -> None:
 
 
 def test_f_what_only_an_attempt_knows_is_not_in_the_key(base: Space) -> None:
-    base.recipe('steps: {a: {run: "echo {{ run.id }} {{ host.cpus }} {{ step.key }} > o", outputs: {o: o}}}')
+    base.recipe(
+        'steps: {a: {run: "echo {{ run.id }} {{ host.cpus }} {{ step.key }} > o", outputs: {o: o}}}'
+    )
     before = base.key("a")
     assert base.run() == ["a"]
     assert base.key("a") == before and base.run() == []
@@ -212,7 +236,9 @@ def test_an_edit_that_acts_changes_the_key(base: Space, old: str, new: str) -> N
 def test_types_are_kept_apart(base: Space) -> None:
     keys = set()
     for value in ("1", '"1"', "true", '"true"', "1.5", '"1.5"', "[1]", '["1"]', "[[1]]", "null"):
-        base.recipe(f"steps: {{a: {{run: x, files: {{c.json: {{k: {value}}}}}, outputs: {{o: o}}}}}}")
+        base.recipe(
+            f"steps: {{a: {{run: x, files: {{c.json: {{k: {value}}}}}, outputs: {{o: o}}}}}}"
+        )
         keys.add(base.key("a"))
     assert len(keys) == 10
 
@@ -232,7 +258,9 @@ def test_a_the_content_and_the_name_of_a_lock_count(base: Space) -> None:
     assert base.key("train") != before
 
 
-@pytest.mark.parametrize("declares", ["timeout: 5h", "python: {lock: a.lock}", "image: a@sha256:" + "0" * 64])
+@pytest.mark.parametrize(
+    "declares", ["timeout: 5h", "python: {lock: a.lock}", "image: a@sha256:" + "0" * 64]
+)
 def test_c_to_run_in_the_callers_packages_is_another_key(base: Space, declares: str) -> None:
     base.recipe(BASE.replace("timeout: 5h", declares))
     assert base.key("train") != base.key("train", python="current")
@@ -240,7 +268,9 @@ def test_c_to_run_in_the_callers_packages_is_another_key(base: Space, declares: 
 
 def test_d_the_name_of_an_input_counts_because_programs_go_by_suffixes(base: Space) -> None:
     base.write("train.jsonl", base.read("train.csv"))
-    assert base.key("train", {"data": "./train.jsonl"}) != base.key("train", {"data": "./train.csv"})
+    assert base.key("train", {"data": "./train.jsonl"}) != base.key(
+        "train", {"data": "./train.csv"}
+    )
 
 
 CHAIN = """
@@ -271,13 +301,17 @@ def test_which_output_has_which_name_counts(base: Space) -> None:
 def test_swapping_two_inputs_of_the_same_name_changes_the_key(base: Space) -> None:
     base.write("one/d.txt", "1")
     base.write("two/d.txt", "2")
-    base.recipe('inputs: {a: {type: file}, b: {type: file}}\nsteps: {s: {run: [diff, "{{ inputs.a }}", "{{ inputs.b }}"], outputs: {o: o}}}')
+    base.recipe(
+        'inputs: {a: {type: file}, b: {type: file}}\nsteps: {s: {run: [diff, "{{ inputs.a }}", "{{ inputs.b }}"], outputs: {o: o}}}'
+    )
     one, two = "./one/d.txt", "./two/d.txt"
     assert base.key("s", {"a": one, "b": two}) != base.key("s", {"a": two, "b": one})
 
 
 def test_swapping_two_values_changes_the_key(base: Space) -> None:
-    base.recipe('inputs: {a: {type: string}, b: {type: string}}\nsteps: {s: {run: [x, "{{ inputs.a }}", "{{ inputs.b }}"], outputs: {o: o}}}')
+    base.recipe(
+        'inputs: {a: {type: string}, b: {type: string}}\nsteps: {s: {run: [x, "{{ inputs.a }}", "{{ inputs.b }}"], outputs: {o: o}}}'
+    )
     assert base.key("s", {"a": "1", "b": "2"}) != base.key("s", {"a": "2", "b": "1"})
     assert base.key("s", {"a": "1 2", "b": ""}) != base.key("s", {"a": "1", "b": "2"})
 
@@ -299,7 +333,11 @@ steps:
     base.recipe(text % "[2, 1]")
     assert sorted(base.run()) == ["cat", "show"]
     after = base.keys()
-    assert before["cat"] != after["cat"] and before["show"] != after["show"] and before["m[n=1]"] == after["m[n=1]"]
+    assert (
+        before["cat"] != after["cat"]
+        and before["show"] != after["show"]
+        and before["m[n=1]"] == after["m[n=1]"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -319,9 +357,13 @@ def test_g_a_value_read_in_a_roundabout_way_counts(base: Space, leaf: str) -> No
     assert len({base.key("s"), base.key("s", {"a": "z"}), base.key("s", {"which": "b"})}) == 3
 
 
-@pytest.mark.parametrize("leaf", ["{% set i = inputs %}{{ i.a }}", "{{ env.HOME }}", "{{ inputs.a.__class__ }}"])
+@pytest.mark.parametrize(
+    "leaf", ["{% set i = inputs %}{{ i.a }}", "{{ env.HOME }}", "{{ inputs.a.__class__ }}"]
+)
 def test_f_and_g_what_cannot_be_followed_is_refused(base: Space, leaf: str) -> None:
-    base.recipe(f'inputs: {{a: {{type: string, default: x}}}}\nsteps: {{s: {{run: [echo, "{leaf}"], outputs: {{o: o}}}}}}')
+    base.recipe(
+        f'inputs: {{a: {{type: string, default: x}}}}\nsteps: {{s: {{run: [echo, "{leaf}"], outputs: {{o: o}}}}}}'
+    )
     assert base.problems()
 
 
@@ -357,12 +399,16 @@ def _emptied(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_executable, _relinked, _renamed, _emptied])
-def test_n_the_executable_bit_links_names_and_empty_folders_of_a_tree_count(base: Space, change: Callable[[Path], None]) -> None:
+def test_n_the_executable_bit_links_names_and_empty_folders_of_a_tree_count(
+    base: Space, change: Callable[[Path], None]
+) -> None:
     for name in ("a", "b"):
         base.write(f"tree/{name}", "same")
     (base.root / "tree/link").symlink_to("a")
     (base.root / "tree/empty").mkdir()
-    base.recipe('inputs: {d: {type: dataset, default: ./tree}}\nsteps: {s: {run: [ls, "{{ inputs.d }}"], outputs: {o: o}}}')
+    base.recipe(
+        'inputs: {d: {type: dataset, default: ./tree}}\nsteps: {s: {run: [ls, "{{ inputs.d }}"], outputs: {o: o}}}'
+    )
     before = base.key("s")
     change(base.root / "tree/a")
     assert base.key("s") != before
@@ -377,19 +423,27 @@ def test_n_the_executable_bit_of_one_file_counts(base: Space) -> None:
 
 
 def test_two_steps_that_exist_for_their_effect_do_not_share_a_trace(space: Space) -> None:
-    space.recipe("steps: {one: {run: [echo, hello]}, two: {run: [echo, hello], needs: [one]}, m: {matrix: {n: [1, 2]}, run: [echo, hello]}}")
+    space.recipe(
+        "steps: {one: {run: [echo, hello]}, two: {run: [echo, hello], needs: [one]}, m: {matrix: {n: [1, 2]}, run: [echo, hello]}}"
+    )
     assert sorted(space.run()) == ["m[n=1]", "m[n=2]", "one", "two"] and space.run() == []
 
 
 def test_two_steps_that_make_the_same_of_the_same_share_one_trace(space: Space) -> None:
     space.recipe("steps: {one: {run: 'echo 1 > o', outputs: {o: o}}}")
     assert space.run() == ["one"]
-    space.recipe("recipe: other@1\nsummary: Another\nsteps: {two: {run: 'echo 1 > o', outputs: {o: o}}}")
+    space.recipe(
+        "recipe: other@1\nsummary: Another\nsteps: {two: {run: 'echo 1 > o', outputs: {o: o}}}"
+    )
     assert space.run() == []
 
 
-def test_what_cannot_be_hashed_gives_no_key_at_all(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    space.recipe('inputs: {n: {type: integer, default: 1}}\nsteps: {s: {run: "echo {{ inputs.n }} > o", outputs: {o: o}}}')
+def test_what_cannot_be_hashed_gives_no_key_at_all(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space.recipe(
+        'inputs: {n: {type: integer, default: 1}}\nsteps: {s: {run: "echo {{ inputs.n }} > o", outputs: {o: o}}}'
+    )
 
     def unhashable(*_: object) -> str:
         raise TypeError("no canonical form")
@@ -397,6 +451,8 @@ def test_what_cannot_be_hashed_gives_no_key_at_all(space: Space, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(fingerprint, "key", unhashable)
         survey = space.plan()
-        assert survey.verdicts[0].key is None and "cannot be computed" in survey.verdicts[0].reasons[0]
+        assert (
+            survey.verdicts[0].key is None and "cannot be computed" in survey.verdicts[0].reasons[0]
+        )
         assert space.run() == ["s"] and space.run() == ["s"]
     assert space.run() == ["s"] and space.run() == []

@@ -66,7 +66,11 @@ def starts(space: Space) -> list[str]:
 
 def is_whole(space: Space) -> bool:
     sizes = [(space.root / name).stat().st_size for name in ("small", "large", "tree/deep/two")]
-    assert os.access(space.root / "program", os.X_OK) and os.readlink(space.root / "tree/link") == "one" and space.read("states/count") == "5\n"
+    assert (
+        os.access(space.root / "program", os.X_OK)
+        and os.readlink(space.root / "tree/link") == "one"
+        and space.read("states/count") == "5\n"
+    )
     return sizes == [20_000, 1_000_000, 100_000] and space.read("last.txt") == "0.5\n1\ntiny\n"
 
 
@@ -75,13 +79,23 @@ def left(space: Space) -> list[str]:
 
 
 NEAR = (
-    *("job-over:1", "outputs-stored:1", "published:1", "outputs-stored:2", "published:3", "group-written:2", "group-committed:2"),
+    *(
+        "job-over:1",
+        "outputs-stored:1",
+        "published:1",
+        "outputs-stored:2",
+        "published:3",
+        "group-written:2",
+        "group-committed:2",
+    ),
     *("object-put:2", "object-put:4", "object-put:7", "copy-written:1", "copy-written:4"),
 )
 
 
 @pytest.mark.parametrize("point", NEAR)
-def test_a_finished_step_does_not_run_again_wherever_its_worker_was_killed(space: Space, point: str) -> None:
+def test_a_finished_step_does_not_run_again_wherever_its_worker_was_killed(
+    space: Space, point: str
+) -> None:
     varied(space)
     code, _, said = space.command("run", env={"RECIPE_CRASH_AT": point})
     assert code == -signal.SIGKILL, said
@@ -102,7 +116,9 @@ def test_the_same_on_another_machine(space: Space, point: str) -> None:
     assert space.run() == []
 
 
-def test_a_finished_step_waits_for_the_run_that_takes_it_though_the_next_one_fails_before(space: Space) -> None:
+def test_a_finished_step_waits_for_the_run_that_takes_it_though_the_next_one_fails_before(
+    space: Space,
+) -> None:
     space.recipe(
         f"steps:\n  bad: {{run: 'test -e {space.root}/mended'}}\n"
         f"  good: {{run: 'echo good >> {space.root}/starts; echo 1 > good.txt', outputs: {{o: good.txt}}}}\n"
@@ -115,8 +131,21 @@ def test_a_finished_step_waits_for_the_run_that_takes_it_though_the_next_one_fai
     assert starts(space) == ["good"] and space.read("good.txt") == "1\n" and not left(space)
 
 
-def test_no_step_begins_twice_in_a_graph_whose_worker_is_killed_at_any_moment(tmp_path: Path) -> None:
-    words = [sys.executable, "benchmarks/kills.py", "--kills", "4", "--steps", "10", "--root", str(tmp_path)]
-    done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+def test_no_step_begins_twice_in_a_graph_whose_worker_is_killed_at_any_moment(
+    tmp_path: Path,
+) -> None:
+    words = [
+        sys.executable,
+        "benchmarks/kills.py",
+        "--kills",
+        "4",
+        "--steps",
+        "10",
+        "--root",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("4 kills")

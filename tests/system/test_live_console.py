@@ -45,15 +45,35 @@ class Stage(io.StringIO):
         self.screen = pyte.HistoryScreen(columns, height, history=1000)
         self._stream = pyte.Stream(self.screen)
         self.results = io.StringIO()
-        self.live = Live(self, self.results, clock=lambda: self.now, size=lambda: (self.columns, self.height))
+        self.live = Live(
+            self, self.results, clock=lambda: self.now, size=lambda: (self.columns, self.height)
+        )
 
     def write(self, text: str) -> int:
         self.writes.append(text)
         self._stream.feed(text)
         return len(text)
 
-    def begin(self, total: int = 12, fresh: int = 9, to_run: tuple[str, ...] = ("tokens", "train", "export"), **more: Any) -> None:
-        self.live.begin(Overview("r1", "sft@1", total, fresh, to_run, more.pop("expected", {}), 2, str(self.folder), **more))
+    def begin(
+        self,
+        total: int = 12,
+        fresh: int = 9,
+        to_run: tuple[str, ...] = ("tokens", "train", "export"),
+        **more: Any,
+    ) -> None:
+        self.live.begin(
+            Overview(
+                "r1",
+                "sft@1",
+                total,
+                fresh,
+                to_run,
+                more.pop("expected", {}),
+                2,
+                str(self.folder),
+                **more,
+            )
+        )
 
     def move(self, id: str, before: str, after: str, reason: str = "", **data: object) -> None:
         self.live.events([Event("r1", 1, 1.0, "step", id, before, after, reason, data)])  # type: ignore[arg-type]
@@ -84,7 +104,16 @@ class Stage(io.StringIO):
         screen = self.screen
         attributes = screen.cursor.attrs._replace(data=" ")
         margins, charsets = screen.margins, (screen.charset, screen.g0_charset, screen.g1_charset)
-        return frozenset(screen.mode), screen.title, screen.icon_name, margins, charsets, attributes, screen.cursor.hidden, frozenset(screen.tabstops)
+        return (
+            frozenset(screen.mode),
+            screen.title,
+            screen.icon_name,
+            margins,
+            charsets,
+            attributes,
+            screen.cursor.hidden,
+            frozenset(screen.tabstops),
+        )
 
 
 @pytest.fixture
@@ -126,7 +155,15 @@ def test_at_the_end_the_display_gives_way_to_the_count(stage: Stage) -> None:
     stage.pass_time()
     stage.move("train", "RUNNING", "FAILED", "exit", detail="exit 1")
     failure = Failure("train", "exit 1", b"no such thing\n", "", "")
-    stage.live.end(Summary("FAILED", {"FRESH": 9, "FAILED": 1, "BLOCKED": 2}, 4.0, [failure], [("lora", "out/lora")]))
+    stage.live.end(
+        Summary(
+            "FAILED",
+            {"FRESH": 9, "FAILED": 1, "BLOCKED": 2},
+            4.0,
+            [failure],
+            [("lora", "out/lora")],
+        )
+    )
     assert stage.seen() == [
         "[10/12] train  failed: exit 1",
         "train: failed: exit 1",
@@ -138,9 +175,13 @@ def test_at_the_end_the_display_gives_way_to_the_count(stage: Stage) -> None:
 
 def test_training_metrics_stand_beside_the_step_with_their_course_and_its_end(stage: Stage) -> None:
     stage.begin(expected={"tokens": 1.0, "train": 1.0, "export": 2.0})
-    stage.start("train", b"", {"step": 1, "max_steps": 100, "loss": 4.0, "tokens_per_second": 1234.5})
+    stage.start(
+        "train", b"", {"step": 1, "max_steps": 100, "loss": 4.0, "tokens_per_second": 1234.5}
+    )
     stage.pass_time()
-    stage.metrics("train", {"step": 2, "loss": 3.0}, {"step": 11, "loss": 2.0, "tokens_per_second": 1500.0})
+    stage.metrics(
+        "train", {"step": 2, "loss": 3.0}, {"step": 11, "loss": 2.0, "tokens_per_second": 1500.0}
+    )
     stage.pass_time(10.0)
     bar, row = stage.seen()
     assert row == "  train     10s  step 11/100 11%  loss 2 █▅▁  1.5k tokens/s  ETA 1m29s"
@@ -208,10 +249,17 @@ def test_a_small_terminal_gets_what_fits(tmp_path: Path) -> None:
     assert not stage.screen.history.top
 
 
-@given(st.lists(st.tuples(st.text(max_size=40), st.binary(max_size=60)), max_size=4), st.integers(3, 60), st.integers(3, 9))
+@given(
+    st.lists(st.tuples(st.text(max_size=40), st.binary(max_size=60)), max_size=4),
+    st.integers(3, 60),
+    st.integers(3, 9),
+)
 @settings(max_examples=30, deadline=None)
 def test_redrawing_leaves_no_trace_of_what_was_drawn_before(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, bytes]], columns: int, height: int
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, bytes]],
+    columns: int,
+    height: int,
 ) -> None:
     stage = Stage(tmp_path_factory.mktemp("run"), columns, height)
     stage.begin()
@@ -274,7 +322,9 @@ HOSTILE = [
 
 @given(st.lists(st.sampled_from(HOSTILE) | st.binary(max_size=8), max_size=12).map(b"".join))
 @settings(max_examples=60, deadline=None)
-def test_no_output_of_a_step_changes_the_terminal(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_no_output_of_a_step_changes_the_terminal(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
     stage = Stage(tmp_path_factory.mktemp("run"))
     before = stage.settings()
     text = data.decode(errors="surrogateescape")
@@ -285,7 +335,9 @@ def test_no_output_of_a_step_changes_the_terminal(tmp_path_factory: pytest.TempP
     stage.pass_time()
     assert stage.settings() == before
     stage.move("train", "RUNNING", "FAILED", text)
-    stage.live.end(Summary("FAILED", {"FAILED": 1}, 1.0, [Failure(text, text, data, text, text)], [], "r1"))
+    stage.live.end(
+        Summary("FAILED", {"FAILED": 1}, 1.0, [Failure(text, text, data, text, text)], [], "r1")
+    )
     assert stage.settings() == before
     allowed = {"\r", "\n", "\x1b"}
     assert all(char.isprintable() or char in allowed for write in stage.writes for char in write)
@@ -351,7 +403,9 @@ def test_a_metric_named_by_a_secret_is_not_shown(tmp_path: Path) -> None:
         (b"x" * 100_000 + b"\nlast", "last"),
     ],
 )
-def test_the_last_line_of_a_log_is_what_a_person_would_see(tmp_path: Path, text: bytes, line: str) -> None:
+def test_the_last_line_of_a_log_is_what_a_person_would_see(
+    tmp_path: Path, text: bytes, line: str
+) -> None:
     log = tmp_path / "log"
     log.write_bytes(text)
     tail = LogTail(str(log), Masker())
@@ -370,15 +424,24 @@ def test_metrics_are_followed_by_whole_lines(tmp_path: Path) -> None:
         assert not tail.poll(0.0)
         writer.write(b'ss": 2.25}\n')
         assert tail.poll(0.0) and tail.text(False) == "step 2  loss 2.25"
-        writer.write(b"[" * 30_000 + b"\nnot json\n" + b'{"step": NaN, "loss": 1e999, "ok": true}\n{"step": 3}\n')
+        writer.write(
+            b"[" * 30_000
+            + b"\nnot json\n"
+            + b'{"step": NaN, "loss": 1e999, "ok": true}\n{"step": 3}\n'
+        )
         assert tail.poll(0.0) and tail.text(False) == "step 3  loss 2.25"
 
 
 def test_numbers_that_a_log_prints_are_followed_by_the_pattern(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_bytes(b"hello\nstep 1 of it: loss 2.5\nnothing\nstep 2 of it: loss 2.25, hunter2-hunter2\nstep 3 of")
+    log.write_bytes(
+        b"hello\nstep 1 of it: loss 2.5\nnothing\nstep 2 of it: loss 2.25, hunter2-hunter2\nstep 3 of"
+    )
     tail = MetricsTail(
-        str(log), Masker([Secret("token", "hunter2-hunter2")]), 10, r"step (?P<step>\d+) of it: loss (?P<loss>[\d.]+)(?:, (?P<more>\S+))?"
+        str(log),
+        Masker([Secret("token", "hunter2-hunter2")]),
+        10,
+        r"step (?P<step>\d+) of it: loss (?P<loss>[\d.]+)(?:, (?P<more>\S+))?",
     )
     assert tail.poll(0.0) and tail.text(False) == "step 2/10 20%  loss 2.25"
     with log.open("ab") as writer:
@@ -386,7 +449,9 @@ def test_numbers_that_a_log_prints_are_followed_by_the_pattern(tmp_path: Path) -
     assert tail.poll(1.0) and tail.text(False) == "step 3/10 30%  loss 2" and tail.left(1.0) == 7.0
 
 
-def test_a_pattern_that_takes_for_ever_does_not_hold_up_the_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_that_takes_for_ever_does_not_hold_up_the_display(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runner.storage.metrics.PATIENCE", 0.01)
     log = tmp_path / "log"
     log.write_bytes(b"a" * 4000 + b"\n")
@@ -404,7 +469,9 @@ def test_of_long_metrics_the_end_is_read(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=8))
 @settings(max_examples=30, deadline=None)
-def test_the_course_of_a_falling_loss_falls_however_it_was_read(tmp_path_factory: pytest.TempPathFactory, batches: list[int]) -> None:
+def test_the_course_of_a_falling_loss_falls_however_it_was_read(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[int]
+) -> None:
     file = tmp_path_factory.mktemp("m") / "metrics"
     tail = MetricsTail(str(file), Masker())
     step = 0
@@ -455,13 +522,21 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_a_display_that_dies_leaves_the_terminal_sane(terminal: tuple[int, int], end: signal.Signals) -> None:
+def test_a_display_that_dies_leaves_the_terminal_sane(
+    terminal: tuple[int, int], end: signal.Signals
+) -> None:
     ours, theirs = terminal
     screen = pyte.Screen(50, 10)
     before = frozenset(screen.mode)
     stream = pyte.ByteStream(screen)
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdin=theirs,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        env=environment,
+    )
     try:
         while "a    " not in screen.display[1]:
             assert select.select([ours], [], [], 60)[0], "nothing was drawn"
@@ -476,7 +551,9 @@ def test_a_display_that_dies_leaves_the_terminal_sane(terminal: tuple[int, int],
     assert screen.cursor.y >= 2  # what the shell prints next does not go over the display
 
 
-def test_percent_and_end_come_of_the_inputs_where_the_metrics_do_not_tell_them(stage: Stage) -> None:
+def test_percent_and_end_come_of_the_inputs_where_the_metrics_do_not_tell_them(
+    stage: Stage,
+) -> None:
     stage.begin(steps={"train": 200.0}.get)
     stage.start("train", b"", {"step": 0, "loss": 4.0})
     stage.pass_time()
@@ -491,4 +568,6 @@ def test_percent_and_end_come_of_an_earlier_run_where_nothing_else_tells_them(st
     stage.pass_time(10.0)
     bar, row = stage.seen()
     assert row == "  train     10s  ~25%  ETA 30s  working"
-    assert bar.startswith("[=======---") and bar.endswith("0/1  1 running  10s  25%  ETA 30s"), "a single step fills the bar"
+    assert bar.startswith("[=======---") and bar.endswith("0/1  1 running  10s  25%  ETA 30s"), (
+        "a single step fills the bar"
+    )

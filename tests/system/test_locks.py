@@ -36,7 +36,12 @@ def test_a_lock_keeps_others_out_until_it_is_let_go(tmp_path: Path) -> None:
 
 def test_the_kernel_lets_go_of_a_lock_whose_holder_was_killed(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"held\n"
         locks = Locks(tmp_path)
         assert locks.try_hold("a/b") is None and f"process {process.pid}" in locks.holder("a/b")
@@ -52,7 +57,11 @@ def test_a_lock_file_that_was_removed_protects_nothing_and_is_made_again(tmp_pat
     first = locks.hold("a")
     (tmp_path / "a").unlink()
     second = locks.try_hold("a")
-    assert second is not None and locks.try_hold("a") is None and not Locks(tmp_path / "none").held("a")
+    assert (
+        second is not None
+        and locks.try_hold("a") is None
+        and not Locks(tmp_path / "none").held("a")
+    )
     first.release()
     second.release()
 

@@ -22,19 +22,30 @@ def index(tmp_path: Path) -> Iterator[Index]:
         yield index
 
 
-@pytest.mark.parametrize(("name", "text"), [("requirements.txt", "tinyword\n"), ("pyproject.toml", PROJECT)])
-def test_what_pins_nothing_is_locked_first_and_again_when_it_changes(space: Space, index: Index, name: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"), [("requirements.txt", "tinyword\n"), ("pyproject.toml", PROJECT)]
+)
+def test_what_pins_nothing_is_locked_first_and_again_when_it_changes(
+    space: Space, index: Index, name: str, text: str
+) -> None:
     space.write(name, text)
     space.recipe(f"python: {{lock: {name}}}\n{STEP}")
     code, _, said = space.command("run", env=index.environ)
     assert code == 0 and space.read("o.txt") == "said\n", said
     lock = name.rpartition(".")[0] + ".lock"
-    assert re.match(rf"# Made by recipe lock from {name} .*\ntinyword==1.0 \\\n    --hash=sha256:", space.read(lock))
+    assert re.match(
+        rf"# Made by recipe lock from {name} .*\ntinyword==1.0 \\\n    --hash=sha256:",
+        space.read(lock),
+    )
     asked = len(index.asked)
     assert "fresh" in space.command("run", env=index.environ)[2] and len(index.asked) == asked
     index.wheel("newer", "")
-    space.write(name, text.replace("tinyword", "newer") if name.endswith("toml") else f"{text}newer\n")
-    assert "1 to run" in space.command("plan", env=index.environ)[1] and "newer==1.0" in space.read(lock)
+    space.write(
+        name, text.replace("tinyword", "newer") if name.endswith("toml") else f"{text}newer\n"
+    )
+    assert "1 to run" in space.command("plan", env=index.environ)[1] and "newer==1.0" in space.read(
+        lock
+    )
 
 
 def test_the_lock_of_somebody_else_is_taken_as_it_is(space: Space, index: Index) -> None:
@@ -67,16 +78,26 @@ def test_recipe_lock_writes_the_lock_and_keeps_its_pins(space: Space, index: Ind
     assert code == 0 and out == "src/requirements.lock: 1 package\n", said
     index.wheel("tinyword", version="2.0")
     cached = {**index.environ, "UV_CACHE_DIR": str(space.root / "other")}
-    assert space.command("lock", "src/requirements.txt", env=cached)[0] == 0 and "==1.0" in space.read("src/requirements.lock")
-    assert space.command("lock", "src/requirements.txt", "--upgrade", env=cached)[0] == 0 and "==2.0" in space.read("src/requirements.lock")
+    assert space.command("lock", "src/requirements.txt", env=cached)[
+        0
+    ] == 0 and "==1.0" in space.read("src/requirements.lock")
+    assert space.command("lock", "src/requirements.txt", "--upgrade", env=cached)[
+        0
+    ] == 0 and "==2.0" in space.read("src/requirements.lock")
     assert "is a lock already" in space.command("lock", "src/requirements.lock", env=cached)[2]
 
 
-def test_what_cannot_be_locked_is_reported_before_anything_starts(space: Space, index: Index) -> None:
+def test_what_cannot_be_locked_is_reported_before_anything_starts(
+    space: Space, index: Index
+) -> None:
     space.write("requirements.txt", "nosuch\n")
     space.recipe(f"python: {{lock: requirements.txt}}\n{STEP}")
     code, _, said = space.command("run", env=index.environ)
-    assert code == 2 and "requirements.txt cannot be locked: " in said and "nosuch was not found" in said
+    assert (
+        code == 2
+        and "requirements.txt cannot be locked: " in said
+        and "nosuch was not found" in said
+    )
 
 
 @pytest.mark.parametrize("name", ["environment.yml", "conda-lock.yml", "poetry.lock", "Pipfile"])

@@ -30,7 +30,12 @@ sys.exit(main(["run", "./one.yaml", "--python", "current"]))
 
 def recipe(root: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *argv], cwd=root, env={**os.environ, "TOKEN": "hunter2-hunter2", **env}, capture_output=True, text=True, check=False
+        [sys.executable, *argv],
+        cwd=root,
+        env={**os.environ, "TOKEN": "hunter2-hunter2", **env},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -41,13 +46,34 @@ def space(tmp_path: Path) -> Path:
 
 
 def test_a_secret_that_is_logged_is_masked(space: Path) -> None:
-    done = recipe(space, "-c", DRIVER, RECIPE_LOG=f"debug:{space}/log", PYTHONPATH=str(Path(__file__).parents[2]))
+    done = recipe(
+        space,
+        "-c",
+        DRIVER,
+        RECIPE_LOG=f"debug:{space}/log",
+        PYTHONPATH=str(Path(__file__).parents[2]),
+    )
     text = (space / "log").read_text()
     assert done.returncode == 0, done.stderr
     assert "drivers.local: the token is ***" in text and "hunter2" not in text + done.stderr
-    assert "recipe.session: survey of 1 steps" in text and "recipe.loop: a ended on local: exit 0" in text
+    assert (
+        "recipe.session: survey of 1 steps" in text
+        and "recipe.loop: a ended on local: exit 0" in text
+    )
 
 
 def test_an_unknown_level_is_a_sentence_and_exit_code_3(space: Path) -> None:
-    done = recipe(space, "-m", "runner.interface.cli.main", "plan", "./one.yaml", RECIPE_LOG="loud", PYTHONPATH=str(Path(__file__).parents[2]))
-    assert done.returncode == 3 and 'there is no level "loud"' in done.stderr and "Traceback" not in done.stderr
+    done = recipe(
+        space,
+        "-m",
+        "runner.interface.cli.main",
+        "plan",
+        "./one.yaml",
+        RECIPE_LOG="loud",
+        PYTHONPATH=str(Path(__file__).parents[2]),
+    )
+    assert (
+        done.returncode == 3
+        and 'there is no level "loud"' in done.stderr
+        and "Traceback" not in done.stderr
+    )

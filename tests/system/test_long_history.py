@@ -12,7 +12,9 @@ from tests.history import remember
 from tests.support import Space
 
 
-def test_a_run_reads_no_more_rows_than_without_them(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_reads_no_more_rows_than_without_them(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space.recipe(
         "inputs: {n: {type: integer}}\nsteps:\n  a: {run: 'echo {{ inputs.n }} > a', outputs: {o: a}}\n  bb: {run: 'cp {{ steps.a.o }} b', outputs: {o: b}}\n"
     )

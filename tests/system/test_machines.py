@@ -67,7 +67,12 @@ class Machine:
     space: Space
     env: Mapping[str, str]
 
-    def submit(self, recipe: str = "./recipe.yaml", ticket: Ticket = Ticket(), **inputs: object) -> str:  # noqa: B008
+    def submit(
+        self,
+        recipe: str = "./recipe.yaml",
+        ticket: Ticket = Ticket(),  # noqa: B008
+        **inputs: object,
+    ) -> str:
         with Workspace.open(self.space.root, environ=self.env) as ws:
             return submit(ws, Request(recipe, inputs), Choice(), Settings(), ticket).id
 
@@ -112,30 +117,52 @@ def ready(machines: tuple[Machine, Machine, Machine]) -> tuple[Machine, Machine]
     return a, b
 
 
-def test_a_worker_that_stood_still_while_another_machine_did_its_run_begins_no_step(machines: tuple[Machine, Machine, Machine], url: str) -> None:
+def test_a_worker_that_stood_still_while_another_machine_did_its_run_begins_no_step(
+    machines: tuple[Machine, Machine, Machine], url: str
+) -> None:
     a, b, c = machines
     starts = a.space.root / "starts"
-    a.space.recipe(f"steps: {{s: {{run: 'echo begun >> {starts}; echo x > o', outputs: {{o: o}}}}}}")
+    a.space.recipe(
+        f"steps: {{s: {{run: 'echo begun >> {starts}; echo x > o', outputs: {{o: o}}}}}}"
+    )
     run = a.submit()
     soon = "from runner.storage.records import postgres_claims; postgres_claims.SURE = 0.05"  # it stands still for less than a claim lasts
-    argv = [sys.executable, "-c", f"{soon}\nfrom runner.interface.cli.main import main\nmain(['worker', '--workspace', '.'])"]
+    argv = [
+        sys.executable,
+        "-c",
+        f"{soon}\nfrom runner.interface.cli.main import main\nmain(['worker', '--workspace', '.'])",
+    ]
     env = {**b.env, "RECIPE_CRASH_AT": "attempt-staged:1:STOP"}
     with subprocess.Popen(
-        argv, cwd=b.space.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        argv,
+        cwd=b.space.root,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as still:
         until(lambda: "State:\tT" in Path(f"/proc/{still.pid}/status").read_text())
         with psycopg.connect(url, autocommit=True) as db:
             db.execute("UPDATE runs SET held_until = now() - interval '1 hour'")
         c.work()
-        assert (a.row(run).state, a.row(run).fence, starts.read_text()) == ("COMPLETED", 2, "begun\n")
+        assert (a.row(run).state, a.row(run).fence, starts.read_text()) == (
+            "COMPLETED",
+            2,
+            "begun\n",
+        )
         still.send_signal(signal.SIGCONT)
-        assert still.stderr is not None and any("taken over by another worker" in line for line in still.stderr)
+        assert still.stderr is not None and any(
+            "taken over by another worker" in line for line in still.stderr
+        )
         still.terminate()
         still.communicate(timeout=30)
     assert starts.read_text() == "begun\n"
 
 
-def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetched(ready: tuple[Machine, Machine]) -> None:
+def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetched(
+    ready: tuple[Machine, Machine],
+) -> None:
     a, b = ready
     run = a.submit(data=str(a.space.root / "../elsewhere/data.txt"))
     a.space.write("src/join.py", "raise SystemExit('changed after the submit')")
@@ -143,17 +170,31 @@ def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetc
     a.space.write("../elsewhere/data.txt", "other\n")
     b.work()
     row = a.row(run)
-    assert (row.state, row.reason, [each.name for each in row.outputs]) == ("COMPLETED", "", ["both", "tree"])
+    assert (row.state, row.reason, [each.name for each in row.outputs]) == (
+        "COMPLETED",
+        "",
+        ["both", "tree"],
+    )
     a.fetch(run)
-    assert a.space.read("both.txt") == "data\ndata\none\ntwo\n" and a.space.read("tree/x") == "one\ntwo\n"
+    assert (
+        a.space.read("both.txt") == "data\ndata\none\ntwo\n"
+        and a.space.read("tree/x") == "one\ntwo\n"
+    )
     a.space.write("both.txt", "mine")
     with pytest.raises(CannotRun, match=r"both.txt is there and is not what a run left"):
         a.fetch(run)
-    assert (b.space.root / ".recipe/local/deadman").read_text() == "540.0"  # before another machine may begin its jobs
-    assert not (b.space.root / "both.txt").exists() and (b.space.root / "out" / run / "both.txt").exists()
+    assert (
+        b.space.root / ".recipe/local/deadman"
+    ).read_text() == "540.0"  # before another machine may begin its jobs
+    assert (
+        not (b.space.root / "both.txt").exists()
+        and (b.space.root / "out" / run / "both.txt").exists()
+    )
     b.space.write("out/mine/both.txt", "of somebody else")
     code, told, said = b.command("gc", "--keep-days", "0", "--keep-runs", "0")
-    assert code == 0 and "1 result" in told and os.listdir(b.space.root / "out") == ["mine"], told + said
+    assert code == 0 and "1 result" in told and os.listdir(b.space.root / "out") == ["mine"], (
+        told + said
+    )
     assert a.row(run).state == "COMPLETED"
 
 
@@ -166,19 +207,28 @@ def test_a_run_whose_bundle_is_too_large_for_the_database_travels_through_s3(
             monkeypatch.setenv(variable, value)
         for machine in ready:
             toml = f'store = "team"\n[stores.team]\nurl = "s3://{moto.bucket()}/project"\nendpoint = "{moto.endpoint}"\n'
-            machine.space.write("recipe.toml", toml if machine is a else a.space.read("recipe.toml"))
+            machine.space.write(
+                "recipe.toml", toml if machine is a else a.space.read("recipe.toml")
+            )
         monkeypatch.setattr(bundles, "MOST", 1000)  # bytes
         run = a.submit(data=str(a.space.root / "../elsewhere/data.txt"))
         with psycopg.connect(url) as db:
             assert db.execute("SELECT count(*) FROM bundles").fetchone() == (0,)
         b.work()
         row = a.row(run)
-        assert row.state == "COMPLETED" and all(each.address.startswith("s3://") for each in row.outputs), row.reason
+        assert row.state == "COMPLETED" and all(
+            each.address.startswith("s3://") for each in row.outputs
+        ), row.reason
         a.fetch(run)
-    assert a.space.read("both.txt") == "data\ndata\none\ntwo\n" and a.space.read("tree/x") == "one\ntwo\n"
+    assert (
+        a.space.read("both.txt") == "data\ndata\none\ntwo\n"
+        and a.space.read("tree/x") == "one\ntwo\n"
+    )
 
 
-def test_an_input_that_the_store_has_is_named_by_its_content(ready: tuple[Machine, Machine]) -> None:
+def test_an_input_that_the_store_has_is_named_by_its_content(
+    ready: tuple[Machine, Machine],
+) -> None:
     a, b = ready
     first = a.submit(data=str(a.space.root / "words/one.txt"))
     second = a.submit(data="pack:" + hashlib.sha256(b"one\n").hexdigest())
@@ -188,12 +238,20 @@ def test_an_input_that_the_store_has_is_named_by_its_content(ready: tuple[Machin
     assert a.row(first).outputs == a.row(second).outputs != ()
 
 
-def test_a_class_of_a_file_from_elsewhere_is_named_where_the_file_is_then(ready: tuple[Machine, Machine]) -> None:
+def test_a_class_of_a_file_from_elsewhere_is_named_where_the_file_is_then(
+    ready: tuple[Machine, Machine],
+) -> None:
     a, b = ready
     a.space.recipe(
         {
             "inputs": {"hooks": {"type": "list", "items": "file", "member": True}},
-            "steps": {"show": {"run": ["sh", "-c", 'echo "$1"; cat "${1%%:*}"', "sh", "{{ inputs.hooks }}"], "outputs": [], "cache": False}},
+            "steps": {
+                "show": {
+                    "run": ["sh", "-c", 'echo "$1"; cat "${1%%:*}"', "sh", "{{ inputs.hooks }}"],
+                    "outputs": [],
+                    "cache": False,
+                }
+            },
         }
     )
     a.space.write("../elsewhere/hooks.py", "class Mine: pass\n")
@@ -201,16 +259,23 @@ def test_a_class_of_a_file_from_elsewhere_is_named_where_the_file_is_then(ready:
     b.work()
     assert a.row(run).state == "COMPLETED"
     code, told, said = b.command("logs", f"{run}/show")
-    assert code == 0 and "inputs/hooks/0/hooks.py:Mine" in told and "class Mine: pass" in told, told + said
+    assert code == 0 and "inputs/hooks/0/hooks.py:Mine" in told and "class Mine: pass" in told, (
+        told + said
+    )
 
 
-def test_all_that_means_nothing_elsewhere_is_reported_at_once(ready: tuple[Machine, Machine]) -> None:
+def test_all_that_means_nothing_elsewhere_is_reported_at_once(
+    ready: tuple[Machine, Machine],
+) -> None:
     a, b = ready
     a.space.write("recipe.toml", "")
     with pytest.raises(Invalid) as caught:
         a.submit(data="gone.txt")
     wrong, no_store = caught.value.problems
-    assert "gone.txt is not there (the input data)" in wrong.message and "shared store" in no_store.message
+    assert (
+        "gone.txt is not there (the input data)" in wrong.message
+        and "shared store" in no_store.message
+    )
     with pytest.raises(Invalid, match="shared store") as caught:
         a.submit(data="words/one.txt")
     assert "--here" in caught.value.problems[0].fix
@@ -221,28 +286,45 @@ def test_all_that_means_nothing_elsewhere_is_reported_at_once(ready: tuple[Machi
     assert a.row(run).state == "COMPLETED" and a.space.read("both.txt") == "one\none\none\ntwo\n"
 
 
-def test_the_same_files_make_the_same_bundle_and_a_library_recipe_brings_its_code(ready: tuple[Machine, Machine]) -> None:
+def test_the_same_files_make_the_same_bundle_and_a_library_recipe_brings_its_code(
+    ready: tuple[Machine, Machine],
+) -> None:
     a, b = ready
     request = Request("sft@1", preset="smoke")
-    with Workspace.open(a.space.root, environ=a.env) as here, Workspace.open(b.space.root, environ=b.env) as there:
+    with (
+        Workspace.open(a.space.root, environ=a.env) as here,
+        Workspace.open(b.space.root, environ=b.env) as there,
+    ):
         packed, again = bundles.pack(here, request), bundles.pack(here, request)
         assert packed.digest == again.digest and len(packed.data) < bundles.MOST
         cache = here.share(None)
-        assert cache is not None and there.share(None) is not None and there.remote_cache is not None
+        assert (
+            cache is not None and there.share(None) is not None and there.remote_cache is not None
+        )
         for content in packed.contents:
             cache.remote.put(content, Lying(packed.contents))
         root = bundles.unpack(there, packed.digest, packed.data, there.remote_cache.bring)
-        mine, theirs = survey(here, request), survey(there.within(root), replace(request, inputs=packed.bound))
+        mine, theirs = (
+            survey(here, request),
+            survey(there.within(root), replace(request, inputs=packed.bound)),
+        )
         assert theirs.source == root / ".library" / "sft@1.yaml"
-        assert [verdict.key for verdict in theirs.verdicts] == [verdict.key for verdict in mine.verdicts]
+        assert [verdict.key for verdict in theirs.verdicts] == [
+            verdict.key for verdict in mine.verdicts
+        ]
 
 
-def test_an_archive_that_is_not_what_its_name_says_or_that_leads_out_is_not_unpacked(ready: tuple[Machine, Machine]) -> None:
+def test_an_archive_that_is_not_what_its_name_says_or_that_leads_out_is_not_unpacked(
+    ready: tuple[Machine, Machine],
+) -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("../leaves"))
     with Workspace.open(ready[1].space.root, environ=ready[1].env) as ws:
-        for data, digest in ((b"x", "0" * 64), (out.getvalue(), hashlib.sha256(out.getvalue()).hexdigest())):
+        for data, digest in (
+            (b"x", "0" * 64),
+            (out.getvalue(), hashlib.sha256(out.getvalue()).hexdigest()),
+        ):
             with pytest.raises(Corrupt):
                 bundles.unpack(ws, digest, data, lambda contents: set())
         assert not list((ws.home / "bundles").iterdir())
@@ -284,17 +366,26 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_from_its_checkpoint(
     gate, starts = a.space.write("../gate", ""), tmp_path / "starts"
     run = a.submit(gate=str(gate), starts=str(starts))
     worker = b.space.start("worker", "--workspace", ".", "-q", env=b.env)
-    until(lambda: any("step-3" in note.read_text() for note in (tmp_path / "store/states").rglob("*.json")), seconds=30)
+    until(
+        lambda: any(
+            "step-3" in note.read_text() for note in (tmp_path / "store/states").rglob("*.json")
+        ),
+        seconds=30,
+    )
     until(lambda: list((tmp_path / "store/traces").rglob("*.json")), seconds=30)
     worker.kill()
     worker.communicate(timeout=30)
     gate.unlink()
-    with psycopg.connect(url, autocommit=True) as db:  # as if it were another machine, and 30 seconds had passed
+    with psycopg.connect(
+        url, autocommit=True
+    ) as db:  # as if it were another machine, and 30 seconds had passed
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
     c.work()
     row = a.row(run)
     assert (row.state, row.fence, starts.read_text().split()) == ("COMPLETED", 2, ["0", "3"])
-    assert (tmp_path / "starts.prepare").read_text() == "x\n"  # what was done before is not done again
+    assert (
+        tmp_path / "starts.prepare"
+    ).read_text() == "x\n"  # what was done before is not done again
     a.fetch(run)
     assert a.space.read("model.txt") == "trained"
 
@@ -314,26 +405,46 @@ outputs: {{model: "{{{{ steps.train.model }}}}"}}
 """
 
 
-def test_a_job_on_a_host_is_taken_up_by_a_worker_of_another_machine(machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path) -> None:
+def test_a_job_on_a_host_is_taken_up_by_a_worker_of_another_machine(
+    machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path
+) -> None:
     a, b, c = machines
     gate, starts = a.space.write("../gate", ""), tmp_path / "starts"
     a.space.recipe(REMOTE.format(gate=gate, starts=starts))
     a.space.write("data.txt", "data")
     for machine in (b, c):  # two machines that reach the same host, which has one place
         toml = (machine.space.root / "recipe.toml").read_text()
-        machine.space.write("recipe.toml", toml + f'[drivers.loopback]\nroot = "{tmp_path}/hosts"\nhosts = 1\nslots = 1\n')
+        machine.space.write(
+            "recipe.toml",
+            toml + f'[drivers.loopback]\nroot = "{tmp_path}/hosts"\nhosts = 1\nslots = 1\n',
+        )
     with Workspace.open(a.space.root, environ=a.env) as ws:
-        run = submit(ws, Request("./recipe.yaml", {"data": "data.txt"}), Choice(), Settings("loopback"), Ticket()).id
+        run = submit(
+            ws,
+            Request("./recipe.yaml", {"data": "data.txt"}),
+            Choice(),
+            Settings("loopback"),
+            Ticket(),
+        ).id
     worker = b.space.start("worker", "--workspace", ".", "-q", env=b.env)
     until(lambda: starts.exists(), seconds=30)
     with psycopg.connect(url, autocommit=True) as db:
-        until(lambda: db.execute("SELECT 1 FROM events WHERE subject = 'step' AND after = 'RUNNING'").fetchone(), seconds=30)
+        until(
+            lambda: db.execute(
+                "SELECT 1 FROM events WHERE subject = 'step' AND after = 'RUNNING'"
+            ).fetchone(),
+            seconds=30,
+        )
         worker.kill()
         worker.communicate(timeout=30)
-        db.execute("UPDATE runs SET held_until = now() - interval '1 second'")  # as if 30 seconds had passed
+        db.execute(
+            "UPDATE runs SET held_until = now() - interval '1 second'"
+        )  # as if 30 seconds had passed
     follower = threading.Thread(target=c.work)
     follower.start()
-    until(lambda: list((c.space.root / ".recipe/states").rglob("step-1")), seconds=30)  # its checkpoints come to the second machine now
+    until(
+        lambda: list((c.space.root / ".recipe/states").rglob("step-1")), seconds=30
+    )  # its checkpoints come to the second machine now
     gate.unlink()
     follower.join(60)
     row = a.row(run)
@@ -358,12 +469,25 @@ def test_two_machines_do_not_run_one_key_at_once_and_the_second_takes_what_the_f
     for worker in workers:
         worker.start()
     with psycopg.connect(url, autocommit=True) as db:
-        until(lambda: db.execute("SELECT 1 FROM events WHERE reason LIKE '%another%' OR after = 'RUNNING'").fetchone(), seconds=30)
-        until(lambda: db.execute("SELECT count(*) FROM runs WHERE state = 'ACTIVE'").fetchone() == (2,), seconds=30)
+        until(
+            lambda: db.execute(
+                "SELECT 1 FROM events WHERE reason LIKE '%another%' OR after = 'RUNNING'"
+            ).fetchone(),
+            seconds=30,
+        )
+        until(
+            lambda: (
+                db.execute("SELECT count(*) FROM runs WHERE state = 'ACTIVE'").fetchone() == (2,)
+            ),
+            seconds=30,
+        )
     gate.unlink()
     for worker in workers:
         worker.join(60)
-    assert [a.row(run).state for run in runs] == ["COMPLETED", "COMPLETED"] and starts.read_text().split() == ["x"]
+    assert [a.row(run).state for run in runs] == [
+        "COMPLETED",
+        "COMPLETED",
+    ] and starts.read_text().split() == ["x"]
 
 
 class Heard:
@@ -397,7 +521,10 @@ steps:
 
 
 def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_when_they_are_over(
-    machines: tuple[Machine, Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    machines: tuple[Machine, Machine, Machine],
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setattr(chunks, "EVERY", 0.05)
     monkeypatch.setattr(chunks, "LOG_CAP", 100)
@@ -412,7 +539,9 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
 
     def follow() -> None:
         with Workspace.open(a.space.root, environ=a.env) as ws:
-            Follower(ws, run, lambda _step: True, heard, lambda _words: None, heads=False).follow(None)
+            Follower(ws, run, lambda _step: True, heard, lambda _words: None, heads=False).follow(
+                None
+            )
 
     follower = threading.Thread(target=follow)
     follower.start()
@@ -423,7 +552,9 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
     until(lambda: b"first" in heard.text, seconds=30)
     assert b"last" not in heard.text
     assert rest.ask("GET", f"/v1/runs/{run}/logs").text == "first ***\n"
-    followed = ThreadPoolExecutor(1).submit(rest.ask, "GET", f"/v1/runs/{run}/logs?follow=true&offset=2")
+    followed = ThreadPoolExecutor(1).submit(
+        rest.ask, "GET", f"/v1/runs/{run}/logs?follow=true&offset=2"
+    )
 
     def told() -> tuple[dict[str, object], dict[str, float]]:
         with Workspace.open(a.space.root, environ=a.env) as ws:
@@ -439,11 +570,15 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
     assert followed.result().content == heard.text[2:]
     assert rest.ask("GET", f"/v1/runs/{run}/logs").content == heard.text
     assert rest.ask("GET", f"/v1/runs/{run}/logs", headers={"Range": "bytes=0-4"}).text == "first"
-    assert re.fullmatch(rb"first \*\*\*\n0+\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n0+7\nlast\n", heard.text)
+    assert re.fullmatch(
+        rb"first \*\*\*\n0+\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n0+7\nlast\n", heard.text
+    )
     with psycopg.connect(url) as db:
         assert db.execute("SELECT count(*), max(length(data)) FROM chunks").fetchone() == (3, 0)
         stored = b" ".join(
-            str(row).encode() for table in ("runs", "events", "attempts", "bundles", "chunks") for row in db.execute(f"SELECT * FROM {table}")
+            str(row).encode()
+            for table in ("runs", "events", "attempts", "bundles", "chunks")
+            for row in db.execute(f"SELECT * FROM {table}")
         )
     assert b"a-token-of-machine-b" not in stored
     heard.text = b""
@@ -454,7 +589,9 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
         assert result.metrics["loss"].last == 2.5
 
 
-def test_a_paused_run_is_given_back_to_the_workers_and_an_ended_one_is_asked_for_again(ready: tuple[Machine, Machine]) -> None:
+def test_a_paused_run_is_given_back_to_the_workers_and_an_ended_one_is_asked_for_again(
+    ready: tuple[Machine, Machine],
+) -> None:
     a, b = ready
     run = a.submit(data="words/one.txt")
     with Workspace.open(a.space.root, environ=a.env) as ws:
@@ -468,12 +605,24 @@ def test_a_paused_run_is_given_back_to_the_workers_and_an_ended_one_is_asked_for
     with Workspace.open(a.space.root, environ=a.env) as ws:
         second = again(ws, ws.store.runs.get(run), Choice()).id
     b.work()
-    assert a.row(second).outputs == a.row(run).outputs != () and a.row(second).bundle == a.row(run).bundle
+    assert (
+        a.row(second).outputs == a.row(run).outputs != ()
+        and a.row(second).bundle == a.row(run).bundle
+    )
 
 
-def test_the_walk_of_two_machines_prints_what_its_page_says(machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path) -> None:
-    section = (shipped() / "docs/workers.md").read_text("utf-8").split("## Two machines")[1].split("\n- **The bundle")[0]
-    section = section.replace("/srv/recipe", f"{tmp_path}/store").replace("postgresql://recipe@db.example/recipe", f"'{url}'")
+def test_the_walk_of_two_machines_prints_what_its_page_says(
+    machines: tuple[Machine, Machine, Machine], url: str, tmp_path: Path
+) -> None:
+    section = (
+        (shipped() / "docs/workers.md")
+        .read_text("utf-8")
+        .split("## Two machines")[1]
+        .split("\n- **The bundle")[0]
+    )
+    section = section.replace("/srv/recipe", f"{tmp_path}/store").replace(
+        "postgresql://recipe@db.example/recipe", f"'{url}'"
+    )
     blocks = BLOCK.findall(section)
     asked = iter([machines[0], machines[1], machines[0]])
     for kind, name, text in blocks:
@@ -485,5 +634,7 @@ def test_the_walk_of_two_machines_prints_what_its_page_says(machines: tuple[Mach
         for command, expected in commands(text):
             env = f"unset XDG_CONFIG_HOME XDG_DATA_HOME; export RECIPE_RUNS='{url}' HOME='{machine.env['HOME']}'; "
             said = ran(env + command, machine.space.root)
-            assert matches(expected, said) and "recipe:" not in said, f"$ {command}\n--- it says\n{said}\n--- the page says\n{expected}"
+            assert matches(expected, said) and "recipe:" not in said, (
+                f"$ {command}\n--- it says\n{said}\n--- the page says\n{expected}"
+            )
     assert [kind for kind, _, _ in blocks] == ["toml", "yaml", "console", "console", "console"]

@@ -17,9 +17,15 @@ LIMIT = 256 << 20
 @pytest.fixture
 def small_room() -> Iterator[Path]:
     """A cgroup of our own with little memory."""
-    by_kind = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    by_kind = dict(
+        line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()
+    )
     places = [
-        (Path(f"/sys/fs/cgroup/memory{by_kind.get('memory', '/none')}"), "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+        (
+            Path(f"/sys/fs/cgroup/memory{by_kind.get('memory', '/none')}"),
+            "memory.limit_in_bytes",
+            "memory.memsw.limit_in_bytes",
+        ),
         (Path(f"/sys/fs/cgroup{by_kind.get('', '/none')}"), "memory.max", "memory.swap.max"),
     ]
     why = "no memory cgroup is ours to write"
@@ -44,8 +50,12 @@ def small_room() -> Iterator[Path]:
     pytest.skip(f"this process may not limit memory: {why}")
 
 
-def test_a_step_that_takes_more_memory_than_there_is_is_reported_as_that(space: Space, small_room: Path) -> None:
-    space.recipe('steps: {hungry: {run: [python, -c, "b = [bytearray(1 << 20) for _ in range(1024)]"]}}')
+def test_a_step_that_takes_more_memory_than_there_is_is_reported_as_that(
+    space: Space, small_room: Path
+) -> None:
+    space.recipe(
+        'steps: {hungry: {run: [python, -c, "b = [bytearray(1 << 20) for _ in range(1024)]"]}}'
+    )
     procs = small_room / "cgroup.procs"
     process = space.start("run", preexec_fn=lambda: procs.write_text(str(os.getpid())))
     out, err = process.communicate(timeout=60)

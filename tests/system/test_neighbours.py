@@ -21,7 +21,10 @@ def between(tmp_path: Path, story: Callable[[HostStore], Awaitable[None]]) -> No
     """A host whose root is beside our folder, on the same disk."""
 
     async def told() -> None:
-        host_store = HostStore(Wire(LocalHost(tmp_path / "agent"), str(tmp_path / "there")), folder=str(tmp_path / "here"))
+        host_store = HostStore(
+            Wire(LocalHost(tmp_path / "agent"), str(tmp_path / "there")),
+            folder=str(tmp_path / "here"),
+        )
         await host_store.open()
         await story(host_store)
         await host_store.aclose()
@@ -54,18 +57,26 @@ def test_a_host_of_this_disk_is_known_and_leaves_no_trace_of_the_question(tmp_pa
     between(tmp_path, story)
 
 
-def test_a_host_that_sees_another_disk_at_our_path_is_no_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_sees_another_disk_at_our_path_is_no_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        "runner.hosts.transfer.neighbours._write", lambda path, _word: Path(path).parent.mkdir() or Path(path).write_text("of another disk")
+        "runner.hosts.transfer.neighbours._write",
+        lambda path, _word: Path(path).parent.mkdir() or Path(path).write_text("of another disk"),
     )
 
     async def story(host_store: HostStore) -> None:
-        assert not host_store.neighbour.reads and await host_store.neighbour.same([str(tmp_path)]) == set()
+        assert (
+            not host_store.neighbour.reads
+            and await host_store.neighbour.same([str(tmp_path)]) == set()
+        )
 
     between(tmp_path, story)
 
 
-def test_a_path_is_used_in_place_only_where_it_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_used_in_place_only_where_it_is_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_text("1")
     other.write_text("2")
@@ -73,13 +84,18 @@ def test_a_path_is_used_in_place_only_where_it_is_the_same_file(tmp_path: Path, 
     async def story(host_store: HostStore) -> None:
         paths = [str(one), str(other), str(tmp_path / "absent"), str(tmp_path)]
         assert await host_store.neighbour.same(paths) == {str(one), str(other), str(tmp_path)}
-        monkeypatch.setattr("runner.hosts.transfer.neighbours.marks", lambda path: [1, 2, 3, 4] if path == str(one) else [])
+        monkeypatch.setattr(
+            "runner.hosts.transfer.neighbours.marks",
+            lambda path: [1, 2, 3, 4] if path == str(one) else [],
+        )
         assert await host_store.neighbour.same(paths) == set(), "an inode, a size or a time differs"
 
     between(tmp_path, story)
 
 
-def test_trees_and_files_go_to_a_neighbour_and_come_home_without_the_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_and_files_go_to_a_neighbour_and_come_home_without_the_wire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, file = tree(tmp_path / "tree"), tmp_path / "model.bin"
     file.write_bytes(os.urandom(2 << 20))
     sources = {scan(path): str(path) for path in (folder, file)}
@@ -91,7 +107,9 @@ def test_trees_and_files_go_to_a_neighbour_and_come_home_without_the_wire(tmp_pa
         assert sum(bytes_sent) < 10_000, "only links and folders travel"
         for content, source in sources.items():
             at = host_store.path(content)
-            taken = (await host_store.take(os.path.dirname(at), ((os.path.basename(at), False),))).outputs[os.path.basename(at)]
+            taken = (
+                await host_store.take(os.path.dirname(at), ((os.path.basename(at), False),))
+            ).outputs[os.path.basename(at)]
             assert taken.content == content
             target = tmp_path / f"home-{os.path.basename(source)}"
             await host_store.fetch(at, taken, str(target))
@@ -101,7 +119,9 @@ def test_trees_and_files_go_to_a_neighbour_and_come_home_without_the_wire(tmp_pa
     between(tmp_path, story)
 
 
-def test_what_a_disk_shows_wrongly_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_disk_shows_wrongly_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A network's file system may show older bytes for a while."""
     file = tmp_path / "model.bin"
     file.write_bytes(os.urandom(2 << 20))
@@ -111,12 +131,20 @@ def test_what_a_disk_shows_wrongly_is_sent_again(tmp_path: Path, monkeypatch: py
 
     async def story(host_store: HostStore) -> None:
         draw = host_store.neighbour.draw
-        monkeypatch.setattr(type(host_store.neighbour), "draw", lambda _self, sources: draw(dict.fromkeys(sources, str(stale))))
+        monkeypatch.setattr(
+            type(host_store.neighbour),
+            "draw",
+            lambda _self, sources: draw(dict.fromkeys(sources, str(stale))),
+        )
         await host_store.send({content: str(file)})
         assert scan(Path(host_store.path(content))) == content
         at = host_store.path(content)
-        monkeypatch.setattr(download, "copy", lambda _source, target: Path(target).write_bytes(stale.read_bytes()))
-        taken = (await host_store.take(os.path.dirname(at), ((os.path.basename(at), False),))).outputs[os.path.basename(at)]
+        monkeypatch.setattr(
+            download, "copy", lambda _source, target: Path(target).write_bytes(stale.read_bytes())
+        )
+        taken = (
+            await host_store.take(os.path.dirname(at), ((os.path.basename(at), False),))
+        ).outputs[os.path.basename(at)]
         await host_store.fetch(at, taken, str(tmp_path / "home"))
         assert scan(tmp_path / "home") == content
 

@@ -58,14 +58,27 @@ steps:
     values = dict(line.split("=", 1) for line in said[1:-1])
     assert said[0] == "data" and "/host-1/" in said[-1]
     assert 1024 < int(values.pop("MASTER_PORT")) < 65536
-    assert values == {"MASTER_ADDR": "127.0.0.1", "NNODES": "2", "NODE_RANK": "0", "RECIPE_NODES": "127.0.0.1,127.0.0.1"}
-    assert [event.data.get("metrics") for event in space.events if event.id == "train" and event.after == "DONE"] == [{"rank": 0}]
+    assert values == {
+        "MASTER_ADDR": "127.0.0.1",
+        "NNODES": "2",
+        "NODE_RANK": "0",
+        "RECIPE_NODES": "127.0.0.1,127.0.0.1",
+    }
+    assert [
+        event.data.get("metrics")
+        for event in space.events
+        if event.id == "train" and event.after == "DONE"
+    ] == [{"rank": 0}]
     assert space.run(settings=LOOPBACK) == []
     assert space.command("logs", "train")[1] == "I am 0 of 2 at 127.0.0.1 127.0.0.1\n"
-    assert space.command("logs", "train", "--node", "1")[1] == "I am 1 of 2 at 127.0.0.1 127.0.0.1\n"
+    assert (
+        space.command("logs", "train", "--node", "1")[1] == "I am 1 of 2 at 127.0.0.1 127.0.0.1\n"
+    )
     for host in ("host-1", "host-2"):
         assert not [*(space.root / f".recipe/loopback/{host}/.recipe-host/attempts").iterdir()]
-    assert not [path.name for path in (space.root / ".recipe/attempts").iterdir() if "." in path.name]
+    assert not [
+        path.name for path in (space.root / ".recipe/attempts").iterdir() if "." in path.name
+    ]
 
 
 def test_the_node_that_fails_first_tells_why_and_the_others_are_ended(space: Space) -> None:
@@ -97,7 +110,9 @@ def test_a_node_that_prints_nothing_is_not_idle_while_the_first_prints(space: Sp
     assert space.run(settings=LOOPBACK) == ["s"]
 
 
-def test_nodes_that_cannot_reach_each_other_are_reported_before_the_command_begins(space: Space) -> None:
+def test_nodes_that_cannot_reach_each_other_are_reported_before_the_command_begins(
+    space: Space,
+) -> None:
     hosts(space, more="addresses = ['127.0.0.1', '192.0.2.1']")
     space.recipe(f"steps: {{train: {{nodes: 2, run: touch {space.root}/begun}}}}")
     assert space.attempt(settings=LOOPBACK) == ["train"]
@@ -112,18 +127,38 @@ def test_nodes_that_cannot_reach_each_other_are_reported_before_the_command_begi
     [
         ("nodes: 0", 3, "nodes"),
         ("nodes: -2", 3, "nodes"),
-        ("nodes: '{{ inputs.n - 3 }}'", 3, "a step runs on a whole number of nodes from 1 on, not on -1"),
-        ("nodes: '{{ inputs.n / 4 }}'", 3, "a step runs on a whole number of nodes from 1 on, not on 0.5"),
-        ("nodes: '{{ inputs.n }}', where: local", 3, "s asks for 2 nodes, and `where: local` is one"),
+        (
+            "nodes: '{{ inputs.n - 3 }}'",
+            3,
+            "a step runs on a whole number of nodes from 1 on, not on -1",
+        ),
+        (
+            "nodes: '{{ inputs.n / 4 }}'",
+            3,
+            "a step runs on a whole number of nodes from 1 on, not on 0.5",
+        ),
+        (
+            "nodes: '{{ inputs.n }}', where: local",
+            3,
+            "s asks for 2 nodes, and `where: local` is one",
+        ),
         ("nodes: 3", 2, "s needs 3 nodes; loopback has 2 host(s) free"),
         ("nodes: 9", 3, "s asks for 9 nodes, and `[limits] max_nodes` is 8"),
-        ("nodes: 2, resources: {cpus: 10000}", 2, "s needs 10,000 processors; its largest host has"),
+        (
+            "nodes: 2, resources: {cpus: 10000}",
+            2,
+            "s needs 10,000 processors; its largest host has",
+        ),
     ],
 )
-def test_a_number_of_nodes_that_cannot_be_is_refused_in_a_sentence(space: Space, step: str, code: int, words: str) -> None:
+def test_a_number_of_nodes_that_cannot_be_is_refused_in_a_sentence(
+    space: Space, step: str, code: int, words: str
+) -> None:
     with (space.root / "recipe.toml").open("a") as settings:
         settings.write("\n[limits]\nmax_nodes = 8\n")
-    space.recipe(f"inputs: {{n: {{type: integer, default: 2}}}}\nsteps: {{s: {{run: 'true', {step}}}}}")
+    space.recipe(
+        f"inputs: {{n: {{type: integer, default: 2}}}}\nsteps: {{s: {{run: 'true', {step}}}}}"
+    )
     with pytest.raises(RecipeError) as refused:
         space.attempt(settings=LOOPBACK)
     assert refused.value.exit_code == code and words in str(refused.value)
@@ -134,12 +169,21 @@ def test_what_a_step_asks_for_counts_for_each_of_its_nodes(space: Space) -> None
     hosts(space, 3)
     body = f"run: 'mkdir {space.root}/alone.$NODE_RANK && rmdir {space.root}/alone.$NODE_RANK', resources: {{pools: {{seat: 1}}}}"
     space.recipe(f"steps: {{a: {{nodes: 2, {body}}}, b: {{{body}}}}}")
-    assert sorted(space.run(settings=Settings(driver="loopback", pools={"seat": 2.0}))) == ["a", "b"]
-    moves = [(event.id, event.after) for event in space.events if event.subject == "step" and event.after in ("RUNNING", "DONE")]
+    assert sorted(space.run(settings=Settings(driver="loopback", pools={"seat": 2.0}))) == [
+        "a",
+        "b",
+    ]
+    moves = [
+        (event.id, event.after)
+        for event in space.events
+        if event.subject == "step" and event.after in ("RUNNING", "DONE")
+    ]
     assert [id for id, _ in moves] in (["a", "a", "b", "b"], ["b", "b", "a", "a"])
 
 
-def test_nodes_that_do_not_all_begin_are_all_stopped_and_the_attempt_is_lost(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_do_not_all_begin_are_all_stopped_and_the_attempt_is_lost(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, slow = RemotePlace.begin, [True]
 
     async def begin(place: RemotePlace, task: HostTask, command: Command) -> Job:
@@ -154,7 +198,9 @@ def test_nodes_that_do_not_all_begin_are_all_stopped_and_the_attempt_is_lost(spa
     once = f"[ -e {space.root}/first ] || {{ touch {space.root}/first; sleep 60; }}"
     space.recipe(f"steps: {{s: {{nodes: 2, run: '{once}'}}}}")
     assert space.run(settings=LOOPBACK) == ["s", "s"]
-    (lost,) = (event for event in space.events if event.before == "RUNNING" and event.after == "QUEUED")
+    (lost,) = (
+        event for event in space.events if event.before == "RUNNING" and event.after == "QUEUED"
+    )
     assert lost.reason == "lost" and "not all nodes had begun after" in str(lost.data["detail"])
 
 
@@ -162,11 +208,24 @@ def test_a_step_on_two_nodes_runs_over_ssh(space: Space, sshd: Sshd) -> None:  #
     """Two folders of one server are two servers as far as a step can see."""
     user, port = sshd.address.split("@")[0], sshd.address.rpartition(":")[2]
     settings = sshd.settings()
-    there = [{"host": sshd.address, "root": "one"}, {"host": f"{user}@localhost:{port}", "root": "two", "address": "127.0.0.1"}]
-    tables = ", ".join("{" + ", ".join(f"{name} = {json.dumps(value)}" for name, value in each.items()) + "}" for each in there)
-    lines = [f"hosts = [{tables}]", f"host_key = {json.dumps(sshd.host_key)}", f"identity = '{settings['identity']}'", "agent = false"]
+    there = [
+        {"host": sshd.address, "root": "one"},
+        {"host": f"{user}@localhost:{port}", "root": "two", "address": "127.0.0.1"},
+    ]
+    tables = ", ".join(
+        "{" + ", ".join(f"{name} = {json.dumps(value)}" for name, value in each.items()) + "}"
+        for each in there
+    )
+    lines = [
+        f"hosts = [{tables}]",
+        f"host_key = {json.dumps(sshd.host_key)}",
+        f"identity = '{settings['identity']}'",
+        "agent = false",
+    ]
     space.write("recipe.toml", "[drivers.ssh]\n" + "\n".join(lines) + "\n")
-    space.recipe("steps: {s: {nodes: 2, run: 'echo $RECIPE_NODES; pwd > {{ outputs.o }}', outputs: {o: o.txt}}}")
+    space.recipe(
+        "steps: {s: {nodes: 2, run: 'echo $RECIPE_NODES; pwd > {{ outputs.o }}', outputs: {o: o.txt}}}"
+    )
     assert space.run(settings=Settings(driver="ssh")) == ["s"]
     assert space.read("o.txt").startswith(f"{sshd.home}/one/attempts/")
     assert space.command("logs", "s", "--node", "1")[1] == "127.0.0.1,127.0.0.1\n"
@@ -190,12 +249,16 @@ def gated(space: Space) -> Path:
 
 
 @pytest.mark.parametrize("when", ["while it runs", "while it is given what it needs"])
-def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(space: Space, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(
+    space: Space, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     whole, gate = Loopback._carry, gated(space)
     staged = space.root / ".recipe" / "attempts"
     asked: list[tuple[Loopback, Lease]] = []
 
-    async def carry(driver: Loopback, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    async def carry(
+        driver: Loopback, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]
+    ) -> AsyncGenerator[bytes, None]:
         if lease.data["host"] == "host-2":
             asked.append((driver, lease))
         async for data in whole(driver, lease, argv, stdin):
@@ -203,7 +266,14 @@ def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(space: Spa
 
     def lose() -> None:
         runs = when == "while it runs"
-        until(lambda: len(begun(space)) == 2 if runs else staged.exists() and any(path.suffix == ".1" for path in staged.iterdir()), seconds=30)
+        until(
+            lambda: (
+                len(begun(space)) == 2
+                if runs
+                else staged.exists() and any(path.suffix == ".1" for path in staged.iterdir())
+            ),
+            seconds=30,
+        )
         driver, lease = asked[0]
         driver._lose(lease)
         gate.touch()
@@ -213,13 +283,25 @@ def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(space: Spa
     monkeypatch.setattr(Loopback, "_carry", carry)
     monkeypatch.setattr(runner._Calls, "say", lambda _listener, text: told.append(text))
     assert space.run(settings=LOOPBACK) == ["s", "s"]
-    assert begun(space) in ([["0", "0", "1", "1"]] if when == "while it runs" else [["0", "1"], ["0", "0", "1"], ["0", "0", "1", "1"]])
-    assert [words for words in told if "is lost" in words] == ["loopback host-2 is lost: host-2 is gone or was stopped, or the lease was given back"]
-    assert [event.reason for event in space.events if event.before == "RUNNING" and event.after == "QUEUED"] == ["lost"]
+    assert begun(space) in (
+        [["0", "0", "1", "1"]]
+        if when == "while it runs"
+        else [["0", "1"], ["0", "0", "1"], ["0", "0", "1", "1"]]
+    )
+    assert [words for words in told if "is lost" in words] == [
+        "loopback host-2 is lost: host-2 is gone or was stopped, or the lease was given back"
+    ]
+    assert [
+        event.reason
+        for event in space.events
+        if event.before == "RUNNING" and event.after == "QUEUED"
+    ] == ["lost"]
     assert space.read("o.txt") == "made\n"
 
 
-def test_what_a_node_ends_with_because_the_host_of_another_restarted_is_no_failure(space: Space) -> None:
+def test_what_a_node_ends_with_because_the_host_of_another_restarted_is_no_failure(
+    space: Space,
+) -> None:
     """It is told later that the other is gone than that this one has failed."""
     space.recipe(
         f"steps: {{s: {{nodes: 2, shell: bash, retries: 0, outputs: {{o: o.txt}}, run: 'echo $NODE_RANK >> {space.root}/begun; until [ -e {space.root}/gate ];"
@@ -236,7 +318,9 @@ def test_what_a_node_ends_with_because_the_host_of_another_restarted_is_no_failu
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["all alive", "one missing"])
-def test_nodes_whose_worker_was_killed_are_found_again_and_all_or_none_goes_on(space: Space, missing: bool) -> None:
+def test_nodes_whose_worker_was_killed_are_found_again_and_all_or_none_goes_on(
+    space: Space, missing: bool
+) -> None:
     gate = gated(space)
     worker = space.start("run", "--driver", "loopback")
     until(lambda: len(begun(space)) == 2)
@@ -256,18 +340,35 @@ def test_nodes_whose_worker_was_killed_are_found_again_and_all_or_none_goes_on(s
         assert not [*(space.root / f".recipe/loopback/{host}/.recipe-host/attempts").iterdir()]
 
 
-@pytest.mark.parametrize("point", ["attempt-carried:2", *(pytest.param(point, marks=pytest.mark.proof) for point in ("job-started", "job-over"))])
-def test_a_worker_that_is_killed_anywhere_is_followed_by_one_that_ends_the_step(space: Space, point: str) -> None:
+@pytest.mark.parametrize(
+    "point",
+    [
+        "attempt-carried:2",
+        *(pytest.param(point, marks=pytest.mark.proof) for point in ("job-started", "job-over")),
+    ],
+)
+def test_a_worker_that_is_killed_anywhere_is_followed_by_one_that_ends_the_step(
+    space: Space, point: str
+) -> None:
     gated(space).touch()
-    assert space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": point})[0] == -signal.SIGKILL
+    assert (
+        space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": point})[0]
+        == -signal.SIGKILL
+    )
     space.run(settings=LOOPBACK)
     assert space.read("o.txt") == "made\n"
-    assert begun(space) in (["0", "1"], ["0", "0", "1"])  # of nodes that had not all begun, those that had begin again
+    assert begun(space) in (
+        ["0", "1"],
+        ["0", "0", "1"],
+    )  # of nodes that had not all begun, those that had begin again
 
 
 def test_places_that_were_taken_for_a_run_that_was_never_submitted_are_free(space: Space) -> None:
     space.recipe("steps: {s: {nodes: 2, run: 'echo made > o.txt', outputs: {o: o.txt}}}")
-    assert space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": "lease-up:2"})[0] == -signal.SIGKILL
+    assert (
+        space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": "lease-up:2"})[0]
+        == -signal.SIGKILL
+    )
     assert len(asyncio.run(Loopback(space.root / ".recipe/loopback", hosts=2).leases())) == 2
     assert space.run(settings=LOOPBACK) == ["s"]
 
@@ -304,7 +405,9 @@ steps:
     )
     code, _, err = space.command("run", "--driver", "loopback")
     assert code == 0, err
-    assert "step-1 has other bytes on node 1 than on node 0 in same: those of node 0 are kept" in err
+    assert (
+        "step-1 has other bytes on node 1 than on node 0 in same: those of node 0 are kept" in err
+    )
     assert space.read("out.txt") == "0\nof 0\nof 1\n"
     assert space.command("logs", "train", "--node", "1")[1] == "0\nof 0\nof 1\n"
 
@@ -324,9 +427,16 @@ steps:
 """
     )
     worker = space.start("run", "--driver", "loopback")
-    until(lambda: len([*space.root.glob(".recipe/states/*/*/c/step-1/of-*")]) == 2 or worker.poll() is not None)
+    until(
+        lambda: (
+            len([*space.root.glob(".recipe/states/*/*/c/step-1/of-*")]) == 2
+            or worker.poll() is not None
+        )
+    )
     driver = Loopback(space.root / ".recipe/loopback", hosts=2)
-    driver._lose(next(lease for lease in asyncio.run(driver.leases()) if lease.data["host"] == "host-2"))
+    driver._lose(
+        next(lease for lease in asyncio.run(driver.leases()) if lease.data["host"] == "host-2")
+    )
     _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0 and "resumes from step-1" in said, said
     assert space.read("out.txt") == "of 0\nof 1\n"
@@ -344,7 +454,12 @@ def test_the_option_nodes_is_for_accelerate_steps_that_say_none_and_in_no_key(sp
         f" c: {{{body}, where: local, outputs: {{o: c}}}}, d: {{run: 'true'}}}}"
     )
     assert space.keys(nodes=2) == space.keys()
-    assert {spec.step: spec.node_count for spec in space.plan(nodes=2).plan.specs()} == {"a": 2, "b": 1, "c": 1, "d": 1}
+    assert {spec.step: spec.node_count for spec in space.plan(nodes=2).plan.specs()} == {
+        "a": 2,
+        "b": 1,
+        "c": 1,
+        "d": 1,
+    }
     code, out, _ = space.command("plan", "--nodes", "2")
     assert code == 0 and out.count("on 2 nodes") == 1
     assert space.command("plan", "--nodes", "0")[0] == 3

@@ -166,7 +166,9 @@ class OnLoopback(Engine):
         return Hit(f"{lease.data['host']} {what}", what != "agent")
 
     def left(self, space: Workers) -> list[str]:
-        return [lease.id for lease in asyncio.run(self._driver(space).leases())] + attempts(space.root / ".recipe" / "loopback", "*/.recipe-host")
+        return [lease.id for lease in asyncio.run(self._driver(space).leases())] + attempts(
+            space.root / ".recipe" / "loopback", "*/.recipe-host"
+        )
 
     def _driver(self, space: Workers) -> Loopback:
         return Loopback(space.root / ".recipe" / "loopback", hosts=2)
@@ -177,7 +179,9 @@ class OnSsh(Engine):
 
     def __init__(self, place: Path) -> None:
         super().__init__()
-        self._servers = [self.stack.enter_context(Sshd(place / f"sshd-{number}")) for number in (1, 2)]
+        self._servers = [
+            self.stack.enter_context(Sshd(place / f"sshd-{number}")) for number in (1, 2)
+        ]
         self._servers[1].trust((self._servers[0].place / "client.pub").read_text())
         self._known = place / "known_hosts"
         self._known.write_text("".join(server.known_hosts.read_text() for server in self._servers))
@@ -201,9 +205,11 @@ class OnSsh(Engine):
     def left(self, space: Workers) -> list[str]:
         found = []
         for server in self._servers:
-            found += [path.name for path in server.home.glob(".recipe-host/leases/[!.]*") if path.name != "lock"] + attempts(
-                server.home, ".recipe-host"
-            )
+            found += [
+                path.name
+                for path in server.home.glob(".recipe-host/leases/[!.]*")
+                if path.name != "lock"
+            ] + attempts(server.home, ".recipe-host")
         return found
 
 
@@ -257,7 +263,11 @@ class OnRay(Engine):
     def left(self, space: Workers) -> list[str]:
         from ray.util import list_named_actors, placement_group_table
 
-        groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+        groups = [
+            group["name"]
+            for group in placement_group_table().values()
+            if group["state"] != "REMOVED"
+        ]
         return groups + [str(actor) for actor in list_named_actors(all_namespaces=True)]
 
 
@@ -270,7 +280,9 @@ ENGINES: dict[str, Callable[[Path, pytest.MonkeyPatch], Engine]] = {
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("RECIPE_LEDGER", str(tmp_path / "ledger.db"))
     found = ENGINES[request.param](tmp_path, monkeypatch)
@@ -306,7 +318,9 @@ class Training:
     def begin(self) -> subprocess.Popen[str]:
         """Run it, or go on."""
         with self.log.open("a") as said:
-            self.worker = self.space.start("run", "--driver", self.engine.driver, stdout=said, stderr=said)
+            self.worker = self.space.start(
+                "run", "--driver", self.engine.driver, stdout=said, stderr=said
+            )
         return self.worker
 
     def over(self, after: float) -> bool:
@@ -324,17 +338,27 @@ class Training:
     def whole(self) -> set[str]:
         """The attempts that have begun on both nodes."""
         begun = self.told("begins")
-        return {name for rank, name in begun if rank == "0"} & {name for rank, name in begun if rank == "1"}
+        return {name for rank, name in begun if rank == "0"} & {
+            name for rank, name in begun if rank == "1"
+        }
 
     def wrong(self, learned: str, most: int) -> list[str]:
         """What is not as it must be at the end, of a training that may have begun so many attempts."""
         code = self.worker.wait(PATIENCE)
         begun = self.told("begins")
         found = [f"it ended with {code}"] * bool(code)
-        if "everything is fresh" not in self.log.read_text():  # else it was killed before it tidied up, which the next run with a step there does
+        if (
+            "everything is fresh" not in self.log.read_text()
+        ):  # else it was killed before it tidied up, which the next run with a step there does
             found += [f"{each} is left" for each in self.engine.left(self.space)]
-        found += [f"node {rank} of {name} began while it ran already" for rank, name in self.told("twice")]
-        found += [f"node {rank} of {name} began twice" for rank, name in {*begun} if begun.count((rank, name)) > 1]
+        found += [
+            f"node {rank} of {name} began while it ran already" for rank, name in self.told("twice")
+        ]
+        found += [
+            f"node {rank} of {name} began twice"
+            for rank, name in {*begun}
+            if begun.count((rank, name)) > 1
+        ]
         if len({name for _, name in begun}) > most:
             found.append(f"{len({name for _, name in begun})} attempts began")
         if not code and self.space.read("o") != learned:
@@ -345,7 +369,9 @@ class Training:
 
     def story(self) -> str:
         """What was said and told, for who looks for a cause."""
-        return self.log.read_text()[-8000:] + "\n".join(f"begins {' '.join(each)}" for each in self.told("begins"))
+        return self.log.read_text()[-8000:] + "\n".join(
+            f"begins {' '.join(each)}" for each in self.told("begins")
+        )
 
 
 @pytest.fixture(scope="module")
@@ -356,17 +382,28 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> str:
     for rank in ("0", "1"):
         (place / f"a.{rank}" / "ckpt").mkdir(parents=True)
         env = {**os.environ, "NODE_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        nodes.append(subprocess.Popen([sys.executable, "-c", TRAIN, "none", "o", str(place), str(STEPS), "0"], cwd=place / f"a.{rank}", env=env))
+        nodes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", TRAIN, "none", "o", str(place), str(STEPS), "0"],
+                cwd=place / f"a.{rank}",
+                env=env,
+            )
+        )
     assert [node.wait(60) for node in nodes] == [0, 0]
     return (place / "a.0" / "o").read_text()
 
 
-FEW = ["loopback", *(pytest.param(name, marks=pytest.mark.proof) for name in ("ssh", "slurm", "ray"))]
+FEW = [
+    "loopback",
+    *(pytest.param(name, marks=pytest.mark.proof) for name in ("ssh", "slurm", "ray")),
+]
 
 
 @pytest.mark.longer
 @pytest.mark.parametrize("engine", FEW, indirect=True)
-def test_a_training_on_two_nodes_outlives_every_kill_of_its_worker(engine: Engine, learned: str, tmp_path: Path) -> None:
+def test_a_training_on_two_nodes_outlives_every_kill_of_its_worker(
+    engine: Engine, learned: str, tmp_path: Path
+) -> None:
     """What had begun on both nodes goes on, and never begins again."""
     luck, kills, trainings = random.Random(SEED), 0, 0
     while kills < KILLS // engine.share:
@@ -383,13 +420,17 @@ def test_a_training_on_two_nodes_outlives_every_kill_of_its_worker(engine: Engin
                 most = min(most, len({name for _, name in training.told("begins")}))
             training.begin()
         wrong = training.wrong(learned, most)
-        assert not wrong, f"{wrong}, seed {SEED}, training {trainings}, killed after {moments} s\n{training.story()}"
+        assert not wrong, (
+            f"{wrong}, seed {SEED}, training {trainings}, killed after {moments} s\n{training.story()}"
+        )
         print(f"{engine.driver}: {kills} kills of the worker, {trainings} trainings", flush=True)
 
 
 @pytest.mark.longer
 @pytest.mark.parametrize("engine", FEW, indirect=True)
-def test_a_training_on_two_nodes_outlives_what_is_done_to_one_of_them(engine: Engine, learned: str, tmp_path: Path) -> None:
+def test_a_training_on_two_nodes_outlives_what_is_done_to_one_of_them(
+    engine: Engine, learned: str, tmp_path: Path
+) -> None:
     """It begins again once at most, and only where what ran there is dead."""
     luck, hits, trainings = random.Random(SEED), list[str](), 0
     while len(hits) < max(1, KILLS // engine.share // 4):
@@ -402,5 +443,10 @@ def test_a_training_on_two_nodes_outlives_what_is_done_to_one_of_them(engine: En
             continue
         hits.append(hit.what)
         wrong = training.wrong(learned, 2 if hit.mortal else 1)
-        assert not wrong, f"{wrong}, seed {SEED}, training {trainings}, {hit.what} after {moment} s of it\n{training.story()}"
-        print(f"{engine.driver}: {len(hits)} nodes, the last: {hit.what} after {moment} s of its training", flush=True)
+        assert not wrong, (
+            f"{wrong}, seed {SEED}, training {trainings}, {hit.what} after {moment} s of it\n{training.story()}"
+        )
+        print(
+            f"{engine.driver}: {len(hits)} nodes, the last: {hit.what} after {moment} s of its training",
+            flush=True,
+        )

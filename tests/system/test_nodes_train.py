@@ -38,7 +38,12 @@ class Nodes(NamedTuple):
     settings: str
 
 
-LOOPBACK = Nodes("loopback", ".recipe/loopback/host-1/.recipe-host", ".recipe/loopback/host-2/.recipe-host", "hosts = 2")
+LOOPBACK = Nodes(
+    "loopback",
+    ".recipe/loopback/host-1/.recipe-host",
+    ".recipe/loopback/host-2/.recipe-host",
+    "hosts = 2",
+)
 SLURM = Nodes("slurm", "there/n1", "there/n2", "")
 """One allocation of two nodes, where Slurm is installed."""
 
@@ -57,20 +62,41 @@ def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 def workspace(root: Path, recipe: str, processes: int, nodes: Nodes = LOOPBACK) -> Space:
     """A recipe of the library with so many processes on a node, whose checkpoints come home every second."""
     space = Space(root)
-    shutil.copytree(ROOT / "recipes" / "trainers", root / "trainers", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "recipes" / "trainers",
+        root / "trainers",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     text = (ROOT / "recipes" / f"{recipe}.yaml").read_text()
     assert "every: 5m" in text and "    accelerate:\n" in text
     space.write(
-        "recipe.yaml", text.replace("every: 5m", "every: 1s").replace("    accelerate:\n", f"    accelerate:\n      processes: {processes}\n")
+        "recipe.yaml",
+        text.replace("every: 5m", "every: 1s").replace(
+            "    accelerate:\n", f"    accelerate:\n      processes: {processes}\n"
+        ),
     )
     there = f"root = '{root}/there'\n" if nodes is SLURM else ""
-    space.write("recipe.toml", f"[drivers.{nodes.driver}]\npython = '{sys.executable}'\n{nodes.settings}\n{there}")
+    space.write(
+        "recipe.toml",
+        f"[drivers.{nodes.driver}]\npython = '{sys.executable}'\n{nodes.settings}\n{there}",
+    )
     return space
 
 
 def asked(recipe: str) -> tuple[str, ...]:
     more = ("eval_every=0",) if recipe == "sft@1" else ()
-    return ("run", "--preset", "smoke", "--python", "current", "--until", "train", f"max_steps={STEPS}", "save_every=2", *more)
+    return (
+        "run",
+        "--preset",
+        "smoke",
+        "--python",
+        "current",
+        "--until",
+        "train",
+        f"max_steps={STEPS}",
+        "save_every=2",
+        *more,
+    )
 
 
 def learned(space: Space) -> dict[str, bytes]:
@@ -90,13 +116,21 @@ def killed(space: Space, nodes: Nodes, *words: str) -> None:
     worker = space.start(*words, "-v", env=ENV)
     home, second = space.root / ".recipe" / "states", f"{space.root}/{nodes.second}/attempts/"
     try:
-        until(lambda: list(space.root.glob(f"{nodes.first}/states/*/*/*-*[0-9]")) or worker.poll() is not None, seconds=200)
+        until(
+            lambda: (
+                list(space.root.glob(f"{nodes.first}/states/*/*/*-*[0-9]"))
+                or worker.poll() is not None
+            ),
+            seconds=200,
+        )
         assert worker.poll() is None, worker.communicate()
         for process in trainers(space.root):
             process.send_signal(signal.SIGSTOP)
         until(lambda: list(home.glob("*/*/*/*-*[0-9]")) or worker.poll() is not None, seconds=60)
         for process in trainers(space.root):
-            process.send_signal(signal.SIGKILL if process.cwd().startswith(second) else signal.SIGCONT)
+            process.send_signal(
+                signal.SIGKILL if process.cwd().startswith(second) else signal.SIGCONT
+            )
         _, said = worker.communicate(timeout=300)
     finally:
         worker.kill()
@@ -119,11 +153,20 @@ def trainers(folder: Path) -> list[psutil.Process]:
 HERE = SLURM if shutil.which("slurmctld", path=f"{os.defpath}:/usr/sbin") else LOOPBACK
 CASES = [pytest.param("sft@1", HERE)]
 if ALL:
-    CASES += [pytest.param(recipe, LOOPBACK) for recipe in ("sft@1", "cpt@1", "dpo@1", "flux-lora@1")]
+    CASES += [
+        pytest.param(recipe, LOOPBACK) for recipe in ("sft@1", "cpt@1", "dpo@1", "flux-lora@1")
+    ]
 
 
-@pytest.mark.parametrize(("recipe", "nodes"), CASES, indirect=["nodes"], ids=lambda value: value.driver if isinstance(value, Nodes) else None)
-def test_two_nodes_learn_the_very_bits_that_two_processes_learn(recipe: str, nodes: Nodes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "nodes"),
+    CASES,
+    indirect=["nodes"],
+    ids=lambda value: value.driver if isinstance(value, Nodes) else None,
+)
+def test_two_nodes_learn_the_very_bits_that_two_processes_learn(
+    recipe: str, nodes: Nodes, tmp_path: Path
+) -> None:
     one = workspace(tmp_path / "one", recipe, 2)
     ran(one, *asked(recipe))
     two = workspace(tmp_path / "two", recipe, 1, nodes)

@@ -10,7 +10,9 @@ from runner.interface import desktop
 from tests.support import Space
 
 
-def test_the_end_of_a_run_is_shown_on_the_desktop(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_run_is_shown_on_the_desktop(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = tmp_path / "shown"
     program = tmp_path / "bin" / "notify-send"
     program.parent.mkdir()
@@ -22,7 +24,9 @@ def test_the_end_of_a_run_is_shown_on_the_desktop(space: Space, tmp_path: Path, 
     assert "./recipe.yaml: COMPLETED|1 done in" in shown.read_text()
 
 
-def test_without_a_desktop_the_run_is_the_same_and_it_is_said(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_desktop_the_run_is_the_same_and_it_is_said(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert not desktop.notify("a", "b")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")

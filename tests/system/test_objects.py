@@ -60,13 +60,20 @@ def test_what_is_taken_comes_back(objects: Objects, tmp_path: Path, size: int, m
     source.chmod(mode)
     data, content = source.read_bytes(), scan(source)
     assert objects.take(source) == content
-    assert source.read_bytes() == data and objects.has(content) and objects.intact(content) and objects.verify(content)
+    assert (
+        source.read_bytes() == data
+        and objects.has(content)
+        and objects.intact(content)
+        and objects.verify(content)
+    )
     assert stat.S_IMODE(objects.path(content).stat().st_mode) == mode & 0o555 | 0o444
     objects.copy_to(content, tmp_path / "new/deep/file")
     objects.stage(content, tmp_path / "attempt/in")
     for given_out in (tmp_path / "new/deep/file", tmp_path / "attempt/in"):
         assert given_out.read_bytes() == data and scan(given_out) == content
-    assert os.access(tmp_path / "new/deep/file", os.W_OK) and (tmp_path / "attempt/in").is_symlink() == (size > SMALL)
+    assert os.access(tmp_path / "new/deep/file", os.W_OK) and (
+        tmp_path / "attempt/in"
+    ).is_symlink() == (size > SMALL)
     assert list(objects.all()) == [content]
 
 
@@ -82,9 +89,18 @@ def test_a_tree_comes_back(objects: Objects, tmp_path: Path, big: int) -> None:
     assert scan(tmp_path / "copy") == content
     objects.stage(content, tmp_path / "attempt/t")
     assert scan(tmp_path / "attempt/t") == content
-    assert [entry.path for entry in objects.manifests.matching(content, "a/*")] == ["a/f.txt", "a/run"]
+    assert [entry.path for entry in objects.manifests.matching(content, "a/*")] == [
+        "a/f.txt",
+        "a/run",
+    ]
     os.unlink(f"{objects.path(content)}.json")
-    assert [entry.path for entry in objects.manifests.entries(content)] == ["a/b/empty", "a/b/l", "a/f.txt", "a/run", "big"]
+    assert [entry.path for entry in objects.manifests.entries(content)] == [
+        "a/b/empty",
+        "a/b/l",
+        "a/f.txt",
+        "a/run",
+        "big",
+    ]
     assert list(objects.all()) == [content]
     assert objects.remove(content) and not objects.has(content) and list(objects.all()) == []
 
@@ -99,11 +115,17 @@ def test_a_file_replaces_a_tree_and_a_tree_a_file(objects: Objects, tmp_path: Pa
     (tmp_path / "link").symlink_to("target")
     objects.copy_to(one, tmp_path / "link")
     assert not (tmp_path / "link").is_symlink() and scan(tmp_path / "target") == other
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".recipe", "link", "target"] and not list((tmp_path / ".recipe/partial").iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".recipe",
+        "link",
+        "target",
+    ] and not list((tmp_path / ".recipe/partial").iterdir())
 
 
 @pytest.mark.parametrize("size", [5, SMALL + 1, SYNCED])
-def test_an_edited_object_is_never_given_out(root: Path, objects: Objects, tmp_path: Path, size: int) -> None:
+def test_an_edited_object_is_never_given_out(
+    root: Path, objects: Objects, tmp_path: Path, size: int
+) -> None:
     (tmp_path / "f").write_bytes(b"a" * size)
     content = take(objects, tmp_path / "f")
     path = objects.path(content)
@@ -125,7 +147,9 @@ def test_an_edited_object_is_never_given_out(root: Path, objects: Objects, tmp_p
     assert scan(tmp_path / "x") == content
 
 
-def test_a_small_file_is_still_readable_after_it_was_taken(objects: Objects, tmp_path: Path) -> None:
+def test_a_small_file_is_still_readable_after_it_was_taken(
+    objects: Objects, tmp_path: Path
+) -> None:
     (tmp_path / "f").write_bytes(b"taken")
     content = objects.take(tmp_path / "f")
     objects.path(content).chmod(0o644)
@@ -139,14 +163,18 @@ def test_an_edit_through_a_hard_link_is_noticed(objects: Objects, tmp_path: Path
     content = objects.take(tmp_path / "f")
     objects.copy_to(content, tmp_path / "linked", link=True)
     objects.copy_to(content, tmp_path / "linked", link=True)
-    assert os.path.samefile(tmp_path / "linked", objects.path(content)) and not list((tmp_path / ".recipe/partial").iterdir())
+    assert os.path.samefile(tmp_path / "linked", objects.path(content)) and not list(
+        (tmp_path / ".recipe/partial").iterdir()
+    )
     assert objects.intact(content)
     (tmp_path / "linked").chmod(0o644)
     (tmp_path / "linked").write_bytes(b"b" * (SMALL + 1))
     assert not objects.intact(content)
 
 
-def test_a_sealed_object_is_not_read_again_until_the_next_boot(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sealed_object_is_not_read_again_until_the_next_boot(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seals: dict[Content, Seal] = {}
     objects = Objects(root, seals.get)
     made = []
@@ -158,12 +186,18 @@ def test_a_sealed_object_is_not_read_again_until_the_next_boot(root: Path, tmp_p
     assert sorted(seals) == sorted(made) and objects.seals.changes() == []
     reads: list[str] = []
     real = files._hash
-    monkeypatch.setattr(files, "_hash", lambda path, *more: (reads.append(path), real(path, *more))[1])
+    monkeypatch.setattr(
+        files, "_hash", lambda path, *more: (reads.append(path), real(path, *more))[1]
+    )
     assert all(Objects(root, seals.get).intact(content) for content in made) and not reads
     monkeypatch.setattr("runner.storage.content.seals._boot_id", lambda: "the next boot")
     later = Objects(root, seals.get)
     assert all(later.intact(content) for content in made)
-    assert [os.path.basename(path) for path in reads] == [made[0][2:], "f.txt", "run"]  # what was synced is believed
+    assert [os.path.basename(path) for path in reads] == [
+        made[0][2:],
+        "f.txt",
+        "run",
+    ]  # what was synced is believed
     assert all(later.intact(content) for content in made) and len(reads) == 3
 
 
@@ -215,11 +249,18 @@ def test_a_tree_that_another_process_puts_at_the_same_moment_stays_and_is_as_goo
 
     monkeypatch.setattr(Manifests, "write", late)
     content = objects.take(mine)
-    assert objects.verify(content) and seen == [objects.path(content).stat().st_ino]  # a reader of it loses nothing
-    assert not list((root / "partial").iterdir()) and len(list((root / "objects" / content[2:4]).iterdir())) == 2
+    assert objects.verify(content) and seen == [
+        objects.path(content).stat().st_ino
+    ]  # a reader of it loses nothing
+    assert (
+        not list((root / "partial").iterdir())
+        and len(list((root / "objects" / content[2:4]).iterdir())) == 2
+    )
 
 
-def test_a_tree_gets_its_place_however_often_another_process_is_faster(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_gets_its_place_however_often_another_process_is_faster(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = objects.take(tree(tmp_path / "t"))
     target, faster, rename = tmp_path / "out", [1, 2, 3], os.rename
 
@@ -230,7 +271,11 @@ def test_a_tree_gets_its_place_however_often_another_process_is_faster(objects: 
 
     monkeypatch.setattr(os, "rename", late)
     objects.copy_to(content, target)
-    assert not faster and scan(target) == content and sorted(os.listdir(tmp_path)) == [".recipe", "out", "t"]
+    assert (
+        not faster
+        and scan(target) == content
+        and sorted(os.listdir(tmp_path)) == [".recipe", "out", "t"]
+    )
 
 
 def test_a_put_by_copy_leaves_its_source(objects: Objects, tmp_path: Path) -> None:
@@ -243,7 +288,9 @@ def test_a_put_by_copy_leaves_its_source(objects: Objects, tmp_path: Path) -> No
         objects.put(tmp_path / "f", Content("f:" + "0" * 64), move=False)
 
 
-def test_a_file_that_changes_while_it_is_taken_is_refused(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_while_it_is_taken_is_refused(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "f").write_bytes(b"a" * (SMALL + 1))
     real = files.scan
 
@@ -281,7 +328,9 @@ def test_another_file_system_is_reached_by_copying(tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["back"]
 
 
-def test_no_space_is_said_with_the_path_and_what_is_free(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_is_said_with_the_path_and_what_is_free(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "f").write_text("f")
     content = objects.take(tmp_path / "f")
 
@@ -293,7 +342,9 @@ def test_no_space_is_said_with_the_path_and_what_is_free(objects: Objects, tmp_p
         objects.copy_to(content, tmp_path / "x")
 
 
-def test_an_object_put_again_survives_a_removal_that_was_decided_before(objects: Objects, tmp_path: Path) -> None:
+def test_an_object_put_again_survives_a_removal_that_was_decided_before(
+    objects: Objects, tmp_path: Path
+) -> None:
     (tmp_path / "f").write_bytes(b"f" * (SMALL + 1))
     content = objects.take(tmp_path / "f")
     decided = objects.path(content).stat().st_ctime + 0.000001
@@ -323,7 +374,9 @@ def test_a_published_file_is_believed_at_once(objects: Objects, tmp_path: Path) 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 400), st.integers(0, 255))
-def test_a_damaged_manifest_is_not_believed(tmp_path_factory: pytest.TempPathFactory, at: int, value: int) -> None:
+def test_a_damaged_manifest_is_not_believed(
+    tmp_path_factory: pytest.TempPathFactory, at: int, value: int
+) -> None:
     folder = tmp_path_factory.mktemp("w")
     for name in ("objects", "partial"):
         (folder / ".recipe" / name).mkdir(parents=True)
@@ -333,5 +386,9 @@ def test_a_damaged_manifest_is_not_believed(tmp_path_factory: pytest.TempPathFac
     manifest = Path(f"{objects.path(content)}.json")
     data = bytearray(manifest.read_bytes())
     manifest.chmod(0o644)
-    manifest.write_bytes(data[:at] if value % 2 else bytes([*data[: at % len(data)], value, *data[at % len(data) + 1 :]]))
+    manifest.write_bytes(
+        data[:at]
+        if value % 2
+        else bytes([*data[: at % len(data)], value, *data[at % len(data) + 1 :]])
+    )
     assert objects.manifests.entries(content) == good

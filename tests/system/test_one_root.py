@@ -90,12 +90,21 @@ def test_there_is_one_recipe_folder_and_neither_git_nor_backups_take_it(repo: Pa
     typed(repo / "src" / "pkg", "run", "nowhere.yaml")
     assert [path.parent for path in repo.rglob(".recipe")] == [repo]
     assert (repo / ".recipe" / ".gitignore").read_text() == "*\n"
-    assert (repo / ".recipe" / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+    assert (
+        (repo / ".recipe" / "CACHEDIR.TAG")
+        .read_text()
+        .startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+    )
 
 
 @pytest.mark.parametrize(
     ("folder", "word"),
-    [(".", "configs/train.yaml"), ("configs", "train"), ("configs", "./train.yaml"), ("src/pkg", "../../configs/train.yaml")],
+    [
+        (".", "configs/train.yaml"),
+        ("configs", "train"),
+        ("configs", "./train.yaml"),
+        ("src/pkg", "../../configs/train.yaml"),
+    ],
 )
 def test_it_is_the_same_recipe_wherever_it_is_typed(repo: Path, folder: str, word: str) -> None:
     assert "everything is fresh" in typed(repo / folder, "run", word).err
@@ -107,7 +116,9 @@ def test_an_input_is_typed_from_where_one_stands(repo: Path) -> None:
     assert "fresh" in typed(repo / "data", "plan", "../configs/train.yaml", "data=a.txt").out
 
 
-def test_a_name_is_the_file_here_then_the_one_at_the_root_then_a_recipe_of_the_library(repo: Path) -> None:
+def test_a_name_is_the_file_here_then_the_one_at_the_root_then_a_recipe_of_the_library(
+    repo: Path,
+) -> None:
     assert "tool@1" in typed(repo / "src", "show", "tool").out
     assert "sft@" in typed(repo / "src", "show", "sft").out
     (repo / "sft.yaml").write_text(FILES["tool.yaml"].replace("tool@1", "mine@1"))
@@ -118,7 +129,12 @@ def test_a_name_is_the_file_here_then_the_one_at_the_root_then_a_recipe_of_the_l
 @pytest.mark.parametrize("verb", ["show", "plan", "validate", "check"])
 def test_without_a_word_every_verb_means_recipe_yaml(tmp_path: Path, verb: str) -> None:
     root = written(
-        tmp_path, {".git/HEAD": "", "sub/x.txt": "", "recipe.yaml": "recipe: here@1\nsummary: Here\nsteps: {a: {run: [true], outputs: []}}\n"}
+        tmp_path,
+        {
+            ".git/HEAD": "",
+            "sub/x.txt": "",
+            "recipe.yaml": "recipe: here@1\nsummary: Here\nsteps: {a: {run: [true], outputs: []}}\n",
+        },
     )
     assert typed(root, verb).code == typed(root / "sub", verb).code == 0 or verb == "validate"
     assert not (root / "sub" / ".recipe").exists()
@@ -126,9 +142,16 @@ def test_without_a_word_every_verb_means_recipe_yaml(tmp_path: Path, verb: str) 
 
 def test_what_cannot_be_read_makes_no_recipe_folder(tmp_path: Path) -> None:
     written(tmp_path, {"bad.yaml": "recipe: bad@1\nsteps: {a: {run: [true], depends: [b]}}\n"})
-    assert [typed(tmp_path, verb, "bad.yaml").code for verb in ("plan", "run", "check")] == [3, 3, 3]
+    assert [typed(tmp_path, verb, "bad.yaml").code for verb in ("plan", "run", "check")] == [
+        3,
+        3,
+        3,
+    ]
     assert typed(tmp_path, "run", "missing.yaml").code == 3
-    assert [typed(tmp_path, *words).code for words in (("gc",), ("clean",), ("adopt", "a"), ("clean", "bad.yaml"))] == [0, 3, 3, 3]
+    assert [
+        typed(tmp_path, *words).code
+        for words in (("gc",), ("clean",), ("adopt", "a"), ("clean", "bad.yaml"))
+    ] == [0, 3, 3, 3]
     assert not (tmp_path / ".recipe").exists()
 
 
@@ -136,7 +159,11 @@ def test_code_beside_a_recipe_in_a_folder_says_how_to_write_it(tmp_path: Path) -
     recipe = "recipe: t@1\nsummary: T\nsteps: {a: {run: [python, t.py], code: [t.py], outputs: [o.txt]}}\n"
     root = written(tmp_path, {".git/HEAD": "", "configs/t.yaml": recipe, "configs/t.py": ""})
     said = typed(root, "run", "configs/t.yaml")
-    assert said.code == 2 and "for the one beside the recipe write ./t.py, which its command finds as configs/t.py" in said.err
+    assert (
+        said.code == 2
+        and "for the one beside the recipe write ./t.py, which its command finds as configs/t.py"
+        in said.err
+    )
 
 
 @pytest.mark.parametrize("path", ["../../outside.py", "/etc/passwd"])
@@ -148,7 +175,12 @@ def test_code_outside_the_root_is_refused(repo: Path, path: str) -> None:
 
 
 def test_problems_are_named_from_where_one_stands(repo: Path) -> None:
-    written(repo, {"configs/odd.yaml": "recipe: odd@1\nsummary: Odd\nsteps: {a: {run: [true], depends: [b]}}\n"})
+    written(
+        repo,
+        {
+            "configs/odd.yaml": "recipe: odd@1\nsummary: Odd\nsteps: {a: {run: [true], depends: [b]}}\n"
+        },
+    )
     assert typed(repo / "configs", "validate", "odd.yaml").out.startswith("odd.yaml:3:")
     assert typed(repo, "validate", "configs/odd.yaml").out.startswith("configs/odd.yaml:3:")
 
@@ -156,7 +188,9 @@ def test_problems_are_named_from_where_one_stands(repo: Path) -> None:
 def test_a_mistake_in_a_path_that_begins_at_the_recipe_is_shown_where_it_stands(repo: Path) -> None:
     line = '  a: {run: [true], deps: ["../data/{{ inputs.nope }}.txt"], outputs: [y]}'
     written(repo, {"configs/caret.yaml": f"recipe: caret@1\nsummary: C\nsteps:\n{line}\n"})
-    assert typed(repo, "validate", "configs/caret.yaml").out.startswith(f"configs/caret.yaml:4:{line.index('nope') + 1}:")
+    assert typed(repo, "validate", "configs/caret.yaml").out.startswith(
+        f"configs/caret.yaml:4:{line.index('nope') + 1}:"
+    )
 
 
 # -- code: auto ------------------------------------------------------------------------------------------------------------------------------------
@@ -207,7 +241,11 @@ def plan_of(root: Path) -> str:
         ("src/lib/__init__.py", "", "code src/lib/__init__.py is new"),
         ("src/words.py", "", ""),
         ("src/unused.py", "import lib\n", ""),
-        ("src/lib/util.py", "WORD = 'x'\ndef word(): return WORD\n", "code src/lib/words.py is gone"),
+        (
+            "src/lib/util.py",
+            "WORD = 'x'\ndef word(): return WORD\n",
+            "code src/lib/words.py is gone",
+        ),
     ],
 )
 def test_the_key_has_exactly_what_is_imported(auto: Path, name: str, text: str, words: str) -> None:
@@ -220,14 +258,24 @@ def test_the_key_has_exactly_what_is_imported(auto: Path, name: str, text: str, 
 def test_a_shadow_of_an_installed_module_is_code(auto: Path) -> None:
     with changed(auto, "src/sys.py", ""):  # built in: never read from a file
         assert "1 fresh" in plan_of(auto)
-    with changed(auto, "src/lib/util.py", "import json\nfrom . import words\ndef word(): return words.WORD\n"), changed(auto, "src/json.py", ""):
+    with (
+        changed(
+            auto,
+            "src/lib/util.py",
+            "import json\nfrom . import words\ndef word(): return words.WORD\n",
+        ),
+        changed(auto, "src/json.py", ""),
+    ):
         assert "code src/json.py is new" in plan_of(auto)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("import importlib, sys\nimportlib.import_module(sys.argv[1])\n", "src/main.py: line 2 imports a module that a value names"),
+        (
+            "import importlib, sys\nimportlib.import_module(sys.argv[1])\n",
+            "src/main.py: line 2 imports a module that a value names",
+        ),
         ("import sys\nsys.path.insert(0, 'src/lib')\n", "src/main.py: line 2 changes sys.path"),
         ("this is no Python", "src/main.py: cannot be read as Python"),
     ],
@@ -251,48 +299,84 @@ def test_auto_that_finds_nothing_says_so(auto: Path) -> None:
 def test_an_import_that_code_does_not_list_is_a_warning_with_the_line_to_add(auto: Path) -> None:
     with changed(auto, "listed.yaml", AUTO.replace("code: auto", "code: [src/main.py]")):
         said = typed(auto, "validate", "listed.yaml")
-        assert said.code == 0 and "src/main.py imports lib.util, which `code` does not list" in said.out
+        assert (
+            said.code == 0
+            and "src/main.py imports lib.util, which `code` does not list" in said.out
+        )
         assert "add src/lib/util.py, or write `code: auto`" in said.out
         assert "words" not in said.out, "what is missing first comes first"
 
 
 def test_a_script_that_code_does_not_list_is_a_warning(auto: Path) -> None:
     with changed(auto, "listed.yaml", AUTO.replace("code: auto, ", "")):
-        assert '"train" starts src/main.py, which `code` does not list' in typed(auto, "validate", "listed.yaml").out
+        assert (
+            '"train" starts src/main.py, which `code` does not list'
+            in typed(auto, "validate", "listed.yaml").out
+        )
 
 
 def test_a_module_that_is_not_there_is_named_by_its_file_when_the_step_fails(auto: Path) -> None:
-    with changed(auto, "listed.yaml", AUTO.replace("code: auto", "code: [src/main.py, src/unused.py]")):
+    with changed(
+        auto, "listed.yaml", AUTO.replace("code: auto", "code: [src/main.py, src/unused.py]")
+    ):
         said = typed(auto, "run", "listed.yaml")
-        assert said.code == 1 and "lib.util is src/lib/util.py, which is not in `code` of train: add it, or write `code: auto`" in said.err
+        assert (
+            said.code == 1
+            and "lib.util is src/lib/util.py, which is not in `code` of train: add it, or write `code: auto`"
+            in said.err
+        )
 
 
 def test_a_module_in_a_folder_that_python_does_not_look_in_is_said(auto: Path) -> None:
-    listed = AUTO.replace("src/main.py", "other/start.py").replace("code: auto", "code: [other/start.py, src/unused.py]")
+    listed = AUTO.replace("src/main.py", "other/start.py").replace(
+        "code: auto", "code: [other/start.py, src/unused.py]"
+    )
     with changed(auto, "listed.yaml", listed), changed(auto, "other/start.py", "import unused"):
         said = typed(auto, "run", "listed.yaml")
-        assert said.code == 1 and "unused is src/unused.py, and Python does not look in src: add `env: {PYTHONPATH: src}` to train" in said.err
+        assert (
+            said.code == 1
+            and "unused is src/unused.py, and Python does not look in src: add `env: {PYTHONPATH: src}` to train"
+            in said.err
+        )
 
 
 def test_a_file_of_a_package_that_is_started_by_its_path_is_said(auto: Path) -> None:
-    with changed(auto, "src/lib/__init__.py", ""), changed(auto, "listed.yaml", AUTO.replace("src/main.py", "src/lib/util.py")):
+    with (
+        changed(auto, "src/lib/__init__.py", ""),
+        changed(auto, "listed.yaml", AUTO.replace("src/main.py", "src/lib/util.py")),
+    ):
         said = typed(auto, "run", "listed.yaml")
-        assert said.code == 1 and "start it by its name: `python -m lib.util`, with `env: {PYTHONPATH: src}`" in said.err
+        assert (
+            said.code == 1
+            and "start it by its name: `python -m lib.util`, with `env: {PYTHONPATH: src}`"
+            in said.err
+        )
 
 
 def test_a_large_file_in_code_is_a_warning_with_its_size(auto: Path) -> None:
-    with changed(auto, "listed.yaml", AUTO.replace("code: auto", "code: [src/]")), changed(auto, "src/weights.bin", ""):
+    with (
+        changed(auto, "listed.yaml", AUTO.replace("code: auto", "code: [src/]")),
+        changed(auto, "src/weights.bin", ""),
+    ):
         os.truncate(auto / "src/weights.bin", 20_000_000)
-        assert "src/weights.bin in `code` has 20.0 MB, and is copied for each attempt" in typed(auto, "validate", "listed.yaml").out
+        assert (
+            "src/weights.bin in `code` has 20.0 MB, and is copied for each attempt"
+            in typed(auto, "validate", "listed.yaml").out
+        )
 
 
 # -- cd --------------------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_output_that_was_made_elsewhere_is_named(auto: Path) -> None:
-    recipe = AUTO.replace('[python, src/main.py, "{{ outputs.o }}"]', '"mkdir -p src/deep; cd src/deep; echo 1 > {{ outputs.o }}"').replace(
-        "code: auto, ", ""
-    )
+    recipe = AUTO.replace(
+        '[python, src/main.py, "{{ outputs.o }}"]',
+        '"mkdir -p src/deep; cd src/deep; echo 1 > {{ outputs.o }}"',
+    ).replace("code: auto, ", "")
     with changed(auto, "cd.yaml", recipe):
         said = typed(auto, "run", "cd.yaml")
-        assert said.code == 1 and "declared output auto.txt was not made; src/deep/auto.txt was made: did the script cd?" in said.err
+        assert (
+            said.code == 1
+            and "declared output auto.txt was not made; src/deep/auto.txt was made: did the script cd?"
+            in said.err
+        )

@@ -43,16 +43,37 @@ def test_every_block_of_the_runbook_works(tmp_path: Path, url: str) -> None:
                 continue
             if name == "postgres":
                 command = f"RECIPE_RUNS='{url}' bash -c '{command}'"
-            command = command.replace("sft --preset smoke", "quick").replace("recipe serve", f"recipe serve --port {port}")
+            command = command.replace("sft --preset smoke", "quick").replace(
+                "recipe serve", f"recipe serve --port {port}"
+            )
             lines += [f"echo @@{len(asked)}", f"{command}", "echo @rc=$?"]
             asked.append((command, expected))
     lines += [f"rm {root}/gate", "kill $(jobs -p)"]
-    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
-    for each in ("RECIPE_TOKEN", "RECIPE_SERVER", "RECIPE_RUNS", "RECIPE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+    environ = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "LC_ALL": "C.UTF-8",
+    }
+    for each in (
+        "RECIPE_TOKEN",
+        "RECIPE_SERVER",
+        "RECIPE_RUNS",
+        "RECIPE_HOME",
+        "XDG_DATA_HOME",
+        "XDG_CONFIG_HOME",
+    ):
         environ.pop(each, None)
     with (tmp_path / "out").open("wb") as out:
         subprocess.run(
-            ["bash", "-c", "\n".join(lines)], cwd=root, env=environ, stdout=out, stderr=out, stdin=subprocess.DEVNULL, timeout=500, check=False
+            ["bash", "-c", "\n".join(lines)],
+            cwd=root,
+            env=environ,
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            timeout=500,
+            check=False,
         )
     said = (tmp_path / "out").read_text()
     parts = re.split(r"^@@\d+\n", said, flags=re.MULTILINE)[1:]
@@ -60,5 +81,7 @@ def test_every_block_of_the_runbook_works(tmp_path: Path, url: str) -> None:
     for (command, expected), part in zip(asked, parts, strict=True):
         text, _, code = part.rpartition("@rc=")
         assert code.split()[0] == "0", f"$ {command}\n{part}"
-        assert not expected or matches(expected, text if text.endswith("\n") else f"{text}\n"), f"$ {command}\n{text}"
+        assert not expected or matches(expected, text if text.endswith("\n") else f"{text}\n"), (
+            f"$ {command}\n{text}"
+        )
     assert "PAUSED" in said and "begun" in said

@@ -39,9 +39,15 @@ def tried(space: Space) -> list[str]:
     return (space.root / "tried").read_text().split()
 
 
-def test_a_step_that_runs_out_of_memory_is_halved_until_it_fits_and_never_again(trained: Space) -> None:
+def test_a_step_that_runs_out_of_memory_is_halved_until_it_fits_and_never_again(
+    trained: Space,
+) -> None:
     code, _, said = trained.command("run")
-    assert code == 0 and tried(trained) == ["12", "6", "3"] and "train ran out of memory: it is tried with micro_batch 3" in said, said
+    assert (
+        code == 0
+        and tried(trained) == ["12", "6", "3"]
+        and "train ran out of memory: it is tried with micro_batch 3" in said
+    ), said
     code, _, said = trained.command("run")
     assert code == 0 and len(tried(trained)) == 3
     _, told, _ = trained.command("why", "train")
@@ -54,10 +60,18 @@ def test_a_step_that_cannot_be_smaller_fails_for_want_of_memory(trained: Space) 
     assert code == 1 and tried(trained) == ["12", "6", "3", "1"] and "out of memory" in said, said
 
 
-def test_a_worker_that_takes_over_begins_with_what_the_one_before_it_had_come_to(trained: Space) -> None:
+def test_a_worker_that_takes_over_begins_with_what_the_one_before_it_had_come_to(
+    trained: Space,
+) -> None:
     trained.write("slow", "")
     worker = trained.start("run")
-    until(lambda: (trained.root / "tried").exists() and tried(trained) == ["12", "6"] and _failed(trained) == 1)
+    until(
+        lambda: (
+            (trained.root / "tried").exists()
+            and tried(trained) == ["12", "6"]
+            and _failed(trained) == 1
+        )
+    )
     os.kill(worker.pid, signal.SIGKILL)
     worker.communicate(timeout=30)
     (trained.root / "slow").unlink()
@@ -71,12 +85,28 @@ def _failed(space: Space) -> int:
         return sum(each.reason == "oom" for each in store.runs.attempts(row.id))
 
 
-@pytest.mark.parametrize(("value", "by", "less"), [(12, 2, 6), (6, 2, 3), (3, 2, 1), (5, 2, 1), (9, 2, 3), (1, 2, None), (8, 4, 2), ("8", 2, None)])
-def test_what_is_divided_stays_a_divisor_of_what_it_was(value: object, by: int, less: int | None) -> None:
+@pytest.mark.parametrize(
+    ("value", "by", "less"),
+    [
+        (12, 2, 6),
+        (6, 2, 3),
+        (3, 2, 1),
+        (5, 2, 1),
+        (9, 2, 3),
+        (1, 2, None),
+        (8, 4, 2),
+        ("8", 2, None),
+    ],
+)
+def test_what_is_divided_stays_a_divisor_of_what_it_was(
+    value: object, by: int, less: int | None
+) -> None:
     assert divided(value, by) == less
 
 
 def test_an_input_that_is_not_there_is_refused_with_the_one_that_is_near(trained: Space) -> None:
-    trained.recipe(RECIPE.format(root=trained.root).replace("oom: {micro_batch", "oom: {micro_bach"))
+    trained.recipe(
+        RECIPE.format(root=trained.root).replace("oom: {micro_batch", "oom: {micro_bach")
+    )
     code, _, said = trained.command("check")
     assert code == 3 and 'there is no input "micro_bach"' in said and "micro_batch" in said, said

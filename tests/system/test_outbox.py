@@ -49,8 +49,13 @@ def moved(ws: Workspace, count: int, runs: int = 1) -> None:
         ws.store.runs.submit(RunRow(f"r{n}", "tool@1", "plan", {}, str(ws.root)))
         before = "QUEUED"
         for _ in range(count - 1):
-            after, fence = "PAUSED" if before == "ACTIVE" else "ACTIVE", ws.store.runs.claim(f"r{n}", "w") or 0
-            ws.store.runs.group(f"r{n}", fence, [Move("run", f"r{n}", before, after)], run_state=(after, ""))
+            after, fence = (
+                "PAUSED" if before == "ACTIVE" else "ACTIVE",
+                ws.store.runs.claim(f"r{n}", "w") or 0,
+            )
+            ws.store.runs.group(
+                f"r{n}", fence, [Move("run", f"r{n}", before, after)], run_state=(after, "")
+            )
             before = after
 
 
@@ -70,23 +75,31 @@ def waiting(ws: Workspace) -> list[Waiting]:
     return ws.store.runs.outbox.listed()
 
 
-def test_a_run_tells_its_webhook_how_it_goes_signed_for_the_librarys_verifier(tmp_path: Path) -> None:
+def test_a_run_tells_its_webhook_how_it_goes_signed_for_the_librarys_verifier(
+    tmp_path: Path,
+) -> None:
     space = Space(tmp_path)
     (tmp_path / "one.yaml").write_text(ONE)
     with Receiver() as receiver:
         told(tmp_path, f"{receiver.url}/hook", secret="HOOK", events=["run.*"])
         assert space.command("run", "./one.yaml", "-q", env={"HOOK": f"{SECRET} {NEXT}"})[0] == 0
-        assert space.command("outbox", "deliver", env={"HOOK": f"{SECRET} {NEXT}"})[1] == ""  # on a busy machine three seconds may be too few
+        assert (
+            space.command("outbox", "deliver", env={"HOOK": f"{SECRET} {NEXT}"})[1] == ""
+        )  # on a busy machine three seconds may be too few
         got = receiver.got
     assert [each.json["type"] for each in got] == ["run.queued", "run.active", "run.completed"]
     for each in got:
         for secret in (SECRET, NEXT):
-            assert Webhook(secret).verify(each.body, dict(each.headers))["data"]["recipe"] == "one@1"
+            assert (
+                Webhook(secret).verify(each.body, dict(each.headers))["data"]["recipe"] == "one@1"
+            )
     assert len({each.id for each in got}) == 3 and got[0].path == "/hook"
     assert space.command("outbox")[1] == ""
 
 
-def test_a_receiver_that_is_down_holds_up_no_run_and_gets_its_messages_when_it_is_back(tmp_path: Path) -> None:
+def test_a_receiver_that_is_down_holds_up_no_run_and_gets_its_messages_when_it_is_back(
+    tmp_path: Path,
+) -> None:
     space = Space(tmp_path)
     (tmp_path / "one.yaml").write_text(ONE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -97,8 +110,14 @@ def test_a_receiver_that_is_down_holds_up_no_run_and_gets_its_messages_when_it_i
     assert time.monotonic() - begun < 5
     code, listed, _ = space.command("outbox", "--json")
     rows = json.loads(listed)
-    assert code == 0 and [each["type"] for each in rows] == ["run.queued", "run.active", "run.completed"]
-    assert [each["tries"] for each in rows] == [1, 0, 0] and "cannot be reached" in rows[0]["reason"]
+    assert code == 0 and [each["type"] for each in rows] == [
+        "run.queued",
+        "run.active",
+        "run.completed",
+    ]
+    assert [each["tries"] for each in rows] == [1, 0, 0] and "cannot be reached" in rows[0][
+        "reason"
+    ]
     assert "run.queued" in space.command("outbox")[1]
 
 
@@ -106,7 +125,9 @@ def test_letters_of_a_move_that_is_not_stored_are_not_stored(ws: Workspace) -> N
     told(ws.root, "http://127.0.0.1:9/")
     moved(ws, 2)
     with pytest.raises(ZeroDivisionError):
-        ws.store.runs.group("r0", 1, [Move("run", "r0", "ACTIVE", "FAILED")], attempts=(1 / 0 for _ in "x"))  # type: ignore[misc]
+        ws.store.runs.group(
+            "r0", 1, [Move("run", "r0", "ACTIVE", "FAILED")], attempts=(1 / 0 for _ in "x")
+        )  # type: ignore[misc]
     assert [each.type for each in waiting(ws)] == ["run.queued", "run.active"]
 
 
@@ -117,7 +138,9 @@ def test_a_run_without_receivers_writes_nothing(ws: Workspace) -> None:
 
 @pytest.mark.longer
 @pytest.mark.parametrize("fault", ["500", "drops after accepting", "slow", "down", "410"])
-def test_each_message_arrives_in_order_with_one_id_whatever_the_receiver_does(ws: Workspace, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_each_message_arrives_in_order_with_one_id_whatever_the_receiver_does(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     runs = max(1, EVENTS // 6)
     seen: dict[str, int] = {}
     monkeypatch.setattr("runner.reports.sending.PATIENCE", 0.3)
@@ -129,23 +152,36 @@ def test_each_message_arrives_in_order_with_one_id_whatever_the_receiver_does(ws
         if fault == "down":
             return 200
         if fault == "slow" and bad:
-            until(lambda: seen[got.id] > tries, seconds=5)  # the sender has given it up, and asks again
-        return {"500": 500, "drops after accepting": None, "410": 410}.get(fault, 200) if bad else 200
+            until(
+                lambda: seen[got.id] > tries, seconds=5
+            )  # the sender has given it up, and asks again
+        return (
+            {"500": 500, "drops after accepting": None, "410": 410}.get(fault, 200) if bad else 200
+        )
 
     with Receiver(answer) as receiver:
         told(ws.root, receiver.url)
         if fault == "down":
             real = send
 
-            def unreachable(method: str, url: str, headers: Mapping[str, str], body: bytes, *rest: Any) -> Answer:
+            def unreachable(
+                method: str, url: str, headers: Mapping[str, str], body: bytes, *rest: Any
+            ) -> Answer:
                 tries = seen[headers["webhook-id"]] = seen.get(headers["webhook-id"], 0) + 1
-                return Answer(0, "it cannot be reached") if tries % 3 else real(method, url, headers, body)
+                return (
+                    Answer(0, "it cannot be reached")
+                    if tries % 3
+                    else real(method, url, headers, body)
+                )
 
             monkeypatch.setattr("runner.reports.receivers.send", unreachable)
         moved(ws, 6, runs)
         delivery = Delivery(ws.root, ws.environ, quick)
         delivery.start()
-        until(lambda: not any(each.state == "waiting" for each in waiting(ws)), seconds=20 + EVENTS / 10)
+        until(
+            lambda: not any(each.state == "waiting" for each in waiting(ws)),
+            seconds=20 + EVENTS / 10,
+        )
         delivery.end(5.0)
         got = receiver.got
     first: dict[str, list[int]] = {}
@@ -161,10 +197,24 @@ def test_each_message_arrives_in_order_with_one_id_whatever_the_receiver_does(ws
 
 
 def letter(tries: int = 0, created: float = 0.0) -> Waiting:
-    return Waiting(1, "r", "webhook POST https://x.example/", "i", "run.failed", "{}", "waiting", tries, created, 0.0, "")
+    return Waiting(
+        1,
+        "r",
+        "webhook POST https://x.example/",
+        "i",
+        "run.failed",
+        "{}",
+        "waiting",
+        tries,
+        created,
+        0.0,
+        "",
+    )
 
 
-def test_a_receiver_that_fails_is_tried_after_the_times_that_are_promised_and_then_given_up() -> None:
+def test_a_receiver_that_fails_is_tried_after_the_times_that_are_promised_and_then_given_up() -> (
+    None
+):
     assert [verdict(Answer(500), letter(n), 0.0, 0.5).wait for n in range(8)] == [*BACKOFF, None]
     assert [verdict(Answer(0), letter(), 0.0, chance).wait for chance in (0.0, 1.0)] == [4.5, 5.5]
     assert verdict(Answer(302), letter(), 0.0, 0.5).wait == 5.0
@@ -175,9 +225,13 @@ def test_a_receiver_that_fails_is_tried_after_the_times_that_are_promised_and_th
 
 def test_a_receiver_that_asks_for_time_gets_it_and_not_for_ever() -> None:
     for status in (429, 503):
-        assert verdict(Answer(status, retry_after=77.0), letter(7), 1.0, 0.5) == Verdict(wait=77.0, counts=False, reason=f"HTTP {status}")
+        assert verdict(Answer(status, retry_after=77.0), letter(7), 1.0, 0.5) == Verdict(
+            wait=77.0, counts=False, reason=f"HTTP {status}"
+        )
         assert verdict(Answer(status), letter(), 1.0, 0.5).wait == 5.0
-        assert verdict(Answer(status, retry_after=77.0), letter(7), sum(BACKOFF) + 1, 0.5).wait is None
+        assert (
+            verdict(Answer(status, retry_after=77.0), letter(7), sum(BACKOFF) + 1, 0.5).wait is None
+        )
 
 
 def test_retry_after_is_read_as_seconds_and_as_a_date() -> None:
@@ -199,7 +253,9 @@ def test_dead_letters_are_listed_and_tried_again_when_asked(tmp_path: Path) -> N
         gone[0] = False
         assert "3 are tried again" in space.command("outbox", "retry")[2]
         assert space.command("outbox", "deliver")[0] == 0
-        assert [each.json["data"]["seq"] for each in receiver.got] == [1, 1, 2, 3] and waiting(ws) == []
+        assert [each.json["data"]["seq"] for each in receiver.got] == [1, 1, 2, 3] and waiting(
+            ws
+        ) == []
 
 
 def test_a_redirect_is_not_followed_and_an_endless_answer_not_read(tmp_path: Path) -> None:
@@ -223,7 +279,9 @@ def test_an_answer_that_comes_byte_by_byte_ends_in_time() -> None:
 
         threading.Thread(target=drip, daemon=True).start()
         begun = time.monotonic()
-        answer = send("POST", f"http://127.0.0.1:{listener.getsockname()[1]}/", {}, b"{}", patience=0.3)
+        answer = send(
+            "POST", f"http://127.0.0.1:{listener.getsockname()[1]}/", {}, b"{}", patience=0.3
+        )
         assert answer.status == 0 and time.monotonic() - begun < 2
 
 
@@ -237,14 +295,20 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("host", PRIVATE)
-def test_an_address_of_a_stranger_that_is_private_is_refused_however_it_is_written(host: str) -> None:
+def test_an_address_of_a_stranger_that_is_private_is_refused_however_it_is_written(
+    host: str,
+) -> None:
     with pytest.raises(Invalid):
         public_endpoint(f"https://{host}/hook", lambda host, port: ["127.0.0.1"])
 
 
 def test_a_name_is_looked_up_once_and_that_very_address_is_used() -> None:
     answers = iter([["93.184.215.14"], ["127.0.0.1"]])
-    assert public_endpoint("https://hooks.example.com/x", lambda host, port: next(answers)) == ("hooks.example.com", 443, "93.184.215.14")
+    assert public_endpoint("https://hooks.example.com/x", lambda host, port: next(answers)) == (
+        "hooks.example.com",
+        443,
+        "93.184.215.14",
+    )
     for found in (["93.184.215.14", "10.0.0.1"], []):  # one private address among several is enough
         with pytest.raises(Invalid):
             public_endpoint("https://hooks.example.com/x", lambda host, port, found=found: found)
@@ -256,7 +320,16 @@ def test_a_name_is_looked_up_once_and_that_very_address_is_used() -> None:
 def test_the_address_that_was_looked_up_is_what_is_connected_to() -> None:
     with Receiver() as receiver:
         port = int(receiver.url.rpartition(":")[2])
-        assert send("POST", f"http://no-such-host.invalid:{port}/x", {}, b"{}", Endpoint("no-such-host.invalid", port, "127.0.0.1")).status == 200
+        assert (
+            send(
+                "POST",
+                f"http://no-such-host.invalid:{port}/x",
+                {},
+                b"{}",
+                Endpoint("no-such-host.invalid", port, "127.0.0.1"),
+            ).status
+            == 200
+        )
         assert receiver.got[0].headers["host"] == f"no-such-host.invalid:{port}"
 
 
@@ -270,13 +343,22 @@ def test_what_the_page_has_a_newcomer_type_works(tmp_path: Path) -> None:
     variable = re.search(r"export (HOOK_SECRET)=(\S+)", PAGE)
     assert variable is not None
     env = {**os.environ, variable[1]: variable[2]}
-    with subprocess.Popen([sys.executable, "receiver.py"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as receiver:
+    with subprocess.Popen(
+        [sys.executable, "receiver.py"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+    ) as receiver:
         try:
             until(lambda: reachable(int(port)))
-            for typed, printed in re.findall(r"^\$ recipe (run .*|outbox.*)\n((?:[^$`].*\n)*)", PAGE, re.MULTILINE):
+            for typed, printed in re.findall(
+                r"^\$ recipe (run .*|outbox.*)\n((?:[^$`].*\n)*)", PAGE, re.MULTILINE
+            ):
                 code, out, err = space.command(*typed.split(), env=env)
                 assert code == 0 and printed in (out + err, ""), (typed, out, err)
-                assert space.command("outbox", "deliver", "-C", "paid" if " -C paid" in typed else ".", env=env)[0] == 0
+                assert (
+                    space.command(
+                        "outbox", "deliver", "-C", "paid" if " -C paid" in typed else ".", env=env
+                    )[0]
+                    == 0
+                )
         finally:
             receiver.terminate()
         assert receiver.stdout is not None
@@ -285,18 +367,31 @@ def test_what_the_page_has_a_newcomer_type_works(tmp_path: Path) -> None:
     assert f"$ cat heard.txt\n{heard}```" in PAGE
 
 
-def test_a_chat_is_reported_in_a_sentence_by_apprise_and_its_address_is_stored_nowhere(tmp_path: Path) -> None:
+def test_a_chat_is_reported_in_a_sentence_by_apprise_and_its_address_is_stored_nowhere(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "recipe.toml").write_text('[[notify]]\nurl = "CHAT"\nevents = ["run.failed"]\n')
     with Receiver() as receiver:
         environ = {**os.environ, "CHAT": receiver.url.replace("http://", "json://") + "/canary"}
         with Workspace.open(tmp_path, environ=environ) as ws:
-            fence = ws.store.runs.submit(RunRow("r1", "tool@1", "plan", {}, str(ws.root)), "w").fence
-            ws.store.runs.group("r1", fence, [Move("run", "r1", "QUEUED", "FAILED", "its host is gone")], run_state=("FAILED", "its host is gone"))
+            fence = ws.store.runs.submit(
+                RunRow("r1", "tool@1", "plan", {}, str(ws.root)), "w"
+            ).fence
+            ws.store.runs.group(
+                "r1",
+                fence,
+                [Move("run", "r1", "QUEUED", "FAILED", "its host is gone")],
+                run_state=("FAILED", "its host is gone"),
+            )
             stored = (ws.home / "recipe.db").read_bytes()
             deliver(ws.root, environ)
             assert waiting(ws) == []
         (got,) = receiver.got
-    assert (got.path, got.json["title"], got.json["message"]) == ("/canary", "run.failed", "tool@1 r1: FAILED (its host is gone)")
+    assert (got.path, got.json["title"], got.json["message"]) == (
+        "/canary",
+        "run.failed",
+        "tool@1 r1: FAILED (its host is gone)",
+    )
     assert b"canary" not in stored
 
 
@@ -324,22 +419,43 @@ def test_an_alert_is_what_is_above_its_limit(seen: Seen, names: set[str]) -> Non
 def test_a_rule_is_reported_once_a_run_to_webhooks_and_the_platform(tmp_path: Path) -> None:
     with Receiver() as receiver:
         told(tmp_path, receiver.url, events=["alert.*"])
-        environ = {**os.environ, "ALERT_API_URL": f"{receiver.url}/alerts", "JOB_ID": "j", "USER_ID": "u"}
+        environ = {
+            **os.environ,
+            "ALERT_API_URL": f"{receiver.url}/alerts",
+            "JOB_ID": "j",
+            "USER_ID": "u",
+        }
         with Workspace.open(tmp_path, environ=environ) as ws:
             row = RunRow("r1", "tool@1", "plan", {}, str(ws.root), data={"limits": {"time": 100.0}})
             fence = ws.store.runs.submit(row, "w").fence
-            ws.store.runs.group("r1", fence, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", ""))
+            ws.store.runs.group(
+                "r1", fence, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", "")
+            )
             watch = Watch(ws)
             for after in (10, 85, 90):
                 watch.judge(time.time() + after)
                 deliver(ws.root, environ)
-            ws.store.runs.group("r1", fence, [Move("run", "r1", "ACTIVE", "FAILED", "poison")], run_state=("FAILED", "poison"))
+            ws.store.runs.group(
+                "r1",
+                fence,
+                [Move("run", "r1", "ACTIVE", "FAILED", "poison")],
+                run_state=("FAILED", "poison"),
+            )
             deliver(ws.root, environ)
             assert waiting(ws) == []
         got = [each.json for each in receiver.got]
-    assert [each["type"] for each in got if "data" in each] == ["alert.timeout_warning", "alert.poison"]
-    assert next(each["data"]["message"] for each in got if "data" in each) == "85% of its time is used"
-    assert [each["type"] for each in got if "job_id" in each] == ["job_started", "timeout_warning", "job_failed"]
+    assert [each["type"] for each in got if "data" in each] == [
+        "alert.timeout_warning",
+        "alert.poison",
+    ]
+    assert (
+        next(each["data"]["message"] for each in got if "data" in each) == "85% of its time is used"
+    )
+    assert [each["type"] for each in got if "job_id" in each] == [
+        "job_started",
+        "timeout_warning",
+        "job_failed",
+    ]
 
 
 def test_an_end_waits_for_no_receiver_that_hangs(ws: Workspace) -> None:

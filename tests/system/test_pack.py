@@ -74,7 +74,10 @@ def named(root: Path) -> tuple[str, list[str], list[str]]:
     """The id of a tree, the names of its shards, and the SHA-256 of their bytes."""
     manifest = entries(root)
     cut = pack.shards(manifest)
-    sums = [hashlib.sha256(b"".join(packed.tar_stream(str(root), shard.entries))).hexdigest() for shard in cut]
+    sums = [
+        hashlib.sha256(b"".join(packed.tar_stream(str(root), shard.entries))).hexdigest()
+        for shard in cut
+    ]
     return tree_id(manifest), [shard.name for shard in cut], sums
 
 
@@ -103,11 +106,18 @@ def _modes(root: Path) -> None:
     (root / "run.sh").chmod(0o711)
 
 
-VARIANTS: dict[str, Callable[[Path], Any]] = {"dates": _dates, "hard links": _links, "owners": _owners, "modes": _modes}
+VARIANTS: dict[str, Callable[[Path], Any]] = {
+    "dates": _dates,
+    "hard links": _links,
+    "owners": _owners,
+    "modes": _modes,
+}
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "order", "umask", "place", "workers"])
-def test_a_pack_has_one_name_and_one_set_of_bytes(data: Path, tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_has_one_name_and_one_set_of_bytes(
+    data: Path, tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = named(data)
     assert len(wanted[1]) > 4
     if variant in VARIANTS:
@@ -129,7 +139,9 @@ def test_a_pack_has_one_name_and_one_set_of_bytes(data: Path, tmp_path: Path, va
     else:
         for workers in (1, 5):
             monkeypatch.setattr(packed, "_WORKERS", workers)
-            made = packed.write(str(data), Content(wanted[0]), entries(data), tmp_path / str(workers))
+            made = packed.write(
+                str(data), Content(wanted[0]), entries(data), tmp_path / str(workers)
+            )
             assert ([shard.name for shard in made.shards], made.sums) == wanted[1:]
 
 
@@ -148,28 +160,62 @@ def _pythons() -> list[str]:
     found = [sys.executable]
     for version in ("3.12", "3.13", "3.14"):
         there = sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python"))
-        found += [str(there[-1])] if there else [name] if (name := shutil.which(f"python{version}")) else []
+        found += (
+            [str(there[-1])]
+            if there
+            else [name]
+            if (name := shutil.which(f"python{version}"))
+            else []
+        )
     return found
 
 
 @pytest.mark.parametrize("python", _pythons(), ids=lambda path: Path(path).parts[-3])
-@pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo"}, {"LC_ALL": "tr_TR.UTF-8"}], ids=str)
-def test_every_python_and_locale_gives_the_same_name(data: Path, python: str, locale: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "locale",
+    [{"LC_ALL": "C"}, {"LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo"}, {"LC_ALL": "tr_TR.UTF-8"}],
+    ids=str,
+)
+def test_every_python_and_locale_gives_the_same_name(
+    data: Path, python: str, locale: dict[str, str]
+) -> None:
     environment = {"PATH": os.environ["PATH"], **locale}
-    told = subprocess.run([python, "-I", "-c", SCRIPT, str(ROOT), str(data)], env=environment, capture_output=True)
+    told = subprocess.run(
+        [python, "-I", "-c", SCRIPT, str(ROOT), str(data)], env=environment, capture_output=True
+    )
     assert told.returncode == 0, told.stderr.decode()
     assert tuple(json.loads(told.stdout)) == named(data)
 
 
 def test_a_python_that_reads_names_otherwise_is_reported_with_how_not_to(data: Path) -> None:
     environment = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    told = subprocess.run([sys.executable, "-c", SCRIPT, str(ROOT), str(data)], env=environment, capture_output=True)
+    told = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(ROOT), str(data)], env=environment, capture_output=True
+    )
     assert told.returncode and b"read as ascii here" in told.stderr
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(["content", "name", "executable", "target", "remove", "add", "empty", "kind", "date", "other mode"]), st.integers(0, 119))
-def test_the_id_changes_with_what_is_content_and_with_nothing_else(tmp_path_factory: pytest.TempPathFactory, edit: str, n: int) -> None:
+@given(
+    st.sampled_from(
+        [
+            "content",
+            "name",
+            "executable",
+            "target",
+            "remove",
+            "add",
+            "empty",
+            "kind",
+            "date",
+            "other mode",
+        ]
+    ),
+    st.integers(0, 119),
+)
+def test_the_id_changes_with_what_is_content_and_with_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, edit: str, n: int
+) -> None:
     root = _base(tmp_path_factory)
     path = root / f"{n % 7}/{n:03}.bin"
     before, was, mode = scan(root), path.read_bytes(), path.stat().st_mode
@@ -223,19 +269,27 @@ def test_pack_says_what_a_dataset_is_called_and_how_it_travels(space: Space, dat
     manifest = entries(data)
     assert (code, told["id"], told["files"], told["warnings"]) == (0, tree_id(manifest), 124, [])
     assert told["bytes"] == sum(entry.size for entry in manifest if entry.kind in "fx")
-    assert [(shard["name"], shard["size"]) for shard in told["shards"]] == [(shard.name, shard.size) for shard in pack.shards(manifest)]
+    assert [(shard["name"], shard["size"]) for shard in told["shards"]] == [
+        (shard.name, shard.size) for shard in pack.shards(manifest)
+    ]
     assert done(space, "data/", "-q") == (0, f"{told['id']}\n")
     code, out = done(space, str(data))
-    assert out.startswith(f"{told['id']}\n124 files, ") and len(out.splitlines()) == 2 + len(told["shards"])
+    assert out.startswith(f"{told['id']}\n124 files, ") and len(out.splitlines()) == 2 + len(
+        told["shards"]
+    )
 
 
 def test_the_id_is_the_one_by_which_a_run_knows_the_dataset(space: Space, data: Path) -> None:
     shutil.rmtree(data)
     fill(data, seed=2)
     (data / os.fsdecode(b"\xff")).unlink()
-    space.recipe("inputs: {d: {type: dataset}}\nsteps: {a: {run: 'ls {{ inputs.d }} > o', outputs: {o: o}}}\n")
+    space.recipe(
+        "inputs: {d: {type: dataset}}\nsteps: {a: {run: 'ls {{ inputs.d }} > o', outputs: {o: o}}}\n"
+    )
     space.run({"d": "./data"})
-    assert (space.root / ".recipe/manifests" / f"{done(space, 'data', '-q')[1][2:66]}.json").exists()
+    assert (
+        space.root / ".recipe/manifests" / f"{done(space, 'data', '-q')[1][2:66]}.json"
+    ).exists()
 
 
 def test_a_file_is_packed_as_it_is(space: Space, data: Path) -> None:
@@ -252,8 +306,13 @@ def test_a_file_is_packed_as_it_is(space: Space, data: Path) -> None:
 def test_ordinary_tools_read_a_written_pack(space: Space, data: Path, tmp_path: Path) -> None:
     assert done(space, "data", "--out", "packed")[0] == 0
     folder = space.root / "packed"
-    checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True, text=True)
-    assert checked.returncode == 0 and checked.stdout.count(": OK") == len(list(folder.glob("*.tar"))) > 4
+    checked = subprocess.run(
+        ["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True, text=True
+    )
+    assert (
+        checked.returncode == 0
+        and checked.stdout.count(": OK") == len(list(folder.glob("*.tar"))) > 4
+    )
     (tmp_path / "out").mkdir()
     for tar in folder.glob("*.tar"):
         done_ = subprocess.run(["tar", "-xf", tar, "-C", tmp_path / "out"], capture_output=True)
@@ -262,7 +321,9 @@ def test_ordinary_tools_read_a_written_pack(space: Space, data: Path, tmp_path: 
     assert packed.read(folder).manifest == entries(data)
 
 
-def test_packing_again_writes_only_what_changed_and_removes_what_is_over(space: Space, data: Path) -> None:
+def test_packing_again_writes_only_what_changed_and_removes_what_is_over(
+    space: Space, data: Path
+) -> None:
     done(space, "data", "--out", "packed")
     before = {path.name: path.stat().st_ino for path in (space.root / "packed").glob("*.tar")}
     (data / "3/new").write_text("new")
@@ -302,7 +363,12 @@ def test_every_damage_of_a_written_pack_is_named(space: Space, data: Path) -> No
     third = next(n for n, entry in enumerate(first.entries) if n > 1 and entry.size)
     place = sum(map(packed.member_size, first.entries[:third]))
     original = path.read_bytes()
-    for at, word in ((place, first.entries[third].path), (place + 512, first.entries[third].path), (0, first.entries[0].path), (-1, "its end")):
+    for at, word in (
+        (place, first.entries[third].path),
+        (place + 512, first.entries[third].path),
+        (0, first.entries[0].path),
+        (-1, "its end"),
+    ):
         _flip(path, at)
         assert [word in fault for fault in packed.faults(folder, whole)] == [True]
         path.write_bytes(original)
@@ -315,7 +381,9 @@ def test_every_damage_of_a_written_pack_is_named(space: Space, data: Path) -> No
     assert (code, out) == (1, f"{path.name}: it is missing\n")
     path.write_bytes(original)
     (folder / "SHA256SUMS").write_text("")
-    assert json.loads(done(space, "--verify", "packed", "--json")[1])["faults"] == ["SHA256SUMS: it does not list what manifest.json does"]
+    assert json.loads(done(space, "--verify", "packed", "--json")[1])["faults"] == [
+        "SHA256SUMS: it does not list what manifest.json does"
+    ]
 
 
 MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -335,7 +403,9 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("edit", MANIFESTS)
-def test_a_manifest_that_does_not_agree_with_itself_is_refused(space: Space, data: Path, edit: str) -> None:
+def test_a_manifest_that_does_not_agree_with_itself_is_refused(
+    space: Space, data: Path, edit: str
+) -> None:
     done(space, "data", "--out", "packed")
     path = space.root / "packed/manifest.json"
     found = json.loads(path.read_text())
@@ -348,7 +418,11 @@ def test_a_manifest_that_does_not_agree_with_itself_is_refused(space: Space, dat
 
 def test_what_differs_from_a_pack_or_an_id_is_named(space: Space, data: Path) -> None:
     id = done(space, "data", "--out", "packed")[1].split()[0]
-    assert done(space, "data", "--verify", id) == done(space, "data", "--verify", "packed") == (0, f"data is {id}\n")
+    assert (
+        done(space, "data", "--verify", id)
+        == done(space, "data", "--verify", "packed")
+        == (0, f"data is {id}\n")
+    )
     (data / "0/000.bin").write_bytes(b"other")
     (data / "1/001.bin").unlink()
     (data / "1/002.bin").write_bytes(b"new")
@@ -356,7 +430,11 @@ def test_what_differs_from_a_pack_or_an_id_is_named(space: Space, data: Path) ->
     (data / "latest").unlink()
     (data / "latest").symlink_to("run.sh")
     wanted = "changed  0/000.bin\nmissing  1/001.bin\nnew      1/002.bin\nmode     3/003.bin\nlink     latest\n"
-    assert done(space, "data", "--verify", "packed") == done(space, "data", "--verify", id) == (1, wanted)
+    assert (
+        done(space, "data", "--verify", "packed")
+        == done(space, "data", "--verify", id)
+        == (1, wanted)
+    )
     told = json.loads(done(space, "data", "--verify", id, "--json")[1])
     assert (told["ok"], told["expected"], len(told["differences"])) == (False, id, 5)
     code, out, err = space.command("pack", "data", "--verify", "t:" + "0" * 64)
@@ -414,8 +492,16 @@ def test_what_looks_like_a_key_and_names_that_collide_are_reported(space: Space)
     ):
         space.write(f"data/{name}", name)
     warnings = json.loads(done(space, "data", "--json")[1])["warnings"]
-    assert [line.split("'")[1] for line in warnings if "leave" in line] == [".env", "deep/id_rsa", "my.pem", "sub/.git"]
-    assert [line.split("'")[1::2] for line in warnings if "one name" in line] == [["A", "a"], ["É", "é"]]
+    assert [line.split("'")[1] for line in warnings if "leave" in line] == [
+        ".env",
+        "deep/id_rsa",
+        "my.pem",
+        "sub/.git",
+    ]
+    assert [line.split("'")[1::2] for line in warnings if "one name" in line] == [
+        ["A", "a"],
+        ["É", "é"],
+    ]
     code, _, err = space.command("pack", "data", "-q")
     assert code == 0 and err.count("warning") == 6
     assert space.command("pack", "data", "-qq")[2] == ""
@@ -435,7 +521,9 @@ def test_what_looks_like_a_key_and_names_that_collide_are_reported(space: Space)
         (("data", "--verify", "packed", "--out", "x"), "--verify writes nothing"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_what_to_do(space: Space, data: Path, words: tuple[str, ...], message: str) -> None:
+def test_what_makes_no_sense_is_refused_with_what_to_do(
+    space: Space, data: Path, words: tuple[str, ...], message: str
+) -> None:
     space.write("other/mine", "precious")
     code, out, err = space.command("pack", *words)
     assert (code, out) == (3, "")
@@ -443,7 +531,9 @@ def test_what_makes_no_sense_is_refused_with_what_to_do(space: Space, data: Path
     assert space.read("other/mine") == "precious" and not (data / "packed").exists()
 
 
-def test_a_file_that_cannot_be_read_is_named(space: Space, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_is_named(
+    space: Space, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     real = os.open
 
     def refusing(path: Any, *args: Any, **more: Any) -> int:
@@ -484,7 +574,12 @@ def test_an_empty_directory_is_a_pack_without_shards(space: Space) -> None:
 
 def test_every_difference_has_its_word() -> None:
     before = [Entry("a", "f", 1, "1"), Entry("b", "l", 1, "x"), Entry("c", "d", 0, "")]
-    now = [Entry("a", "x", 1, "1"), Entry("b", "f", 1, "2"), Entry("c", "d", 0, ""), Entry("d", "d", 0, "")]
+    now = [
+        Entry("a", "x", 1, "1"),
+        Entry("b", "f", 1, "2"),
+        Entry("c", "d", 0, ""),
+        Entry("d", "d", 0, ""),
+    ]
     assert packed.differences(before, now) == [("mode", "a"), ("changed", "b"), ("new", "d")]
     assert packed.differences(now, now) == []
     assert issubclass(Changed, Exception) and issubclass(NotFound, Exception)

@@ -58,7 +58,9 @@ def archive(root: Path) -> bytes:
 def extracted(data: bytes, to: Path) -> list[Entry]:
     """What Python makes of an archive."""
     with tarfile.open(fileobj=io.BytesIO(data)) as opened:
-        opened.extraction_filter = getattr(tarfile, "tar_filter", None)  # Python 3.11.0 to 3.11.3 have none
+        opened.extraction_filter = getattr(
+            tarfile, "tar_filter", None
+        )  # Python 3.11.0 to 3.11.3 have none
         opened.extractall(to)
     return entries(to)
 
@@ -89,14 +91,22 @@ def test_ordinary_tars_read_it_without_a_word(tree: Path, tmp_path: Path, reader
 
 def test_python_reads_it(tree: Path, tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(archive(tree))) as opened:
-        assert {(member.uid, member.mtime, member.uname) for member in opened} == {(0, 315532800, "")}
+        assert {(member.uid, member.mtime, member.uname) for member in opened} == {
+            (0, 315532800, "")
+        }
     assert extracted(archive(tree), tmp_path / "out") == entries(tree)
 
 
 def test_the_bytes_of_a_tar_never_change() -> None:
     """They follow from a shard's name, also in the packs that were written with an earlier version."""
-    rows = [Entry("a/" + "b" * n, "d", 0, "") for n in (1, 97, 98, 99, 100, 155, 254)] + [Entry("l", "l", 120, "t" * 120), Entry("ü", "l", 1, "a")]
-    assert hashlib.sha256(b"".join(tar_stream("/nowhere", rows))).hexdigest() == "82353a99439534043070255450bebb696e57b0e05ff7901d8a4216bc80c6fab9"
+    rows = [Entry("a/" + "b" * n, "d", 0, "") for n in (1, 97, 98, 99, 100, 155, 254)] + [
+        Entry("l", "l", 120, "t" * 120),
+        Entry("ü", "l", 1, "a"),
+    ]
+    assert (
+        hashlib.sha256(b"".join(tar_stream("/nowhere", rows))).hexdigest()
+        == "82353a99439534043070255450bebb696e57b0e05ff7901d8a4216bc80c6fab9"
+    )
 
 
 def test_a_size_beyond_octal_is_written_in_binary() -> None:
@@ -105,12 +115,22 @@ def test_a_size_beyond_octal_is_written_in_binary() -> None:
     assert tarfile.TarInfo.frombuf(head, "utf-8", "strict").size == size
 
 
-NAMES = st.binary(min_size=1, max_size=12).filter(lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b".."))
+NAMES = st.binary(min_size=1, max_size=12).filter(
+    lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
+)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=4).map(tuple), st.binary(max_size=700) | st.none(), max_size=8))
-def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, found: dict[tuple[bytes, ...], bytes | None]) -> None:
+@given(
+    st.dictionaries(
+        st.lists(NAMES, min_size=1, max_size=4).map(tuple),
+        st.binary(max_size=700) | st.none(),
+        max_size=8,
+    )
+)
+def test_any_tree_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, found: dict[tuple[bytes, ...], bytes | None]
+) -> None:
     top = tmp_path_factory.mktemp("t")
     (top / "in").mkdir()
     for parts, content in found.items():
@@ -128,7 +148,9 @@ def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, found: di
     assert extracted(archive(top / "in"), top / "out") == entries(top / "in")
 
 
-def test_the_parts_of_a_manifest_in_several_archives_make_one_tree(tree: Path, tmp_path: Path) -> None:
+def test_the_parts_of_a_manifest_in_several_archives_make_one_tree(
+    tree: Path, tmp_path: Path
+) -> None:
     manifest = entries(tree)
     for part in (manifest[:5], manifest[5:]):
         extracted(b"".join(tar_stream(tree, part)), tmp_path / "out")
@@ -152,8 +174,20 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("edit", [_grow, lambda path: path.write_bytes(b""), _swap, _pipe, Path.unlink, lambda path: path.chmod(0o755)])
-def test_a_file_that_is_not_what_the_manifest_says_is_named(tree: Path, edit: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "edit",
+    [
+        _grow,
+        lambda path: path.write_bytes(b""),
+        _swap,
+        _pipe,
+        Path.unlink,
+        lambda path: path.chmod(0o755),
+    ],
+)
+def test_a_file_that_is_not_what_the_manifest_says_is_named(
+    tree: Path, edit: Callable[[Path], None]
+) -> None:
     for name in ("a/large", "a/block"):
         manifest = entries(tree)
         edit(tree / name)
@@ -186,7 +220,9 @@ def test_with_a_check_other_bytes_of_the_same_size_are_named(tree: Path) -> None
             list(tar_stream(tree, manifest, check=True))
 
 
-@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../x", "a/..", "a/./b", "a//b", "", ".", "a/", "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["/etc/x", "../x", "a/../x", "a/..", "a/./b", "a//b", "", ".", "a/", "a\0b"]
+)
 def test_a_name_that_leads_out_of_a_tree_is_none(name: str) -> None:
     assert "leaves its tree" in (unsafe([Entry(name, "f", 0, "0" * 64)]) or "")
 

@@ -40,7 +40,13 @@ def literal(path: str) -> dict[str, dict[str, Any]]:
 def test_a_path_that_leaves_is_a_problem_of_the_file(space: Space, place: str, path: str) -> None:
     space.recipe({"steps": {"a": {"run": "true", **literal(path)[place]}}})
     (found,) = validated(space)
-    assert found.code == "path-escape" and path in found.message and "leaves" in found.message and found.fix and path in space.pointed(found)
+    assert (
+        found.code == "path-escape"
+        and path in found.message
+        and "leaves" in found.message
+        and found.fix
+        and path in space.pointed(found)
+    )
 
 
 @pytest.mark.parametrize("place", ["output", "files", "state"])
@@ -70,11 +76,19 @@ def test_steps_that_wait_for_files_are_looked_at_too(space: Space) -> None:
         ({"state": {"s": {"path": "{{ inputs.own }}/o"}}}, "is in .recipe"),
         ({"deps": ["{{ inputs.up }}/o"]}, "leaves the workspace"),
         ({"matrix": {"f": {"glob": "{{ inputs.up }}/*.txt"}}}, "leaves the workspace"),
-        ({"matrix": {"f": {"glob": "a/{{ inputs.up }}/{{ inputs.up }}/*.txt"}}}, "leaves the workspace"),
+        (
+            {"matrix": {"f": {"glob": "a/{{ inputs.up }}/{{ inputs.up }}/*.txt"}}},
+            "leaves the workspace",
+        ),
     ],
 )
-def test_a_path_that_leaves_when_it_is_rendered_starts_nothing(space: Space, given: dict[str, Any], says: str) -> None:
-    inputs = {"up": {"type": "string", "default": ".."}, "own": {"type": "string", "default": ".recipe"}}
+def test_a_path_that_leaves_when_it_is_rendered_starts_nothing(
+    space: Space, given: dict[str, Any], says: str
+) -> None:
+    inputs = {
+        "up": {"type": "string", "default": ".."},
+        "own": {"type": "string", "default": ".recipe"},
+    }
     space.recipe({"inputs": inputs, "steps": {"a": {"run": "true", **given}}})
     (found,) = space.problems()
     assert found.code == "path-escape" and says in found.message
@@ -92,16 +106,25 @@ def test_a_folder_is_no_file_to_write(space: Space) -> None:
         {"deps": ["data"], "files": {"data/precious.txt": "x"}, "run": "true"},
         {"deps": ["data"], "state": {"s": {"path": "data/s"}}, "run": "true"},
         {"run": ["ls", "{{ inputs.set }}"], "files": {"inputs/set/data/precious.txt": "x"}},
-        {"run": "echo x > {{ inputs.set }}/precious.txt", "outputs": {"o": "inputs/set/data/precious.txt"}},
+        {
+            "run": "echo x > {{ inputs.set }}/precious.txt",
+            "outputs": {"o": "inputs/set/data/precious.txt"},
+        },
     ],
     ids=["files", "state", "files in an input", "output in an input"],
 )
-def test_nothing_is_written_through_a_folder_that_a_step_was_given(space: Space, body: dict[str, Any]) -> None:
+def test_nothing_is_written_through_a_folder_that_a_step_was_given(
+    space: Space, body: dict[str, Any]
+) -> None:
     space.write("data/precious.txt", "precious")
     space.recipe({"inputs": {"set": {"type": "dataset", "default": "data"}}, "steps": {"a": body}})
     assert space.attempt() == ["a"] and space.summary is not None
-    assert "which the step is given as a whole" in space.summary.failed[0].reason, space.summary.failed
-    assert space.read("data/precious.txt") == "precious" and sorted(p.name for p in (space.root / "data").iterdir()) == ["precious.txt"]
+    assert "which the step is given as a whole" in space.summary.failed[0].reason, (
+        space.summary.failed
+    )
+    assert space.read("data/precious.txt") == "precious" and sorted(
+        p.name for p in (space.root / "data").iterdir()
+    ) == ["precious.txt"]
 
 
 @pytest.mark.parametrize("driver", ["local", "loopback"])
@@ -109,14 +132,30 @@ def test_an_output_behind_a_link_that_leads_out_is_not_taken(space: Space, drive
     from runner.execution.terms import Settings
 
     there = space.write("elsewhere/precious.txt", "precious").parent
-    space.recipe({"steps": {"a": {"run": f"rm -rf d; ln -s {there} d", "outputs": {"o": "d/precious.txt"}}}})
-    assert space.attempt(settings=Settings(driver=driver)) == ["a"] and space.summary is not None and space.summary.state == "FAILED"
+    space.recipe(
+        {"steps": {"a": {"run": f"rm -rf d; ln -s {there} d", "outputs": {"o": "d/precious.txt"}}}}
+    )
+    assert (
+        space.attempt(settings=Settings(driver=driver)) == ["a"]
+        and space.summary is not None
+        and space.summary.state == "FAILED"
+    )
     assert space.read("elsewhere/precious.txt") == "precious"
 
 
 def test_a_folder_and_a_file_in_it_may_both_be_deps(space: Space) -> None:
     space.write("data/sub/a.txt", "a")
-    space.recipe({"steps": {"a": {"run": "cat data/sub/a.txt > o", "deps": ["data/sub/a.txt", "data/sub", "data/**"], "outputs": ["o"]}}})
+    space.recipe(
+        {
+            "steps": {
+                "a": {
+                    "run": "cat data/sub/a.txt > o",
+                    "deps": ["data/sub/a.txt", "data/sub", "data/**"],
+                    "outputs": ["o"],
+                }
+            }
+        }
+    )
     space.run()
     assert space.read("o") == "a" and space.run() == []
 
@@ -128,7 +167,16 @@ def test_an_input_called_by_dots_has_a_name_of_its_own(space: Space, address: st
     inner.recipe(
         {
             "inputs": {"d": {"type": "dataset", "only": ["*.txt"]}},
-            "steps": {"a": {"run": ["ls", "{{ inputs.d }}/sub/x.txt" if address != ".." else "{{ inputs.d }}/inner/sub/x.txt"]}},
+            "steps": {
+                "a": {
+                    "run": [
+                        "ls",
+                        "{{ inputs.d }}/sub/x.txt"
+                        if address != ".."
+                        else "{{ inputs.d }}/inner/sub/x.txt",
+                    ]
+                }
+            },
         }
     )
     assert inner.attempt({"d": address}) == ["a"]

@@ -41,8 +41,19 @@ def example(name: str) -> Any:
 def platform(receiver: Receiver, **more: str) -> dict[str, str]:
     """The environment of a pod."""
     url = receiver.url
-    of_job = {"JOB_ID": "job-1", "JOB_TOKEN": "token-of-the-job", "USER_ID": "ann", "MODEL_NAME": "acme/tiny"}
-    return {"BACKEND_URL": url, "ALERT_API_URL": f"{url}/api/alerts/trigger", "INTERNAL_API_KEY": "internal", **of_job, **more}
+    of_job = {
+        "JOB_ID": "job-1",
+        "JOB_TOKEN": "token-of-the-job",
+        "USER_ID": "ann",
+        "MODEL_NAME": "acme/tiny",
+    }
+    return {
+        "BACKEND_URL": url,
+        "ALERT_API_URL": f"{url}/api/alerts/trigger",
+        "INTERNAL_API_KEY": "internal",
+        **of_job,
+        **more,
+    }
 
 
 class Clock:
@@ -54,7 +65,13 @@ class Clock:
         return self.at
 
 
-def ended(ws: Workspace, state: str, detail: str = "", reason: str = "exit", clock: Clock = Clock()) -> None:  # noqa: B008
+def ended(
+    ws: Workspace,
+    state: str,
+    detail: str = "",
+    reason: str = "exit",
+    clock: Clock = Clock(),  # noqa: B008
+) -> None:
     """A run that trained for ten minutes."""
     runs = ws.store.runs
     fence = runs.submit(RunRow("r1", "tool@1", "plan", {}, str(ws.root), created=BEGAN), "w").fence
@@ -63,8 +80,15 @@ def ended(ws: Workspace, state: str, detail: str = "", reason: str = "exit", clo
     clock.at = BEGAN + 1800
     assert ws.letters is not None
     ws.letters.newest["r1"] = Numbers(60 if state == "COMPLETED" else 30, 60, 1.25)
-    steps = [Move("step", "train", "RUNNING", "FAILED", reason, {"detail": detail})] if detail else []
-    runs.group("r1", fence, [*steps, Move("run", "r1", "ACTIVE", state, "cancelled" if state == "CANCELLED" else "")], run_state=(state, ""))
+    steps = (
+        [Move("step", "train", "RUNNING", "FAILED", reason, {"detail": detail})] if detail else []
+    )
+    runs.group(
+        "r1",
+        fence,
+        [*steps, Move("run", "r1", "ACTIVE", state, "cancelled" if state == "CANCELLED" else "")],
+        run_state=(state, ""),
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,13 +107,22 @@ def test_status_and_alerts_are_the_bodies_of_the_examples(tmp_path: Path, state:
             patched.setattr("runner.storage.records.sqlite_runs.time", clock)
             ended(ws, state, detail, reason, clock)
         deliver(ws.root, ws.environ)
-        statuses, alerts = by_path(receiver.got, "/status"), by_path(receiver.got, "/api/alerts/trigger")
-    assert [each.method for each in statuses] == ["PATCH"] * 3 and statuses[0].path == "/api/training/local/job-1/status"
+        statuses, alerts = (
+            by_path(receiver.got, "/status"),
+            by_path(receiver.got, "/api/alerts/trigger"),
+        )
+    assert [each.method for each in statuses] == ["PATCH"] * 3 and statuses[
+        0
+    ].path == "/api/training/local/job-1/status"
     assert {each.headers["authorization"] for each in statuses} == {"Bearer token-of-the-job"}
-    assert [each.json["status"] for each in statuses][:2] == ["queued", "running"] and statuses[1].json == example("status_running")
+    assert [each.json["status"] for each in statuses][:2] == ["queued", "running"] and statuses[
+        1
+    ].json == example("status_running")
     if status:
         assert statuses[2].json == example(status)
-    assert [(each.method, each.headers["x-api-key"]) for each in alerts] == [("POST", "internal")] * 2
+    assert [(each.method, each.headers["x-api-key"]) for each in alerts] == [
+        ("POST", "internal")
+    ] * 2
     assert alerts[0].json == example("alert_job_started") and alerts[1].json == example(alert)
 
 
@@ -109,16 +142,32 @@ def test_metrics_go_the_one_way_that_is_set_with_the_fields_of_the_contract(tmp_
         ({"METRICS_API_URL": "/api/training/local/metrics"}, "POST", "/api/training/local/metrics"),
     ]
     for more, method, path in ways:
-        with Receiver() as receiver, Workspace.open(tmp_path, environ=platform(receiver, **{k: receiver.url + v for k, v in more.items()})) as ws:
+        with (
+            Receiver() as receiver,
+            Workspace.open(
+                tmp_path,
+                environ=platform(receiver, **{k: receiver.url + v for k, v in more.items()}),
+            ) as ws,
+        ):
             assert ws.letters is not None
-            ws.store.runs.outbox.post("r1", ws.letters.metrics(RunRow("r1", "tool@1", "", {}, ""), [point], "1"))
+            ws.store.runs.outbox.post(
+                "r1", ws.letters.metrics(RunRow("r1", "tool@1", "", {}, ""), [point], "1")
+            )
             deliver(ws.root, ws.environ)
             (got,) = receiver.got
-        assert (got.method, got.path, got.headers["authorization"], got.json) == (method, path, "Bearer token-of-the-job", example("metrics"))
+        assert (got.method, got.path, got.headers["authorization"], got.json) == (
+            method,
+            path,
+            "Bearer token-of-the-job",
+            example("metrics"),
+        )
 
 
 def test_a_point_has_numbers_alone_and_a_step() -> None:
-    assert point_of({"step": 1, "loss": float("nan")}, 0.0) is None and point_of({"loss": 1.0}, 0.0) is None
+    assert (
+        point_of({"step": 1, "loss": float("nan")}, 0.0) is None
+        and point_of({"loss": 1.0}, 0.0) is None
+    )
     assert point_of({"step": 1, "loss": 0.5, "note": "x", "grad_norm": True}, 0.0) == {
         "step": 1,
         "train_loss": 0.5,
@@ -127,7 +176,9 @@ def test_a_point_has_numbers_alone_and_a_step() -> None:
 
 
 @pytest.mark.parametrize("when", [BEGAN, BEGAN * 1e3, BEGAN * 1e6, BEGAN * 1e9, int(BEGAN) * 1000])
-def test_the_time_of_a_point_is_read_in_whatever_part_of_a_second_it_is_counted(when: float) -> None:
+def test_the_time_of_a_point_is_read_in_whatever_part_of_a_second_it_is_counted(
+    when: float,
+) -> None:
     point = point_of({"step": 1, "loss": 0.5, "timestamp": when}, 0.0)
     assert point is not None and point["timestamp"] == moment(BEGAN)
 
@@ -146,16 +197,30 @@ def test_a_run_in_a_pod_reports_its_metrics_logs_status_and_alerts(tmp_path: Pat
         assert space.command("outbox", "deliver", env=platform(receiver))[1] == ""
         got = receiver.got
     points = [point for each in by_path(got, "/metrics") for point in each.json["metrics"]]
-    assert [(point["step"], point["train_loss"], point["learning_rate"], point["gpu_memory_allocated_gb"]) for point in points] == [
-        (n, n / 10, 0.001, 7.5) for n in (1, 2, 3)
-    ]
+    assert [
+        (
+            point["step"],
+            point["train_loss"],
+            point["learning_rate"],
+            point["gpu_memory_allocated_gb"],
+        )
+        for point in points
+    ] == [(n, n / 10, 0.001, 7.5) for n in (1, 2, 3)]
     lines = [line for each in by_path(got, "/logs") for line in each.json["logs"]]
-    assert [(line["step"], line["message"]) for line in lines] == [("train", f"at {n}") for n in (1, 2, 3)] and lines[0].keys() == example("logs")[
-        "logs"
-    ][0].keys()
+    assert [(line["step"], line["message"]) for line in lines] == [
+        ("train", f"at {n}") for n in (1, 2, 3)
+    ] and lines[0].keys() == example("logs")["logs"][0].keys()
     last = by_path(got, "/status")[-1].json
-    assert (last["status"], last["current_step"], last["total_steps"], last["progress"]) == ("completed", 3, 3, 100.0)
-    assert [each.json["type"] for each in by_path(got, "/trigger")] == ["job_started", "job_completed"]
+    assert (last["status"], last["current_step"], last["total_steps"], last["progress"]) == (
+        "completed",
+        3,
+        3,
+        100.0,
+    )
+    assert [each.json["type"] for each in by_path(got, "/trigger")] == [
+        "job_started",
+        "job_completed",
+    ]
 
 
 @pytest.mark.parametrize("missing", ["JOB_ID", "USER_ID", "ALERT_API_URL"])
@@ -173,7 +238,11 @@ def test_a_token_is_sealed_under_the_key_file_and_opens_with_no_other(tmp_path: 
         (tmp_path / name).write_bytes(name.encode() * 16)
     one, two = ({"RECIPE_KEY_FILE": str(tmp_path / name)} for name in ("one", "two"))
     sealed = seal("token", "of a job", one)
-    assert "token" not in sealed and sealed != seal("token", "of a job", one) and unseal(sealed, "of a job", one) == "token"
+    assert (
+        "token" not in sealed
+        and sealed != seal("token", "of a job", one)
+        and unseal(sealed, "of a job", one) == "token"
+    )
     for purpose, environ in (("of a job", two), ("another", one), ("of a job", {})):
         with pytest.raises(CannotRun):
             unseal(sealed, purpose, environ)
@@ -181,7 +250,9 @@ def test_a_token_is_sealed_under_the_key_file_and_opens_with_no_other(tmp_path: 
         unseal(sealed[:-8] + "AAAAAAA=", "of a job", one)
 
 
-def test_a_platforms_job_is_reported_with_its_own_token_which_is_nowhere_in_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_platforms_job_is_reported_with_its_own_token_which_is_nowhere_in_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "served"
     root.mkdir()
     (root / "trained.yaml").write_text(TRAINED)
@@ -193,46 +264,106 @@ def test_a_platforms_job_is_reported_with_its_own_token_which_is_nowhere_in_clea
         monkeypatch.setenv("RECIPE_KEY_FILE", str(key))
         rest = Rest(root, "--with-worker")
         try:
-            assert rest.ask("POST", "/api/training/execute", job).json()["error"]["fix"].startswith("head -c 32")
+            assert (
+                rest.ask("POST", "/api/training/execute", job)
+                .json()["error"]["fix"]
+                .startswith("head -c 32")
+            )
             key.write_bytes(b"k" * 32)
-            assert [rest.ask("POST", "/api/training/execute", job).status_code for _ in range(2)] == [202, 202]
-            until(lambda: [each.json["status"] for each in by_path(receiver.got, "/status")][-1:] == ["completed"])
+            assert [
+                rest.ask("POST", "/api/training/execute", job).status_code for _ in range(2)
+            ] == [202, 202]
+            until(
+                lambda: (
+                    [each.json["status"] for each in by_path(receiver.got, "/status")][-1:]
+                    == ["completed"]
+                )
+            )
             until(lambda: bool(by_path(receiver.got, "/metrics")))
             private = {"recipe": "trained", "webhooks": [{"url": "https://127.0.0.1/x"}]}
-            assert rest.ask("POST", "/v1/runs", private).json()["error"]["message"].endswith("leads to a private address")
-            public = {"recipe": "trained", "webhooks": [{"url": "https://8.8.8.8:9/x", "secret": "whsec_" + "A" * 32, "events": ["run.none"]}]}
+            assert (
+                rest.ask("POST", "/v1/runs", private)
+                .json()["error"]["message"]
+                .endswith("leads to a private address")
+            )
+            public = {
+                "recipe": "trained",
+                "webhooks": [
+                    {
+                        "url": "https://8.8.8.8:9/x",
+                        "secret": "whsec_" + "A" * 32,
+                        "events": ["run.none"],
+                    }
+                ],
+            }
             first = rest.ask("POST", "/v1/runs", public, headers={"Idempotency-Key": "k"})
-            assert first.status_code == 201 and rest.ask("POST", "/v1/runs", public, headers={"Idempotency-Key": "k"}).status_code == 200
+            assert (
+                first.status_code == 201
+                and rest.ask(
+                    "POST", "/v1/runs", public, headers={"Idempotency-Key": "k"}
+                ).status_code
+                == 200
+            )
         finally:
             rest.process.terminate()
             rest.process.wait(40)
         stored = (root / ".recipe" / "recipe.db").read_bytes()
-    assert {each.headers["authorization"] for each in receiver.got} == {"Bearer canary-of-the-job"} and all(
-        "/j7/" in each.path for each in receiver.got
-    )
+    assert {each.headers["authorization"] for each in receiver.got} == {
+        "Bearer canary-of-the-job"
+    } and all("/j7/" in each.path for each in receiver.got)
     assert b"canary" not in stored and b"AAAAAAAAAAAA" not in stored
 
 
 def test_the_log_has_a_line_of_json_for_each_state_of_a_run_away_from_here(tmp_path: Path) -> None:
     space = Space(tmp_path)
-    (tmp_path / "one.yaml").write_text("recipe: one@1\nsteps: {a: {run: 'echo x > {{ outputs.o }}', outputs: {o: a.txt}, resources: {cpus: 1}}}\n")
+    (tmp_path / "one.yaml").write_text(
+        "recipe: one@1\nsteps: {a: {run: 'echo x > {{ outputs.o }}', outputs: {o: a.txt}, resources: {cpus: 1}}}\n"
+    )
     (tmp_path / "recipe.toml").write_text("[drivers.loopback]\nprice = 0.1\n")
     env = {"RECIPE_LOG": f"info:{tmp_path}/log", "JOB_ID": "job-1"}
-    code, _, said = space.command("run", "./one.yaml", "-q", "-y", "--driver", "loopback", "--everything-there", env=env)
+    code, _, said = space.command(
+        "run", "./one.yaml", "-q", "-y", "--driver", "loopback", "--everything-there", env=env
+    )
     assert code == 0, said
-    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
-    assert [each["event"].rpartition(".")[2] for each in lines] == ["active", "asked", "coming", "up", "releasing", "gone", "completed"]
-    assert {(each["job"], each["provider"], bool(each["instanceId"])) for each in lines[2:6]} == {("job-1", "loopback", True)}
-    assert lines[0].keys() == {"event", "at", "run", "job", "provider", "instanceId"} and lines[0]["event"] == "training.remote.active"
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "log").read_text().splitlines()
+        if line.startswith("{")
+    ]
+    assert [each["event"].rpartition(".")[2] for each in lines] == [
+        "active",
+        "asked",
+        "coming",
+        "up",
+        "releasing",
+        "gone",
+        "completed",
+    ]
+    assert {(each["job"], each["provider"], bool(each["instanceId"])) for each in lines[2:6]} == {
+        ("job-1", "loopback", True)
+    }
+    assert (
+        lines[0].keys() == {"event", "at", "run", "job", "provider", "instanceId"}
+        and lines[0]["event"] == "training.remote.active"
+    )
 
 
-def test_a_token_that_no_header_can_have_is_not_in_what_is_stored_of_the_failure(tmp_path: Path) -> None:
+def test_a_token_that_no_header_can_have_is_not_in_what_is_stored_of_the_failure(
+    tmp_path: Path,
+) -> None:
     with (
         Receiver() as receiver,
-        Workspace.open(tmp_path, environ=platform(receiver, JOB_TOKEN="canary\nof-the-job", INTERNAL_API_KEY="internal\n")) as ws,
+        Workspace.open(
+            tmp_path,
+            environ=platform(
+                receiver, JOB_TOKEN="canary\nof-the-job", INTERNAL_API_KEY="internal\n"
+            ),
+        ) as ws,
     ):
         ended(ws, "COMPLETED")
         deliver(ws.root, ws.environ)
         first = ws.store.runs.outbox.listed()[0]
         assert first.tries == 1 and first.reason and "canary" not in first.reason
-        assert {each.headers["x-api-key"] for each in receiver.got} == {"internal"}  # the end of a line that a file left
+        assert {each.headers["x-api-key"] for each in receiver.got} == {
+            "internal"
+        }  # the end of a line that a file left

@@ -47,11 +47,15 @@ def parsed(verb: str, module: object, words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_where_a_server_listens_and_how_much_a_worker_does_at_once_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_server_listens_and_how_much_a_worker_does_at_once_are_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in (("HOST", "0.0.0.0"), ("PORT", "9000"), ("MAX_CONCURRENT_JOBS", "3")):
         monkeypatch.setenv(name, value)
     told = parsed("serve", serve, [])
-    assert (told.address, told.port) == ("0.0.0.0", 9000) and parsed("serve", serve, ["--port", "1"]).port == 1
+    assert (told.address, told.port) == ("0.0.0.0", 9000) and parsed(
+        "serve", serve, ["--port", "1"]
+    ).port == 1
     assert parsed("worker", queue, []).concurrency == 3
     monkeypatch.setenv("MAX_CONCURRENT_JOBS", "many")
     with pytest.raises(SystemExit):
@@ -62,7 +66,13 @@ def test_a_pod_gives_a_recipe_what_its_environment_names(space: Space) -> None:
     space.recipe(TRAIN)
     space.write("rows.txt", "rows\n")
     space.write("base/config.json", "{}")
-    pod = {"JOB_ID": "j1", "MODEL_NAME": "./base", "DATASET_URL": "rows.txt", "HF_REPO_NAME": "ann/tuned", "GPU_MEMORY_FRACTION": "0.5"}
+    pod = {
+        "JOB_ID": "j1",
+        "MODEL_NAME": "./base",
+        "DATASET_URL": "rows.txt",
+        "HF_REPO_NAME": "ann/tuned",
+        "GPU_MEMORY_FRACTION": "0.5",
+    }
     code, _, err = space.command("run", "precision=no", env=pod)
     assert code == 0, err
     words = space.read("o.txt").split()
@@ -76,13 +86,19 @@ def test_a_job_is_stored_as_the_settings_of_the_platform_say(space: Space) -> No
     space.write("recipe.toml", '[recipes]\nallow = ["./recipe.yaml"]\n')
     space.write("sets/rows.txt", "rows\n")
     environ = {"DATA_DIR": "sets", "OUTPUT_DIR": "results", "ENABLE_MIXED_PRECISION": "false"}
-    room = Room(space.root, {**os.environ, **environ}, Tokens(space.root / "server", Locks(space.root)))
+    room = Room(
+        space.root, {**os.environ, **environ}, Tokens(space.root / "server", Locks(space.root))
+    )
     recipe = parse.load(space.root / "recipe.yaml").id
-    asked = Execute.model_validate({"job_id": "j1", "recipe": recipe, "dataset_url": "sets/rows.txt"})
+    asked = Execute.model_validate(
+        {"job_id": "j1", "recipe": recipe, "dataset_url": "sets/rows.txt"}
+    )
     assert platform.execute(asked, room, Response()).status == "queued"
     with Workspace.open(space.root) as ws:
         run = ws.store.runs.latest()[0]
-    assert run.inputs["precision"] == "no" and json.loads(json.dumps(run.data["asked"]))["out"] == str(space.root / "results" / "j1")
+    assert run.inputs["precision"] == "no" and json.loads(json.dumps(run.data["asked"]))[
+        "out"
+    ] == str(space.root / "results" / "j1")
 
 
 def test_a_report_without_a_token_of_its_job_has_the_key_of_the_worker(space: Space) -> None:
@@ -100,7 +116,12 @@ def test_a_job_goes_on_from_a_checkpoint_of_its_own_and_from_no_other(space: Spa
     with Workspace.open(space.root) as ws:
         fence = ws.store.runs.claim(run, "test")
         assert fence is not None
-        ws.store.runs.group(run, fence, [Move("run", run, "QUEUED", "PAUSED", "paused")], run_state=("PAUSED", "paused"))
+        ws.store.runs.group(
+            run,
+            fence,
+            [Move("run", run, "QUEUED", "PAUSED", "paused")],
+            run_state=("PAUSED", "paused"),
+        )
         ws.store.runs.release(run, fence)
         request = request_of_run(ws.store.runs.get(run))
         assert request is not None

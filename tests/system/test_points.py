@@ -50,7 +50,9 @@ def last(root: Path) -> RunRow:
         return ws.store.runs.latest(last=1)[0]
 
 
-def test_a_run_reserves_what_it_may_cost_and_is_charged_what_it_cost(space: Space, tmp_path: Path) -> None:
+def test_a_run_reserves_what_it_may_cost_and_is_charged_what_it_cost(
+    space: Space, tmp_path: Path
+) -> None:
     assert space.command("run", "./paid.yaml", "-q")[0] == 0
     run = last(tmp_path).id
     common = {"run": run, "lease": None}
@@ -61,10 +63,13 @@ def test_a_run_reserves_what_it_may_cost_and_is_charged_what_it_cost(space: Spac
 
 
 @pytest.mark.parametrize(("asked", "usd"), [(2.0, 2.0), (50.0, 5.0)])
-def test_a_run_reserves_the_lower_limit_of_its_recipe_and_its_request(space: Space, tmp_path: Path, asked: float, usd: float) -> None:
+def test_a_run_reserves_the_lower_limit_of_its_recipe_and_its_request(
+    space: Space, tmp_path: Path, asked: float, usd: float
+) -> None:
     runner.submit("./paid.yaml", workspace=tmp_path, limits={"cost": asked}).close()
     (tmp_path / "recipe.toml").write_text(
-        (tmp_path / "recipe.toml").read_text() + f'[stacks.s]\ndriver = "loopback"\nlimits = {{cost = "{asked} USD"}}\n'
+        (tmp_path / "recipe.toml").read_text()
+        + f'[stacks.s]\ndriver = "loopback"\nlimits = {{cost = "{asked} USD"}}\n'
     )
     assert space.command("submit", "./paid.yaml", "--stack", "s", "-q")[0] == 0
     assert space.command("run", "./paid.yaml", "--stack", "s", "-q")[0] == 0
@@ -73,17 +78,24 @@ def test_a_run_reserves_the_lower_limit_of_its_recipe_and_its_request(space: Spa
 
 def test_a_run_that_fails_gives_back_what_it_did_not_use(space: Space, tmp_path: Path) -> None:
     assert space.command("run", "./paid.yaml", "ends=1", "-q")[0] == 1
-    assert [(each["event"], each["usd"]) for each in told(tmp_path)] == [("reserve", 5.0), ("refund", 5.0)]
+    assert [(each["event"], each["usd"]) for each in told(tmp_path)] == [
+        ("reserve", 5.0),
+        ("refund", 5.0),
+    ]
 
 
 @pytest.mark.parametrize("verb", ["run", "submit"])
-def test_a_refusal_is_a_failed_run_that_began_nothing(space: Space, tmp_path: Path, verb: str) -> None:
+def test_a_refusal_is_a_failed_run_that_began_nothing(
+    space: Space, tmp_path: Path, verb: str
+) -> None:
     (tmp_path / "refuse-reserve").touch()
     code, _, said = space.command(verb, "./paid.yaml", "-q")
     row = last(tmp_path)
     assert code == 3 and "is not paid for: the account of 20 is empty" in said
     assert (row.state, row.reason) == ("FAILED", "points") and not (tmp_path / "a.txt").exists()
-    assert [each["event"] for each in told(tmp_path)] == ["reserve"] and space.command("outbox")[1] == ""
+    assert [each["event"] for each in told(tmp_path)] == ["reserve"] and space.command("outbox")[
+        1
+    ] == ""
 
 
 def test_a_program_that_cannot_be_started_pays_for_nothing(space: Space, tmp_path: Path) -> None:
@@ -92,20 +104,32 @@ def test_a_program_that_cannot_be_started_pays_for_nothing(space: Space, tmp_pat
     assert code == 3 and "./points cannot be started" in said and last(tmp_path).state == "FAILED"
 
 
-def test_a_worker_asks_where_the_submitter_died_before_it_could(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert space.command("submit", "./paid.yaml", "-q", env={"RECIPE_CRASH_AT": "points-due"})[0] != 0
+def test_a_worker_asks_where_the_submitter_died_before_it_could(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (
+        space.command("submit", "./paid.yaml", "-q", env={"RECIPE_CRASH_AT": "points-due"})[0] != 0
+    )
     assert not (tmp_path / "points.log").exists() and last(tmp_path).state == "QUEUED"
     (tmp_path / "refuse-reserve").touch()
     assert space.command("worker", "--once", "-q")[0] == 0
-    assert (last(tmp_path).state, last(tmp_path).reason) == ("FAILED", "points") and [each["event"] for each in told(tmp_path)] == ["reserve"]
+    assert (last(tmp_path).state, last(tmp_path).reason) == ("FAILED", "points") and [
+        each["event"] for each in told(tmp_path)
+    ] == ["reserve"]
 
 
-def test_a_charge_that_was_not_taken_is_sent_again_under_its_id(space: Space, tmp_path: Path) -> None:
+def test_a_charge_that_was_not_taken_is_sent_again_under_its_id(
+    space: Space, tmp_path: Path
+) -> None:
     (tmp_path / "refuse-charge").touch()
     assert space.command("run", "./paid.yaml", "-q")[0] == 0
     code, listed, _ = space.command("outbox", "--json")
     (waits,) = json.loads(listed)
-    assert code == 0 and (waits["type"], waits["tries"]) == ("points.charge", 1) and "is empty" in waits["reason"]
+    assert (
+        code == 0
+        and (waits["type"], waits["tries"]) == ("points.charge", 1)
+        and "is empty" in waits["reason"]
+    )
     (tmp_path / "refuse-charge").unlink()
     with Workspace.open(tmp_path) as ws:  # as if its time had come
         ws.store.runs.outbox.put_off(ws.store.runs.outbox.listed()[0], 0.0, "")

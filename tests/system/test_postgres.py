@@ -54,59 +54,83 @@ def store(fresh: Callable[[], Store]) -> Store:
     return fresh()
 
 
-def test_another_workspace_does_not_see_a_run_and_its_workers_do_not_take_it(store: Store, tmp_path: Path, url: str) -> None:
+def test_another_workspace_does_not_see_a_run_and_its_workers_do_not_take_it(
+    store: Store, tmp_path: Path, url: str
+) -> None:
     store.runs.submit(RUN._replace(due=1.0))
     with Store.open(tmp_path / "other", shared=url, workspace="there") as other:
         assert other.runs.latest() == [] and other.runs.claim_next("w", Offer()) is None
     assert store.runs.claim_next("w", Offer()) is not None
 
 
-def test_a_claim_that_is_not_kept_ends_and_its_zombie_writes_nothing(store: Store, fresh: Callable[[], Store], url: str) -> None:
+def test_a_claim_that_is_not_kept_ends_and_its_zombie_writes_nothing(
+    store: Store, fresh: Callable[[], Store], url: str
+) -> None:
     store.runs.submit(RUN._replace(due=1.0))
     mine = store.runs.claim_next("w", Offer())
     assert mine is not None and fresh().runs.claim_next("w2", Offer()) is None
     with psycopg.connect(url, autocommit=True) as db:  # as if 30 seconds had passed
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
-    assert store.runs.requested("r1", mine.fence) == ""  # nobody took it meanwhile: the beat keeps it
+    assert (
+        store.runs.requested("r1", mine.fence) == ""
+    )  # nobody took it meanwhile: the beat keeps it
     assert fresh().runs.claim_next("w2", Offer()) is None
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
     later = taken(fresh())
     assert later == ("r1", mine.fence + 1)
-    for write in (lambda: store.runs.group("r1", mine.fence, [DONE]), lambda: store.runs.requested("r1", mine.fence)):
+    for write in (
+        lambda: store.runs.group("r1", mine.fence, [DONE]),
+        lambda: store.runs.requested("r1", mine.fence),
+    ):
         with pytest.raises(Stale):
             write()
     assert len(store.runs.events("r1")) == 1
 
 
-def test_a_group_that_changes_nothing_of_this_disk_does_not_write_to_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_changes_nothing_of_this_disk_does_not_write_to_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claimed = store.runs.submit(RUN, "w")
     monkeypatch.setattr(store.database, "transaction", lambda *_: pytest.fail("written"))
     last = store.runs.group("r1", claimed.fence, [DONE], changes=Changes([], set(), [], [], {}, []))
     assert [event.seq for event in store.runs.events("r1")][-1] == last
 
 
-def test_another_machine_takes_a_run_whose_jobs_may_go_on_here_only_when_they_have_ended(store: Store, url: str) -> None:
+def test_another_machine_takes_a_run_whose_jobs_may_go_on_here_only_when_they_have_ended(
+    store: Store, url: str
+) -> None:
     run = RUN._replace(due=1.0, bundle="b", store="s3://x", data={"settings": {"driver": "local"}})
     mine = store.runs.submit(run, "w")
     store.runs.group("r1", mine.fence, [DONE], steps=[StepRow("r1", "a", "RUNNING")])
     with psycopg.connect(url, autocommit=True) as db:
 
         def silent(seconds: float, holder: str) -> object:
-            db.execute("UPDATE runs SET holder = %s, held_until = now() - %s * interval '1 second'", (holder, seconds))
+            db.execute(
+                "UPDATE runs SET holder = %s, held_until = now() - %s * interval '1 second'",
+                (holder, seconds),
+            )
             return store.runs.claim_next("w2", Offer(store="s3://x"))
 
         assert silent(60, "other/boot 1 1 x") is None
         assert silent(ELSEWHERE - postgres_claims.CLAIM + 1, "other/boot 1 1 x") is not None
-        assert silent(1, f"{postgres_claims._machine()} 1 1 x") is not None  # a worker of that machine finds the jobs
+        assert (
+            silent(1, f"{postgres_claims._machine()} 1 1 x") is not None
+        )  # a worker of that machine finds the jobs
         db.execute("UPDATE steps SET state = 'QUEUED'")
         assert silent(1, "other/boot 1 1 x") is not None
 
 
-def test_a_key_is_held_by_one_run_until_its_claim_is_over(store: Store, fresh: Callable[[], Store]) -> None:
+def test_a_key_is_held_by_one_run_until_its_claim_is_over(
+    store: Store, fresh: Callable[[], Store]
+) -> None:
     one, two = store.runs, fresh().runs
     mine, _ = one.submit(RUN, "w"), two.submit(RUN._replace(id="r2"), "w")
-    assert one.exchange.hold_key("k", "r1") and one.exchange.hold_key("k", "r1") and not two.exchange.hold_key("k", "r2")
+    assert (
+        one.exchange.hold_key("k", "r1")
+        and one.exchange.hold_key("k", "r1")
+        and not two.exchange.hold_key("k", "r2")
+    )
     one.exchange.release_keys(["k"], "r1")
     assert two.exchange.hold_key("k", "r2") and not one.exchange.hold_key("k", "r1")
     two.exchange.release_keys(["k"], "r2")
@@ -115,10 +139,23 @@ def test_a_key_is_held_by_one_run_until_its_claim_is_over(store: Store, fresh: C
     assert two.exchange.hold_key("k", "r2")
 
 
-def test_chunks_are_read_from_an_offset_in_order_and_are_one_when_folded(store: Store, fresh: Callable[[], Store]) -> None:
+def test_chunks_are_read_from_an_offset_in_order_and_are_one_when_folded(
+    store: Store, fresh: Callable[[], Store]
+) -> None:
     mine = store.runs.submit(RUN, "w")
-    store.runs.exchange.add_chunks("r1", mine.fence, [Chunk("a.1", "log", 3, b"def"), Chunk("a.1", "log", 0, b"abc"), Chunk("b.1", "log", 0, b"x")])
-    assert [each.data for each in fresh().runs.exchange.chunks("r1", "a.1", "log", 2)] == [b"abc", b"def"]
+    store.runs.exchange.add_chunks(
+        "r1",
+        mine.fence,
+        [
+            Chunk("a.1", "log", 3, b"def"),
+            Chunk("a.1", "log", 0, b"abc"),
+            Chunk("b.1", "log", 0, b"x"),
+        ],
+    )
+    assert [each.data for each in fresh().runs.exchange.chunks("r1", "a.1", "log", 2)] == [
+        b"abc",
+        b"def",
+    ]
     assert [each.data for each in fresh().runs.exchange.chunks("r1", "a.1", "log", 3)] == [b"def"]
     store.runs.exchange.fold("r1", mine.fence, Chunk("a.1", "log", 0, b"", "f:0"))
     assert store.runs.exchange.chunks("r1", "a.1", "log", 3) == [Chunk("a.1", "log", 0, b"", "f:0")]
@@ -126,12 +163,17 @@ def test_chunks_are_read_from_an_offset_in_order_and_are_one_when_folded(store: 
         store.runs.exchange.add_chunks("r1", mine.fence + 1, [Chunk("a.1", "log", 6, b"g")])
 
 
-def test_a_claim_is_kept_while_its_worker_does_other_things(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_is_kept_while_its_worker_does_other_things(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(postgres_claims, "BEAT", 0.02)
     store.runs.submit(RUN, "w")
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
-        until(lambda: db.execute("SELECT held_until > now() FROM runs").fetchone() == (True,), seconds=10)
+        until(
+            lambda: db.execute("SELECT held_until > now() FROM runs").fetchone() == (True,),
+            seconds=10,
+        )
 
 
 def test_a_request_is_news_at_once(store: Store, fresh: Callable[[], Store]) -> None:
@@ -143,7 +185,9 @@ def test_a_request_is_news_at_once(store: Store, fresh: Callable[[], Store]) -> 
     assert store.runs.requested("r1", mine.fence) == "cancel"
 
 
-def test_a_database_that_is_restarted_is_waited_for_and_nothing_is_stored_twice(store: Store, server: Postgres) -> None:
+def test_a_database_that_is_restarted_is_waited_for_and_nothing_is_stored_twice(
+    store: Store, server: Postgres
+) -> None:
     mine = store.runs.submit(RUN, "w")
     assert store.runs.group("r1", mine.fence, [DONE]) == 2
     server.stop()
@@ -152,7 +196,9 @@ def test_a_database_that_is_restarted_is_waited_for_and_nothing_is_stored_twice(
     assert [event.seq for event in store.runs.events("r1")] == [1, 2, 3]
 
 
-def test_a_group_whose_commit_got_no_answer_is_stored_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_whose_commit_got_no_answer_is_stored_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = store.runs.submit(RUN, "w")
     whole, failed = postgres_database.PostgresDatabase.do, [0]
 
@@ -183,7 +229,10 @@ def test_the_claim_of_a_dead_process_of_this_machine_counts_for_nothing_and_the_
 ) -> None:
     store.runs.submit(RUN._replace(due=1.0), "w")
     with psycopg.connect(url, autocommit=True) as db:
-        db.execute("UPDATE runs SET holder = %s", (f"{postgres_claims._machine()} {os.getpid()} another-start x",))
+        db.execute(
+            "UPDATE runs SET holder = %s",
+            (f"{postgres_claims._machine()} {os.getpid()} another-start x",),
+        )
     assert taken(store) == ("r1", 2) and store.runs.get("r1").recoveries == 1
     with Store.open(tmp_path / ".recipe") as alone:
         assert alone.runs.latest() == []
@@ -194,7 +243,9 @@ def test_an_address_that_is_none_is_refused_with_what_to_write(space: Space) -> 
         Workspace.open(space.root, environ={"RECIPE_RUNS": "mysql://x"})
 
 
-def test_a_killed_worker_that_its_parent_did_not_wait_for_holds_no_run(store: Store, url: str) -> None:
+def test_a_killed_worker_that_its_parent_did_not_wait_for_holds_no_run(
+    store: Store, url: str
+) -> None:
     store.runs.submit(RUN._replace(due=1.0), "w")
     with subprocess.Popen(["sleep", "60"]) as dead, psycopg.connect(url, autocommit=True) as db:
         holder = f"{postgres_claims._machine()} {dead.pid} {postgres_claims._began(dead.pid)} x"
@@ -205,7 +256,9 @@ def test_a_killed_worker_that_its_parent_did_not_wait_for_holds_no_run(store: St
         assert taken(store) == ("r1", 2)
 
 
-def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_took_it_over(space: Space, url: str) -> None:
+def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_took_it_over(
+    space: Space, url: str
+) -> None:
     space.recipe(TWO.format(root=space.root))
     space.write("slow", "")
     env = {**os.environ, "RECIPE_RUNS": url}
@@ -215,21 +268,29 @@ def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_to
         until(lambda: begun(space))
         silent.send_signal(signal.SIGSTOP)
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
-        other = threading.Thread(target=serve, args=(space.root, Offer(), Silent, Handover(), env), kwargs={"once": True})
+        other = threading.Thread(
+            target=serve, args=(space.root, Offer(), Silent, Handover(), env), kwargs={"once": True}
+        )
         other.start()
         until(lambda: ws.store.runs.get(run).fence == 2)
         silent.send_signal(signal.SIGCONT)
         (space.root / "slow").unlink()
         other.join(30)
-        assert silent.stderr is not None and any("taken over by another worker" in line for line in silent.stderr), "it ended, and did not say it"
+        assert silent.stderr is not None and any(
+            "taken over by another worker" in line for line in silent.stderr
+        ), "it ended, and did not say it"
         silent.terminate()
         silent.communicate(timeout=30)
         found = ws.store.runs.get(run)
         assert (found.state, found.fence, begun(space)) == ("COMPLETED", 2, 1)
-        assert [event.seq for event in ws.store.runs.events(run)] == list(range(1, found.next_event))
+        assert [event.seq for event in ws.store.runs.events(run)] == list(
+            range(1, found.next_event)
+        )
 
 
-def test_a_database_that_was_silent_for_long_is_heard_again(space: Space, url: str, server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_was_silent_for_long_is_heard_again(
+    space: Space, url: str, server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failed: list[Infrastructure] = []
 
     def heard(work: Work) -> None:
@@ -246,7 +307,9 @@ def test_a_database_that_was_silent_for_long_is_heard_again(space: Space, url: s
     env = {**os.environ, "RECIPE_RUNS": url}
     with Workspace.open(space.root, environ=env) as ws:
         run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket(here=True)).id
-        worker = threading.Thread(target=serve, args=(space.root, Offer(), Silent, Handover(), env), kwargs={"once": True})
+        worker = threading.Thread(
+            target=serve, args=(space.root, Offer(), Silent, Handover(), env), kwargs={"once": True}
+        )
         worker.start()
         until(lambda: begun(space))
         server.stop()
@@ -257,7 +320,9 @@ def test_a_database_that_was_silent_for_long_is_heard_again(space: Space, url: s
         assert not worker.is_alive() and ws.store.runs.get(run).state == "CANCELLED"
 
 
-def test_no_step_begins_while_nobody_can_say_whose_run_it_is(space: Space, url: str, server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_begins_while_nobody_can_say_whose_run_it_is(
+    space: Space, url: str, server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     def silent(holder: postgres_claims.Holder, run: str, fence: int) -> None:
@@ -275,7 +340,9 @@ def test_no_step_begins_while_nobody_can_say_whose_run_it_is(space: Space, url: 
         assert (ws.store.runs.get(run).state, begun(space), len(asked)) == ("COMPLETED", 1, 4)
 
 
-def test_what_one_process_stores_is_delivered_by_two_that_share_the_database_once_and_in_order(tmp_path: Path, url: str) -> None:
+def test_what_one_process_stores_is_delivered_by_two_that_share_the_database_once_and_in_order(
+    tmp_path: Path, url: str
+) -> None:
     with Receiver() as receiver:
         told(tmp_path, receiver.url)
         environ = {**os.environ, "RECIPE_RUNS": url}
@@ -288,4 +355,6 @@ def test_what_one_process_stores_is_delivered_by_two_that_share_the_database_onc
                 each.join()
             assert ws.store.runs.outbox.listed() == []
     got = [(each.json["data"]["run"], each.json["data"]["seq"]) for each in receiver.got]
-    assert len(got) == 16 and all([seq for run, seq in got if run == f"r{n}"] == [1, 2, 3, 4] for n in range(4))
+    assert len(got) == 16 and all(
+        [seq for run, seq in got if run == f"r{n}"] == [1, 2, 3, 4] for n in range(4)
+    )

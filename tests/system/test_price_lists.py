@@ -48,11 +48,21 @@ def test_offers_go_by_the_list_that_was_fetched_until_a_release_brings_a_newer_o
     rents(space, market, monkeypatch, "gcp")
     publish(catalog, both("g2-standard-4", "us-east1-b", "L4", 0.5, 0.25))
     code, out, said = space.command("offers", "--driver", "gcp", "--update", "--json")
-    assert code == 0 and "recipe: gcp: list prices of " in said and said.rstrip().endswith(", of us-east1")
+    assert (
+        code == 0
+        and "recipe: gcp: list prices of " in said
+        and said.rstrip().endswith(", of us-east1")
+    )
     found = json.loads(out)[0]["offers"]
-    assert found and {each["region"] for each in found} == {"us-east1"} and all("/g2-standard-4" in each["id"] for each in found)
+    assert (
+        found
+        and {each["region"] for each in found} == {"us-east1"}
+        and all("/g2-standard-4" in each["id"] for each in found)
+    )
     later = json.loads(space.command("offers", "--driver", "gcp", "--json")[1])[0]["offers"]
-    assert [each["id"] for each in later] == [each["id"] for each in found]  # another process, without --update
+    assert [each["id"] for each in later] == [
+        each["id"] for each in found
+    ]  # another process, without --update
     file = Path(os.environ["XDG_CONFIG_HOME"], "recipe", "gcp-prices.json")
     assert gcp_catalog.latest(file).rates == {"us-east1": {"g2-standard-4": Rate(0.5, 0.25)}}
     kept = json.loads(file.read_text())
@@ -71,11 +81,21 @@ def test_a_catalog_that_cannot_be_had_leaves_the_prices_as_they_are(
 ) -> None:
     rents(space, market, monkeypatch, "gcp")
     code, _, said = space.command("offers", "--driver", "gcp", "--update")
-    assert code == 5 and "cannot be read: Client error '404" in said and "without --update" in said and "Traceback" not in said
+    assert (
+        code == 5
+        and "cannot be read: Client error '404" in said
+        and "without --update" in said
+        and "Traceback" not in said
+    )
     publish(catalog, both("some-other-machine", "us-east1-b", "L4", 0.5, 0.25))
     code, _, said = space.command("offers", "--driver", "gcp", "--update")
     assert code == 5 and "says nothing of the machines" in said
-    for name, data in (("version", b"../../x"), ("version", b"\xff"), (f"{VERSION}/catalog.zip", b"<html>"), (f"{VERSION}/catalog.zip", b"")):
+    for name, data in (
+        ("version", b"../../x"),
+        ("version", b"\xff"),
+        (f"{VERSION}/catalog.zip", b"<html>"),
+        (f"{VERSION}/catalog.zip", b""),
+    ):
         publish(catalog, [])
         (catalog / "gcp" / name).write_bytes(data)
         with pytest.raises(Unreachable, match="cannot be read"):
@@ -83,10 +103,15 @@ def test_a_catalog_that_cannot_be_had_leaves_the_prices_as_they_are(
     publish(catalog, [row("g2-standard-4", "us-east1-b", 1.0, "L4") | {"price": "?"}])
     with pytest.raises(Unreachable, match="cannot be read"):
         gcp_catalog.update(catalog / "prices.json")
-    assert not (catalog / "prices.json").exists() and space.command("offers", "--driver", "gcp")[0] == 0
+    assert (
+        not (catalog / "prices.json").exists()
+        and space.command("offers", "--driver", "gcp")[0] == 0
+    )
 
 
-def test_a_provider_that_is_asked_each_time_has_no_list_to_update(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_that_is_asked_each_time_has_no_list_to_update(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VAST_API_KEY", "key")
     code, _, said = space.command("offers", "--driver", "vastai", "--update")
     assert code == 2 and "there is no list to update" in said
@@ -110,4 +135,6 @@ def test_what_a_catalog_says_becomes_rates_by_region() -> None:
 def test_a_table_that_gpuhunt_itself_wrote_is_read(catalog: Path) -> None:
     subprocess.run([client("gpuhunt"), "-c", DUMP, catalog / "gcp.csv"], check=True)
     publish(catalog, None)
-    assert gcp_catalog.update(catalog / "prices.json").rates == {"us-east1": {"g2-standard-4": Rate(0.5, 0.25)}}
+    assert gcp_catalog.update(catalog / "prices.json").rates == {
+        "us-east1": {"g2-standard-4": Rate(0.5, 0.25)}
+    }

@@ -14,7 +14,20 @@ import httpx
 import pytest
 
 from drivers import web
-from drivers.base import Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Unsure, Wish
+from drivers.base import (
+    Denied,
+    DriverError,
+    HostLost,
+    Lease,
+    NoCapacity,
+    Offer,
+    Order,
+    Rejected,
+    Throttled,
+    Unreachable,
+    Unsure,
+    Wish,
+)
 from drivers.cloud import Installation
 from drivers.prime import Prime
 from tests.fake_provider import Provider, provider
@@ -26,7 +39,15 @@ RECIPE = "steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Provider]:
-    with provider("prime", "--hosts", "real", "--clock", "real", "--faults", "boot=0.4,foreign=3,taken@create=once") as found:
+    with provider(
+        "prime",
+        "--hosts",
+        "real",
+        "--clock",
+        "real",
+        "--faults",
+        "boot=0.4,foreign=3,taken@create=once",
+    ) as found:
         yield found
 
 
@@ -36,12 +57,23 @@ def market() -> Iterator[Provider]:
         yield found
 
 
-def test_a_run_at_prime_makes_what_a_run_here_makes(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_at_prime_makes_what_a_run_here_makes(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first offer is out of stock: it costs nothing, and the next is asked for.  A pod is ACTIVE before it is ready."""
-    rents(space, real, monkeypatch, "prime", key=key_of_the_account(real, space.root.parent), first_use=True)
+    rents(
+        space,
+        real,
+        monkeypatch,
+        "prime",
+        key=key_of_the_account(real, space.root.parent),
+        first_use=True,
+    )
     same_as_here(space, "prime", "--unattended")
     assert ours(real) == ["created", "started", "destroyed"] and len(alive(real, foreign=True)) == 3
-    assert not [*(space.root.parent / "config" / "recipe" / "first-use").iterdir()], "the host key of a pod that is gone is forgotten"
+    assert not [*(space.root.parent / "config" / "recipe" / "first-use").iterdir()], (
+        "the host key of a pod that is gone is forgotten"
+    )
 
 
 def test_a_pod_that_shows_another_host_key_than_at_first_is_not_let_near_anything(
@@ -49,14 +81,27 @@ def test_a_pod_that_shows_another_host_key_than_at_first_is_not_let_near_anythin
 ) -> None:
     monkeypatch.setenv("PRIME_API_KEY", real.exports["PRIME_API_KEY"])
     secret = tmp_path / "installation"
-    given: dict[str, Any] = {"api": real.url, "installation": str(secret), "key": key_of_the_account(real, tmp_path), "first_use": True}
+    given: dict[str, Any] = {
+        "api": real.url,
+        "installation": str(secret),
+        "key": key_of_the_account(real, tmp_path),
+        "first_use": True,
+    }
 
     async def act() -> None:
         driver = Prime(**given)
-        lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "f" * 16, datetime.now(UTC) + timedelta(hours=1)))
+        lease = await driver.acquire(
+            Order(
+                (await driver.offers(Wish()))[0], "f" * 16, datetime.now(UTC) + timedelta(hours=1)
+            )
+        )
         other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
         assert Installation.of(str(secret)).believe(lease.key, other) == " ".join(other.split()[:2])
-        while (found := await driver._wire.show(lease.id)) is None or not found.ready or found.login is None:  # noqa: ASYNC110  # it does not call
+        while (  # noqa: ASYNC110
+            (found := await driver._wire.show(lease.id)) is None
+            or not found.ready
+            or found.login is None
+        ):  # it does not call
             await asyncio.sleep(0.05)
         assert await driver.hosts(lease) is None
         Installation.of(str(secret)).first_seen(lease.key).unlink()
@@ -76,44 +121,84 @@ def refused(space: Space, *words: str) -> tuple[int, str]:
     return code, said
 
 
-def test_without_first_use_nothing_is_rented_and_no_secret_is_sent(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_first_use_nothing_is_rented_and_no_secret_is_sent(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, market, monkeypatch, "prime", key=key_of_the_account(market, space.root.parent))
     code, said = refused(space, "run", "--driver", "prime", "--unattended")
-    assert code == 5 and "Write `first_use = true` below `[drivers.prime]`" in said and "its secrets too" in said and ours(market) == []
+    assert (
+        code == 5
+        and "Write `first_use = true` below `[drivers.prime]`" in said
+        and "its secrets too" in said
+        and ours(market) == []
+    )
 
 
-def test_in_a_pipe_a_provider_that_ends_nothing_needs_a_word(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_pipe_a_provider_that_ends_nothing_needs_a_word(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, market, monkeypatch, "prime", first_use=True)
     code, said = refused(space, "run", "--driver", "prime", "--yes")
-    assert code == 3 and "nothing ends it when this program is dead" in said and "--unattended" in said and ours(market) == []
+    assert (
+        code == 3
+        and "nothing ends it when this program is dead" in said
+        and "--unattended" in said
+        and ours(market) == []
+    )
 
 
-def test_a_key_that_the_account_does_not_have_opens_no_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: asyncssh.SSHKey) -> None:
-    with pytest.raises(Denied, match=r"does not have the SSH key .*; add its public half at https://"):
-        answer(monkeypatch, lambda _: page({"id": "1", "publicKey": "ssh-ed25519 AAAA"}), lambda driver: driver.solvent(), tmp_path)
+def test_a_key_that_the_account_does_not_have_opens_no_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: asyncssh.SSHKey
+) -> None:
+    with pytest.raises(
+        Denied, match=r"does not have the SSH key .*; add its public half at https://"
+    ):
+        answer(
+            monkeypatch,
+            lambda _: page({"id": "1", "publicKey": "ssh-ed25519 AAAA"}),
+            lambda driver: driver.solvent(),
+            tmp_path,
+        )
     (tmp_path / "key").write_text("no key")
-    with pytest.raises(Denied, match=r"cannot be used: .*; name another as `key` in `\[drivers.prime\]`"):
+    with pytest.raises(
+        Denied, match=r"cannot be used: .*; name another as `key` in `\[drivers.prime\]`"
+    ):
         answer(monkeypatch, lambda _: page(), lambda driver: driver.solvent(), tmp_path)
 
 
-def test_without_a_key_the_variable_and_the_file_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_key_the_variable_and_the_file_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(Denied, match=r"neither in PRIME_API_KEY nor in .*\.prime/config\.json; make one at https://"):
-        asyncio.run(Prime(api="http://x", installation=str(tmp_path / "installation")).offers(Wish()))
+    with pytest.raises(
+        Denied,
+        match=r"neither in PRIME_API_KEY nor in .*\.prime/config\.json; make one at https://",
+    ):
+        asyncio.run(
+            Prime(api="http://x", installation=str(tmp_path / "installation")).offers(Wish())
+        )
 
 
-def test_offers_plan_and_doctor_say_that_nothing_ends_a_pod(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offers_plan_and_doctor_say_that_nothing_ends_a_pod(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, market, monkeypatch, "prime", key=key_of_the_account(market, space.root.parent))
     space.recipe(RECIPE)
     code, out, _ = space.command("plan", "./recipe.yaml", "--driver", "prime")
     assert (
         code == 0
         and "rents for s: prime " in out
-        and "nothing ends it when this program is dead; the first host key that it shows is believed" in out
+        and "nothing ends it when this program is dead; the first host key that it shows is believed"
+        in out
     )
     code, out, _ = space.command("doctor", "--driver", "prime")
-    assert "by the key of PRIME_API_KEY" in out and "$100.00" in out and "which the account has" in out and "first_use = true" in out
+    assert (
+        "by the key of PRIME_API_KEY" in out
+        and "$100.00" in out
+        and "which the account has" in out
+        and "first_use = true" in out
+    )
 
 
 # --- replies
@@ -124,7 +209,14 @@ ASK = {
     "vcpu": {"defaultCount": 16}, "memory": {"defaultCount": 64}, "stockStatus": "Low", "security": "secure_cloud", "isSpot": False,
     "prices": {"onDemand": 2.0, "communityPrice": None, "currency": "USD"},
 }  # fmt: skip
-POD = {"id": "p1", "name": "theirs", "status": "ACTIVE", "sshConnection": [None], "installationStatus": "INSTALLING", "priceHr": 2.0}
+POD = {
+    "id": "p1",
+    "name": "theirs",
+    "status": "ACTIVE",
+    "sshConnection": [None],
+    "installationStatus": "INSTALLING",
+    "priceHr": 2.0,
+}
 
 
 @pytest.fixture
@@ -134,11 +226,25 @@ def key(tmp_path: Path) -> asyncssh.SSHKey:
     return made
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, reply: Callable[[httpx.Request], httpx.Response], act: Callable[[Prime], Any], tmp_path: Path) -> Any:
+def answer(
+    monkeypatch: pytest.MonkeyPatch,
+    reply: Callable[[httpx.Request], httpx.Response],
+    act: Callable[[Prime], Any],
+    tmp_path: Path,
+) -> Any:
     monkeypatch.setenv("PRIME_API_KEY", "k")
     client = httpx.AsyncClient(transport=httpx.MockTransport(reply))
     monkeypatch.setattr(web.Web, "_of_loop", lambda self: client)
-    return asyncio.run(act(Prime(api="http://x", installation=str(tmp_path / "installation"), key=str(tmp_path / "key"), first_use=True)))
+    return asyncio.run(
+        act(
+            Prime(
+                api="http://x",
+                installation=str(tmp_path / "installation"),
+                key=str(tmp_path / "key"),
+                first_use=True,
+            )
+        )
+    )
 
 
 def page(*rows: object) -> httpx.Response:
@@ -149,7 +255,21 @@ ORDER = Order(
     Offer(
         "prime",
         "c1",
-        data={**{name: "x" for name in ("cloudId", "gpuType", "socket", "dataCenter", "country", "security", "provider")}, "disk": "80"},
+        data={
+            **{
+                name: "x"
+                for name in (
+                    "cloudId",
+                    "gpuType",
+                    "socket",
+                    "dataCenter",
+                    "country",
+                    "security",
+                    "provider",
+                )
+            },
+            "disk": "80",
+        },
     ),
     "0" * 16,
     datetime.now(UTC) + timedelta(hours=1),
@@ -159,11 +279,21 @@ ORDER = Order(
 @pytest.mark.parametrize(
     ("reply", "kind"),
     [
-        (httpx.Response(400, json={"detail": "The selected provider has no capacity: out of stock."}), NoCapacity),
+        (
+            httpx.Response(
+                400, json={"detail": "The selected provider has no capacity: out of stock."}
+            ),
+            NoCapacity,
+        ),
         (httpx.Response(400, json={"detail": "The price is 3, above maxPrice."}), NoCapacity),
         (httpx.Response(404, json={"detail": "No offer c1"}), NoCapacity),
         (httpx.Response(400, json={"detail": "no such image"}), Rejected),
-        (httpx.Response(422, json={"detail": [{"loc": ["body", "pod", "socket"], "msg": "Field required"}]}), Rejected),
+        (
+            httpx.Response(
+                422, json={"detail": [{"loc": ["body", "pod", "socket"], "msg": "Field required"}]}
+            ),
+            Rejected,
+        ),
         (httpx.Response(401, json={"detail": "no"}), Denied),
         (httpx.Response(402, json={"detail": "Insufficient balance"}), Denied),
         (httpx.Response(403, json={"detail": "This key is of a team"}), Denied),
@@ -174,47 +304,95 @@ ORDER = Order(
     ],
 )
 def test_a_refused_order_says_what_to_do_next(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: asyncssh.SSHKey, reply: httpx.Response, kind: type[DriverError]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    key: asyncssh.SSHKey,
+    reply: httpx.Response,
+    kind: type[DriverError],
 ) -> None:
     def replies(request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/wallet"):
             return httpx.Response(200, json={"balance_usd": 5.0})
-        return reply if request.method == "POST" else page({"id": "1", "publicKey": key.export_public_key().decode()})
+        return (
+            reply
+            if request.method == "POST"
+            else page({"id": "1", "publicKey": key.export_public_key().decode()})
+        )
 
     with pytest.raises(kind) as error:
         answer(monkeypatch, replies, lambda driver: driver.acquire(ORDER), tmp_path)
     assert str(error.value).isprintable()
 
 
-def test_an_offer_costs_what_its_disk_costs_beyond_what_is_included(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_offer_costs_what_its_disk_costs_beyond_what_is_included(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     found = httpx.Response(200, json={"totalCount": 1, "items": [ASK]})
-    [offer] = answer(monkeypatch, lambda _: found, lambda driver: driver.offers(Wish(disk=300 * 10**9)), tmp_path)
-    assert offer.price == pytest.approx(2.2) and offer.disk_price == pytest.approx(0.2) and offer.resources.disk == 300 * 10**9
+    [offer] = answer(
+        monkeypatch, lambda _: found, lambda driver: driver.offers(Wish(disk=300 * 10**9)), tmp_path
+    )
+    assert (
+        offer.price == pytest.approx(2.2)
+        and offer.disk_price == pytest.approx(0.2)
+        and offer.resources.disk == 300 * 10**9
+    )
     assert offer.resources.gpu == "H100 80GB" and offer.region == "US-1, US"
-    assert not answer(monkeypatch, lambda _: found, lambda driver: driver.offers(Wish(disk=2 * 10**12)), tmp_path)
+    assert not answer(
+        monkeypatch, lambda _: found, lambda driver: driver.offers(Wish(disk=2 * 10**12)), tmp_path
+    )
 
 
 @pytest.mark.parametrize("login", [[None], None, [], "root@h -p 22; reboot"])
-def test_a_pod_without_a_login_is_coming_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, login: object) -> None:
-    shown = httpx.Response(200, json={**POD, "installationStatus": "FINISHED", "sshConnection": login})
-    assert answer(monkeypatch, lambda _: shown, lambda driver: driver.hosts(Lease("prime", "p1", "k")), tmp_path) is None
+def test_a_pod_without_a_login_is_coming_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, login: object
+) -> None:
+    shown = httpx.Response(
+        200, json={**POD, "installationStatus": "FINISHED", "sshConnection": login}
+    )
+    assert (
+        answer(
+            monkeypatch,
+            lambda _: shown,
+            lambda driver: driver.hosts(Lease("prime", "p1", "k")),
+            tmp_path,
+        )
+        is None
+    )
 
 
-def test_a_pod_whose_installation_failed_is_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pod_whose_installation_failed_is_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     shown = httpx.Response(200, json={**POD, "installationFailure": "cannot reach the mirror"})
     with pytest.raises(HostLost, match="cannot reach the mirror"):
-        answer(monkeypatch, lambda _: shown, lambda driver: driver.hosts(Lease("prime", "p1", "k")), tmp_path)
+        answer(
+            monkeypatch,
+            lambda _: shown,
+            lambda driver: driver.hosts(Lease("prime", "p1", "k")),
+            tmp_path,
+        )
 
 
-def test_a_404_is_proof_only_with_a_complete_list_that_lacks_the_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_404_is_proof_only_with_a_complete_list_that_lacks_the_pod(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def gone(listing: httpx.Response) -> Any:
         def reply(request: httpx.Request) -> httpx.Response:
-            return listing if request.url.path == "/api/v1/pods" else httpx.Response(404, json={"detail": "Not Found"})
+            return (
+                listing
+                if request.url.path == "/api/v1/pods"
+                else httpx.Response(404, json={"detail": "Not Found"})
+            )
 
-        return answer(monkeypatch, reply, lambda driver: driver.release(Lease("prime", "p1", "k")), tmp_path)
+        return answer(
+            monkeypatch, reply, lambda driver: driver.release(Lease("prime", "p1", "k")), tmp_path
+        )
 
     assert gone(page({**POD, "id": "p2"})) is True and gone(page(POD)) is False
-    for other in (httpx.Response(404, json={"detail": "Not Found"}), httpx.Response(200, json={"total_count": 2, "data": [{**POD, "id": "p2"}]})):
+    for other in (
+        httpx.Response(404, json={"detail": "Not Found"}),
+        httpx.Response(200, json={"total_count": 2, "data": [{**POD, "id": "p2"}]}),
+    ):
         with pytest.raises(DriverError):
             gone(other)
 
@@ -230,16 +408,23 @@ def test_a_404_is_proof_only_with_a_complete_list_that_lacks_the_pod(monkeypatch
     ],
     ids=["deep", "html", "other", "price", "broken"],
 )
-def test_a_reply_that_cannot_be_read_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reply: httpx.Response) -> None:
+def test_a_reply_that_cannot_be_read_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reply: httpx.Response
+) -> None:
     with pytest.raises(Unreachable) as error:
         answer(monkeypatch, lambda _: reply, lambda driver: driver.offers(Wish()), tmp_path)
     assert str(error.value).isprintable()
 
 
-@pytest.mark.skipif(os.environ.get("RECIPE_LIVE") != "prime", reason="RECIPE_LIVE=prime rents a real machine, for at most 0.05 USD")
+@pytest.mark.skipif(
+    os.environ.get("RECIPE_LIVE") != "prime",
+    reason="RECIPE_LIVE=prime rents a real machine, for at most 0.05 USD",
+)
 def test_a_real_pod_is_rented_and_given_back(space: Space) -> None:
     space.write("recipe.toml", "[drivers.prime]\nmax_price = 0.5\nleast = 60\nfirst_use = true\n")
-    space.recipe("limits: {cost: 0.05 USD}\nsteps:\n  s: {run: 'nvidia-smi -L > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    space.recipe(
+        "limits: {cost: 0.05 USD}\nsteps:\n  s: {run: 'nvidia-smi -L > o', resources: {gpus: 1}, outputs: {o: o}}\n"
+    )
     code, _, said = space.command("run", "--driver", "prime", "--yes", "--unattended")
     assert code == 0 and space.read("o").startswith("GPU 0"), said
     assert space.command("reap", "-n")[1] == "there is no lease\n"

@@ -28,8 +28,14 @@ from runner.storage.records.store import Store
 from runner.survey.survey import Request
 from tests.support import Space, until
 
-NAMED = {name for path in Path(runner.__file__).parent.rglob("*.py") for name in re.findall(r'crashpoint\("([\w-]+)"\)', path.read_text())}
-POINTS = sorted(name for name in NAMED if not name.startswith(("lease-", "release-")))  # those are tried with rented machines
+NAMED = {
+    name
+    for path in Path(runner.__file__).parent.rglob("*.py")
+    for name in re.findall(r'crashpoint\("([\w-]+)"\)', path.read_text())
+}
+POINTS = sorted(
+    name for name in NAMED if not name.startswith(("lease-", "release-"))
+)  # those are tried with rented machines
 
 
 def store(space: Space) -> Store:
@@ -81,13 +87,18 @@ def gate(space: Space) -> Gate:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_run_killed_at_any_named_point_is_taken_up_and_leaves_nothing(space: Space, point: str) -> None:
+def test_a_run_killed_at_any_named_point_is_taken_up_and_leaves_nothing(
+    space: Space, point: str
+) -> None:
     log = space.root.parent / "ran"
     space.write("in.txt", "1\n")
     words = ("run", "--driver", "loopback") if point == "attempt-carried" else ("run",)
     if point.startswith("remote-"):  # on the way into a store that is shared
         (space.root.parent / "store").mkdir()
-        space.write("recipe.toml", f'store = "team"\n[stores.team]\nurl = "{space.root.parent}/store"\npush = true\n')
+        space.write(
+            "recipe.toml",
+            f'store = "team"\n[stores.team]\nurl = "{space.root.parent}/store"\npush = true\n',
+        )
     if point in ("points-due", "letter-sent"):  # while somebody is told of the run
         space.write("recipe.toml", '[hooks]\nspend = ["true"]\n')
     space.recipe(f"""
@@ -102,7 +113,9 @@ steps:
     assert space.read("a.txt") == space.read("d/b.txt") == "1\n"
     assert log.read_text().split() == ["a", "b"]
     assert space.run() == []
-    space.run(choice=Choice(again=("b",)))  # all may have been stored: only a run that does something looks around
+    space.run(
+        choice=Choice(again=("b",))
+    )  # all may have been stored: only a run that does something looks around
     left = [path.name for path in (space.root / ".recipe" / "attempts").iterdir()]
     # What goes into a shared store goes beside everything else: the kill may come when all is stored and not yet tidied, and then `gc` does that.
     assert not left or point.startswith("remote-"), left
@@ -138,7 +151,9 @@ def test_ctrl_c_through_a_pipe_still_cleans_up(space: Space, gate: Gate) -> None
     with store(space) as history:
         assert [row.state for row in history.runs.latest()] == ["CANCELLED"]
     with pytest.raises(OSError, match="No such device"):
-        os.close(os.open(gate.gate, os.O_WRONLY | os.O_NONBLOCK))  # nobody reads it any more: the step is gone
+        os.close(
+            os.open(gate.gate, os.O_WRONLY | os.O_NONBLOCK)
+        )  # nobody reads it any more: the step is gone
     assert not (space.root / "out.txt").exists()
 
 
@@ -151,7 +166,10 @@ def test_two_runs_at_once_do_the_work_once(space: Space, gate: Gate) -> None:
     two = space.start("run")
     until(lambda: len(store(space).runs.latest()) == 2)
     gate.open()
-    assert (one.wait(timeout=60), two.wait(timeout=60)) == (0, 0), (one.communicate(), two.communicate())
+    assert (one.wait(timeout=60), two.wait(timeout=60)) == (0, 0), (
+        one.communicate(),
+        two.communicate(),
+    )
     assert sorted(gate.ran()) == ["after", "gated"]
     assert space.read("after.txt") == "1\n"
     for process in (one, two):
@@ -162,10 +180,17 @@ def test_history_is_read_while_a_run_is_in_progress(space: Space, gate: Gate) ->
     process = space.start("run")
     gate.reached()
     with store(space) as history:
-        until(lambda: [row.state for row in history.runs.latest()] == ["ACTIVE"])  # moves are stored in groups, a little later
+        until(
+            lambda: [row.state for row in history.runs.latest()] == ["ACTIVE"]
+        )  # moves are stored in groups, a little later
         (row,) = history.runs.latest()
         assert history.runs.live(row.id) and history.database.check() == ""
-        until(lambda: any(event.id == "gated" and event.after == "RUNNING" for event in history.runs.events(row.id)))
+        until(
+            lambda: any(
+                event.id == "gated" and event.after == "RUNNING"
+                for event in history.runs.events(row.id)
+            )
+        )
     gate.open()
     assert process.wait(timeout=60) == 0
     process.communicate()
@@ -183,11 +208,18 @@ def test_an_input_edited_while_its_step_ran_is_not_remembered(space: Space, gate
     process.communicate()
     assert space.answers()["gated"] == "run"
     space.write("in.txt", "1\n")
-    assert space.answers()["gated"] == "run"  # neither content has a trace: which of them was read is not certain
+    assert (
+        space.answers()["gated"] == "run"
+    )  # neither content has a trace: which of them was read is not certain
 
 
-def test_an_input_edited_before_its_step_began_is_not_taken_for_the_old_one(space: Space, gate: Gate) -> None:
-    text = space.read(space.file) + "  late: {run: 'cat late.txt > o.txt', deps: [late.txt], needs: [gated], outputs: {o: o.txt}}\n"
+def test_an_input_edited_before_its_step_began_is_not_taken_for_the_old_one(
+    space: Space, gate: Gate
+) -> None:
+    text = (
+        space.read(space.file)
+        + "  late: {run: 'cat late.txt > o.txt', deps: [late.txt], needs: [gated], outputs: {o: o.txt}}\n"
+    )
     space.write(space.file, text)
     space.write("late.txt", "old\n")
     process = space.start("run")
@@ -201,7 +233,9 @@ def test_an_input_edited_before_its_step_began_is_not_taken_for_the_old_one(spac
     assert space.read("o.txt") == "old\n"
 
 
-def test_a_file_deep_in_a_tree_edited_while_its_step_ran_is_noticed(space: Space, gate: Gate) -> None:
+def test_a_file_deep_in_a_tree_edited_while_its_step_ran_is_noticed(
+    space: Space, gate: Gate
+) -> None:
     text = space.read(space.file).replace("deps: [in.txt]", "deps: [in.txt, tree]")
     space.write(space.file, text)
     space.write("tree/deep/x", "1")
@@ -322,10 +356,18 @@ steps:
 """
 
 
-def test_steps_that_are_found_on_the_way_all_run_and_only_what_is_new_runs_next_time(space: Space) -> None:
+def test_steps_that_are_found_on_the_way_all_run_and_only_what_is_new_runs_next_time(
+    space: Space,
+) -> None:
     space.recipe(SPLIT)
     space.write("list", "x y z")
-    assert sorted(space.run()) == ["all", "each[p=parts%2Fx]", "each[p=parts%2Fy]", "each[p=parts%2Fz]", "split"]
+    assert sorted(space.run()) == [
+        "all",
+        "each[p=parts%2Fx]",
+        "each[p=parts%2Fy]",
+        "each[p=parts%2Fz]",
+        "split",
+    ]
     assert space.read("all.txt") == "x\ny\nz\n" and space.run() == []
     space.write("list", "x w z")
     assert sorted(space.run()) == ["all", "each[p=parts%2Fw]", "split"]
@@ -339,7 +381,10 @@ def test_one_of_the_steps_found_on_the_way_fails_and_the_run_is_not_green(space:
     space.write("list", "x bad z")
     ran = space.attempt(settings=Settings(keep_going=True))
     assert space.summary is not None and space.summary.state == "FAILED"
-    assert sorted(ran) == ["each[p=parts%2Fbad]", "each[p=parts%2Fx]", "each[p=parts%2Fz]", "split"] and not (space.root / "all.txt").exists()
+    assert (
+        sorted(ran) == ["each[p=parts%2Fbad]", "each[p=parts%2Fx]", "each[p=parts%2Fz]", "split"]
+        and not (space.root / "all.txt").exists()
+    )
 
 
 def test_a_failed_step_runs_again_and_a_forced_one_too(space: Space) -> None:
@@ -352,11 +397,15 @@ def test_a_failed_step_runs_again_and_a_forced_one_too(space: Space) -> None:
     assert space.run() == ["a"] and space.run() == []
     from runner.execution.terms import Choice
 
-    assert space.run(choice=Choice(all=True)) == ["a"] and space.run(choice=Choice(again=("a",))) == ["a"]
+    assert space.run(choice=Choice(all=True)) == ["a"] and space.run(
+        choice=Choice(again=("a",))
+    ) == ["a"]
 
 
 def test_a_step_that_says_cache_false_runs_every_time_and_cuts_off_below(space: Space) -> None:
-    space.recipe("steps: {a: {run: 'echo 1 > o', cache: false, outputs: {o: o}}, b: {run: 'cat {{ steps.a.o }} > p', outputs: {o: p}}}")
+    space.recipe(
+        "steps: {a: {run: 'echo 1 > o', cache: false, outputs: {o: o}}, b: {run: 'cat {{ steps.a.o }} > p', outputs: {o: p}}}"
+    )
     assert space.run() == ["a", "b"] and space.run() == ["a"]
 
 
@@ -380,7 +429,9 @@ steps:
 # -- what it costs ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_to_the_database_is_constant_for_each_step(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_to_the_database_is_constant_for_each_step(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted: list[str] = []
     plain = database._connect
 
@@ -395,7 +446,11 @@ def test_what_is_written_to_the_database_is_constant_for_each_step(space: Space,
         counted.clear()
         space.recipe({"steps": {f"s{steps}_{n}": {"run": ["true"]} for n in range(steps)}})
         assert len(space.run()) == steps
-        writes = [text for text in counted if text.split(None, 1)[0].upper() in ("INSERT", "UPDATE", "DELETE", "REPLACE")]
+        writes = [
+            text
+            for text in counted
+            if text.split(None, 1)[0].upper() in ("INSERT", "UPDATE", "DELETE", "REPLACE")
+        ]
         commits = [text for text in counted if text.upper().startswith("COMMIT")]
         return len(writes), len(commits)
 
@@ -426,7 +481,9 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_secret_is_in_no_log_database_plan_event_or_argument(space: Space, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_secret_is_in_no_log_database_plan_event_or_argument(
+    space: Space, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     monkeypatch.setenv("CANARY_TOKEN", CANARY)
     space.write("spy.py", SPY)
     space.recipe(f"""
@@ -438,7 +495,12 @@ steps: {{a: {{run: [python, spy.py, "{code}"], secrets: [token], outputs: {{o: {
     assert rc == code
     planned = space.command("plan", "-p", "--json")
     events = space.command("run", "--json", "-B")
-    spellings = [CANARY.encode(), base64.b64encode(CANARY.encode()), CANARY.encode().hex().encode(), json.dumps(CANARY).encode()[1:-1]]
+    spellings = [
+        CANARY.encode(),
+        base64.b64encode(CANARY.encode()),
+        CANARY.encode().hex().encode(),
+        json.dumps(CANARY).encode()[1:-1],
+    ]
     shown = "\n".join([out, err, *map(str, planned), *map(str, events)]).encode()
     assert [s for s in spellings if s in shown] == []
     found = []
@@ -468,7 +530,9 @@ steps:
     assert space.answers() == {"a": "fresh", "b": "skip", "c": "skip"}
     assert space.run() == [] and space.events == []
     assert space.run({"v": 0.5}) == ["a", "b", "c"]
-    assert space.run({"v": 0.25}) == ["a"]  # what `when` asked is another number, and the steps are the same
+    assert space.run({"v": 0.25}) == [
+        "a"
+    ]  # what `when` asked is another number, and the steps are the same
 
 
 def test_what_a_step_made_when_it_was_run_again_by_hand_stays(space: Space) -> None:
@@ -510,16 +574,26 @@ steps:
     space.attempt(settings=Settings(keep_going=True))
     assert space.summary is not None and "bad" in [failure.id for failure in space.summary.failed]
     assert space.read("d/f") == "1\n"
-    assert not (space.root / "g").exists() or space.read("g") == "1\n"  # the superuser can spoil an object: then nobody is given it
-    space.recipe(space.read(space.file).replace('  bad: {run: "echo 2 >> {{ steps.a.o }}/f"}\n', ""))
+    assert (
+        not (space.root / "g").exists() or space.read("g") == "1\n"
+    )  # the superuser can spoil an object: then nobody is given it
+    space.recipe(
+        space.read(space.file).replace('  bad: {run: "echo 2 >> {{ steps.a.o }}/f"}\n', "")
+    )
     space.run()
     assert space.read("g") == "1\n" and space.read("d/f") == "1\n"
 
 
 def test_recipes_in_two_folders_each_use_the_one_beside_them(space: Space) -> None:
     for folder in ("a", "b"):
-        space.recipe(f"recipe: x@1\nsummary: A\nsteps: {{s: {{run: 'echo {folder} > o.txt', outputs: {{o: o.txt}}}}}}", name=f"{folder}/x.yaml")
-        space.recipe(f"recipe: {folder}@1\nsummary: A\nsteps: {{inner: {{uses: ./x.yaml}}}}", name=f"{folder}/outer.yaml")
+        space.recipe(
+            f"recipe: x@1\nsummary: A\nsteps: {{s: {{run: 'echo {folder} > o.txt', outputs: {{o: o.txt}}}}}}",
+            name=f"{folder}/x.yaml",
+        )
+        space.recipe(
+            f"recipe: {folder}@1\nsummary: A\nsteps: {{inner: {{uses: ./x.yaml}}}}",
+            name=f"{folder}/outer.yaml",
+        )
     space.recipe("steps: {one: {uses: ./a/outer.yaml}, two: {uses: ./b/outer.yaml}}")
     assert sorted(space.run()) == ["one/inner/s", "two/inner/s"]
     assert [space.read(f"{step}/inner/o.txt") for step in ("one", "two")] == ["a\n", "b\n"]
@@ -528,7 +602,9 @@ def test_recipes_in_two_folders_each_use_the_one_beside_them(space: Space) -> No
 def test_a_first_run_reads_its_recipe_once(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     parse = document.parse
-    monkeypatch.setattr(document, "parse", lambda text, name: read.append(name) or parse(text, name))
+    monkeypatch.setattr(
+        document, "parse", lambda text, name: read.append(name) or parse(text, name)
+    )
     space.recipe("steps: {s: {run: 'true'}}")
     with begun(space.root, Request("./recipe.yaml")) as ws:
         assert look(ws, Request("./recipe.yaml"), Choice()).todo

@@ -22,7 +22,15 @@ from tests.rented import TRAIN, alive, key_of_the_account, rents
 from tests.support import Space
 
 KILLS = int(os.environ.get("RECIPE_RENTED_KILLS", "18"))
-POINTS = ("lease-intended", "lease-asked", "lease-recorded", "lease-up", "release-intended", "release-asked", "release-proved")
+POINTS = (
+    "lease-intended",
+    "lease-asked",
+    "lease-recorded",
+    "lease-up",
+    "release-intended",
+    "release-asked",
+    "release-proved",
+)
 WAVE = 12
 """Kills before everything is reaped: each machine that a dead run leaves is a process here."""
 PATIENCE = 600.0
@@ -39,7 +47,9 @@ STEP = "steps:\n  s: {{run: 'python3 train.py o; sleep 0.1; echo 1 >> {ended}', 
         pytest.param("prime", marks=pytest.mark.proof),
     ],
 )
-def test_no_kill_of_a_run_leaks_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_no_kill_of_a_run_leaks_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv("RECIPE_LEDGER", str(tmp_path / "ledger.db"))
     luck = random.Random(13)
     cases: list[tuple[Space, str, float]] = []
@@ -57,7 +67,13 @@ def test_no_kill_of_a_run_leaks_a_machine(tmp_path: Path, monkeypatch: pytest.Mo
         def killed(case: tuple[Space, str, float]) -> int:
             space, point, moment = case
             worker = space.start(
-                "run", "--driver", name, "--unattended", env={"RECIPE_CRASH_AT": point}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                "run",
+                "--driver",
+                name,
+                "--unattended",
+                env={"RECIPE_CRASH_AT": point},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
             try:
                 worker.wait(PATIENCE if point else moment)
@@ -66,7 +82,14 @@ def test_no_kill_of_a_run_leaks_a_machine(tmp_path: Path, monkeypatch: pytest.Mo
             return worker.wait(60)
 
         def again(case: tuple[Space, str, float]) -> tuple[int, str]:
-            worker = case[0].start("run", "--driver", name, "--unattended", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            worker = case[0].start(
+                "run",
+                "--driver",
+                name,
+                "--unattended",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
             said, _ = worker.communicate(timeout=PATIENCE)
             return worker.returncode, said
 
@@ -76,21 +99,35 @@ def test_no_kill_of_a_run_leaks_a_machine(tmp_path: Path, monkeypatch: pytest.Mo
             with ThreadPoolExecutor(6) as several:
                 codes = list(several.map(killed, wave))
                 after = list(several.map(again, wave[1::3]))
-            assert [point for code, (_, point, _) in zip(codes, wave, strict=True) if point and code != -9] == []
+            assert [
+                point
+                for code, (_, point, _) in zip(codes, wave, strict=True)
+                if point and code != -9
+            ] == []
             assert [said for code, said in after if code] == []
             resumed += [case[0] for case in wave[1::3]]
             code, out, said = wave[0][0].command("reap", "--dead", "--yes")
             left = alive(running)
-            assert code == 0 and not left, (out + said, left, [entry for entry in running.ledger() if entry["machine"] in left][:2])
+            assert code == 0 and not left, (
+                out + said,
+                left,
+                [entry for entry in running.ledger() if entry["machine"] in left][:2],
+            )
             print(f"{name}: {begin + len(wave)} kills, {len(resumed)} resumed, 0 left")
         here = Space(tmp_path / "here")
         here.write("train.py", TRAIN)
         here.recipe(STEP.format(ended=tmp_path / "ended").replace("resources: {gpus: 1}, ", ""))
         here.run()
         assert {space.read("o") for space in resumed} == {here.read("o")}
-        assert {path.name: text for path in tmp_path.glob("ended-*") if (text := path.read_text()) != "1\n"} == {}, "a step that ended was run again"
+        assert {
+            path.name: text
+            for path in tmp_path.glob("ended-*")
+            if (text := path.read_text()) != "1\n"
+        } == {}, "a step that ended was run again"
         assert len(alive(running, foreign=True)) == 20
-        assert {entry["event"] for entry in running.ledger() if not entry["mark"].startswith("recipe-")} <= {"created", "started", "billed"}
+        assert {
+            entry["event"] for entry in running.ledger() if not entry["mark"].startswith("recipe-")
+        } <= {"created", "started", "billed"}
         assert twice(running, tmp_path / "ledger.db") == []
 
 
@@ -102,7 +139,10 @@ def twice(running: Provider, path: Path) -> list[str]:
     for entry in running.ledger():
         if (space := spaces.get(entry["mark"].rpartition("-")[2])) is None:
             continue
-        if entry["event"] == "created" and living.setdefault(space, entry["machine"]) != entry["machine"]:
+        if (
+            entry["event"] == "created"
+            and living.setdefault(space, entry["machine"]) != entry["machine"]
+        ):
             found.append(f"{space}: {entry['machine']} beside {living[space]}")
         elif entry["event"] == "destroyed" and living.get(space) == entry["machine"]:
             del living[space]

@@ -21,7 +21,9 @@ from tests.support import Space
 RENTED = Settings(driver="loopback")
 
 
-def test_a_machine_is_rented_for_the_step_that_needs_it_while_the_others_run_here(space: Space) -> None:
+def test_a_machine_is_rented_for_the_step_that_needs_it_while_the_others_run_here(
+    space: Space,
+) -> None:
     cloud(space, boots=0.5)
     space.recipe(
         "steps:\n  data: {run: 'pwd > a.txt', outputs: {o: a.txt}}\n"
@@ -30,21 +32,45 @@ def test_a_machine_is_rented_for_the_step_that_needs_it_while_the_others_run_her
     )
     space.run(settings=RENTED)
     there, near = space.read("c.txt").split()
-    assert "/cloud/host-1/" in there and near.startswith(str(space.root)) and space.read("a.txt").startswith(str(space.root))
+    assert (
+        "/cloud/host-1/" in there
+        and near.startswith(str(space.root))
+        and space.read("a.txt").startswith(str(space.root))
+    )
     assert provider(space) == ["created", "destroyed"]
-    told = [(event.id if event.subject == "step" else "lease", event.after) for event in space.events if event.subject in ("step", "lease")]
-    assert [after for what, after in told if what == "lease"] == ["ASKED", "COMING", "UP", "RELEASING", "GONE"]
-    assert told.index(("data", "DONE")) < told.index(("lease", "UP")) < told.index(("train", "RUNNING"))
+    told = [
+        (event.id if event.subject == "step" else "lease", event.after)
+        for event in space.events
+        if event.subject in ("step", "lease")
+    ]
+    assert [after for what, after in told if what == "lease"] == [
+        "ASKED",
+        "COMING",
+        "UP",
+        "RELEASING",
+        "GONE",
+    ]
+    assert (
+        told.index(("data", "DONE"))
+        < told.index(("lease", "UP"))
+        < told.index(("train", "RUNNING"))
+    )
 
 
 def test_nothing_is_rented_for_steps_that_need_no_gpu_unless_it_is_asked_for(space: Space) -> None:
     cloud(space)
-    space.recipe("steps:\n  s: {run: 'pwd > o', outputs: {o: o}}\n  t: {run: 'pwd > p', outputs: {o: p}, where: local}\n")
+    space.recipe(
+        "steps:\n  s: {run: 'pwd > o', outputs: {o: o}}\n  t: {run: 'pwd > p', outputs: {o: p}, where: local}\n"
+    )
     space.run(settings=RENTED)
     assert provider(space) == [] and space.read("o").startswith(str(space.root))
     shutil.rmtree(space.root / ".recipe")
     space.run(settings=Settings(driver="loopback", everything_there=True, overwrite=True))
-    assert "/cloud/" in space.read("o") and space.read("p").startswith(str(space.root)) and provider(space) == ["created", "destroyed"]
+    assert (
+        "/cloud/" in space.read("o")
+        and space.read("p").startswith(str(space.root))
+        and provider(space) == ["created", "destroyed"]
+    )
 
 
 def test_a_machine_with_nothing_to_do_is_given_back_and_another_asked_for(space: Space) -> None:
@@ -62,7 +88,11 @@ def test_a_need_that_nothing_satisfies_is_refused_and_nothing_is_rented(space: S
     cloud(space)
     space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 8}, outputs: {o: o}}\n")
     code, _, said = space.command("run", "--driver", "loopback")
-    assert code == 5 and "s needs gpus 8; loopback offers no such machine now" in said and provider(space) == []
+    assert (
+        code == 5
+        and "s needs gpus 8; loopback offers no such machine now" in said
+        and provider(space) == []
+    )
 
 
 def test_a_limit_that_does_not_pay_for_two_checkpoints_rents_nothing(space: Space) -> None:
@@ -72,7 +102,11 @@ def test_a_limit_that_does_not_pay_for_two_checkpoints_rents_nothing(space: Spac
         "steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, state: {st: {path: saved, every: 10m}}, outputs: {o: o}}\n"
     )  # fmt: skip
     code, _, said = space.command("run", "--driver", "loopback")
-    assert code == 3 and "at least 2100 s (900 s to come up, and 2 checkpoints, 600 s apart), $0.70" in said and provider(space) == [], said
+    assert (
+        code == 3
+        and "at least 2100 s (900 s to come up, and 2 checkpoints, 600 s apart), $0.70" in said
+        and provider(space) == []
+    ), said
 
 
 def test_a_step_whose_machines_are_all_gone_fails_with_the_reason(space: Space) -> None:
@@ -80,7 +114,10 @@ def test_a_step_whose_machines_are_all_gone_fails_with_the_reason(space: Space) 
     space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
     space.attempt(settings=RENTED)
     assert space.summary is not None and space.summary.state == "FAILED"
-    assert "loopback has no machine left that does for it; the last that was asked for: " in space.summary.failed[0].reason
+    assert (
+        "loopback has no machine left that does for it; the last that was asked for: "
+        in space.summary.failed[0].reason
+    )
     assert provider(space) == []
 
 
@@ -98,19 +135,35 @@ def test_checkpoints_that_came_home_count_among_the_bytes_of_the_next_run(space:
     assert code == 0 and json.loads(out)[0]["bytes_home"] == 2 + 100_000, said
 
 
-@pytest.mark.parametrize("call", [2, 3, 4])  # while it is asked what it has, and its agent and files are reached
+@pytest.mark.parametrize(
+    "call", [2, 3, 4]
+)  # while it is asked what it has, and its agent and files are reached
 def test_a_step_whose_machine_is_lost_runs_on_another(space: Space, call: int) -> None:
     cloud(space, faults={"lost_on_call": call})
-    space.recipe("steps:\n  s: {run: 'sleep 0.5; echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    space.recipe(
+        "steps:\n  s: {run: 'sleep 0.5; echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n"
+    )
     space.run(settings=RENTED)
     assert provider(space) == ["created", "destroyed"] * 2
 
 
 # While it is measured, while it is asked what it has, and in its setup.
-@pytest.mark.parametrize(("fault", "call"), [("lost_on_call", 1), ("unreachable_on_call", 1), ("unreachable_on_call", 3), ("lost_on_call", 5)])
-def test_a_machine_that_is_of_no_use_before_a_step_runs_there_costs_an_offer(space: Space, fault: str, call: int) -> None:
+@pytest.mark.parametrize(
+    ("fault", "call"),
+    [
+        ("lost_on_call", 1),
+        ("unreachable_on_call", 1),
+        ("unreachable_on_call", 3),
+        ("lost_on_call", 5),
+    ],
+)
+def test_a_machine_that_is_of_no_use_before_a_step_runs_there_costs_an_offer(
+    space: Space, fault: str, call: int
+) -> None:
     cloud(space, faults={fault: call, "dark": int(fault != "lost_on_call")})
-    space.recipe("setup: ['sleep 0.2']\nsteps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    space.recipe(
+        "setup: ['sleep 0.2']\nsteps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n"
+    )
     space.run(settings=RENTED)
     assert provider(space) == ["created", "destroyed"] * 2
 
@@ -122,16 +175,23 @@ def test_a_machine_that_cannot_be_set_up_is_given_back_and_no_other_is_rented(sp
     )
     space.attempt(settings=RENTED)
     assert space.summary is not None and space.summary.state == "FAILED"
-    assert "no such disk" in space.summary.failed[0].reason and provider(space) == ["created", "destroyed"]
+    assert "no such disk" in space.summary.failed[0].reason and provider(space) == [
+        "created",
+        "destroyed",
+    ]
 
 
 def test_a_run_that_waits_for_its_machine_is_provisioning(space: Space) -> None:
-    row = LeaseRow("k", "loopback", "r", str(space.root), {}, "me", "ASKED", {}, until=9e9, price=1.2)
+    row = LeaseRow(
+        "k", "loopback", "r", str(space.root), {}, "me", "ASKED", {}, until=9e9, price=1.2
+    )
     with Workspace.open(space.root) as ws, Ledger.open(Path(os.environ["RECIPE_LEDGER"])) as ledger:
         ws.store.runs.submit(RunRow("r", "t@1", "p", {}, str(space.root)))
         fence = ws.store.runs.claim("r", "w")
         assert fence is not None
-        ws.store.runs.group("r", fence, steps=[StepRow("r", "s", "QUEUED")], run_state=("ACTIVE", ""))
+        ws.store.runs.group(
+            "r", fence, steps=[StepRow("r", "s", "QUEUED")], run_state=("ACTIVE", "")
+        )
         words = [overview(ws, ws.store.runs.get("r"), {("QUEUED", ""): 1})["state"]]
         ledger.ask(row)
         words.append(overview(ws, ws.store.runs.get("r"), {("QUEUED", ""): 1})["state"])
@@ -141,8 +201,13 @@ def test_a_run_that_waits_for_its_machine_is_provisioning(space: Space) -> None:
 def test_a_local_run_writes_no_ledger(space: Space) -> None:
     space.recipe("steps:\n  s: {run: 'echo 1 > o', outputs: {o: o}}\n")
     space.run()
-    assert not Path(os.environ["RECIPE_LEDGER"]).exists() and not (space.root / ".recipe/ledger.db").exists()
-    assert "runner.storage.records.ledger" in sys.modules  # it is imported with what knows leases, and opened by nobody
+    assert (
+        not Path(os.environ["RECIPE_LEDGER"]).exists()
+        and not (space.root / ".recipe/ledger.db").exists()
+    )
+    assert (
+        "runner.storage.records.ledger" in sys.modules
+    )  # it is imported with what knows leases, and opened by nobody
 
 
 def test_a_python_that_is_not_there_is_reported_and_nothing_is_rented(space: Space) -> None:

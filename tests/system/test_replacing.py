@@ -9,7 +9,9 @@ from tests.support import Space
 
 
 def test_a_file_that_would_be_replaced_is_anothers_an_edit_or_older(space: Space) -> None:
-    space.recipe("recipe: mlp@1\nsummary: x\nsteps: {s: {run: 'echo 1 > outputs/model.pt', outputs: {o: outputs/}}}\n")
+    space.recipe(
+        "recipe: mlp@1\nsummary: x\nsteps: {s: {run: 'echo 1 > outputs/model.pt', outputs: {o: outputs/}}}\n"
+    )
     space.run()
     space.recipe(
         "recipe: mine@1\nsummary: x\nsteps:\n  a: {run: 'echo 2 > o', outputs: {o: o}}\n  b: {run: 'echo 3 > outputs/model.pt', outputs: {o: outputs/model.pt}}\n"
@@ -30,4 +32,7 @@ def test_a_file_that_would_be_replaced_is_anothers_an_edit_or_older(space: Space
     space.write("o", "edited\n")
     code, said, _ = space.command("plan", "./mine.yaml")
     assert code == 0 and "would replace o, which was edited after mine@1 made it" in said
-    assert "it would replace o, which was edited after mine@1 made it" in space.command("why", "a", "./mine.yaml")[1]
+    assert (
+        "it would replace o, which was edited after mine@1 made it"
+        in space.command("why", "a", "./mine.yaml")[1]
+    )

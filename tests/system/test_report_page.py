@@ -59,7 +59,22 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     space.recipe(RECIPE)
     space.attempt({"rates": [0.1, 0.5]})
     target = space.root / "report.html"
-    assert main(["run", "-C", str(space.root), "./recipe.yaml", "-k", "--name", "<b>base</b>", "--note", "<img src=x onerror=window.__xss=7>"]) == 1
+    assert (
+        main(
+            [
+                "run",
+                "-C",
+                str(space.root),
+                "./recipe.yaml",
+                "-k",
+                "--name",
+                "<b>base</b>",
+                "--note",
+                "<img src=x onerror=window.__xss=7>",
+            ]
+        )
+        == 1
+    )
     assert main(["report", "-C", str(space.root), "--html", "-o", str(target)]) == 0
     return target
 
@@ -86,15 +101,34 @@ def test_the_file_loads_nothing_and_has_only_our_scripts(page: Path) -> None:
     text = page.read_text("utf-8")
     tags = Tags(text).found
     assert len(text) < 3 << 20
-    assert [attrs.get("type") for tag, attrs in tags if tag == "script"] == ["application/json", None, None]
-    assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in tags if tag == "img" and attrs.get("src") is not None)
-    assert not any(name.startswith("on") or name == "style" for _, attrs in tags for name in attrs)
-    assert not [attrs for tag, attrs in tags if tag in ("link", "iframe", "object", "embed", "form", "base")]
-    away = [attrs for tag, attrs in tags if tag == "a" and not str(attrs.get("href", "#")).startswith("#")]
-    assert away == [{"href": 'https://runs.example/"><img/src=x/onerror=window.__xss=9>', "rel": "noopener noreferrer"}], (
-        "what the step said, and no more"
+    assert [attrs.get("type") for tag, attrs in tags if tag == "script"] == [
+        "application/json",
+        None,
+        None,
+    ]
+    assert all(
+        attrs["src"].startswith("data:image/png;base64,")
+        for tag, attrs in tags
+        if tag == "img" and attrs.get("src") is not None
     )
-    policy = next(str(attrs["content"]) for tag, attrs in tags if tag == "meta" and attrs.get("http-equiv"))
+    assert not any(name.startswith("on") or name == "style" for _, attrs in tags for name in attrs)
+    assert not [
+        attrs for tag, attrs in tags if tag in ("link", "iframe", "object", "embed", "form", "base")
+    ]
+    away = [
+        attrs
+        for tag, attrs in tags
+        if tag == "a" and not str(attrs.get("href", "#")).startswith("#")
+    ]
+    assert away == [
+        {
+            "href": 'https://runs.example/"><img/src=x/onerror=window.__xss=9>',
+            "rel": "noopener noreferrer",
+        }
+    ], "what the step said, and no more"
+    policy = next(
+        str(attrs["content"]) for tag, attrs in tags if tag == "meta" and attrs.get("http-equiv")
+    )
     assert (
         policy.startswith("default-src 'none'; script-src 'sha256-")
         and "unsafe" not in policy
@@ -110,7 +144,9 @@ def test_the_parts_of_others_are_those_that_were_published() -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_a_browser_shows_a_hostile_run_and_nothing_breaks_out(page: Path, browser: Any, width: int, scheme: str) -> None:
+def test_a_browser_shows_a_hostile_run_and_nothing_breaks_out(
+    page: Path, browser: Any, width: int, scheme: str
+) -> None:
     said: list[str] = []
     asked: list[str] = []
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -121,18 +157,31 @@ def test_a_browser_shows_a_hostile_run_and_nothing_breaks_out(page: Path, browse
     tab.goto(page.as_uri())
     tab.wait_for_function("window.ready")
     assert said == [] and [url for url in asked if not url.startswith("data:")] == [page.as_uri()]
-    assert tab.evaluate("[window.__xss === undefined, document.documentElement.scrollWidth === innerWidth]") == [True, True]
+    assert tab.evaluate(
+        "[window.__xss === undefined, document.documentElement.scrollWidth === innerWidth]"
+    ) == [True, True]
     text = tab.inner_text("body")
     assert (
-        "failed t@1 <b>base</b>" in text and "diverged <script>window.__xss=1</script>" in text and "</title><script>window.__xss=6</script>" in text
+        "failed t@1 <b>base</b>" in text
+        and "diverged <script>window.__xss=1</script>" in text
+        and "</title><script>window.__xss=6</script>" in text
     )
-    assert tab.locator("#steps g[role=listitem]").count() == 3 and tab.locator("#time rect.bar").count() == 1
-    assert tab.locator("#chart canvas").count() == 1 and "thick: the best, train[lr=0.1]" in tab.inner_text("#legend")
+    assert (
+        tab.locator("#steps g[role=listitem]").count() == 3
+        and tab.locator("#time rect.bar").count() == 1
+    )
+    assert tab.locator(
+        "#chart canvas"
+    ).count() == 1 and "thick: the best, train[lr=0.1]" in tab.inner_text("#legend")
     tab.select_option("#metric", "</script><img src=x onerror=window.__xss=2>")
     tab.select_option("#smooth", "0.9")
     tab.click("#log")
-    assert tab.locator("#images img").count() == 2 and "fake.png" not in tab.inner_html("#images"), "what has no picture's bytes is none"
-    assert tab.evaluate("[...document.querySelectorAll('#images img')].every(each => (each.loading = 'eager', true))")
+    assert tab.locator("#images img").count() == 2 and "fake.png" not in tab.inner_html(
+        "#images"
+    ), "what has no picture's bytes is none"
+    assert tab.evaluate(
+        "[...document.querySelectorAll('#images img')].every(each => (each.loading = 'eager', true))"
+    )
     assert tab.locator("#results tr.best").count() == 1
     tab.click("#results th:nth-child(2) button")
     tab.click("#results th:nth-child(2) button")
@@ -140,7 +189,13 @@ def test_a_browser_shows_a_hostile_run_and_nothing_breaks_out(page: Path, browse
     tab.fill("#filter", "failed")
     assert tab.inner_text("#count") == "1 of 3"
     log = tab.text_content("#logs details.bad pre")
-    assert "<U+202E>reversed" in log and "red " in log and "\x1b" not in log and "10%" not in log and "]]> --> </pre></script>" in log
+    assert (
+        "<U+202E>reversed" in log
+        and "red " in log
+        and "\x1b" not in log
+        and "10%" not in log
+        and "]]> --> </pre></script>" in log
+    )
     assert (
         "from run" in tab.text_content("#logs")
         and "# rows: 7" in tab.text_content("#files")
@@ -154,5 +209,7 @@ def test_the_page_is_readable_without_javascript(page: Path, browser: Any) -> No
     context = browser.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(page.as_uri())
-    assert "Curves need JavaScript" in tab.inner_text("#curves") and "train[lr=0.5]" in tab.inner_text("#results")
+    assert "Curves need JavaScript" in tab.inner_text(
+        "#curves"
+    ) and "train[lr=0.5]" in tab.inner_text("#results")
     context.close()

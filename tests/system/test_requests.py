@@ -46,7 +46,9 @@ TRAINER = """
 @pytest.fixture
 def trained(space: Space) -> Space:
     """A short step, and one that saves where it is, and goes on for as long as there is a file `slow`."""
-    space.recipe(f"steps:\n  a: {{run: 'echo a >> {space.root}/starts; echo one > a.txt', outputs: {{o: a.txt}}}}{TRAINER.format(root=space.root)}")
+    space.recipe(
+        f"steps:\n  a: {{run: 'echo a >> {space.root}/starts; echo one > a.txt', outputs: {{o: a.txt}}}}{TRAINER.format(root=space.root)}"
+    )
     space.write("slow", "")
     return space
 
@@ -64,22 +66,34 @@ def runs(space: Space) -> list[tuple[str, str]]:
         return [(row.id, row.state) for row in store.runs.latest()]
 
 
-def test_a_paused_run_stops_after_saving_and_is_the_one_that_is_asked_for_again(trained: Space) -> None:
+def test_a_paused_run_stops_after_saving_and_is_the_one_that_is_asked_for_again(
+    trained: Space,
+) -> None:
     worker = trained.start("run")
     until(lambda: steps_made(trained) > 3)
     code, told, _ = trained.command("pause")
     _, said = worker.communicate(timeout=30)
     ((id, state),) = runs(trained)
-    assert (code, worker.returncode, state) == (0, 130, "PAUSED") and f"recipe resume {id}" in told and "paused: 2 steps" in said
+    assert (
+        (code, worker.returncode, state) == (0, 130, "PAUSED")
+        and f"recipe resume {id}" in told
+        and "paused: 2 steps" in said
+    )
     made = steps_made(trained)
     assert made > 3 and starts(trained) == ["a", "b"]
     (trained.root / "slow").unlink()
     code, _, said = trained.command("run")
     assert code == 0 and "which was paused" in said, said
-    assert runs(trained) == [(id, "COMPLETED")] and starts(trained) == ["a", "b", "b"] and steps_made(trained) in (0, made)
+    assert (
+        runs(trained) == [(id, "COMPLETED")]
+        and starts(trained) == ["a", "b", "b"]
+        and steps_made(trained) in (0, made)
+    )
 
 
-def test_a_run_under_way_is_neither_resumed_nor_retried_and_a_cancelled_one_is_over_and_what_ran_is_gone(trained: Space) -> None:
+def test_a_run_under_way_is_neither_resumed_nor_retried_and_a_cancelled_one_is_over_and_what_ran_is_gone(
+    trained: Space,
+) -> None:
     worker = trained.start("run")
     until(lambda: steps_made(trained) > 0)
     for verb, words in (("resume", "is running"), ("retry", "is not over")):
@@ -87,7 +101,11 @@ def test_a_run_under_way_is_neither_resumed_nor_retried_and_a_cancelled_one_is_o
         assert code == 3 and words in said, said
     code, told, _ = trained.command("cancel")
     worker.communicate(timeout=30)
-    assert (code, worker.returncode, [state for _, state in runs(trained)]) == (0, 130, ["CANCELLED"]) and "is CANCELLED" in told
+    assert (code, worker.returncode, [state for _, state in runs(trained)]) == (
+        0,
+        130,
+        ["CANCELLED"],
+    ) and "is CANCELLED" in told
     made = steps_made(trained)
     (trained.root / "slow").unlink()
     assert trained.command("retry")[0] == 0
@@ -114,7 +132,9 @@ steps:
 
 
 def listens(space: Space) -> bool:
-    return any("listens" in path.read_text() for path in (space.root / ".recipe").rglob(".recipe-control"))
+    return any(
+        "listens" in path.read_text() for path in (space.root / ".recipe").rglob(".recipe-control")
+    )
 
 
 def test_a_training_that_listens_is_asked_to_save_and_gets_no_signal(space: Space) -> None:
@@ -129,7 +149,11 @@ def test_a_training_that_listens_is_asked_to_save_and_gets_no_signal(space: Spac
     (space.root / "slow").unlink()
     code, _, said = space.command("resume", env={"CHECKPOINT_INTERVAL_STEPS": "7"})
     assert code == 0, said
-    assert runs(space) == [(id, "COMPLETED")] and starts(space) == ["b", "b"] and space.read("b.txt") == "7\n"
+    assert (
+        runs(space) == [(id, "COMPLETED")]
+        and starts(space) == ["b", "b"]
+        and space.read("b.txt") == "7\n"
+    )
 
 
 def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was_asked_is_paused(
@@ -138,7 +162,9 @@ def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was
     space.recipe(LISTENS.format(root=space.root))
     space.write("slow", "")
 
-    async def answered_late(host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]) -> bool:
+    async def answered_late(
+        host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]
+    ) -> bool:
         answer = await control_file.asked(host, cwd, what)
         await asyncio.wait([task for task in asyncio.all_tasks() if "_carry" in repr(task)])
         return answer
@@ -157,7 +183,9 @@ def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was
 
 
 @pytest.mark.parametrize(("verb", "state"), [("cancel", "CANCELLED"), ("pause", "PAUSED")])
-def test_a_run_without_a_worker_is_ended_or_paused_and_its_job_stops(trained: Space, verb: str, state: str) -> None:
+def test_a_run_without_a_worker_is_ended_or_paused_and_its_job_stops(
+    trained: Space, verb: str, state: str
+) -> None:
     worker = trained.start("run")
     until(lambda: steps_made(trained) > 0)
     os.kill(worker.pid, signal.SIGKILL)
@@ -170,7 +198,9 @@ def test_a_run_without_a_worker_is_ended_or_paused_and_its_job_stops(trained: Sp
     (trained.root / "slow").unlink()
     code, _, said = trained.command("resume" if verb == "pause" else "retry")
     assert code == 0, said
-    assert [each for _, each in runs(trained)] == (["COMPLETED"] if verb == "pause" else ["COMPLETED", "CANCELLED"])
+    assert [each for _, each in runs(trained)] == (
+        ["COMPLETED"] if verb == "pause" else ["COMPLETED", "CANCELLED"]
+    )
 
 
 def test_a_cancel_that_its_worker_never_read_is_honoured_by_the_next_run(trained: Space) -> None:
@@ -189,8 +219,12 @@ def test_a_cancel_that_its_worker_never_read_is_honoured_by_the_next_run(trained
     assert [state for _, state in runs(trained)] == ["COMPLETED", "CANCELLED"]
 
 
-@pytest.mark.parametrize(("what", "state"), [("cancel", "CANCELLED"), ("pause", "COMPLETED"), ("resume", "COMPLETED")])
-def test_what_is_asked_in_the_last_moment_is_answered_by_the_end(space: Space, monkeypatch: pytest.MonkeyPatch, what: str, state: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "state"), [("cancel", "CANCELLED"), ("pause", "COMPLETED"), ("resume", "COMPLETED")]
+)
+def test_what_is_asked_in_the_last_moment_is_answered_by_the_end(
+    space: Space, monkeypatch: pytest.MonkeyPatch, what: str, state: str
+) -> None:
     space.recipe("steps: {a: {run: echo one > a.txt, outputs: {o: a.txt}}}")
     whole = loop.run
 
@@ -206,7 +240,9 @@ def test_what_is_asked_in_the_last_moment_is_answered_by_the_end(space: Space, m
     assert [found for _, found in runs(space)] == [state]
 
 
-def test_a_resume_that_comes_when_all_has_stopped_is_not_lost(trained: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_that_comes_when_all_has_stopped_is_not_lost(
+    trained: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, turns = loop.run, [0]
 
     async def asked(work: Work) -> Report:
@@ -223,10 +259,16 @@ def test_a_resume_that_comes_when_all_has_stopped_is_not_lost(trained: Space, mo
 
     monkeypatch.setattr(loop, "run", asked)
     trained.attempt()
-    assert turns == [2] and [state for _, state in runs(trained)] == ["COMPLETED"] and starts(trained) == ["a", "b"]
+    assert (
+        turns == [2]
+        and [state for _, state in runs(trained)] == ["COMPLETED"]
+        and starts(trained) == ["a", "b"]
+    )
 
 
-def test_an_error_of_the_run_is_reported_though_something_was_asked_for_meanwhile(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_run_is_reported_though_something_was_asked_for_meanwhile(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
 
     async def broken(work: Work) -> Report:
@@ -241,7 +283,12 @@ def test_an_error_of_the_run_is_reported_though_something_was_asked_for_meanwhil
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "state"), [("pause", "pause", "PAUSED"), ("pause", "cancel", "CANCELLED"), ("cancel", "pause", "CANCELLED")]
+    ("first", "then", "state"),
+    [
+        ("pause", "pause", "PAUSED"),
+        ("pause", "cancel", "CANCELLED"),
+        ("cancel", "pause", "CANCELLED"),
+    ],
 )
 def test_a_run_of_which_two_things_are_asked_while_a_worker_takes_it_does_not_fail(
     space: Space, monkeypatch: pytest.MonkeyPatch, first: str, then: str, state: str
@@ -284,7 +331,9 @@ def test_what_is_asked_of_a_run_that_begins_just_then_is_done(
     assert [found for _, found in runs(space)] == [state]
 
 
-def test_a_cancel_that_comes_while_a_paused_run_is_paused_once_more_is_done(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_that_comes_while_a_paused_run_is_paused_once_more_is_done(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
     with Workspace.open(space.root) as ws:
         run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket()).id
@@ -297,7 +346,9 @@ def test_a_cancel_that_comes_while_a_paused_run_is_paused_once_more_is_done(spac
             return looked(folder, id)
 
         monkeypatch.setattr(unattended, "left_by", asked)
-        assert end_unattended(ws, run, "PAUSED", print) and ws.store.runs.get(run).state == "CANCELLED"
+        assert (
+            end_unattended(ws, run, "PAUSED", print) and ws.store.runs.get(run).state == "CANCELLED"
+        )
 
 
 def test_a_run_that_ended_while_it_was_asked_stays_as_it_ended(space: Space) -> None:
@@ -306,7 +357,9 @@ def test_a_run_that_ended_while_it_was_asked_stays_as_it_ended(space: Space) -> 
     ((run, _),) = runs(space)
     with Workspace.open(space.root) as ws:
         assert not end_unattended(ws, run, "CANCELLED", print) and not give_back(ws, run)
-        assert [event.after for event in ws.store.runs.events(run) if event.subject == "run"][-1] == "COMPLETED"
+        assert [event.after for event in ws.store.runs.events(run) if event.subject == "run"][
+            -1
+        ] == "COMPLETED"
 
 
 def test_a_run_that_is_over_is_left_alone(space: Space) -> None:

@@ -45,7 +45,9 @@ def space(tmp_path: Path) -> Path:
 def start(space: Path, *words: str) -> subprocess.Popen[bytes]:
     env = {**os.environ, "COUNT": str(space / "count"), "GATE": str(space / "gate")}
     command = [sys.executable, "-m", "runner.interface.cli.main", "run", *words]
-    return subprocess.Popen(command, cwd=space / "ws", env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        command, cwd=space / "ws", env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 def run(space: Path, *words: str) -> tuple[int, str]:
@@ -99,7 +101,10 @@ def test_a_run_whose_worker_was_killed_goes_on_under_its_own_id(space: Path) -> 
     assert [event.seq for event in told] == list(range(1, len(told) + 1))
     assert begun(space) == 1, "the step that was running was taken up, not begun again"
     moves = [(event.before, event.after) for event in told if event.id == "b"]
-    assert all(before == after for (_, before), (after, _) in itertools.pairwise(moves)) and moves[-1][1] == "DONE"
+    assert (
+        all(before == after for (_, before), (after, _) in itertools.pairwise(moves))
+        and moves[-1][1] == "DONE"
+    )
     assert not list((space / "ws/.recipe/attempts").iterdir())
 
 
@@ -130,7 +135,9 @@ def test_a_run_of_another_file_with_the_same_name_leaves_it_to_be_resumed(space:
 def test_a_resumed_run_has_the_retries_that_were_left(space: Path) -> None:
     first_fails = '[ "$(wc -l < "$COUNT")" -gt 1 ] || exit 1'
     (space / "ws/recipe.yaml").write_text(
-        RECIPE.replace("      while", f"      {first_fails}\n      while").replace("      echo b >", "      exit 1 #")
+        RECIPE.replace("      while", f"      {first_fails}\n      while").replace(
+            "      echo b >", "      exit 1 #"
+        )
     )
     first = start(space)
     wait_for_begun(space, 2)  # the second and last try
@@ -140,11 +147,15 @@ def test_a_resumed_run_has_the_retries_that_were_left(space: Path) -> None:
     (space / "gate").touch()
     code, _ = run(space)
     (row,) = runs(space)
-    assert (code, row.state, begun(space)) == (1, "FAILED", 2), "its last try failed, also if no worker saw it"
+    assert (code, row.state, begun(space)) == (1, "FAILED", 2), (
+        "its last try failed, also if no worker saw it"
+    )
 
 
 def test_a_failure_that_no_worker_saw_costs_a_retry(space: Path) -> None:
-    (space / "ws/recipe.yaml").write_text(RECIPE.replace("      echo b >", '      echo $$ > "$GATE.pid"\n      exit 3 #'))
+    (space / "ws/recipe.yaml").write_text(
+        RECIPE.replace("      echo b >", '      echo $$ > "$GATE.pid"\n      exit 3 #')
+    )
     killed_in_b(space)
     (space / "gate").touch()
     pid = space / "gate.pid"
@@ -167,12 +178,16 @@ def test_what_was_forced_and_done_is_not_forced_again(space: Path) -> None:
     assert row.fence == 2 and done == ["a", "b", "c"], "each step ran once in the resumed run"
 
 
-def test_a_run_whose_worker_died_behind_its_last_step_is_over_when_nothing_is_left_to_do(space: Path) -> None:
+def test_a_run_whose_worker_died_behind_its_last_step_is_over_when_nothing_is_left_to_do(
+    space: Path,
+) -> None:
     (space / "gate").touch()
     assert run(space)[0] == 0
     id = runs(space)[0].id
     with Store.open(space / "ws/.recipe") as store:  # as a kill there leaves it
-        store.database.connection.execute("UPDATE runs SET state = 'ACTIVE', ended = NULL, claim = '' WHERE id = ?", (id,))
+        store.database.connection.execute(
+            "UPDATE runs SET state = 'ACTIVE', ended = NULL, claim = '' WHERE id = ?", (id,)
+        )
     assert run(space)[0] == 0
     assert [(row.id, row.state) for row in runs(space)] == [(id, "COMPLETED")]
     assert events(space, id)[-1].reason == "resumed"

@@ -99,14 +99,21 @@ def test_whatever_reply_is_lost_a_run_is_stored_once_claimed_once_and_its_events
         claimed = store.runs.claim_next("w", Offer())
         assert claimed is not None and claimed.id == "r1", "a claim whose answer was lost is ours"
         losing(b"COMMIT" if told else b"WITH ours AS")
-        assert store.runs.group("r1", claimed.fence, [Move("run", "r1", "QUEUED", "ACTIVE"), DONE]) == 3
+        assert (
+            store.runs.group("r1", claimed.fence, [Move("run", "r1", "QUEUED", "ACTIVE"), DONE])
+            == 3
+        )
         losing(b"")
         assert [event.seq for event in store.runs.events("r1")] == [1, 2, 3]
         assert store.runs.get("r1").fence == claimed.fence
-        assert [each.id for each in store.runs.outbox.listed()] == (["r1-1", "r1-1", "r1-2", "r1-2"] if told else [])
+        assert [each.id for each in store.runs.outbox.listed()] == (
+            ["r1-1", "r1-1", "r1-2", "r1-2"] if told else []
+        )
 
 
-def test_a_run_that_is_claimed_as_it_is_stored_is_ours_though_the_reply_is_lost(tmp_path: Path, cut: tuple[Cut, str]) -> None:
+def test_a_run_that_is_claimed_as_it_is_stored_is_ours_though_the_reply_is_lost(
+    tmp_path: Path, cut: tuple[Cut, str]
+) -> None:
     proxy, by = cut
     with Store.open(tmp_path / ".recipe", shared=by, workspace="here") as store:
         store.runs.latest()
@@ -116,12 +123,16 @@ def test_a_run_that_is_claimed_as_it_is_stored_is_ours_though_the_reply_is_lost(
         assert mine.fence == 1 and store.runs.group("r1", mine.fence, [DONE]) == 2
 
 
-def test_a_program_that_is_older_than_the_schema_takes_no_run_and_says_so(tmp_path: Path, url: str) -> None:
+def test_a_program_that_is_older_than_the_schema_takes_no_run_and_says_so(
+    tmp_path: Path, url: str
+) -> None:
     with Store.open(tmp_path / ".recipe", shared=url, workspace="here") as store:
         store.runs.submit(RUN._replace(due=1.0))
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("INSERT INTO recipe_schema VALUES (99)")
-    with pytest.raises(Unusable, match="the database of runs has format 99; this recipe knows") as caught:
+    with pytest.raises(
+        Unusable, match="the database of runs has format 99; this recipe knows"
+    ) as caught:
         Store.open(tmp_path / ".recipe", shared=url, workspace="here")
     assert "update recipe" in caught.value.fix
 
@@ -170,11 +181,19 @@ def test_a_disk_that_is_full_at_any_write_of_a_run_starts_nothing_twice_and_forg
     while True:
         for name in ("a.txt", "b.txt", "starts"):
             (space.root / name).unlink(missing_ok=True)
-        (space.root / "recipe.yaml").write_text((space.root / "recipe.yaml").read_text() + f"# {at}\n")
+        (space.root / "recipe.yaml").write_text(
+            (space.root / "recipe.yaml").read_text() + f"# {at}\n"
+        )
         space.command("gc", "--all", "-q")
         run, calls = submitted(space), [0]
 
-        def full(self: SqliteRuns, *words: object, _calls: list[int] = calls, _at: int = at, **more: object) -> int:
+        def full(
+            self: SqliteRuns,
+            *words: object,
+            _calls: list[int] = calls,
+            _at: int = at,
+            **more: object,
+        ) -> int:
             _calls[0] += 1
             if _calls[0] == _at:
                 raise sqlite3.OperationalError("database or disk is full")
@@ -196,10 +215,24 @@ def test_a_disk_that_is_full_at_any_write_of_a_run_starts_nothing_twice_and_forg
     assert faults >= 2 and "disk is full" in capsys.readouterr().err
 
 
-def test_a_receiver_behind_tls_gets_its_messages_once_its_certificate_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_behind_tls_gets_its_messages_once_its_certificate_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{tmp_path}/key.pem"]
-    subprocess.run(["openssl", "req", "-x509", *key, "-out", f"{tmp_path}/chain.pem", "-days", "2", *name], check=True, capture_output=True)
+    key = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-keyout",
+        f"{tmp_path}/key.pem",
+    ]
+    subprocess.run(
+        ["openssl", "req", "-x509", *key, "-out", f"{tmp_path}/chain.pem", "-days", "2", *name],
+        check=True,
+        capture_output=True,
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(f"{tmp_path}/chain.pem", f"{tmp_path}/key.pem")
     with Receiver(tls=context) as receiver:
@@ -218,20 +251,34 @@ def test_a_receiver_behind_tls_gets_its_messages_once_its_certificate_is_known(t
 
 @pytest.mark.proof
 @pytest.mark.parametrize("what", ["cancel", "pause", "resume"])
-def test_a_request_is_honoured_once_though_its_worker_is_killed_within_a_second_of_it(space: Space, what: str) -> None:
+def test_a_request_is_honoured_once_though_its_worker_is_killed_within_a_second_of_it(
+    space: Space, what: str
+) -> None:
     """RECIPE_KILLS: how often, of each, at a moment of that second."""
     for n in range(KILLS):
         slow = space.root / f"slow{n}"
         slow.touch()
-        space.recipe(f"steps: {{a: {{run: 'touch {slow}.on; while [ -e {slow} ]; do sleep 0.02; done; echo {n} > a.txt', outputs: {{o: a.txt}}}}}}")
+        space.recipe(
+            f"steps: {{a: {{run: 'touch {slow}.on; while [ -e {slow} ]; do sleep 0.02; done; echo {n} > a.txt', outputs: {{o: a.txt}}}}}}"
+        )
         run = submitted(space)
         worker = space.start("worker", "-q")
         until(lambda slow=slow: Path(f"{slow}.on").exists(), seconds=30)
         assert space.command("pause" if what == "resume" else what, run)[0] == 0
-        resumer = space.start("resume", run) if what == "resume" else None  # it takes the pause back, or works on the run that is paused already
+        resumer = (
+            space.start("resume", run) if what == "resume" else None
+        )  # it takes the pause back, or works on the run that is paused already
         if resumer is not None:
-            until(lambda run=run, by=resumer: by.poll() is not None or (row(space, run).state, row(space, run).request) == ("ACTIVE", ""), seconds=60)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it may have honoured the request by then, and waits for another run
+            until(
+                lambda run=run, by=resumer: (
+                    by.poll() is not None
+                    or (row(space, run).state, row(space, run).request) == ("ACTIVE", "")
+                ),
+                seconds=60,
+            )
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # it may have honoured the request by then, and waits for another run
             worker.communicate(timeout=random.Random(n).uniform(0, 1))
         for each in (worker, resumer):
             if each is not None:
@@ -240,10 +287,19 @@ def test_a_request_is_honoured_once_though_its_worker_is_killed_within_a_second_
         slow.unlink()
         work(space)
         found = row(space, run)
-        assert found.state == {"cancel": "CANCELLED", "pause": "PAUSED", "resume": "COMPLETED"}[what] and not found.request, (n, found)
+        assert (
+            found.state == {"cancel": "CANCELLED", "pause": "PAUSED", "resume": "COMPLETED"}[what]
+            and not found.request
+        ), (n, found)
         with Store.open(space.root / ".recipe") as store:
             events = store.runs.events(run)
             assert [event.seq for event in events] == list(range(1, len(events) + 1))
-            assert sum(event.subject == "run" and event.after in ("CANCELLED", "PAUSED") for event in events) <= 1
+            assert (
+                sum(
+                    event.subject == "run" and event.after in ("CANCELLED", "PAUSED")
+                    for event in events
+                )
+                <= 1
+            )
         if what == "pause":
             space.command("cancel", run)

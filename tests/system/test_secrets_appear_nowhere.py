@@ -61,8 +61,17 @@ steps:
 def forms() -> set[bytes]:
     """All that must not be found anywhere."""
     found = set(encoded(TOKEN.encode()) | encoded(RAW))
-    found |= {form.encode("utf-8", "surrogateescape") for form in escaped(TOKEN, 2) | escaped(RAW.decode("utf-8", "surrogateescape"), 1)}
-    return found | {b"caf\xef\xbf\xbd-token-", b"token-\\udcff", b"more/than", b"more%2Fthan", b"-of-bytes"}
+    found |= {
+        form.encode("utf-8", "surrogateescape")
+        for form in escaped(TOKEN, 2) | escaped(RAW.decode("utf-8", "surrogateescape"), 1)
+    }
+    return found | {
+        b"caf\xef\xbf\xbd-token-",
+        b"token-\\udcff",
+        b"more/than",
+        b"more%2Fthan",
+        b"-of-bytes",
+    }
 
 
 def leaks(data: bytes) -> list[bytes]:
@@ -79,13 +88,23 @@ def space(tmp_path: Path) -> Space:
     space.recipe(RECIPE)
     space.write("show.py", PRINTS)
     (tmp_path / "store").mkdir()
-    space.write("recipe.toml", f'store = "team"\n[stores.team]\nurl = "{tmp_path}/store"\npush = true\n')
+    space.write(
+        "recipe.toml", f'store = "team"\n[stores.team]\nurl = "{tmp_path}/store"\npush = true\n'
+    )
     return space
 
 
 def call(space: Space, *words: str) -> tuple[int, bytes]:
     environ = {**os.environ, "TOKEN": TOKEN, "RAW": RAW.decode("utf-8", "surrogateescape")}
-    done = subprocess.run([*COMMAND, *words], cwd=space.root, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False)
+    done = subprocess.run(
+        [*COMMAND, *words],
+        cwd=space.root,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+        check=False,
+    )
     return done.returncode, done.stdout
 
 
@@ -94,17 +113,35 @@ def test_a_secret_is_in_nothing_that_is_stored_or_shown(space: Space, tmp_path: 
     with Receiver() as receiver:
         with (space.root / "recipe.toml").open("a") as settings:
             settings.write(f'[[webhooks]]\nurl = "{receiver.url}/"\nevents = ["*"]\n')
-        for words in ("run ./recipe.yaml code=3", "run ./recipe.yaml --json --jobs 3", "logs print", "why print", "report last", "runs --json"):
+        for words in (
+            "run ./recipe.yaml code=3",
+            "run ./recipe.yaml --json --jobs 3",
+            "logs print",
+            "why print",
+            "report last",
+            "runs --json",
+        ):
             status, out = call(space, *words.split())
             assert leaks(out) == [] and b"Traceback" not in out, (words, out)
             assert status == (1 if "code=3" in words else 0), out
             said[words] = out
-    assert len(receiver.got) > 3 and [each.json for each in receiver.got if leaks(each.body)] == [], "webhooks are told of the failure, masked"
+    assert (
+        len(receiver.got) > 3 and [each.json for each in receiver.got if leaks(each.body)] == []
+    ), "webhooks are told of the failure, masked"
     assert said["logs print"].count(b"form: ") == 28 and said["logs print"].count(b"***") >= 28 + 40
-    looked = {path: path.read_bytes() for folder in (tmp_path / "store", space.root) for path in folder.rglob("*") if path.is_file()}
+    looked = {
+        path: path.read_bytes()
+        for folder in (tmp_path / "store", space.root)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     assert {path: found for path, data in looked.items() if (found := leaks(data))} == {}
-    assert any(b"***" in data for path, data in looked.items() if "traces" in path.parts), "its metrics are in the shared store"
-    assert not [path for path, data in looked.items() if b"--jobs" in data], "the command line is stored"
+    assert any(b"***" in data for path, data in looked.items() if "traces" in path.parts), (
+        "its metrics are in the shared store"
+    )
+    assert not [path for path, data in looked.items() if b"--jobs" in data], (
+        "the command line is stored"
+    )
 
 
 # -- addresses that a query opens --------------------------------------------------------------------------------------------------------------------
@@ -137,9 +174,21 @@ class Signed(http.server.BaseHTTPRequestHandler):
 def signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Signed], str]]:
     """A server with one file, and the address of that."""
     name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", str(tmp_path / "key.pem")]
+    key = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-keyout",
+        str(tmp_path / "key.pem"),
+    ]
     certificate = tmp_path / "certificate.pem"
-    subprocess.run(["openssl", "req", "-x509", *key, "-out", str(certificate), "-days", "2", *name], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "req", "-x509", *key, "-out", str(certificate), "-days", "2", *name],
+        check=True,
+        capture_output=True,
+    )
     site = type("Site", (Signed,), {"signature": "", "data": b"rows\n"})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), site)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -155,17 +204,26 @@ def signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ty
 @pytest.fixture
 def copying(tmp_path: Path) -> Space:
     space = Space(tmp_path / "space")
-    space.recipe('inputs: {data: {type: dataset}}\nsteps: {s: {run: "cp {{ inputs.data }} o; cat o", outputs: {o: o}}}')
+    space.recipe(
+        'inputs: {data: {type: dataset}}\nsteps: {s: {run: "cp {{ inputs.data }} o; cat o", outputs: {o: o}}}'
+    )
     return space
 
 
-def test_the_query_of_an_address_is_stored_nowhere_and_is_no_part_of_what_it_names(copying: Space, signed: tuple[type[Signed], str]) -> None:
+def test_the_query_of_an_address_is_stored_nowhere_and_is_no_part_of_what_it_names(
+    copying: Space, signed: tuple[type[Signed], str]
+) -> None:
     site, address = signed
-    space, secrets = copying, ["1f0e2d3c4b5a69788796a5b4c3d2e1f0", "00112233445566778899aabbccddeeff"]
+    space, secrets = (
+        copying,
+        ["1f0e2d3c4b5a69788796a5b4c3d2e1f0", "00112233445566778899aabbccddeeff"],
+    )
     said = []
     for number, signature in enumerate(secrets):
         site.signature = signature
-        code, out, err = space.command("run", "./recipe.yaml", f"data={address}?X-Expires=60&X-Signature={signature}")
+        code, out, err = space.command(
+            "run", "./recipe.yaml", f"data={address}?X-Expires=60&X-Signature={signature}"
+        )
         assert code == 0, err
         assert ("1 ran" in err, "everything is fresh" in err) == (number == 0, number == 1), err
         said.append(out + err)
@@ -176,18 +234,31 @@ def test_the_query_of_an_address_is_stored_nowhere_and_is_no_part_of_what_it_nam
         said.append(out + err)
     assert site.asked == 0 and space.read("o") == "rows\n"
     assert json.loads(space.read("recipe.lock")).keys() == {address}
-    found = "".join(said).encode() + b"".join(path.read_bytes() for path in space.root.rglob("*") if path.is_file())
+    found = "".join(said).encode() + b"".join(
+        path.read_bytes() for path in space.root.rglob("*") if path.is_file()
+    )
     assert not [word for word in [*secrets, "X-Signature", "X-Expires"] if word.encode() in found]
 
 
-def test_an_address_that_is_not_opened_is_reported_without_its_query(copying: Space, signed: tuple[type[Signed], str]) -> None:
+def test_an_address_that_is_not_opened_is_reported_without_its_query(
+    copying: Space, signed: tuple[type[Signed], str]
+) -> None:
     site, address = signed
     site.signature = "1f0e2d3c4b5a69788796a5b4c3d2e1f0"
-    code, out, err = copying.command("run", "./recipe.yaml", f"data={address}?X-Signature=0000000000000000000000")
-    assert code == 2 and address in out + err and "0000000000000000000000" not in out + err and "Traceback" not in err, err
+    code, out, err = copying.command(
+        "run", "./recipe.yaml", f"data={address}?X-Signature=0000000000000000000000"
+    )
+    assert (
+        code == 2
+        and address in out + err
+        and "0000000000000000000000" not in out + err
+        and "Traceback" not in err
+    ), err
 
 
 def test_an_address_that_is_streamed_has_no_query(copying: Space) -> None:
-    copying.recipe('inputs: {data: {type: dataset, stream: true}}\nsteps: {s: {run: ["echo", "{{ inputs.data }}"]}}')
+    copying.recipe(
+        'inputs: {data: {type: dataset, stream: true}}\nsteps: {s: {run: ["echo", "{{ inputs.data }}"]}}'
+    )
     (problem,) = copying.problems({"data": "https://host/rows?signature=1"})
     assert problem.code == "streamed-secret" and "signature" not in str(problem)

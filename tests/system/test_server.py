@@ -97,7 +97,11 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
     with server:
         yield server
         assert server.end() == 0
-    assert CANARY not in server.said() and "Traceback" not in server.said() and server.token not in server.said()
+    assert (
+        CANARY not in server.said()
+        and "Traceback" not in server.said()
+        and server.token not in server.said()
+    )
 
 
 def refused(found: Any, status: int, code: str) -> dict[str, Any]:
@@ -111,7 +115,11 @@ def refused(found: Any, status: int, code: str) -> dict[str, Any]:
 def test_a_server_is_ready_soon_and_stores_only_a_digest_of_its_token(rest: Rest) -> None:
     assert rest.seconds < 4.5, "1.5 s on an idle machine"
     file = rest.root / ".recipe" / "server" / "tokens.json"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and rest.token not in file.read_text() and len(rest.token) > 40
+    assert (
+        stat.S_IMODE(file.stat().st_mode) == 0o600
+        and rest.token not in file.read_text()
+        and len(rest.token) > 40
+    )
 
 
 def test_health_is_answered_without_a_token_and_tells_nothing(rest: Rest) -> None:
@@ -125,9 +133,21 @@ def test_recipes_are_those_of_the_library_and_those_that_are_allowed(rest: Rest)
     ids = [each["id"] for each in rest.get("/v1/recipes")["recipes"]]
     assert {"hello@1", "slow@1", "sft@1"} <= set(ids) and "hidden@1" not in ids
     found = rest.get("/v1/recipes/hello")
-    assert found["id"] == "hello@1" and found["presets"] == {"loud": {"word": "HELLO"}} and found["outputs"] == ["say.o"]
-    assert found["inputs"]["properties"]["word"] == {"type": "string", "description": "What to say.", "maxLength": 40, "default": "hello"}
-    assert found["inputs"]["properties"]["kind"] == {"enum": ["a", "b"], "default": "a"} and "key" not in found["inputs"]["properties"]
+    assert (
+        found["id"] == "hello@1"
+        and found["presets"] == {"loud": {"word": "HELLO"}}
+        and found["outputs"] == ["say.o"]
+    )
+    assert found["inputs"]["properties"]["word"] == {
+        "type": "string",
+        "description": "What to say.",
+        "maxLength": 40,
+        "default": "hello",
+    }
+    assert (
+        found["inputs"]["properties"]["kind"] == {"enum": ["a", "b"], "default": "a"}
+        and "key" not in found["inputs"]["properties"]
+    )
     assert rest.get("/v1/recipes/sft@1")["inputs"]["required"]
     error = refused(rest.ask("GET", "/v1/recipes/helo"), 404, "not-found")
     assert error["fix"].startswith('did you mean "hello')
@@ -143,31 +163,64 @@ def test_a_run_ends_at_the_limit_that_its_request_has(rest: Rest) -> None:
 
 def test_a_plan_says_what_would_run_and_why(rest: Rest) -> None:
     found = rest.ask("POST", "/v1/plan", {"recipe": "slow", "inputs": {"name": "plan"}}).json()
-    assert [(step["id"], step["answer"], step["needs"]) for step in found["steps"]] == [("wait", "run", []), ("after", "maybe", ["wait"])]
-    error = refused(rest.ask("POST", "/v1/plan", {"recipe": "hello", "inputs": {"times": 0, "kind": "c", "wrod": 1}}), 422, "invalid")
-    assert len(error["problems"]) == 3 and any('"word"' in problem["fix"] for problem in error["problems"])
+    assert [(step["id"], step["answer"], step["needs"]) for step in found["steps"]] == [
+        ("wait", "run", []),
+        ("after", "maybe", ["wait"]),
+    ]
+    error = refused(
+        rest.ask(
+            "POST", "/v1/plan", {"recipe": "hello", "inputs": {"times": 0, "kind": "c", "wrod": 1}}
+        ),
+        422,
+        "invalid",
+    )
+    assert len(error["problems"]) == 3 and any(
+        '"word"' in problem["fix"] for problem in error["problems"]
+    )
 
 
 def test_a_run_that_is_stored_is_carried_out_and_shows_its_outputs(rest: Rest) -> None:
     run = rest.submit(inputs={"word": "once"}, user="ann", labels={})
     found = rest.until(run, "COMPLETED")
-    assert (found["recipe"], found["word"], found["user"], found["inputs"]["word"]) == ("hello@1", "COMPLETED", "ann", "once")
-    assert found["progress"] == {"step": 1, "total": 1, "percent": 100.0, "eta": 0.0} and found["created"].endswith("Z")
-    assert [(output["name"], output["bytes"], output["folder"]) for output in found["outputs"]] == [("say.o", 5, False)]
+    assert (found["recipe"], found["word"], found["user"], found["inputs"]["word"]) == (
+        "hello@1",
+        "COMPLETED",
+        "ann",
+        "once",
+    )
+    assert found["progress"] == {"step": 1, "total": 1, "percent": 100.0, "eta": 0.0} and found[
+        "created"
+    ].endswith("Z")
+    assert [(output["name"], output["bytes"], output["folder"]) for output in found["outputs"]] == [
+        ("say.o", 5, False)
+    ]
     again = rest.until(rest.submit(inputs={"word": "once"}), "COMPLETED")
-    assert again["id"] != run and again["outputs"] == found["outputs"], "what was fresh is listed, too"
+    assert again["id"] != run and again["outputs"] == found["outputs"], (
+        "what was fresh is listed, too"
+    )
 
 
 def test_a_key_makes_a_request_the_same_run(rest: Rest) -> None:
     body = {"recipe": "hello", "inputs": {"word": "key"}, "not_before": "2099-01-01T00:00:00Z"}
-    answers = [rest.ask("POST", "/v1/runs", body, headers={"Idempotency-Key": "k1"}) for _ in range(2)]
-    assert [each.status_code for each in answers] == [201, 200] and answers[0].json()["id"] == answers[1].json()["id"]
+    answers = [
+        rest.ask("POST", "/v1/runs", body, headers={"Idempotency-Key": "k1"}) for _ in range(2)
+    ]
+    assert [each.status_code for each in answers] == [201, 200] and answers[0].json()[
+        "id"
+    ] == answers[1].json()["id"]
     assert answers[0].json()["not_before"] == "2099-01-01T00:00:00.000Z"
-    refused(rest.ask("POST", "/v1/runs", {**body, "priority": 1}, headers={"Idempotency-Key": "k1"}), 409, "key-in-use")
+    refused(
+        rest.ask("POST", "/v1/runs", {**body, "priority": 1}, headers={"Idempotency-Key": "k1"}),
+        409,
+        "key-in-use",
+    )
 
 
 def test_a_list_has_a_cursor_until_its_end(rest: Rest) -> None:
-    known = [rest.submit(inputs={"word": "page"}, not_before="2099-01-01T00:00:00Z", user="pages") for _ in range(3)]
+    known = [
+        rest.submit(inputs={"word": "page"}, not_before="2099-01-01T00:00:00Z", user="pages")
+        for _ in range(3)
+    ]
     found, after = [], ""
     while after is not None:
         page = rest.get(f"/v1/runs?user=pages&state=QUEUED&limit=2&after={after}")
@@ -175,7 +228,9 @@ def test_a_list_has_a_cursor_until_its_end(rest: Rest) -> None:
     assert sorted(found) == sorted(known) and found == sorted(found, reverse=True)
 
 
-def test_a_server_that_is_killed_takes_its_worker_with_it_and_its_token_is_shown_once(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_takes_its_worker_with_it_and_its_token_is_shown_once(
+    tmp_path: Path,
+) -> None:
     def workers() -> list[str]:
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -189,7 +244,10 @@ def test_a_server_that_is_killed_takes_its_worker_with_it_and_its_token_is_shown
     server.process.wait()
     until(lambda: not workers())
     with Rest(tmp_path / "space") as second:
-        assert second.token == "" and second.ask("GET", "/v1/runs", token=server.token).status_code == 200
+        assert (
+            second.token == ""
+            and second.ask("GET", "/v1/runs", token=server.token).status_code == 200
+        )
 
 
 def test_a_token_that_expired_or_was_removed_is_none(tmp_path: Path) -> None:
@@ -197,11 +255,17 @@ def test_a_token_that_expired_or_was_removed_is_none(tmp_path: Path) -> None:
     secret = tokens.first()
     assert tokens.of(secret) is not None and tokens.first() == ""
     old, expired = tokens.make("read", expires=time.time() - 1)
-    assert tokens.of(expired) is None and tokens.of("") is None and Tokens(tmp_path / "server", Locks(tmp_path)).of(secret) is not None
+    assert (
+        tokens.of(expired) is None
+        and tokens.of("") is None
+        and Tokens(tmp_path / "server", Locks(tmp_path)).of(secret) is not None
+    )
     assert tokens.remove(old.id) and not tokens.remove(old.id)
 
 
-def test_a_token_that_the_disk_does_not_take_is_not_given_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_the_disk_does_not_take_is_not_given_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = Tokens(tmp_path / "server", Locks(tmp_path))
     first, _ = tokens.make("read")
 
@@ -220,7 +284,9 @@ def test_only_what_is_encrypted_leaves_the_machine(tmp_path: Path) -> None:
     from runner.server.serving import Listening, serve
 
     with pytest.raises(Invalid, match="unencrypted"):
-        serve(tmp_path, Listening("0.0.0.0", 0), lambda *_: None, with_worker=False, new_token=False)
+        serve(
+            tmp_path, Listening("0.0.0.0", 0), lambda *_: None, with_worker=False, new_token=False
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -252,18 +318,31 @@ def test_a_run_is_followed_while_it_is_carried_out(rest: Rest) -> None:
     run = begun(rest, "follow")
     with ThreadPoolExecutor() as pool:
         log = pool.submit(rest.ask, "GET", f"/v1/runs/{run}/logs?step=wait&follow=true&offset=2")
-        stream = pool.submit(rest.ask, "GET", f"/v1/runs/{run}/events?after=1", headers={"Accept": "text/event-stream"})
-        assert rest.ask("GET", f"/v1/runs/{run}/logs").text == "begun ***\n", "a log that is being written is masked"
-        assert [worker["runs"] for worker in rest.get("/v1/workers")["workers"] if worker["alive"]] == [[run]]
+        stream = pool.submit(
+            rest.ask,
+            "GET",
+            f"/v1/runs/{run}/events?after=1",
+            headers={"Accept": "text/event-stream"},
+        )
+        assert rest.ask("GET", f"/v1/runs/{run}/logs").text == "begun ***\n", (
+            "a log that is being written is masked"
+        )
+        assert [
+            worker["runs"] for worker in rest.get("/v1/workers")["workers"] if worker["alive"]
+        ] == [[run]]
         assert rest.get(f"/v1/runs/{run}")["word"] == "EXECUTING"
         go(rest, "follow")
         told = streamed(stream.result())
         assert log.result().text == "gun ***\n"
     known = rest.get(f"/v1/runs/{run}/events")
     assert [event["seq"] for event in known["events"]] == list(range(1, known["next"] + 1))
-    assert [event for _, event in told] == known["events"][1:] and [seq for seq, _ in told] == list(range(2, known["next"] + 1))
+    assert [event for _, event in told] == known["events"][1:] and [seq for seq, _ in told] == list(
+        range(2, known["next"] + 1)
+    )
     last = {"Accept": "text/event-stream", "Last-Event-ID": str(known["next"] - 1)}
-    assert [seq for seq, _ in streamed(rest.ask("GET", f"/v1/runs/{run}/events", headers=last))] == [known["next"]]
+    assert [
+        seq for seq, _ in streamed(rest.ask("GET", f"/v1/runs/{run}/events", headers=last))
+    ] == [known["next"]]
     refused(rest.ask("GET", f"/v1/runs/{run}/logs?step=none"), 404, "no-log")
     for part in ("", "/events", "/logs", "/metrics", "/artifacts"):
         text = rest.ask("GET", f"/v1/runs/{run}{part}").text
@@ -273,12 +352,25 @@ def test_a_run_is_followed_while_it_is_carried_out(rest: Rest) -> None:
 def test_the_bytes_of_logs_and_artifacts_are_given_by_range(rest: Rest) -> None:
     run = rest.submit(inputs={"word": "bytes"})
     rest.until(run, "COMPLETED")
-    for path, whole in ((f"/v1/runs/{run}/logs?step=say", b"said bytes\n"), (f"/v1/runs/{run}/artifacts/say.o", b"bytes\n")):
+    for path, whole in (
+        (f"/v1/runs/{run}/logs?step=say", b"said bytes\n"),
+        (f"/v1/runs/{run}/artifacts/say.o", b"bytes\n"),
+    ):
         found = rest.ask("GET", path)
-        assert found.content == whole and found.headers["Content-Length"] == str(len(whole)) and found.headers["Accept-Ranges"] == "bytes"
-        assert found.headers["X-Content-Type-Options"] == "nosniff" and found.headers["Content-Disposition"].startswith("attachment")
+        assert (
+            found.content == whole
+            and found.headers["Content-Length"] == str(len(whole))
+            and found.headers["Accept-Ranges"] == "bytes"
+        )
+        assert found.headers["X-Content-Type-Options"] == "nosniff" and found.headers[
+            "Content-Disposition"
+        ].startswith("attachment")
         part = rest.ask("GET", path, headers={"Range": "bytes=1-3"})
-        assert (part.status_code, part.content, part.headers["Content-Range"]) == (206, whole[1:4], f"bytes 1-3/{len(whole)}")
+        assert (part.status_code, part.content, part.headers["Content-Range"]) == (
+            206,
+            whole[1:4],
+            f"bytes 1-3/{len(whole)}",
+        )
         assert rest.ask("GET", path, headers={"Range": "bytes=-2"}).content == whole[-2:]
         refused(rest.ask("GET", path, headers={"Range": "bytes=0-0,2-2"}), 416, "bad-range")
         refused(rest.ask("GET", path, headers={"Range": "bytes=99-"}), 416, "bad-range")
@@ -292,26 +384,47 @@ def test_files_of_an_artifact_that_is_a_folder_are_given_out_by_name(rest: Rest)
     rest.until(run, "COMPLETED")
     (listed,) = rest.get(f"/v1/runs/{run}/artifacts")["artifacts"]
     content = f"f:{hashlib.sha256(b'b' + bytes([10])).hexdigest()}"
-    assert listed["files"][:1] == [{"path": "a/b.txt", "bytes": 2, "content": content}] and listed["bytes"] == 4
+    assert (
+        listed["files"][:1] == [{"path": "a/b.txt", "bytes": 2, "content": content}]
+        and listed["bytes"] == 4
+    )
     path = f"/v1/runs/{run}/artifacts/make.d"
     assert rest.ask("GET", f"{path}?path=a/b.txt").content == b"b\n"
-    assert [file["path"] for file in listed["files"][1:]] == ["n\N{REPLACEMENT CHARACTER}"]  # a name that is no UTF-8, as JSON can have it
+    assert [file["path"] for file in listed["files"][1:]] == [
+        "n\N{REPLACEMENT CHARACTER}"
+    ]  # a name that is no UTF-8, as JSON can have it
     assert rest.ask("GET", f"{path}?path=n%EF%BF%BD").content == b"c\n"
     for wrong in ("", "?path=a", "?path=../a/b.txt", "?path=/etc/passwd"):
         refused(rest.ask("GET", path + wrong), 404, "not-found")
-    lines = [json.loads(line) for line in rest.ask("GET", f"/v1/runs/{run}/metrics").text.splitlines()]
-    assert [(line["step"], line["n"], line["values"]) for line in lines] == [("make", n, {"step": n, "loss": 1.5}) for n in (1, 2, 3, 4)]
+    lines = [
+        json.loads(line) for line in rest.ask("GET", f"/v1/runs/{run}/metrics").text.splitlines()
+    ]
+    assert [(line["step"], line["n"], line["values"]) for line in lines] == [
+        ("make", n, {"step": n, "loss": 1.5}) for n in (1, 2, 3, 4)
+    ]
     lines = rest.ask("GET", f"/v1/runs/{run}/metrics?after=1&every=2&step=make").text.splitlines()
     assert [json.loads(line)["n"] for line in lines] == [2, 4]
-    (rest.root / ".recipe/runs" / run / "make.1.host").write_text('{"gpu_utilization_percent": 87.0}\n')  # what the agent writes after 5 seconds
+    (rest.root / ".recipe/runs" / run / "make.1.host").write_text(
+        '{"gpu_utilization_percent": 87.0}\n'
+    )  # what the agent writes after 5 seconds
     (line,) = rest.ask("GET", f"/v1/runs/{run}/metrics?of=machine").text.splitlines()
-    assert json.loads(line) == {"step": "make", "attempt": 1, "n": 1, "values": {"gpu_utilization_percent": 87.0}}
+    assert json.loads(line) == {
+        "step": "make",
+        "attempt": 1,
+        "n": 1,
+        "values": {"gpu_utilization_percent": 87.0},
+    }
 
 
 def test_a_run_that_waits_is_cancelled_paused_and_resumed_at_once(rest: Rest) -> None:
     late = {"inputs": {"word": "late"}, "not_before": "2099-01-01T00:00:00Z"}
     run = rest.submit(**late)
-    for verb, state in (("pause", "PAUSED"), ("resume", "QUEUED"), ("pause", "PAUSED"), ("cancel", "CANCELLED")):
+    for verb, state in (
+        ("pause", "PAUSED"),
+        ("resume", "QUEUED"),
+        ("pause", "PAUSED"),
+        ("cancel", "CANCELLED"),
+    ):
         found = rest.ask("POST", f"/v1/runs/{run}/{verb}")
         assert found.status_code == 202 and found.json()["event"]["after"] == state, found.text
         assert rest.get(f"/v1/runs/{run}")["state"] == state
@@ -320,12 +433,19 @@ def test_a_run_that_waits_is_cancelled_paused_and_resumed_at_once(rest: Rest) ->
     refused(rest.ask("POST", f"/v1/runs/{rest.submit(**late)}/resume"), 409, "not-paused")
 
 
-def test_runs_and_tokens_are_listed_though_one_is_for_a_time_that_the_calendar_does_not_have(rest: Rest) -> None:
+def test_runs_and_tokens_are_listed_though_one_is_for_a_time_that_the_calendar_does_not_have(
+    rest: Rest,
+) -> None:
     late = "9999-12-31T23:59:59-12:00"
-    run = rest.ask("POST", "/v1/runs", {"recipe": "hello", "inputs": {"word": "late"}, "not_before": late})
+    run = rest.ask(
+        "POST", "/v1/runs", {"recipe": "hello", "inputs": {"word": "late"}, "not_before": late}
+    )
     assert run.status_code == 201 and run.json()["not_before"] == "9999-12-31T23:59:59.000Z"
     assert run.json()["id"] in [row["id"] for row in rest.get("/v1/runs")["runs"]]
-    assert rest.ask("POST", "/v1/tokens", {"scope": "read", "expires": late}).status_code == 201 and rest.get("/v1/tokens")["tokens"]
+    assert (
+        rest.ask("POST", "/v1/tokens", {"scope": "read", "expires": late}).status_code == 201
+        and rest.get("/v1/tokens")["tokens"]
+    )
     assert rest.ask("POST", f"/v1/runs/{run.json()['id']}/cancel").status_code == 202
 
 
@@ -335,7 +455,11 @@ def test_runs_are_listed_though_a_word_that_was_typed_for_one_is_no_utf_8(rest: 
         run = submit(ws, typed, Choice(), Settings(), Ticket()).id
     row = next(row for row in rest.get("/v1/runs")["runs"] if row["id"] == run)
     assert row["inputs"]["word"] == "caf\N{REPLACEMENT CHARACTER}"
-    assert rest.until(run, "COMPLETED", "FAILED") and rest.get(f"/v1/runs/{run}")["id"] == run and rest.get(f"/v1/runs/{run}/events")["events"]
+    assert (
+        rest.until(run, "COMPLETED", "FAILED")
+        and rest.get(f"/v1/runs/{run}")["id"] == run
+        and rest.get(f"/v1/runs/{run}/events")["events"]
+    )
 
 
 def test_a_request_that_has_nothing_to_say_needs_no_body(rest: Rest) -> None:
@@ -349,7 +473,10 @@ def test_a_request_that_has_nothing_to_say_needs_no_body(rest: Rest) -> None:
 def test_the_worker_of_a_run_pauses_it_resumes_it_and_cancels_it(rest: Rest) -> None:
     run = begun(rest, "asked")
     found = rest.ask("POST", f"/v1/runs/{run}/pause")
-    assert found.status_code == 202 and (found.json()["event"]["subject"], found.json()["event"]["after"]) == ("request", "pause")
+    assert found.status_code == 202 and (
+        found.json()["event"]["subject"],
+        found.json()["event"]["after"],
+    ) == ("request", "pause")
     assert rest.until(run, "PAUSED")["state"] == "PAUSED"
     (rest.root / "begun-asked").unlink()
     until(lambda: rest.ask("POST", f"/v1/runs/{run}/resume").status_code == 202)
@@ -365,7 +492,10 @@ def test_the_worker_of_a_run_pauses_it_resumes_it_and_cancels_it(rest: Rest) -> 
 
 
 def test_a_token_is_made_used_and_removed(rest: Rest) -> None:
-    run, other = (rest.submit(not_before="2099-01-01T00:00:00Z", inputs={"word": word}) for word in ("mine", "other"))
+    run, other = (
+        rest.submit(not_before="2099-01-01T00:00:00Z", inputs={"word": word})
+        for word in ("mine", "other")
+    )
     made = rest.ask("POST", "/v1/tokens", {"scope": "read", "run": run, "name": "pod"})
     assert made.status_code == 201 and made.headers["Cache-Control"] == "no-store"
     secret, id = made.json()["token"], made.json()["id"]
@@ -373,7 +503,9 @@ def test_a_token_is_made_used_and_removed(rest: Rest) -> None:
     refused(rest.ask("GET", f"/v1/runs/{other}", token=secret), 404, "not-found")
     refused(rest.ask("POST", f"/v1/runs/{run}/cancel", token=secret), 403, "forbidden")
     refused(rest.ask("GET", "/v1/runs", token=secret), 403, "forbidden")
-    assert secret not in rest.ask("GET", "/v1/tokens").text and id in [token["id"] for token in rest.get("/v1/tokens")["tokens"]]
+    assert secret not in rest.ask("GET", "/v1/tokens").text and id in [
+        token["id"] for token in rest.get("/v1/tokens")["tokens"]
+    ]
     assert rest.ask("DELETE", f"/v1/tokens/{id}").status_code == 204
     refused(rest.ask("GET", f"/v1/runs/{run}", token=secret), 401, "unauthorized")
     refused(rest.ask("DELETE", f"/v1/tokens/{id}"), 404, "not-found")
@@ -383,42 +515,80 @@ def test_figures_are_what_prometheus_reads(rest: Rest) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
     rest.submit(not_before="2099-01-01T00:00:00Z")
-    families = {family.name: family for family in text_string_to_metric_families(rest.ask("GET", "/metrics").text)}
-    (queued,) = [sample.value for sample in families["recipe_open_runs"].samples if sample.labels == {"state": "QUEUED"}]
-    assert queued >= 1 and {"recipe_workers", "recipe_machines", "recipe_month_cost_usd", "recipe_artifact_bytes"} <= families.keys()
+    families = {
+        family.name: family
+        for family in text_string_to_metric_families(rest.ask("GET", "/metrics").text)
+    }
+    (queued,) = [
+        sample.value
+        for sample in families["recipe_open_runs"].samples
+        if sample.labels == {"state": "QUEUED"}
+    ]
+    assert (
+        queued >= 1
+        and {"recipe_workers", "recipe_machines", "recipe_month_cost_usd", "recipe_artifact_bytes"}
+        <= families.keys()
+    )
 
 
 def test_offers_are_those_of_the_drivers_that_price(rest: Rest) -> None:
     assert rest.ask("GET", "/v1/offers?driver=local").status_code == 404
     assert rest.ask("GET", "/v1/offers?driver=ssh").status_code == 404
     (shelf,) = rest.get("/v1/offers?driver=loopback")["drivers"]
-    assert shelf["driver"] == "loopback" and [offer["usd_an_hour"] for offer in shelf["offers"]] == [1.2]
+    assert shelf["driver"] == "loopback" and [
+        offer["usd_an_hour"] for offer in shelf["offers"]
+    ] == [1.2]
 
 
 def test_what_the_document_has_a_newcomer_type_works(rest: Rest) -> None:
     section = DOCUMENT.split("## Try it")[1].split("\n## ")[0]
-    assert tomllib.loads(section.split("```toml\n")[1].split("```")[0]) == {"recipes": {"allow": ["./greet.yaml"]}}
-    lines = [line.removeprefix("$ ") for line in section.split("```console\n")[1].split("```")[0].splitlines()]
+    assert tomllib.loads(section.split("```toml\n")[1].split("```")[0]) == {
+        "recipes": {"allow": ["./greet.yaml"]}
+    }
+    lines = [
+        line.removeprefix("$ ")
+        for line in section.split("```console\n")[1].split("```")[0].splitlines()
+    ]
     lines[0] = lines[0].replace("http://127.0.0.1:8765", rest.url)
     done = subprocess.run(
-        ["sh", "-ec", "\n".join(lines)], cwd=rest.root, env={**os.environ, "TOKEN": rest.token}, capture_output=True, text=True, timeout=60
+        ["sh", "-ec", "\n".join(lines)],
+        cwd=rest.root,
+        env={**os.environ, "TOKEN": rest.token},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert (rest.root / "text.txt").read_text() == "hello Ann\n" and "\nhello Ann\n" in done.stdout and '"after":"COMPLETED"' in done.stdout
+    assert (
+        (rest.root / "text.txt").read_text() == "hello Ann\n"
+        and "\nhello Ann\n" in done.stdout
+        and '"after":"COMPLETED"' in done.stdout
+    )
     assert done.stdout.endswith('"problems":[]}}') and '"code":"final"' in done.stdout
 
 
 def test_every_address_stands_in_the_document(rest: Rest) -> None:
     table = DOCUMENT.split("## Addresses")[1].split("\n## ")[0]
     for path in rest.get("/openapi.json")["paths"]:
-        assert path.replace("/api/training", "") in table or path.replace("/v1/runs/{run}/", "") in table or path in table, path
+        assert (
+            path.replace("/api/training", "") in table
+            or path.replace("/v1/runs/{run}/", "") in table
+            or path in table
+        ), path
 
 
 # -- what platforms call ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_platform_sees_its_job_through(rest: Rest) -> None:
-    assert rest.ask("POST", "/api/training/execute", {"job_id": "seen", "method": "hello", "config": {"word": "platform"}}).status_code == 202
+    assert (
+        rest.ask(
+            "POST",
+            "/api/training/execute",
+            {"job_id": "seen", "method": "hello", "config": {"word": "platform"}},
+        ).status_code
+        == 202
+    )
     until(lambda: rest.get("/api/training/status/seen")["status"] == "completed")
     assert rest.get("/api/training/status/seen")["progress"] == 100.0
     assert rest.ask("GET", "/api/training/logs/seen").text == "said platform\n"

@@ -49,30 +49,57 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with Rest(root) as rest:
         run, other = (rest.submit(not_before=LATE) for _ in range(2))
         token = rest.ask("POST", "/v1/tokens", {"scope": "admin", "run": other}).json()["token"]
-        expired = rest.ask("POST", "/v1/tokens", {"scope": "admin", "expires": "2020-01-01T00:00:00Z"}).json()["token"]
+        expired = rest.ask(
+            "POST", "/v1/tokens", {"scope": "admin", "expires": "2020-01-01T00:00:00Z"}
+        ).json()["token"]
         yield Served(rest, run, token, expired)
 
 
 def stored(rest: Rest) -> tuple[list[str], str]:
     """What the server has stored."""
-    return [run["id"] for run in rest.get("/v1/runs?limit=200")["runs"]], (rest.root / ".recipe" / "server" / "tokens.json").read_text()
+    return [run["id"] for run in rest.get("/v1/runs?limit=200")["runs"]], (
+        rest.root / ".recipe" / "server" / "tokens.json"
+    ).read_text()
 
 
 def addresses(tmp_path: Path) -> list[tuple[str, str]]:
     """Every method and path that the application has, also those that its documentation leaves out."""
     app = routes(Room(tmp_path, {}, Tokens(tmp_path, Locks(tmp_path))))
-    listed = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
-    return sorted(listed | {("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/redoc"), ("GET", "/none"), *(("GET", part) for part in PARTS)})
+    listed = {
+        (method.upper(), path)
+        for path, methods in app.openapi()["paths"].items()
+        for method in methods
+    }
+    return sorted(
+        listed
+        | {
+            ("GET", "/openapi.json"),
+            ("GET", "/docs"),
+            ("GET", "/redoc"),
+            ("GET", "/none"),
+            *(("GET", part) for part in PARTS),
+        }
+    )
 
 
 def test_no_address_answers_without_a_token_of_its_own(served: Served, tmp_path: Path) -> None:
     before, walked = stored(served.rest), addresses(tmp_path)
     assert len(walked) > 25
     for method, path in walked:
-        where = path.replace("{run}", served.run).replace("{name}", "say.o").replace("{id}", "0" * 12).replace("{job_id}", "none")
+        where = (
+            path.replace("{run}", served.run)
+            .replace("{name}", "say.o")
+            .replace("{id}", "0" * 12)
+            .replace("{job_id}", "none")
+        )
         for accept in ("*/*", "text/event-stream"):
             for token in ("", "rcp_bad", served.expired, "é", served.rest.token[:-1]):
-                found = served.rest.ask(method, where, token=token and token.encode().decode("latin-1"), headers={"Accept": accept})
+                found = served.rest.ask(
+                    method,
+                    where,
+                    token=token and token.encode().decode("latin-1"),
+                    headers={"Accept": accept},
+                )
                 if path in PARTS:
                     assert found.status_code == 200 and served.run not in found.text
                 elif (path, token) == ("/health", ""):
@@ -80,13 +107,21 @@ def test_no_address_answers_without_a_token_of_its_own(served: Served, tmp_path:
                 else:
                     refused(found, 401, "unauthorized")
             found = served.rest.ask(method, where, token=served.other, headers={"Accept": accept})
-            assert path in ("/health", "/openapi.json", *PARTS) or found.status_code in (403, 404), (method, path, found.text)
-            assert not {"set-cookie", "access-control-allow-origin"} & {name.lower() for name in found.headers}
+            assert path in ("/health", "/openapi.json", *PARTS) or found.status_code in (
+                403,
+                404,
+            ), (method, path, found.text)
+            assert not {"set-cookie", "access-control-allow-origin"} & {
+                name.lower() for name in found.headers
+            }
     assert stored(served.rest) == before
 
 
 def test_a_token_does_what_its_scope_says_and_no_more(served: Served) -> None:
-    read, operate = (served.rest.ask("POST", "/v1/tokens", {"scope": scope}).json()["token"] for scope in ("read", "operate"))
+    read, operate = (
+        served.rest.ask("POST", "/v1/tokens", {"scope": scope}).json()["token"]
+        for scope in ("read", "operate")
+    )
     for token, method, path, allowed in (
         (read, "GET", "/v1/runs", True),
         (read, "POST", f"/v1/runs/{served.run}/pause", False),
@@ -100,9 +135,18 @@ def test_a_token_does_what_its_scope_says_and_no_more(served: Served) -> None:
 
 
 def test_the_token_of_a_run_sees_that_run_alone(served: Served) -> None:
-    there, none = (served.rest.ask("GET", f"/v1/runs/{run}", token=served.other) for run in (served.run, "20200101-000000-aaaaaa"))
-    assert there.status_code == none.status_code == 404 and there.json() == none.json(), "whether a run exists is not told"
-    refused(served.rest.ask("POST", f"/v1/runs/{served.run}/retry", token=served.other), 403, "forbidden")
+    there, none = (
+        served.rest.ask("GET", f"/v1/runs/{run}", token=served.other)
+        for run in (served.run, "20200101-000000-aaaaaa")
+    )
+    assert there.status_code == none.status_code == 404 and there.json() == none.json(), (
+        "whether a run exists is not told"
+    )
+    refused(
+        served.rest.ask("POST", f"/v1/runs/{served.run}/retry", token=served.other),
+        403,
+        "forbidden",
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,9 +166,14 @@ def test_the_token_of_a_run_sees_that_run_alone(served: Served) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_where_a_request_comes_from_and_what_it_says_it_is(served: Served, headers: dict[str, str], status: int) -> None:
+def test_where_a_request_comes_from_and_what_it_says_it_is(
+    served: Served, headers: dict[str, str], status: int
+) -> None:
     port = str(urlsplit(served.rest.url).port)
-    given = {"Content-Type": "application/json", **{name: value.replace("{port}", port) for name, value in headers.items()}}
+    given = {
+        "Content-Type": "application/json",
+        **{name: value.replace("{port}", port) for name, value in headers.items()},
+    }
     found = served.rest.ask("POST", "/v1/tokens", data=b'{"scope": "read"}', headers=given)
     assert found.status_code == status, found.text
 
@@ -132,24 +181,48 @@ def test_where_a_request_comes_from_and_what_it_says_it_is(served: Served, heade
 HUGE = "x" * (1 << 20)
 BAD: dict[str, tuple[str, bytes, int]] = {
     "an unknown field": ("/v1/runs", b'{"recipe": "hello", "prioritty": 1}', 422),
-    "a wrong type": ("/v1/runs", b'{"recipe": 1, "inputs": [], "priority": "high", "labels": {"a": 1}, "not_before": "soon"}', 422),
+    "a wrong type": (
+        "/v1/runs",
+        b'{"recipe": 1, "inputs": [], "priority": "high", "labels": {"a": 1}, "not_before": "soon"}',
+        422,
+    ),
     "a float for an integer": ("/v1/runs", b'{"recipe": "hello", "priority": 1.5}', 422),
     "a time as a number": ("/v1/tokens", b'{"scope": "read", "expires": 0}', 422),
-    "a time without a zone": ("/v1/runs", b'{"recipe": "hello", "not_before": "2030-01-01T00:00:00"}', 422),
+    "a time without a zone": (
+        "/v1/runs",
+        b'{"recipe": "hello", "not_before": "2030-01-01T00:00:00"}',
+        422,
+    ),
     "no recipe": ("/v1/runs", b"{}", 422),
     "no object": ("/v1/runs", b'["hello"]', 422),
     "no body": ("/v1/runs", b"", 422),
     "no JSON": ("/v1/runs", b'{"recipe": hello}', 400),
     "no text": ("/v1/runs", b'{"recipe": "\xff"}', 400),
     "no number": ("/v1/runs", b'{"recipe": "hello", "inputs": {"times": NaN}}', 400),
-    "a number without end": ("/v1/runs", b'{"recipe": "hello", "inputs": {"times": ' + b"1" * 9999 + b"}}", 400),
+    "a number without end": (
+        "/v1/runs",
+        b'{"recipe": "hello", "inputs": {"times": ' + b"1" * 9999 + b"}}",
+        400,
+    ),
     "deep lists": ("/v1/runs", b"[" * 1_000_000, 400),
     "deep objects": ("/v1/runs", b'{"a":' * 100_000 + b"1" + b"}" * 100_000, 400),
-    "fifty levels": ("/v1/runs", b'{"recipe": "hello", "inputs": {"word": ' + b"[" * 50 + b"]" * 50 + b"}}", 400),
+    "fifty levels": (
+        "/v1/runs",
+        b'{"recipe": "hello", "inputs": {"word": ' + b"[" * 50 + b"]" * 50 + b"}}",
+        400,
+    ),
     "a NUL": ("/v1/runs", b'{"recipe": "hello", "inputs": {"word": "a\\u0000b"}}', 422),
     "half a character": ("/v1/runs", b'{"recipe": "hello", "user": "\\ud800"}', 422),
-    "a huge text": ("/v1/runs", json.dumps({"recipe": "slow", "inputs": {"name": HUGE[:1_000_000]}}).encode(), 422),
-    "a huge name": ("/v1/runs", json.dumps({"recipe": "slow", "inputs": {"n" * 1_000_000: 1}}).encode(), 422),
+    "a huge text": (
+        "/v1/runs",
+        json.dumps({"recipe": "slow", "inputs": {"name": HUGE[:1_000_000]}}).encode(),
+        422,
+    ),
+    "a huge name": (
+        "/v1/runs",
+        json.dumps({"recipe": "slow", "inputs": {"n" * 1_000_000: 1}}).encode(),
+        422,
+    ),
     "a huge body": ("/v1/runs", json.dumps({"recipe": HUGE}).encode(), 413),
     "an unknown recipe": ("/v1/runs", b'{"recipe": "slwo"}', 404),
     "a recipe by its path": ("/v1/runs", b'{"recipe": "./hidden.yaml"}', 404),
@@ -157,25 +230,47 @@ BAD: dict[str, tuple[str, bytes, int]] = {
     "a recipe as text": ("/v1/plan", b'{"recipe": "recipe: x@1\\nsteps: {}"}', 404),
     "an unknown driver": ("/v1/runs", b'{"recipe": "hello", "driver": "lokal"}', 404),
     "an unknown preset": ("/v1/runs", b'{"recipe": "hello", "preset": "lowd"}', 422),
-    "unknown inputs": ("/v1/runs", b'{"recipe": "hello", "inputs": {"wrod": 1, "times": "x", "kind": "z"}}', 422),
-    "the value of a secret": ("/v1/runs", b'{"recipe": "hello", "inputs": {"key": "hunter2hunter2"}}', 422),
+    "unknown inputs": (
+        "/v1/runs",
+        b'{"recipe": "hello", "inputs": {"wrod": 1, "times": "x", "kind": "z"}}',
+        422,
+    ),
+    "the value of a secret": (
+        "/v1/runs",
+        b'{"recipe": "hello", "inputs": {"key": "hunter2hunter2"}}',
+        422,
+    ),
     "a path": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "/etc/passwd"}}', 422),
     "a path of the home": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "~/.netrc"}}', 422),
-    "a path upwards": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "data/../recipe.toml"}}', 422),
-    "a link that leads out": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "data/out"}}', 422),
+    "a path upwards": (
+        "/v1/runs",
+        b'{"recipe": "hello", "inputs": {"data": "data/../recipe.toml"}}',
+        422,
+    ),
+    "a link that leads out": (
+        "/v1/runs",
+        b'{"recipe": "hello", "inputs": {"data": "data/out"}}',
+        422,
+    ),
     "a class behind a link that leads out": (
         "/v1/runs",
         b'{"recipe": "sft@1", "preset": "smoke", "inputs": {"callbacks": ["data/out.py:Mine"]}}',
         422,
     ),
-    "an unknown scheme": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "file:///etc/passwd"}}', 422),
+    "an unknown scheme": (
+        "/v1/runs",
+        b'{"recipe": "hello", "inputs": {"data": "file:///etc/passwd"}}',
+        422,
+    ),
     "an unknown scope": ("/v1/tokens", b'{"scope": "root"}', 422),
     "the token of no run": ("/v1/tokens", b'{"scope": "read", "run": "../x"}', 404),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_body_is_refused_at_once_with_every_problem_and_nothing_is_stored(served: Served, what: str) -> None:
+def test_a_bad_body_is_refused_at_once_with_every_problem_and_nothing_is_stored(
+    served: Served, what: str
+) -> None:
     path, data, status = BAD[what]
     for name in ("out", "out.py"):
         out = served.rest.root / "data" / name
@@ -184,14 +279,24 @@ def test_a_bad_body_is_refused_at_once_with_every_problem_and_nothing_is_stored(
     before, took = stored(served.rest), []
     for _ in range(3):
         begun = time.perf_counter()
-        found = served.rest.ask("POST", path, data=data, headers={"Content-Type": "application/json"})
+        found = served.rest.ask(
+            "POST", path, data=data, headers={"Content-Type": "application/json"}
+        )
         took.append(time.perf_counter() - begun)
         if took[-1] < 0.1:  # other processes of the machine may have been first
             break
     assert found.status_code == status, found.text
-    assert len(found.content) < 4000 and str(served.rest.root) not in found.text and "hunter2" not in found.text and "root:" not in found.text
+    assert (
+        len(found.content) < 4000
+        and str(served.rest.root) not in found.text
+        and "hunter2" not in found.text
+        and "root:" not in found.text
+    )
     assert found.json()["error"]["message"] and min(took) < 0.1, took
-    assert not any(words in found.text for words in ("Input should", "Field required", "Value error", "extract fields"))
+    assert not any(
+        words in found.text
+        for words in ("Input should", "Field required", "Value error", "extract fields")
+    )
     assert stored(served.rest) == before
     problems = found.json()["error"]["problems"]
     assert what not in ("a wrong type", "unknown inputs") or len(problems) >= 3, problems
@@ -204,11 +309,17 @@ def wrong_bodies() -> dict[str, tuple[bytes, dict[str, str]]]:
     json_ = {"Content-Type": "application/json"}
     return {
         "an unknown field": (b'{"zzz": 1}', json_),
-        "wrong types": (b'{"recipe": 1, "job_id": [], "scope": 3, "from": {}, "checkpoint_path": 1}', json_),
+        "wrong types": (
+            b'{"recipe": 1, "job_id": [], "scope": 3, "from": {}, "checkpoint_path": 1}',
+            json_,
+        ),
         "no object": (b"[1]", json_),
         "a million levels": (b"[" * 1_000_000, json_),
         "a NUL": (b'{"recipe": "a\\u0000", "job_id": "a\\u0000"}', json_),
-        "a text of a million": (json.dumps({"recipe": HUGE[:1_000_000], "job_id": "x"}).encode(), json_),
+        "a text of a million": (
+            json.dumps({"recipe": HUGE[:1_000_000], "job_id": "x"}).encode(),
+            json_,
+        ),
         "a name of a million": (json.dumps({HUGE[:1_000_000]: 1}).encode(), json_),
         "another type": (b"{}", {"Content-Type": "text/plain"}),
         "another host": (b"{}", {**json_, "Host": "evil.example"}),
@@ -216,7 +327,9 @@ def wrong_bodies() -> dict[str, tuple[bytes, dict[str, str]]]:
     }
 
 
-def test_every_address_that_takes_a_body_refuses_what_is_none_and_stores_nothing(served: Served, tmp_path: Path) -> None:
+def test_every_address_that_takes_a_body_refuses_what_is_none_and_stores_nothing(
+    served: Served, tmp_path: Path
+) -> None:
     before, took = stored(served.rest), []
     posts = [path for method, path in addresses(tmp_path) if method == "POST"]
     assert len(posts) > 10
@@ -226,9 +339,18 @@ def test_every_address_that_takes_a_body_refuses_what_is_none_and_stores_nothing
             begun = time.perf_counter()
             found = served.rest.ask("POST", where, data=data, headers=headers)
             took.append(time.perf_counter() - begun)
-            assert 400 <= found.status_code < 500 and set(found.json()["error"]) == {"code", "message", "fix", "problems"}, (path, what, found.text)
-            assert what not in ("an unknown field", "wrong types") or found.json()["error"]["problems"], (path, what)
-    assert stored(served.rest) == before and sorted(took)[len(took) // 2] < 0.1, "nothing is surveyed for it"
+            assert 400 <= found.status_code < 500 and set(found.json()["error"]) == {
+                "code",
+                "message",
+                "fix",
+                "problems",
+            }, (path, what, found.text)
+            assert (
+                what not in ("an unknown field", "wrong types") or found.json()["error"]["problems"]
+            ), (path, what)
+    assert stored(served.rest) == before and sorted(took)[len(took) // 2] < 0.1, (
+        "nothing is surveyed for it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,9 +368,15 @@ def test_every_address_that_takes_a_body_refuses_what_is_none_and_stores_nothing
     ],
     ids=lambda value: value[:20],
 )
-def test_a_parameter_that_cannot_be_meant_is_refused_by_its_name(served: Served, query: str, words: str) -> None:
+def test_a_parameter_that_cannot_be_meant_is_refused_by_its_name(
+    served: Served, query: str, words: str
+) -> None:
     error = served.rest.ask("GET", f"/v1/runs?{query}").json()["error"]
-    assert words in str(error) and len(str(error)) < 2000 and error["problems" if "NUL" not in words else "message"]
+    assert (
+        words in str(error)
+        and len(str(error)) < 2000
+        and error["problems" if "NUL" not in words else "message"]
+    )
 
 
 def test_a_token_is_read_from_its_header_alone_and_compared_with_each_that_is_known(
@@ -257,11 +385,19 @@ def test_a_token_is_read_from_its_header_alone_and_compared_with_each_that_is_kn
     secret = served.rest.token
     for query in (f"token={secret}", f"access_token={secret}"):
         refused(served.rest.ask("GET", f"/v1/runs?{query}", token=""), 401, "unauthorized")
-    for headers in ({"Cookie": f"token={secret}"}, {"X-API-Key": secret}, {"Authorization": f"Basic {secret}"}, {"Authorization": secret}):
+    for headers in (
+        {"Cookie": f"token={secret}"},
+        {"X-API-Key": secret},
+        {"Authorization": f"Basic {secret}"},
+        {"Authorization": secret},
+    ):
         refused(served.rest.ask("GET", "/v1/runs", token="", headers=headers), 401, "unauthorized")
     tokens = Tokens(tmp_path, Locks(tmp_path))
     known, compared = [tokens.make("read")[1] for _ in range(3)], []
-    monkeypatch.setattr("runner.server.tokens.compare_digest", lambda a, b: compared.append((len(a), len(b))) or a == b)
+    monkeypatch.setattr(
+        "runner.server.tokens.compare_digest",
+        lambda a, b: compared.append((len(a), len(b))) or a == b,
+    )
     for given in (known[0], known[2], "", "rcp_", "x" * 9999):
         compared.clear()
         assert (tokens.of(given) is not None) == (given in known)
@@ -269,23 +405,38 @@ def test_a_token_is_read_from_its_header_alone_and_compared_with_each_that_is_kn
 
 
 def test_a_websocket_is_not_opened(served: Served) -> None:
-    shake = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+    shake = {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
     refused(served.rest.ask("GET", "/v1/runs", token="", headers=shake), 401, "unauthorized")
     found = served.rest.ask("GET", "/v1/runs", headers=shake)
-    assert found.status_code == 200 and "upgrade" not in found.headers and found.json()["runs"], "with a token it is an ordinary request"
+    assert found.status_code == 200 and "upgrade" not in found.headers and found.json()["runs"], (
+        "with a token it is an ordinary request"
+    )
 
 
 @pytest.mark.parametrize("how", ["removed", "expired"])
 def test_a_stream_ends_with_its_token(served: Served, how: str) -> None:
     late = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
-    made = served.rest.ask("POST", "/v1/tokens", {"scope": "read", "run": served.run, **({"expires": late} if how == "expired" else {})}).json()
+    made = served.rest.ask(
+        "POST",
+        "/v1/tokens",
+        {"scope": "read", "run": served.run, **({"expires": late} if how == "expired" else {})},
+    ).json()
     headers = {"Authorization": f"Bearer {made['token']}", "Accept": "text/event-stream"}
-    with requests.get(f"{served.rest.url}/v1/runs/{served.run}/events", headers=headers, stream=True, timeout=14) as stream:
+    with requests.get(
+        f"{served.rest.url}/v1/runs/{served.run}/events", headers=headers, stream=True, timeout=14
+    ) as stream:
         pieces = stream.iter_content(None)
         assert next(pieces).startswith(b"id: 1\n")
         if how == "removed":
             assert served.rest.ask("DELETE", f"/v1/tokens/{made['id']}").status_code == 204
-        assert list(pieces) == [], "nothing follows, and it ends before it would say that it is alive"
+        assert list(pieces) == [], (
+            "nothing follows, and it ends before it would say that it is alive"
+        )
 
 
 @pytest.mark.parametrize(
@@ -300,16 +451,31 @@ def test_a_stream_ends_with_its_token(served: Served, how: str) -> None:
     ],
     ids=lambda value: str(value)[2:30],
 )
-def test_a_head_that_could_be_read_in_two_ways_is_refused(served: Served, head: bytes, status: int) -> None:
+def test_a_head_that_could_be_read_in_two_ways_is_refused(
+    served: Served, head: bytes, status: int
+) -> None:
     where = urlsplit(served.rest.url)
     with socket.create_connection((where.hostname, where.port), 10) as connection:
         host, bearer = where.netloc.encode(), served.rest.token.encode()
-        connection.sendall(b"GET /v1/runs HTTP/1.1\r\nHost: " + host + b"\r\nAuthorization: Bearer " + bearer + b"\r\n" + head + b"\r\n\r\n")
+        connection.sendall(
+            b"GET /v1/runs HTTP/1.1\r\nHost: "
+            + host
+            + b"\r\nAuthorization: Bearer "
+            + bearer
+            + b"\r\n"
+            + head
+            + b"\r\n\r\n"
+        )
         assert int(connection.recv(100).split(b" ")[1]) == status
 
 
 def test_a_body_without_a_length_is_counted_while_it_comes(served: Served) -> None:
-    found = served.rest.ask("POST", "/v1/runs", data=(b" " * 100_000 for _ in range(20)), headers={"Content-Type": "application/json"})
+    found = served.rest.ask(
+        "POST",
+        "/v1/runs",
+        data=(b" " * 100_000 for _ in range(20)),
+        headers={"Content-Type": "application/json"},
+    )
     refused(found, 413, "too-large")
 
 
@@ -338,10 +504,18 @@ def test_a_path_below_a_root_is_taken(served: Served) -> None:
 def test_no_name_leads_out_of_where_it_belongs(served: Served, path: str) -> None:
     where = urlsplit(served.rest.url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=10)
-    connection.request("GET", path.replace("{run}", served.run), headers={"Authorization": f"Bearer {served.rest.token}"})
+    connection.request(
+        "GET",
+        path.replace("{run}", served.run),
+        headers={"Authorization": f"Bearer {served.rest.token}"},
+    )
     found = connection.getresponse()
     text = found.read().decode()
-    assert found.status == 404 and json.loads(text)["error"]["code"] == "not-found" and str(served.rest.root) not in text
+    assert (
+        found.status == 404
+        and json.loads(text)["error"]["code"] == "not-found"
+        and str(served.rest.root) not in text
+    )
     connection.close()
 
 
@@ -363,7 +537,9 @@ def test_a_token_follows_twenty_things_at_once(served: Served) -> None:
     until(another, seconds=10)  # a stream that was closed is counted no more
 
 
-def test_a_stream_of_events_that_is_silent_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_events_that_is_silent_says_that_it_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(streams, "LOOK", 0.001)
     monkeypatch.setattr(streams, "QUIET", 0.003)
 
@@ -382,13 +558,17 @@ def test_a_stream_of_events_that_is_silent_says_that_it_is_alive(monkeypatch: py
     async def first() -> bytes:
         nobody: Any = None
         pulse: Any = Still()
-        async with aclosing(streams._event_stream(pulse, nobody, nobody, "r", 0, lambda _: [])) as told:
+        async with aclosing(
+            streams._event_stream(pulse, nobody, nobody, "r", 0, lambda _: [])
+        ) as told:
             return await anext(told)
 
     assert asyncio.run(first()).startswith(b":")
 
 
-def test_an_error_of_ours_tells_nothing_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_tells_nothing_of_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = Room(tmp_path, {}, tokens := Tokens(tmp_path / "server", Locks(tmp_path)))
     secret = tokens.first()
 
@@ -397,11 +577,22 @@ def test_an_error_of_ours_tells_nothing_of_itself(tmp_path: Path, monkeypatch: p
 
     app = application(room, {"here"})
     monkeypatch.setattr(Room, "reading", broken)
-    sent = asked(app, "GET", "/v1/runs", [(b"host", b"here"), (b"authorization", f"Bearer {secret}".encode())])
-    assert sent[0]["status"] == 500 and b"internal" in sent[1]["body"] and str(tmp_path).encode() not in sent[1]["body"]
+    sent = asked(
+        app,
+        "GET",
+        "/v1/runs",
+        [(b"host", b"here"), (b"authorization", f"Bearer {secret}".encode())],
+    )
+    assert (
+        sent[0]["status"] == 500
+        and b"internal" in sent[1]["body"]
+        and str(tmp_path).encode() not in sent[1]["body"]
+    )
 
 
-def asked(app: Any, method: str, path: str, headers: list[tuple[bytes, bytes]], receive: Any = None) -> list[dict[str, Any]]:
+def asked(
+    app: Any, method: str, path: str, headers: list[tuple[bytes, bytes]], receive: Any = None
+) -> list[dict[str, Any]]:
     """What an application sends to a request, by ASGI itself."""
     sent: list[dict[str, Any]] = []
 
@@ -420,7 +611,13 @@ def asked(app: Any, method: str, path: str, headers: list[tuple[bytes, bytes]], 
         "headers": headers,
         "http_version": "1.1",
     }
-    scope |= {"scheme": "http", "server": ("here", 1), "client": ("here", 2), "root_path": "", "asgi": {"version": "3.0"}}
+    scope |= {
+        "scheme": "http",
+        "server": ("here", 1),
+        "client": ("here", 2),
+        "root_path": "",
+        "asgi": {"version": "3.0"},
+    }
 
     async def act() -> None:
         try:
@@ -432,7 +629,9 @@ def asked(app: Any, method: str, path: str, headers: list[tuple[bytes, bytes]], 
     return sent
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_come_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guard, "PATIENCE", 0.05)
     tokens = Tokens(tmp_path / "server", Locks(tmp_path))
     headers = [(b"host", b"here"), (b"authorization", f"Bearer {tokens.first()}".encode())]
@@ -442,11 +641,15 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch
         await asyncio.Event().wait()
         return {}
 
-    sent = asked(application(Room(tmp_path, {}, tokens), {"here"}), "POST", "/v1/runs", headers, never)
+    sent = asked(
+        application(Room(tmp_path, {}, tokens), {"here"}), "POST", "/v1/runs", headers, never
+    )
     assert sent[0]["status"] == 408
 
 
-def test_a_request_whose_head_does_not_come_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_whose_head_does_not_come_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import uvicorn
 
     from runner.server import serving
@@ -459,7 +662,9 @@ def test_a_request_whose_head_does_not_come_is_cut_off(tmp_path: Path, monkeypat
 
     async def act() -> list[bytes]:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            server = uvicorn.Server(uvicorn.Config(answers, http=serving.Patient, lifespan="off", log_level="error"))
+            server = uvicorn.Server(
+                uvicorn.Config(answers, http=serving.Patient, lifespan="off", log_level="error")
+            )
             serving_task = asyncio.create_task(server._serve([listener]))
             got = []
             for whole, half in (
@@ -486,8 +691,14 @@ def test_a_request_whose_head_does_not_come_is_cut_off(tmp_path: Path, monkeypat
 
 
 def test_answers_name_no_folder_of_this_machine(tmp_path: Path) -> None:
-    text = plain(f"{tmp_path}/a/b.yaml:1:2 and /etc/recipe/x.toml and ~/.config/y, see GET /v1/runs/x and hf://org/name or https://a/b/c", tmp_path)
-    assert text == "a/b.yaml:1:2 and …/x.toml and …/y, see GET /v1/runs/x and hf://org/name or https://a/b/c"
+    text = plain(
+        f"{tmp_path}/a/b.yaml:1:2 and /etc/recipe/x.toml and ~/.config/y, see GET /v1/runs/x and hf://org/name or https://a/b/c",
+        tmp_path,
+    )
+    assert (
+        text
+        == "a/b.yaml:1:2 and …/x.toml and …/y, see GET /v1/runs/x and hf://org/name or https://a/b/c"
+    )
     assert str(Refused(400, "x", "y")) == "y"
 
 
@@ -506,20 +717,46 @@ def test_a_thousand_connections_are_held_and_the_next_is_refused(served: Served)
             held.enter_context(socket.create_connection((str(where.hostname), where.port or 0), 10))
         late = requests.get(f"{served.rest.url}/health", timeout=10)
         assert late.status_code == 503
-        held_kb = int(Path(f"/proc/{served.rest.process.pid}/status").read_text().split("VmRSS:")[1].split()[0])
+        held_kb = int(
+            Path(f"/proc/{served.rest.process.pid}/status")
+            .read_text()
+            .split("VmRSS:")[1]
+            .split()[0]
+        )
         assert held_kb < 300_000
     until(lambda: requests.get(f"{served.rest.url}/health", timeout=10).status_code == 200)
 
 
 def test_the_server_speaks_https_with_a_certificate_of_its_own(tmp_path: Path) -> None:
     name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{tmp_path}/key.pem"]
-    subprocess.run(["openssl", "req", "-x509", *key, "-out", f"{tmp_path}/chain.pem", "-days", "2", *name], check=True, capture_output=True)
+    key = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-keyout",
+        f"{tmp_path}/key.pem",
+    ]
+    subprocess.run(
+        ["openssl", "req", "-x509", *key, "-out", f"{tmp_path}/chain.pem", "-days", "2", *name],
+        check=True,
+        capture_output=True,
+    )
     (tmp_path / "space").mkdir()
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("REQUESTS_CA_BUNDLE", f"{tmp_path}/chain.pem")
-        with Rest(tmp_path / "space", "--certificate", f"{tmp_path}/chain.pem", "--key", f"{tmp_path}/key.pem") as rest:
-            assert rest.url.startswith("https://127.0.0.1:") and rest.get("/v1/runs") == {"runs": [], "next": None}
+        with Rest(
+            tmp_path / "space",
+            "--certificate",
+            f"{tmp_path}/chain.pem",
+            "--key",
+            f"{tmp_path}/key.pem",
+        ) as rest:
+            assert rest.url.startswith("https://127.0.0.1:") and rest.get("/v1/runs") == {
+                "runs": [],
+                "next": None,
+            }
             with pytest.raises(requests.exceptions.SSLError):
                 requests.get(f"{rest.url}/health", timeout=10, verify=certifi())
             with pytest.raises(requests.exceptions.ConnectionError):
@@ -545,24 +782,52 @@ def test_an_address_is_one_of_a_host_or_bucket_that_is_allowed(served: Served) -
     ):
         for path in ("/v1/runs", "/v1/plan"):
             error = refused(
-                served.rest.ask("POST", path, {"recipe": "learn", "inputs": {"base": "hf://acme/tiny", "dataset": address}}), 422, "invalid"
+                served.rest.ask(
+                    "POST",
+                    path,
+                    {"recipe": "learn", "inputs": {"base": "hf://acme/tiny", "dataset": address}},
+                ),
+                422,
+                "invalid",
             )
-            assert [each["code"] for each in error["problems"]] == ["address-not-allowed"] and "`allow` under [data]" in error["fix"]
+            assert [each["code"] for each in error["problems"]] == [
+                "address-not-allowed"
+            ] and "`allow` under [data]" in error["fix"]
     assert stored(served.rest) == before
 
 
-def test_what_opens_an_address_is_not_stored_without_a_key_and_a_pack_is_one_of_the_store(served: Served) -> None:
+def test_what_opens_an_address_is_not_stored_without_a_key_and_a_pack_is_one_of_the_store(
+    served: Served,
+) -> None:
     before = stored(served.rest)
-    signed = {"recipe": "learn", "inputs": {"base": "hf://acme/tiny", "dataset": "https://data.example/x?X-Signature=canary0123456789"}}
+    signed = {
+        "recipe": "learn",
+        "inputs": {
+            "base": "hf://acme/tiny",
+            "dataset": "https://data.example/x?X-Signature=canary0123456789",
+        },
+    }
     error = refused(served.rest.ask("POST", "/v1/runs", signed), 422, "refused")
-    assert "s3:// gs:// hf://" in error["fix"] and "RECIPE_KEY_FILE" in error["fix"] and "canary" not in str(error)
-    packed = {"recipe": "learn", "inputs": {"base": "hf://acme/tiny", "dataset": "pack:" + "0" * 64}}
+    assert (
+        "s3:// gs:// hf://" in error["fix"]
+        and "RECIPE_KEY_FILE" in error["fix"]
+        and "canary" not in str(error)
+    )
+    packed = {
+        "recipe": "learn",
+        "inputs": {"base": "hf://acme/tiny", "dataset": "pack:" + "0" * 64},
+    }
     error = refused(served.rest.ask("POST", "/v1/runs", packed), 422, "invalid")
-    assert [each["code"] for each in error["problems"]] == ["no-such-pack"] and "there is none" in error["message"]
+    assert [each["code"] for each in error["problems"]] == [
+        "no-such-pack"
+    ] and "there is none" in error["message"]
     assert stored(served.rest) == before
 
 
-BODIES = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parents[2] / "fixtures" / "server").iterdir()}
+BODIES = {
+    path.stem: json.loads(path.read_text())
+    for path in (Path(__file__).parents[2] / "fixtures" / "server").iterdir()
+}
 
 
 def test_the_bodies_of_platforms_are_taken_as_they_are(served: Served) -> None:
@@ -570,48 +835,132 @@ def test_the_bodies_of_platforms_are_taken_as_they_are(served: Served) -> None:
     for n, name in enumerate(("execute", "execute_by_method", "execute_camel_case"), 1):
         for _ in range(2):  # the same job again is the same job
             found = ask("POST", "/api/training/execute", BODIES[name])
-            assert (found.status_code, found.json()) == (202, {"job_id": f"job-{n}", "status": "queued"}), found.text
-    refused(ask("POST", "/api/training/execute", {**BODIES["execute"], "user_id": "bob"}), 409, "key-in-use")
+            assert (found.status_code, found.json()) == (
+                202,
+                {"job_id": f"job-{n}", "status": "queued"},
+            ), found.text
+    refused(
+        ask("POST", "/api/training/execute", {**BODIES["execute"], "user_id": "bob"}),
+        409,
+        "key-in-use",
+    )
     run = served.rest.get(f"/v1/runs/{served.rest.get('/api/training/status/job-1')['run']}")
-    assert run["user"] == "ann" and run["inputs"] == {"base": "hf://acme/tiny", "dataset": "https://data.example/train.jsonl", "epochs": 2}
-    assert BODIES["execute"]["job_token"].encode() not in (served.rest.root / ".recipe" / "recipe.db").read_bytes()
+    assert run["user"] == "ann" and run["inputs"] == {
+        "base": "hf://acme/tiny",
+        "dataset": "https://data.example/train.jsonl",
+        "epochs": 2,
+    }
+    assert (
+        BODIES["execute"]["job_token"].encode()
+        not in (served.rest.root / ".recipe" / "recipe.db").read_bytes()
+    )
     for verb, state in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
         found = ask("POST", f"/api/training/{verb}/job-1", BODIES[verb])
-        assert (found.status_code, found.json()) == (202, {"job_id": "job-1", "status": state}), found.text
+        assert (found.status_code, found.json()) == (202, {"job_id": "job-1", "status": state}), (
+            found.text
+        )
     refused(ask("POST", "/api/training/cancel/job-1", {}), 409, "final")
     refused(ask("GET", "/api/training/status/none"), 404, "not-found")
     found = ask("POST", "/api/training/deploy/runpod", BODIES["deploy_runpod"])
-    assert (found.status_code, found.json()) == (202, {"job_id": "job-4", "status": "queued"}), found.text
-    assert served.rest.get(f"/v1/runs/{served.rest.get('/api/training/status/job-4')['run']}")["driver"] == "runpod"
+    assert (found.status_code, found.json()) == (202, {"job_id": "job-4", "status": "queued"}), (
+        found.text
+    )
+    assert (
+        served.rest.get(f"/v1/runs/{served.rest.get('/api/training/status/job-4')['run']}")[
+            "driver"
+        ]
+        == "runpod"
+    )
     assert ask("POST", "/api/training/pause/job-4", {}).status_code == 202
-    refused(ask("POST", "/api/training/resume/job-4", BODIES["resume_from_checkpoint"]), 422, "no-such-checkpoint")
-    assert sorted(job["job_id"] for job in served.rest.get("/api/training/jobs")["jobs"]) == ["job-1", "job-2", "job-3", "job-4"]
+    refused(
+        ask("POST", "/api/training/resume/job-4", BODIES["resume_from_checkpoint"]),
+        422,
+        "no-such-checkpoint",
+    )
+    assert sorted(job["job_id"] for job in served.rest.get("/api/training/jobs")["jobs"]) == [
+        "job-1",
+        "job-2",
+        "job-3",
+        "job-4",
+    ]
 
 
 def test_the_bodies_of_v1_are_taken_as_they_are(served: Served) -> None:
     ask = served.rest.ask
-    for name, path, status in (("v1_plan", "/v1/plan", 200), ("v1_token", "/v1/tokens", 201), ("v1_token_of_a_run", "/v1/tokens", 201)):
+    for name, path, status in (
+        ("v1_plan", "/v1/plan", 200),
+        ("v1_token", "/v1/tokens", 201),
+        ("v1_token_of_a_run", "/v1/tokens", 201),
+    ):
         assert ask("POST", path, BODIES[name]).status_code == status, name
-    run, _ = (ask("POST", "/v1/runs", BODIES[name]).json()["id"] for name in ("v1_run_with_all", "v1_run"))
-    for verb, body in (("pause", "pause"), ("resume", "resume"), ("cancel", "cancel"), ("retry", "retry"), ("retry", "retry_from")):
+    run, _ = (
+        ask("POST", "/v1/runs", BODIES[name]).json()["id"] for name in ("v1_run_with_all", "v1_run")
+    )
+    for verb, body in (
+        ("pause", "pause"),
+        ("resume", "resume"),
+        ("cancel", "cancel"),
+        ("retry", "retry"),
+        ("retry", "retry_from"),
+    ):
         found = ask("POST", f"/v1/runs/{run}/{verb}", BODIES[f"v1_{body}"])
         assert found.status_code == 202 and found.json()["event"]["run"], found.text
-    reports = {"metrics", "logs"} | {name for name in BODIES if name.startswith(("alert_", "status_"))}  # posted by tests of what is reported
-    here = {"execute", "execute_by_method", "execute_camel_case", "pause", "resume", "cancel", "deploy_runpod", "resume_from_checkpoint"}
+    reports = {"metrics", "logs"} | {
+        name for name in BODIES if name.startswith(("alert_", "status_"))
+    }  # posted by tests of what is reported
+    here = {
+        "execute",
+        "execute_by_method",
+        "execute_camel_case",
+        "pause",
+        "resume",
+        "cancel",
+        "deploy_runpod",
+        "resume_from_checkpoint",
+    }
     assert {name for name in BODIES if not name.startswith("v1_")} == reports | here
 
 
 @pytest.mark.slow
 def test_the_document_of_the_api_is_exact(served: Served, tmp_path: Path) -> None:
     """Schemathesis sends what the document allows, and what it does not: each answer is one that the document has."""
-    for run in served.rest.get("/v1/runs?limit=200")["runs"]:  # else it waits for streams that do not end
+    for run in served.rest.get("/v1/runs?limit=200")[
+        "runs"
+    ]:  # else it waits for streams that do not end
         served.rest.ask("POST", f"/v1/runs/{run['id']}/cancel")
-    (tmp_path / "schemathesis.toml").write_text('[phases.coverage]\nunexpected-methods = ["PUT"]\n')  # one of six that are answered alike
+    (tmp_path / "schemathesis.toml").write_text(
+        '[phases.coverage]\nunexpected-methods = ["PUT"]\n'
+    )  # one of six that are answered alike
     program = client("schemathesis").with_name("st")
-    words = ["run", f"{served.rest.url}/openapi.json", "-H", f"Authorization: Bearer {served.rest.token}", "--phases", "coverage", "--checks", "all"]
-    words += ["--exclude-path", "/v1/offers", "--seed", "1", "--no-color", "--continue-on-failure", "--warnings", "off", "--request-timeout", "5"]
+    words = [
+        "run",
+        f"{served.rest.url}/openapi.json",
+        "-H",
+        f"Authorization: Bearer {served.rest.token}",
+        "--phases",
+        "coverage",
+        "--checks",
+        "all",
+    ]
+    words += [
+        "--exclude-path",
+        "/v1/offers",
+        "--seed",
+        "1",
+        "--no-color",
+        "--continue-on-failure",
+        "--warnings",
+        "off",
+        "--request-timeout",
+        "5",
+    ]
     done = subprocess.run(
-        [program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, env={"HOME": str(tmp_path), "PATH": "/usr/bin"}
+        [program, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin"},
     )
     assert done.returncode == 0, done.stdout[-6000:]
     assert "Traceback" not in served.rest.said()

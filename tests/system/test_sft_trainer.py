@@ -33,14 +33,34 @@ def program(name: str, *arguments: object) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("RECIPE_", "ACCELERATE_"))}
-    return {**keep, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", **more}
+    keep = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RECIPE_", "ACCELERATE_"))
+    }
+    return {
+        **keep,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        **more,
+    }
 
 
 def launched(argv: Sequence[str], processes: int = 1) -> list[str]:
     """A trainer's command line as the engine makes it from a recipe."""
     several = ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else []
-    launch = ["-m", "accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
+    launch = [
+        "-m",
+        "accelerate.commands.launch",
+        "--num_processes",
+        str(processes),
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+    ]
     return [argv[0], *launch, "--dynamo_backend", "no", *several, *argv[1:]]
 
 
@@ -49,10 +69,16 @@ def run(argv: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def prepare(data: Path, out: Path, *more: object) -> subprocess.CompletedProcess[str]:
-    return run(program("sft_data.py", "--data", data, "--base", BASE, "--out", out, "--max-length", 128, *more))
+    return run(
+        program(
+            "sft_data.py", "--data", data, "--base", BASE, "--out", out, "--max-length", 128, *more
+        )
+    )
 
 
-def training(tokens: Path, out: Path, *more: object, processes: int = 1, max_steps: int = STEPS) -> list[str]:
+def training(
+    tokens: Path, out: Path, *more: object, processes: int = 1, max_steps: int = STEPS
+) -> list[str]:
     alone = program(
         "text_train.py", "--data", tokens, "--base", BASE, "--out", out / "weights", "--history", out / "history.jsonl",
         "--checkpoints", out / "checkpoints", "--init", "random", "--max-steps", max_steps, "--rank", 8, "--alpha", 16, "--global-batch", 16,
@@ -61,7 +87,15 @@ def training(tokens: Path, out: Path, *more: object, processes: int = 1, max_ste
     return launched(alone, processes) if processes > 1 else alone
 
 
-def signal_at(line: str, argv: Sequence[str], number: signal.Signals, gate: Path, *, whole: bool = True, **env: str) -> str:
+def signal_at(
+    line: str,
+    argv: Sequence[str],
+    number: signal.Signals,
+    gate: Path,
+    *,
+    whole: bool = True,
+    **env: str,
+) -> str:
     """Signal every process of it, or the launcher alone, when it has printed `line` and waits.  What it printed after that."""
     said, status = forks.signal_at(line, argv, number, gate, whole=whole, env=environment(**env))
     assert status == -number, said
@@ -69,7 +103,10 @@ def signal_at(line: str, argv: Sequence[str], number: signal.Signals, gate: Path
 
 
 def checkpoints(out: Path) -> list[Path]:
-    return sorted((out / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    return sorted(
+        (out / "checkpoints").glob("checkpoint-*"),
+        key=lambda path: int(path.name.removeprefix("checkpoint-")),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +121,11 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One training that nobody disturbed."""
     out = tmp_path_factory.mktemp("trained")
-    done = run(launched(training(tokens, out)), RECIPE_WORLD_SIZE="1", RECIPE_METRICS=str(out / "metrics.jsonl"))
+    done = run(
+        launched(training(tokens, out)),
+        RECIPE_WORLD_SIZE="1",
+        RECIPE_METRICS=str(out / "metrics.jsonl"),
+    )
     assert done.returncode == 0, done.stderr
     return out
 
@@ -107,7 +148,12 @@ def test_the_loss_falls_and_is_reported_once_a_step(trained: Path) -> None:
 ROWS = {
     "text": {"text": "the assert statement is convenient"},
     "prompt-completion": {"prompt": "the assert statement", "completion": " is convenient"},
-    "messages": {"messages": [{"role": "user", "content": "assert?"}, {"role": "assistant", "content": "a statement"}]},
+    "messages": {
+        "messages": [
+            {"role": "user", "content": "assert?"},
+            {"role": "assistant", "content": "a statement"},
+        ]
+    },
 }
 
 
@@ -118,34 +164,90 @@ def test_rows_of_every_format_train(kind: str, tmp_path: Path) -> None:
     assert f"1 rows ({kind})" in done.stdout, done.stderr
     done = run(training(tmp_path / "tokens", tmp_path, max_steps=2))
     assert done.returncode == 0, done.stderr
-    first, second = (json.loads(line)["loss"] for line in (tmp_path / "history.jsonl").read_text().splitlines())
+    first, second = (
+        json.loads(line)["loss"] for line in (tmp_path / "history.jsonl").read_text().splitlines()
+    )
     assert second < first
 
 
 @pytest.mark.parametrize("kind", ["adapter", "merged"])
-def test_what_is_exported_predicts_better_than_its_base(kind: str, tokens: Path, trained: Path, tmp_path: Path) -> None:
+def test_what_is_exported_predicts_better_than_its_base(
+    kind: str, tokens: Path, trained: Path, tmp_path: Path
+) -> None:
     model, report = tmp_path / "model", tmp_path / "report"
-    done = run(program("text_export.py", "--trainer", "sft", "--kind", kind, "--base", BASE, "--weights", trained / "weights", "--out", model))
+    done = run(
+        program(
+            "text_export.py",
+            "--trainer",
+            "sft",
+            "--kind",
+            kind,
+            "--base",
+            BASE,
+            "--weights",
+            trained / "weights",
+            "--out",
+            model,
+        )
+    )
     assert done.returncode == 0, done.stderr
-    done = run(program("text_evaluate.py", "--data", tokens, "--base", BASE, "--model", model, "--micro-batch", 8, "--report", report))
+    done = run(
+        program(
+            "text_evaluate.py",
+            "--data",
+            tokens,
+            "--base",
+            BASE,
+            "--model",
+            model,
+            "--micro-batch",
+            8,
+            "--report",
+            report,
+        )
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads((report / "report.json").read_text())
-    assert found["perplexity_before"] == pytest.approx(1037, rel=0.05)  # about the 1024 of a model that knows nothing
+    assert found["perplexity_before"] == pytest.approx(
+        1037, rel=0.05
+    )  # about the 1024 of a model that knows nothing
     assert found["times_better"] > 4  # 8.4 when this was written
     assert f"{found['perplexity_after']:.2f}" in (report / "report.md").read_text()
 
 
-CHATS = [("assert?", "a statement"), ("and del?", "it deletes"), ("what is if?", "a choice"), ("and while?", "a loop")]
+CHATS = [
+    ("assert?", "a statement"),
+    ("and del?", "it deletes"),
+    ("what is if?", "a choice"),
+    ("and while?", "a loop"),
+]
 
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few answers learned by heart."""
     out = tmp_path_factory.mktemp("chats")
-    rows = [{"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]} for asked, answer in CHATS]
+    rows = [
+        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]}
+        for asked, answer in CHATS
+    ]
     (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert prepare(out / "rows.jsonl", out / "tokens").returncode == 0
-    done = run(training(out / "tokens", out, "--eval-every", 0, "--save-every", 1000, "--global-batch", 4, "--micro-batch", 4, max_steps=60))
+    done = run(
+        training(
+            out / "tokens",
+            out,
+            "--eval-every",
+            0,
+            "--save-every",
+            1000,
+            "--global-batch",
+            4,
+            "--micro-batch",
+            4,
+            max_steps=60,
+        )
+    )
     assert done.returncode == 0, done.stderr
     return out
 
@@ -158,7 +260,21 @@ def test_a_model_that_learned_from_chats_stops(kind: str, chats: Path, tmp_path:
     from text_model import load_base  # type: ignore[import-not-found]
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    done = run(program("text_export.py", "--trainer", "sft", "--kind", kind, "--base", BASE, "--weights", chats / "weights", "--out", tmp_path))
+    done = run(
+        program(
+            "text_export.py",
+            "--trainer",
+            "sft",
+            "--kind",
+            kind,
+            "--base",
+            BASE,
+            "--weights",
+            chats / "weights",
+            "--out",
+            tmp_path,
+        )
+    )
     assert done.returncode == 0, done.stderr
     model: Any = (
         AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -169,9 +285,14 @@ def test_a_model_that_learned_from_chats_stops(kind: str, chats: Path, tmp_path:
     ending = GenerationConfig.from_pretrained(tmp_path)
     for asked, answer in CHATS:
         prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": asked}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+            [{"role": "user", "content": asked}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
         )
-        ids = model.generate(**prompt, generation_config=ending, max_new_tokens=64, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        ids = model.generate(
+            **prompt, generation_config=ending, max_new_tokens=64, do_sample=False
+        )[0, prompt["input_ids"].shape[1] :]
         assert len(ids) < 64 and tokenizer.decode(ids, skip_special_tokens=True) == answer
         assert ids[-1] == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
 
@@ -213,7 +334,9 @@ def drawn(folder: Path, weights: Path) -> None:
 
 
 @pytest.mark.usefixtures("sibling")
-def test_an_adapter_finds_its_base_of_the_hub_without_a_network(chats: Path, tmp_path: Path) -> None:
+def test_an_adapter_finds_its_base_of_the_hub_without_a_network(
+    chats: Path, tmp_path: Path
+) -> None:
     weights = Path(shutil.copytree(chats / "weights", tmp_path / "weights"))
     repo = tmp_path / "home" / "hub" / "models--acme--tiny"
     drawn(repo / "snapshots" / COMMIT, weights)
@@ -239,9 +362,27 @@ def test_a_base_that_was_a_folder_is_named_without_its_place(chats: Path, tmp_pa
     drawn(tmp_path / "mine", weights)
     for kind in ("adapter", "merged"):
         out = tmp_path / kind
-        done = run(program("text_export.py", "--trainer", "sft", "--kind", kind, "--base", tmp_path / "mine", "--weights", weights, "--out", out))
+        done = run(
+            program(
+                "text_export.py",
+                "--trainer",
+                "sft",
+                "--kind",
+                kind,
+                "--base",
+                tmp_path / "mine",
+                "--weights",
+                weights,
+                "--out",
+                out,
+            )
+        )
         assert done.returncode == 0, done.stderr
-        assert not [file.name for file in out.iterdir() if file.suffix in (".json", ".md") and str(tmp_path) in file.read_text()]
+        assert not [
+            file.name
+            for file in out.iterdir()
+            if file.suffix in (".json", ".md") and str(tmp_path) in file.read_text()
+        ]
         assert "base_model:" not in (out / "README.md").read_text()
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == ("./mine", None)
@@ -249,27 +390,57 @@ def test_a_base_that_was_a_folder_is_named_without_its_place(chats: Path, tmp_pa
 
 
 def test_an_adapter_on_random_weights_names_no_base(chats: Path, tmp_path: Path) -> None:
-    done = run(program("text_export.py", "--trainer", "sft", "--kind", "adapter", "--base", BASE, "--weights", chats / "weights", "--out", tmp_path))
+    done = run(
+        program(
+            "text_export.py",
+            "--trainer",
+            "sft",
+            "--kind",
+            "adapter",
+            "--base",
+            BASE,
+            "--weights",
+            chats / "weights",
+            "--out",
+            tmp_path,
+        )
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] is None
+    assert (
+        json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"]
+        is None
+    )
     assert "Nothing can be loaded beneath it" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize(("had", "has"), [(None, 2), (0, 2), ([0, 2], [0, 2]), ([0, 1], 2)])
 @pytest.mark.usefixtures("sibling")
-def test_generation_stops_where_the_answers_end_and_where_else_it_did(had: object, has: object, tmp_path: Path) -> None:
+def test_generation_stops_where_the_answers_end_and_where_else_it_did(
+    had: object, has: object, tmp_path: Path
+) -> None:
     from text_export import stop_at  # type: ignore[import-not-found]
 
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": had, "temperature": 0.7}))
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|endoftext|>", "special": true}}')
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": had, "temperature": 0.7})
+    )
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"eos_token": {"content": "<|endoftext|>", "special": true}}'
+    )
     stop_at(tmp_path, BASE, "<|im_end|>", 2)
-    assert json.loads((tmp_path / "generation_config.json").read_text()) == {"eos_token_id": has, "temperature": 0.7}
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == {"eos_token": {"content": "<|im_end|>", "special": True}}
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == {
+        "eos_token_id": has,
+        "temperature": 0.7,
+    }
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == {
+        "eos_token": {"content": "<|im_end|>", "special": True}
+    }
 
 
 def test_a_training_whose_launcher_dies_saves_and_ends(tokens: Path, tmp_path: Path) -> None:
     argv = launched(training(tokens, tmp_path, "--save-every", 1000))
-    said = signal_at("step 3/", argv, signal.SIGKILL, tmp_path / "gate", whole=False, RECIPE_WORLD_SIZE="1")
+    said = signal_at(
+        "step 3/", argv, signal.SIGKILL, tmp_path / "gate", whole=False, RECIPE_WORLD_SIZE="1"
+    )
     (saved,) = checkpoints(tmp_path)
     step = json.loads((saved / "recipe.json").read_text())["step"]
     assert 3 <= step < STEPS
@@ -277,8 +448,12 @@ def test_a_training_whose_launcher_dies_saves_and_ends(tokens: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_fewer_processes_than_asked_for_are_refused(processes: int, tokens: Path, tmp_path: Path) -> None:
-    done = run(training(tokens, tmp_path, processes=processes), RECIPE_WORLD_SIZE=str(processes + 1))
+def test_fewer_processes_than_asked_for_are_refused(
+    processes: int, tokens: Path, tmp_path: Path
+) -> None:
+    done = run(
+        training(tokens, tmp_path, processes=processes), RECIPE_WORLD_SIZE=str(processes + 1)
+    )
     assert done.returncode != 0
     complaint = f"{processes + 1} processes were asked for, {processes} came up"
     assert complaint in done.stderr
@@ -289,8 +464,15 @@ def test_fewer_processes_than_asked_for_are_refused(processes: int, tokens: Path
 
 def test_half_precision_of_a_gpu_is_refused_on_a_cpu(tmp_path: Path) -> None:
     (tmp_path / "start.py").write_text("from loop import start; start()")
-    done = run([sys.executable, str(tmp_path / "start.py")], PYTHONPATH=str(TRAINERS), ACCELERATE_MIXED_PRECISION="fp16")
-    assert (done.returncode, done.stderr) == (1, "train: precision fp16 needs a GPU; on a CPU use bf16 or no\n")
+    done = run(
+        [sys.executable, str(tmp_path / "start.py")],
+        PYTHONPATH=str(TRAINERS),
+        ACCELERATE_MIXED_PRECISION="fp16",
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "train: precision fp16 needs a GPU; on a CPU use bf16 or no\n",
+    )
 
 
 def test_a_loss_that_is_no_number_ends_the_training(tokens: Path, tmp_path: Path) -> None:
@@ -313,9 +495,15 @@ def kept(sibling: None, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("changed", "complaint"),
-    [({"world": 2}, "world was 1, is 2"), ({"data": "other"}, "data was"), ({"learning_rate": 1.0}, "learning_rate was 0.01, is 1.0")],
+    [
+        ({"world": 2}, "world was 1, is 2"),
+        ({"data": "other"}, "data was"),
+        ({"learning_rate": 1.0}, "learning_rate was 0.01, is 1.0"),
+    ],
 )
-def test_a_checkpoint_of_another_training_is_refused(changed: dict[str, object], complaint: str, kept: Any) -> None:
+def test_a_checkpoint_of_another_training_is_refused(
+    changed: dict[str, object], complaint: str, kept: Any
+) -> None:
     checkpoint = kept.folder / "step-000010"
     step, tensors, history = kept.load(checkpoint)
     assert (step, history, tensors["weight"].sum()) == (10, ["{}\n"], 4)
@@ -396,7 +584,9 @@ def test_packed_documents_do_not_see_each_other(tokens: Path) -> None:
     together = batch_of(packed, [first], torch.device("cpu"))
     alone = batch_of(apart, range(len(packed.documents(first))), torch.device("cpu"))
     with torch.no_grad():
-        assert float(loss_of(model, together)) == pytest.approx(float(loss_of(model, alone)), rel=1e-5)
+        assert float(loss_of(model, together)) == pytest.approx(
+            float(loss_of(model, alone)), rel=1e-5
+        )
         seeing = torch.arange(together.tokens.shape[1])[None]
         blind = float(loss_of(model, together))
         together.positions.copy_(seeing)
@@ -412,26 +602,52 @@ def test_learned_embeddings_come_back_with_the_adapter(tied: bool, tmp_path: Pat
     from text_model import load_base
 
     for file in BASE.iterdir():
-        (tmp_path / file.name).write_text(file.read_text().replace('"tie_word_embeddings": false', f'"tie_word_embeddings": {str(tied).lower()}'))
-    options = Namespace(method="lora", rank=4, alpha=8.0, rank_stabilized=False, dora=False, dropout=0.0, train_embeddings=True, seed=0)
+        (tmp_path / file.name).write_text(
+            file.read_text().replace(
+                '"tie_word_embeddings": false', f'"tie_word_embeddings": {str(tied).lower()}'
+            )
+        )
+    options = Namespace(
+        method="lora",
+        rank=4,
+        alpha=8.0,
+        rank_stabilized=False,
+        dora=False,
+        dropout=0.0,
+        train_embeddings=True,
+        seed=0,
+    )
     model = adapted(load_base(tmp_path, "random", 0, "no"), options)
     ids = torch.arange(32)[None]
     before = model(input_ids=ids, labels=ids).loss
     before.backward()
-    whole = [name for name, weight in model.named_parameters() if weight.grad is not None and "lora" not in name]
+    whole = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.grad is not None and "lora" not in name
+    ]
     assert len(whole) == (1 if tied else 2)
-    torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.01).step()
+    torch.optim.AdamW(
+        [weight for weight in model.parameters() if weight.requires_grad], lr=0.01
+    ).step()
     model.save_pretrained(str(tmp_path / "adapter"))
-    again = PeftModel.from_pretrained(load_base(tmp_path, "random", 0, "no"), str(tmp_path / "adapter"))
+    again = PeftModel.from_pretrained(
+        load_base(tmp_path, "random", 0, "no"), str(tmp_path / "adapter")
+    )
     with torch.no_grad():
         after = model(input_ids=ids, labels=ids).loss
         assert float(again(input_ids=ids, labels=ids).loss) == float(after) < float(before)
-        assert float(again.merge_and_unload()(input_ids=ids, labels=ids).loss) == pytest.approx(float(after), rel=1e-4)
+        assert float(again.merge_and_unload()(input_ids=ids, labels=ids).loss) == pytest.approx(
+            float(after), rel=1e-4
+        )
 
 
 @pytest.mark.usefixtures("sibling")
 def test_weights_are_never_made_up_unasked() -> None:
     from text_model import load_base
 
-    with pytest.raises(SystemExit, match=r"tiny-llama holds no weights \(\*\.safetensors\); init=random would train from random ones"):
+    with pytest.raises(
+        SystemExit,
+        match=r"tiny-llama holds no weights \(\*\.safetensors\); init=random would train from random ones",
+    ):
         load_base(BASE, "pretrained", 0, "no")

@@ -20,9 +20,18 @@ from tests.support import Space, until
 CHAIN: dict[str, Any] = {
     "inputs": {"word": {"type": "string", "default": "hello"}},
     "steps": {
-        "base": {"run": "echo base; head -c 300000 /dev/zero | tr '\\0' b > {{ outputs.o }}", "outputs": {"o": "base.bin"}},
-        "data": {"run": "mkdir -p d/sub; wc -c < {{ steps.base.o }} > d/size; echo {{ inputs.word }} > d/sub/word", "outputs": {"d": "d/"}},
-        "train": {"run": "cat {{ steps.data.d }}/sub/word {{ steps.data.d }}/size > {{ outputs.m }}", "outputs": {"m": "model.txt"}},
+        "base": {
+            "run": "echo base; head -c 300000 /dev/zero | tr '\\0' b > {{ outputs.o }}",
+            "outputs": {"o": "base.bin"},
+        },
+        "data": {
+            "run": "mkdir -p d/sub; wc -c < {{ steps.base.o }} > d/size; echo {{ inputs.word }} > d/sub/word",
+            "outputs": {"d": "d/"},
+        },
+        "train": {
+            "run": "cat {{ steps.data.d }}/sub/word {{ steps.data.d }}/size > {{ outputs.m }}",
+            "outputs": {"m": "model.txt"},
+        },
     },
     "outputs": {"m": "{{ steps.train.m }}"},
 }
@@ -34,12 +43,19 @@ class Machine(Space):
     def __init__(self, root: Path, store: Path | str, *, push: bool = True, more: str = "") -> None:
         super().__init__(root)
         self.store = Path(store)
-        self.write("recipe.toml", f'store = "team"\n[stores.team]\nurl = "{store}"\npush = {json.dumps(push)}\n{more}')
+        self.write(
+            "recipe.toml",
+            f'store = "team"\n[stores.team]\nurl = "{store}"\npush = {json.dumps(push)}\n{more}',
+        )
         self.recipe(CHAIN)
 
     def objects(self) -> list[str]:
         """What of the store's bytes is here."""
-        return sorted(path.name for path in (self.root / ".recipe" / "objects").glob("*/*") if not path.name.endswith(".json"))
+        return sorted(
+            path.name
+            for path in (self.root / ".recipe" / "objects").glob("*/*")
+            if not path.name.endswith(".json")
+        )
 
     def content(self, step: str) -> Content:
         survey = self.plan(store="none")
@@ -47,12 +63,23 @@ class Machine(Space):
         return Content(next(iter(made.outputs.values())))
 
     def blob(self, content: Content) -> Path:
-        return self.store / "objects" / content[2:4] / (content[2:] + {"f": "", "x": ".x", "t": ".t.json"}[content[0]])
+        return (
+            self.store
+            / "objects"
+            / content[2:4]
+            / (content[2:] + {"f": "", "x": ".x", "t": ".t.json"}[content[0]])
+        )
 
     def looking(self, command: str) -> None:
         """One step more, which was made nowhere."""
         look = {"run": f"{command} > {{{{ outputs.l }}}}", "outputs": {"l": "list.txt"}}
-        self.recipe({**CHAIN, "steps": {**CHAIN["steps"], "look": look}, "outputs": {**CHAIN["outputs"], "l": "{{ steps.look.l }}"}})
+        self.recipe(
+            {
+                **CHAIN,
+                "steps": {**CHAIN["steps"], "look": look},
+                "outputs": {**CHAIN["outputs"], "l": "{{ steps.look.l }}"},
+            }
+        )
 
 
 @pytest.fixture
@@ -82,7 +109,9 @@ def test_what_was_made_elsewhere_is_a_hit_here(a: Machine, b: Machine) -> None:
     assert b.read("model.txt") == a.read("model.txt") == "hello\n300000\n"
 
 
-def test_what_was_made_elsewhere_brings_its_metrics_and_a_rule_of_ones_own_reads_files_alone(a: Machine, b: Machine) -> None:
+def test_what_was_made_elsewhere_brings_its_metrics_and_a_rule_of_ones_own_reads_files_alone(
+    a: Machine, b: Machine
+) -> None:
     text = """
 steps:
   m: {run: 'echo loss=0.5; echo "{\\"f1\\": 1}" > m.jsonl', outputs: {o: m.jsonl}, metrics: %s}
@@ -108,7 +137,9 @@ def test_a_plan_says_where_it_was_found_and_what_it_will_fetch(a: Machine, b: Ma
 def test_metadata_is_enough_for_a_hit(a: Machine, b: Machine) -> None:
     a.run()
     b.run()
-    assert b.objects() == [a.content("train")[2:]], "neither the base nor the data were fetched to show the model"
+    assert b.objects() == [a.content("train")[2:]], (
+        "neither the base nor the data were fetched to show the model"
+    )
 
 
 def test_bytes_come_when_a_step_needs_them(a: Machine, b: Machine) -> None:
@@ -133,7 +164,9 @@ def test_what_is_known_here_needs_no_request(a: Machine, b: Machine, store: Path
     assert b.command("run")[2].count("not used") == 0
 
 
-def test_a_key_that_is_known_only_during_the_run_is_looked_for_then(a: Machine, b: Machine, store: Path) -> None:
+def test_a_key_that_is_known_only_during_the_run_is_looked_for_then(
+    a: Machine, b: Machine, store: Path
+) -> None:
     """`base` has to run, comes out the same, and what follows is found."""
     a.run()
     for trace in store.glob("traces/*/*.json"):
@@ -146,8 +179,15 @@ def test_a_key_that_is_known_only_during_the_run_is_looked_for_then(a: Machine, 
 
 def test_a_glob_below_an_output_made_elsewhere_is_known(a: Machine, b: Machine) -> None:
     steps = {
-        "split": {"run": "mkdir -p p; for i in 1 2 3; do echo $i > p/$i.txt; done", "outputs": {"p": "p/"}},
-        "each": {"matrix": {"f": {"glob": "p/*.txt"}}, "run": "cat {{ matrix.f }} > {{ outputs.o }}", "outputs": {"o": "o/{{ matrix.f | stem }}"}},
+        "split": {
+            "run": "mkdir -p p; for i in 1 2 3; do echo $i > p/$i.txt; done",
+            "outputs": {"p": "p/"},
+        },
+        "each": {
+            "matrix": {"f": {"glob": "p/*.txt"}},
+            "run": "cat {{ matrix.f }} > {{ outputs.o }}",
+            "outputs": {"o": "o/{{ matrix.f | stem }}"},
+        },
     }
     for machine in (a, b):
         machine.recipe({"steps": steps})
@@ -161,12 +201,17 @@ def test_steps_that_are_not_to_be_shared_are_not(a: Machine, b: Machine, store: 
     steps = {
         "always": {"run": "date +%N > {{ outputs.o }}", "outputs": {"o": "now"}, "cache": False},
         "nothing": {"run": "echo hi"},
-        "scratch": {"run": "echo t > {{ outputs.t }}; echo o > {{ outputs.o }}", "outputs": {"t": {"path": "t", "temporary": True}, "o": "o"}},
+        "scratch": {
+            "run": "echo t > {{ outputs.t }}; echo o > {{ outputs.o }}",
+            "outputs": {"t": {"path": "t", "temporary": True}, "o": "o"},
+        },
     }
     for machine in (a, b):
         machine.recipe({"steps": steps})
     a.run()
-    assert [json.loads(path.read_text())["step"] for path in store.glob("traces/*/*.json")] == ["scratch"]
+    assert [json.loads(path.read_text())["step"] for path in store.glob("traces/*/*.json")] == [
+        "scratch"
+    ]
     assert len(list(store.glob("objects/*/*"))) == 1, "the temporary output stays where it was made"
     assert sorted(b.run()) == ["always", "nothing"]
 
@@ -185,7 +230,9 @@ def corrupt(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [Path.unlink, corrupt], ids=["gone", "corrupt"])
-def test_a_hit_whose_bytes_cannot_be_had_runs_its_step_in_the_same_run(a: Machine, b: Machine, how: Callable[[Path], None]) -> None:
+def test_a_hit_whose_bytes_cannot_be_had_runs_its_step_in_the_same_run(
+    a: Machine, b: Machine, how: Callable[[Path], None]
+) -> None:
     a.run()
     how(a.blob(a.content("train")))
     assert b.run() == ["train"]
@@ -194,8 +241,12 @@ def test_a_hit_whose_bytes_cannot_be_had_runs_its_step_in_the_same_run(a: Machin
 
 
 @pytest.mark.parametrize("how", [Path.unlink, corrupt], ids=["gone", "corrupt"])
-@pytest.mark.parametrize("lost", [("data",), ("train", "data"), ("train", "data", "base")], ids="-".join)
-def test_as_far_up_as_it_takes(a: Machine, b: Machine, how: Callable[[Path], None], lost: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "lost", [("data",), ("train", "data"), ("train", "data", "base")], ids="-".join
+)
+def test_as_far_up_as_it_takes(
+    a: Machine, b: Machine, how: Callable[[Path], None], lost: tuple[str, ...]
+) -> None:
     """A step has to run, what it needs cannot be had, nor what that needs."""
     a.run()
     for step in lost:
@@ -217,7 +268,9 @@ def test_a_trace_of_another_key_is_none(a: Machine, b: Machine, store: Path) -> 
 # -- a store that cannot be used
 
 
-def test_a_store_that_cannot_be_used_is_reported_once_and_done_without(a: Machine, store: Path) -> None:
+def test_a_store_that_cannot_be_used_is_reported_once_and_done_without(
+    a: Machine, store: Path
+) -> None:
     store.rmdir()
     code, _, err = a.command("run")
     assert code == 0
@@ -259,7 +312,9 @@ def test_a_wrong_settings_file_stops_a_run_before_it_starts(a: Machine) -> None:
 # -- push, pull, config, gc
 
 
-def test_push_and_pull_carry_a_recipe_to_a_machine_without_a_network(tmp_path: Path, store: Path) -> None:
+def test_push_and_pull_carry_a_recipe_to_a_machine_without_a_network(
+    tmp_path: Path, store: Path
+) -> None:
     a, b = (Machine(tmp_path / name, store, push=False) for name in ("a", "b"))
     a.run()
     code, out, err = a.command("push")
@@ -300,17 +355,26 @@ def test_what_is_lost_here_is_reported_by_push(tmp_path: Path, store: Path) -> N
     assert "base: base.bin is not stored here any more" in err
 
 
-def test_config_says_what_is_in_force_and_from_where_but_no_secret(a: Machine, tmp_path: Path) -> None:
+def test_config_says_what_is_in_force_and_from_where_but_no_secret(
+    a: Machine, tmp_path: Path
+) -> None:
     user = tmp_path / "xdg" / "recipe"
     user.mkdir(parents=True)
     (user / "config.toml").write_text('[drivers.vast]\napi_key = "hush-hush"\nregion = "eu"\n')
-    brought = tmp_path / "site" / "vast-1.0.dist-info"  # a driver of somebody else's, whose settings we do not know
+    brought = (
+        tmp_path / "site" / "vast-1.0.dist-info"
+    )  # a driver of somebody else's, whose settings we do not know
     brought.mkdir(parents=True)
     (brought / "METADATA").write_text("Metadata-Version: 2.1\nName: vast\nVersion: 1.0\n")
     (brought / "entry_points.txt").write_text("[recipe.drivers]\nvast = vast:Vast\n")
-    code, out, err = a.command("config", env={"XDG_CONFIG_HOME": str(tmp_path / "xdg"), "PYTHONPATH": str(brought.parent)})
+    code, out, err = a.command(
+        "config", env={"XDG_CONFIG_HOME": str(tmp_path / "xdg"), "PYTHONPATH": str(brought.parent)}
+    )
     assert code == 0
-    assert f"stores.team.push     true    {a.root}/recipe.toml:4".split() == next(line for line in out.splitlines() if "push" in line).split()
+    assert (
+        f"stores.team.push     true    {a.root}/recipe.toml:4".split()
+        == next(line for line in out.splitlines() if "push" in line).split()
+    )
     assert f"{user}/config.toml:2" in out
     assert "hush" not in out + err
     told = json.loads(a.command("config", "--json")[1])
@@ -348,19 +412,26 @@ def login(moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("login")
 def test_two_machines_and_a_bucket(tmp_path: Path, moto: Moto) -> None:
     bucket = f"s3://{moto.bucket()}/project"
-    a, b = (Machine(tmp_path / name, bucket, more=f'endpoint = "{moto.endpoint}"\n') for name in ("a", "b"))
+    a, b = (
+        Machine(tmp_path / name, bucket, more=f'endpoint = "{moto.endpoint}"\n')
+        for name in ("a", "b")
+    )
     assert a.run() == ["base", "data", "train"]
     assert b.run() == []
     assert b.read("model.txt") == "hello\n300000\n"
 
 
 @pytest.mark.usefixtures("login")
-def test_a_server_that_says_nothing_is_waited_for_once(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_says_nothing_is_waited_for_once(
+    tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runner.storage.remote.cache.PATIENCE", 0.5)
     silent = threading.Event()
     with HttpFaults(moto.endpoint) as proxy:
         proxy.spoil = lambda request: Fault(hold=silent)
-        a = Machine(tmp_path / "a", f"s3://{moto.bucket()}/p", more=f'endpoint = "{proxy.endpoint}"\n')
+        a = Machine(
+            tmp_path / "a", f"s3://{moto.bucket()}/p", more=f'endpoint = "{proxy.endpoint}"\n'
+        )
         try:
             assert a.run() == ["base", "data", "train"]
             assert len(proxy.requests) == 1, "a store that did not answer once is not asked again"
@@ -369,23 +440,46 @@ def test_a_server_that_says_nothing_is_waited_for_once(tmp_path: Path, moto: Mot
 
 
 @pytest.mark.usefixtures("login")
-def test_a_push_that_is_killed_leaves_nothing_half_and_the_next_one_ends_it(tmp_path: Path, moto: Moto) -> None:
+def test_a_push_that_is_killed_leaves_nothing_half_and_the_next_one_ends_it(
+    tmp_path: Path, moto: Moto
+) -> None:
     with HttpFaults(moto.endpoint) as proxy:
         bucket = moto.bucket()
-        a = Machine(tmp_path / "a", f"s3://{bucket}/p", push=False, more=f'endpoint = "{proxy.endpoint}"\n')
-        a.recipe({"steps": {"big": {"run": "head -c 40000000 /dev/urandom > {{ outputs.o }}", "outputs": {"o": "big.bin"}}}})
+        a = Machine(
+            tmp_path / "a", f"s3://{bucket}/p", push=False, more=f'endpoint = "{proxy.endpoint}"\n'
+        )
+        a.recipe(
+            {
+                "steps": {
+                    "big": {
+                        "run": "head -c 40000000 /dev/urandom > {{ outputs.o }}",
+                        "outputs": {"o": "big.bin"},
+                    }
+                }
+            }
+        )
         a.run(store="none")
         third = threading.Event()
-        proxy.spoil = lambda request: Fault(hold=third) if request.method == "PUT" and "/objects/" in request.path and request.number >= 1 else None
+        proxy.spoil = lambda request: (
+            Fault(hold=third)
+            if request.method == "PUT" and "/objects/" in request.path and request.number >= 1
+            else None
+        )
         pushing = a.start("push")
-        until(lambda: sum(1 for r in proxy.requests if r.method == "PUT" and "/objects/" in r.path) >= 2)
+        until(
+            lambda: (
+                sum(1 for r in proxy.requests if r.method == "PUT" and "/objects/" in r.path) >= 2
+            )
+        )
         pushing.send_signal(signal.SIGKILL)
         pushing.communicate()
         proxy.calm()
         third.set()
 
         def keys() -> list[str]:
-            return [found["Key"] for found in moto.s3.list_objects_v2(Bucket=bucket).get("Contents", ())]
+            return [
+                found["Key"] for found in moto.s3.list_objects_v2(Bucket=bucket).get("Contents", ())
+            ]
 
         assert not [key for key in keys() if "/objects/" in key or "/traces/" in key]
         code, out, err = a.command("push")
@@ -396,9 +490,15 @@ def test_a_push_that_is_killed_leaves_nothing_half_and_the_next_one_ends_it(tmp_
 
 @pytest.mark.usefixtures("login")
 @pytest.mark.parametrize("why", ["no bucket", "no credentials", "nobody there"])
-def test_what_is_wrong_with_a_bucket_is_one_error_with_what_to_do(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_what_is_wrong_with_a_bucket_is_one_error_with_what_to_do(
+    tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     endpoint = "http://127.0.0.1:9" if why == "nobody there" else moto.endpoint
-    a = Machine(tmp_path / "a", "s3://no-such-bucket" if why == "no bucket" else f"s3://{moto.bucket()}", more=f'endpoint = "{endpoint}"\n')
+    a = Machine(
+        tmp_path / "a",
+        "s3://no-such-bucket" if why == "no bucket" else f"s3://{moto.bucket()}",
+        more=f'endpoint = "{endpoint}"\n',
+    )
     if why == "no credentials":
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -412,14 +512,20 @@ def test_what_is_wrong_with_a_bucket_is_one_error_with_what_to_do(tmp_path: Path
 def test_gc_forgets_manifests_of_trees_that_never_came(a: Machine, b: Machine) -> None:
     steps = {
         "split": {"run": "mkdir -p p; echo 1 > p/1.txt", "outputs": {"p": "p/"}},
-        "each": {"matrix": {"f": {"glob": "p/*.txt"}}, "run": "cat {{ matrix.f }} > {{ outputs.o }}", "outputs": {"o": "o/{{ matrix.f | stem }}"}},
+        "each": {
+            "matrix": {"f": {"glob": "p/*.txt"}},
+            "run": "cat {{ matrix.f }} > {{ outputs.o }}",
+            "outputs": {"o": "o/{{ matrix.f | stem }}"},
+        },
     }
     for machine in (a, b):
         machine.recipe({"steps": steps, "outputs": {}})
     a.run()
     a.recipe({"steps": steps})
     b.plan()
-    assert list(b.root.glob(".recipe/objects/*/*.t.json")), "what is below the glob is known, though it is not here"
+    assert list(b.root.glob(".recipe/objects/*/*.t.json")), (
+        "what is below the glob is known, though it is not here"
+    )
     assert b.command("gc")[0] == 0
     assert not list(b.root.glob(".recipe/objects/*/*.t.json"))
     assert len(list(a.root.glob(".recipe/objects/*/*.t.json"))) == 1
@@ -433,7 +539,10 @@ def test_trouble_in_the_middle_of_a_run_fails_nothing(a: Machine, b: Machine, st
     for trace in store.glob("traces/*/*.json"):
         if json.loads(trace.read_text())["step"] == "base":
             trace.unlink()
-    first = {"run": f"mv {store} {b.root}/gone; echo 1 > {{{{ outputs.o }}}}", "outputs": {"o": "first"}}
+    first = {
+        "run": f"mv {store} {b.root}/gone; echo 1 > {{{{ outputs.o }}}}",
+        "outputs": {"o": "first"},
+    }
     base = {**CHAIN["steps"]["base"], "needs": ["first"]}
     b.recipe({"inputs": CHAIN["inputs"], "steps": {"first": first, **CHAIN["steps"], "base": base}})
     code, _, err = b.command("run", "--store", "team")

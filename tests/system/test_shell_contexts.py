@@ -122,11 +122,23 @@ def ran(scripts: Iterable[str], shell: Shell) -> list[str]:
             (room / "scripts" / f"{number:05}").write_text(each + "\n")
         room.chmod(0o755)
         (room / "work").chmod(0o777)
-        user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+        user = (
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+            if os.geteuid() == 0
+            else []
+        )
         harness = HARNESS.replace("FLAGS", "set -o pipefail;" if shell.bash else "")
         argv = [*user, *shell.argv, "-c", harness]
         environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(room)}
-        done = subprocess.run(argv, cwd=room / "work", env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=60, check=True)
+        done = subprocess.run(
+            argv,
+            cwd=room / "work",
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=60,
+            check=True,
+        )
         return done.stdout.decode().split()
     finally:
         shutil.rmtree(room)
@@ -134,7 +146,10 @@ def ran(scripts: Iterable[str], shell: Shell) -> list[str]:
 
 def told(cases: list[Case], shell: Shell) -> list[object]:
     """The texts and values that ran."""
-    return [cases[int(each)][:2] if each.isdigit() else each for each in ran((case.script for case in cases), shell)]
+    return [
+        cases[int(each)][:2] if each.isdigit() else each
+        for each in ran((case.script for case in cases), shell)
+    ]
 
 
 def test_a_value_is_refused_or_warned_of_or_never_run(shell: Shell) -> None:
@@ -158,9 +173,27 @@ def fits(text: str, value: object) -> bool:
 
 
 def test_a_number_stands_where_a_shell_computes_and_text_where_it_does_not() -> None:
-    computed = ["echo $((X))", "a[X]=1", "[[ 1 -lt X ]]", "n=X; (( n > 1 ))", "echo a 2>&X", "declare -i n=X", "echo ${HOME:X}", "A=([X]=1)"]
-    assert [(fits(text_of(each), "2"), fits(text_of(each), "a b")) for each in computed] == [(True, False)] * len(computed)
-    texts = ["n=X; echo $n", "[[ -f X && 1 -eq 1 ]]", "k=X; echo $(( $(wc -l < $k) ))", "declare -A m; k=X; echo ${m[$k]}", "printf '%s' X", "a=(X)"]
+    computed = [
+        "echo $((X))",
+        "a[X]=1",
+        "[[ 1 -lt X ]]",
+        "n=X; (( n > 1 ))",
+        "echo a 2>&X",
+        "declare -i n=X",
+        "echo ${HOME:X}",
+        "A=([X]=1)",
+    ]
+    assert [(fits(text_of(each), "2"), fits(text_of(each), "a b")) for each in computed] == [
+        (True, False)
+    ] * len(computed)
+    texts = [
+        "n=X; echo $n",
+        "[[ -f X && 1 -eq 1 ]]",
+        "k=X; echo $(( $(wc -l < $k) ))",
+        "declare -A m; k=X; echo ${m[$k]}",
+        "printf '%s' X",
+        "a=(X)",
+    ]
     assert [each for each in texts if not fits(text_of(each), "-a b")] == []
 
 
@@ -220,15 +253,32 @@ COMMANDS += [
     'declare -a "a=(%)"',
     "# %\n%",
 ]
-words = st.recursive(st.just("X"), lambda inner: st.builds(lambda form, word: form.replace("%", word), st.sampled_from(AROUND), inner), max_leaves=4)
+words = st.recursive(
+    st.just("X"),
+    lambda inner: st.builds(
+        lambda form, word: form.replace("%", word), st.sampled_from(AROUND), inner
+    ),
+    max_leaves=4,
+)
 commands = st.builds(
-    lambda outer, inner, word: outer.replace("%", inner.replace("%", word)), st.sampled_from(COMMANDS), st.sampled_from(COMMANDS), words
+    lambda outer, inner, word: outer.replace("%", inner.replace("%", word)),
+    st.sampled_from(COMMANDS),
+    st.sampled_from(COMMANDS),
+    words,
 )
 
 
-@settings(max_examples=4, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None)
+@settings(
+    max_examples=4,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
 @given(texts=st.lists(commands, min_size=40, max_size=40))
 def test_no_nesting_runs_a_value(texts: list[str]) -> None:
     # Not "touch PWNED": `$(echo {{ x }})` may name a command, and no shell has parsed it.
-    shell = SHELLS["bash"]._replace(payloads=[each for each in (*PAYLOADS[:7], *PAYLOADS[-2:]) if each != "touch PWNED"])
+    shell = SHELLS["bash"]._replace(
+        payloads=[each for each in (*PAYLOADS[:7], *PAYLOADS[-2:]) if each != "touch PWNED"]
+    )
     assert told(list(rendered(map(text_of, texts), shell)), shell) == []

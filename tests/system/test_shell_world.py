@@ -23,7 +23,9 @@ MARK = "@@ between two values 6f1d @@"
 SHELLS = ("/bin/sh", "dash", "bash")
 
 # No NUL and no surrogates but those that stand for bytes which are not UTF-8.
-letters = st.characters(exclude_characters="\0", exclude_categories=("Cs",)) | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)
+letters = st.characters(exclude_characters="\0", exclude_categories=("Cs",)) | st.characters(
+    min_codepoint=0xDC80, max_codepoint=0xDCFF
+)
 hostile = st.sampled_from(
     [
         "",
@@ -79,7 +81,11 @@ hostile = st.sampled_from(
         "{",
     ]
 )
-values = hostile | st.text(letters, max_size=12) | st.text(st.sampled_from("'\"\\$`!(){}[]*?~#&|;<> \n\t-a1=%"), max_size=12)
+values = (
+    hostile
+    | st.text(letters, max_size=12)
+    | st.text(st.sampled_from("'\"\\$`!(){}[]*?~#&|;<> \n\t-a1=%"), max_size=12)
+)
 batches = st.lists(values, min_size=BATCH, max_size=BATCH)
 
 
@@ -89,11 +95,17 @@ def names(count: int) -> list[str]:
 
 def each(form: str) -> Callable[[int], str]:
     """One printf with an argument for each value, NUL between them."""
-    return lambda count: "printf '%s\\0' " + " ".join(form.replace("X", name) for name in names(count)) + "\n"
+    return lambda count: (
+        "printf '%s\\0' " + " ".join(form.replace("X", name) for name in names(count)) + "\n"
+    )
 
 
 def document(operator: str, indent: str) -> Callable[[int], str]:
-    return lambda count: f"cat {operator}EOF\n" + "".join(f"{indent}{name}\n{indent}{MARK}\n" for name in names(count)) + f"{indent}EOF\n"
+    return lambda count: (
+        f"cat {operator}EOF\n"
+        + "".join(f"{indent}{name}\n{indent}{MARK}\n" for name in names(count))
+        + f"{indent}EOF\n"
+    )
 
 
 def assignment(count: int) -> str:
@@ -116,7 +128,9 @@ CONTEXTS: dict[str, Callable[[int], str]] = {
 def run(shell: str, text: str, tmp: Path) -> bytes:
     path = tmp / "script"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    done = subprocess.run([shell, "-eu", str(path)], capture_output=True, timeout=60, env={"PATH": os.environ["PATH"]})
+    done = subprocess.run(
+        [shell, "-eu", str(path)], capture_output=True, timeout=60, env={"PATH": os.environ["PATH"]}
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout
 
@@ -137,9 +151,16 @@ def tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.longer
-@settings(max_examples=max(1, EXAMPLES // BATCH), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(
+    max_examples=max(1, EXAMPLES // BATCH),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
 @given(batch=batches)
-def test_any_text_arrives_unchanged_through_every_context_of_every_shell(batch: list[str], tmp: Path) -> None:
+def test_any_text_arrives_unchanged_through_every_context_of_every_shell(
+    batch: list[str], tmp: Path
+) -> None:
     sent = [value.encode("utf-8", "surrogateescape") for value in batch]
     scope = {"inputs": {f"v{i}": value for i, value in enumerate(batch)}}
     for context, text in CONTEXTS.items():
@@ -149,13 +170,22 @@ def test_any_text_arrives_unchanged_through_every_context_of_every_shell(batch: 
 
 
 @pytest.mark.longer
-@settings(max_examples=max(1, EXAMPLES // BATCH), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(
+    max_examples=max(1, EXAMPLES // BATCH),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
 @given(batch=batches)
 def test_any_text_arrives_unchanged_as_an_argument(batch: list[str]) -> None:
     scope = {"inputs": {f"v{i}": value for i, value in enumerate(batch)}}
     show = "import os, sys; sys.stdout.buffer.write(b''.join(os.fsencode(each) + b'\\0' for each in sys.argv[1:]))"
     command = argv([sys.executable, "-S", "-c", show, *names(len(batch))], scope)
-    output = subprocess.run([each.encode("utf-8", "surrogateescape") for each in command], capture_output=True, check=True).stdout
+    output = subprocess.run(
+        [each.encode("utf-8", "surrogateescape") for each in command],
+        capture_output=True,
+        check=True,
+    ).stdout
     assert output.split(b"\0")[:-1] == [value.encode("utf-8", "surrogateescape") for value in batch]
 
 
@@ -215,13 +245,20 @@ def test_no_value_is_ever_run_wherever_it_stands(bash: bool, tmp_path: Path) -> 
                 refused += 1
                 continue
             (tmp_path / "script").write_text(made)
-            subprocess.run(["bash" if bash else "/bin/sh", "script"], cwd=tmp_path, capture_output=True, timeout=60)
+            subprocess.run(
+                ["bash" if bash else "/bin/sh", "script"],
+                cwd=tmp_path,
+                capture_output=True,
+                timeout=60,
+            )
             assert not (tmp_path / "pwned").exists(), (place, trap, made)
     assert 0 < refused < len(PLACES) * len(TRAPS)
 
 
 def test_the_trap_would_spring_if_values_were_source(tmp_path: Path) -> None:
-    subprocess.run(["bash", "-c", "x='a[$(touch pwned)]'; echo $(( x ))"], cwd=tmp_path, capture_output=True)
+    subprocess.run(
+        ["bash", "-c", "x='a[$(touch pwned)]'; echo $(( x ))"], cwd=tmp_path, capture_output=True
+    )
     assert (tmp_path / "pwned").exists()
 
 

@@ -119,10 +119,14 @@ def test_sigterm_stops_what_runs(space: Space) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_interrupts_a_run_that_still_connects_is_said(space: Space, number: signal.Signals) -> None:
+def test_what_interrupts_a_run_that_still_connects_is_said(
+    space: Space, number: signal.Signals
+) -> None:
     space.recipe("steps: {s: {run: 'echo x'}}")
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        worker = space.start("run", "--driver", "ssh", "--host", f"somebody@127.0.0.1:{mute.getsockname()[1]}")
+        worker = space.start(
+            "run", "--driver", "ssh", "--host", f"somebody@127.0.0.1:{mute.getsockname()[1]}"
+        )
         mute.settimeout(30)
         with mute.accept()[0]:
             worker.send_signal(number)
@@ -153,7 +157,11 @@ def test_an_interrupt_of_a_pipeline_drains_though_its_reader_is_gone(space: Spac
     done = space.root / "done"
     words = " ".join(RECIPE)
     pipeline = subprocess.Popen(
-        ["bash", "-c", f"trap : INT; ((echo $BASHPID > worker; exec {words} run 2>&1); echo $? > {done}) | cat"],
+        [
+            "bash",
+            "-c",
+            f"trap : INT; ((echo $BASHPID > worker; exec {words} run 2>&1); echo $? > {done}) | cat",
+        ],
         cwd=space.root,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -195,7 +203,9 @@ def test_ctrl_c_on_a_terminal_drains_and_leaves_the_terminal_in_order(space: Spa
     finally:
         os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 130
-    assert said.rstrip().count(b"\x1b[?25l") <= said.count(b"\x1b[?25h"), "the cursor is shown at the end"
+    assert said.rstrip().count(b"\x1b[?25l") <= said.count(b"\x1b[?25h"), (
+        "the cursor is shown at the end"
+    )
     assert starts(space) == ["one"]
 
 
@@ -210,7 +220,11 @@ steps:
   plain: {{run: "cat {space.root}/gate > {{{{ outputs.o }}}}", outputs: {{o: p.txt}}}}
 """)
     worker = space.start("run", "-j", "2")
-    until(lambda: any(path.stat().st_size for path in space.root.glob(".recipe/states/*/1/kept/step-34.json")))
+    until(
+        lambda: any(
+            path.stat().st_size for path in space.root.glob(".recipe/states/*/1/kept/step-34.json")
+        )
+    )
     worker.send_signal(signal.SIGINT)
     said = hear(worker, "press Ctrl-C again to stop now")
     assert "train keeps step-34.json" in said and "plain starts over next time" in said

@@ -49,7 +49,9 @@ def settings(space: Space, more: str = "") -> None:
     space.write("recipe.toml", f"[drivers.slurm]\nroot = '{space.root.parent}/there'\n{more}\n")
 
 
-def test_a_step_on_two_nodes_is_one_allocation_and_nothing_is_left_of_it(space: Space, cluster: Slurm) -> None:
+def test_a_step_on_two_nodes_is_one_allocation_and_nothing_is_left_of_it(
+    space: Space, cluster: Slurm
+) -> None:
     space.recipe(
         "steps:\n"
         "  a: {run: 'env | cut -d= -f1 | grep SLURM | wc -l > {{ outputs.o }}', outputs: {o: o.txt}}\n"
@@ -58,23 +60,40 @@ def test_a_step_on_two_nodes_is_one_allocation_and_nothing_is_left_of_it(space: 
     assert space.run(settings=SLURM) == ["a", "b"]
     assert space.read("o.txt").strip() == "0", "a step is not told that it is a job of Slurm"
     assert re.search("/there/n[12]/attempts/", space.read("p.txt"))
-    assert [space.command("logs", "b", "--node", str(rank))[1] for rank in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
-    assert cluster.jobs() == [] and len(cluster.ask("scontrol", "show", "job", "-o").splitlines()) >= 1
+    assert [space.command("logs", "b", "--node", str(rank))[1] for rank in (0, 1)] == [
+        "0 of 2\n",
+        "1 of 2\n",
+    ]
+    assert (
+        cluster.jobs() == [] and len(cluster.ask("scontrol", "show", "job", "-o").splitlines()) >= 1
+    )
     assert space.run() == [], "what was made on a cluster is fresh here"
 
 
-def test_prices_of_nodes_are_shown_asked_about_counted_and_held_to_the_limit(space: Space, cluster: Slurm) -> None:
+def test_prices_of_nodes_are_shown_asked_about_counted_and_held_to_the_limit(
+    space: Space, cluster: Slurm
+) -> None:
     def recipe(words: str, more: str = "") -> None:
         space.recipe(f"steps: {{s: {{nodes: 2, run: 'echo {words}'}}}}\n{more}")
 
     recipe("one", "limits: {cost: 6 USD}")
     settings(space, "prices = {main = '30 USD'}")
-    assert "allocates for the run: slurm main, 2 nodes, $60.000 an hour" in space.command("plan", "--driver", "slurm")[1]
+    assert (
+        "allocates for the run: slurm main, 2 nodes, $60.000 an hour"
+        in space.command("plan", "--driver", "slurm")[1]
+    )
     (told,) = json.loads(space.command("offers", "--driver", "slurm", "--json")[1])
-    assert [(offer["id"], offer["usd_an_hour"]) for offer in told["offers"]] == [("main", 30.0), ("short", 0.0)]
+    assert [(offer["id"], offer["usd_an_hour"]) for offer in told["offers"]] == [
+        ("main", 30.0),
+        ("short", 0.0),
+    ]
     assert space.run(settings=SLURM) == ["s"]
     (cost,) = json.loads(space.command("report", "--cost", "--json")[1])["leases"]
-    assert cost["offer"] == "main" and cost["usd"] == pytest.approx(60 * cost["hours"], rel=0.05) and 0 < cost["hours"] < 0.02
+    assert (
+        cost["offer"] == "main"
+        and cost["usd"] == pytest.approx(60 * cost["hours"], rel=0.05)
+        and 0 < cost["hours"] < 0.02
+    )
     recipe("two", "limits: {cost: 4 USD}")
     with pytest.raises(Invalid, match=r"\$4 is left for it of `limits.cost`.*\$60.00 an hour"):
         space.run(settings=SLURM)
@@ -88,13 +107,17 @@ def test_prices_of_nodes_are_shown_asked_about_counted_and_held_to_the_limit(spa
     assert cluster.jobs() == []
 
 
-def test_a_worker_that_is_killed_leaves_its_allocation_to_the_next_and_the_step_begins_once(space: Space, cluster: Slurm) -> None:
+def test_a_worker_that_is_killed_leaves_its_allocation_to_the_next_and_the_step_begins_once(
+    space: Space, cluster: Slurm
+) -> None:
     gate, begun = space.root / "gate", space.root / "begun"
 
     def steps() -> list[str]:
         return cluster.ask("squeue", "-h", "-s", "-o", "%i").split()
 
-    space.recipe("recipe: other@1\nsummary: Another\nsteps: {other: {run: 'true'}}", name="other.yaml")
+    space.recipe(
+        "recipe: other@1\nsummary: Another\nsteps: {other: {run: 'true'}}", name="other.yaml"
+    )
     space.recipe(
         f"steps: {{s: {{shell: bash, outputs: {{o: o.txt}}, run: 'echo begun >> {begun}; until [ -e {gate} ]; do read -t 0.05 x <> <(:) || :; done;"
         " echo made > o.txt'}}"
@@ -106,7 +129,10 @@ def test_a_worker_that_is_killed_leaves_its_allocation_to_the_next_and_the_step_
     worker.communicate()
     until(lambda: len(steps()) == 2, seconds=30)
     _, _, said = space.command("run", "./other.yaml", "--driver", "slurm")
-    assert "the worker of its run is gone; it is left alone, and `recipe reap" in said and cluster.jobs() == before
+    assert (
+        "the worker of its run is gone; it is left alone, and `recipe reap" in said
+        and cluster.jobs() == before
+    )
     again = space.start("run", "--driver", "slurm")
     until(lambda: again.poll() is not None or len(steps()) > 2, seconds=30)
     assert cluster.jobs() == before
@@ -117,7 +143,9 @@ def test_a_worker_that_is_killed_leaves_its_allocation_to_the_next_and_the_step_
     assert cluster.jobs() == []
 
 
-def test_a_step_whose_allocation_is_taken_away_begins_again_in_another(space: Space, cluster: Slurm) -> None:
+def test_a_step_whose_allocation_is_taken_away_begins_again_in_another(
+    space: Space, cluster: Slurm
+) -> None:
     gate, begun = space.root / "gate", space.root / "begun"
     space.recipe(
         f"steps: {{s: {{run: 'echo begun >> {begun}; until [ -e {gate} ]; do sleep 0.05; done; echo made > o.txt', outputs: {{o: o.txt}}}}}}"
@@ -164,7 +192,9 @@ pathlib.Path(out).write_text(digest)
         pytest.param("", 1800, 0.1, 1, marks=pytest.mark.proof),
     ],
 )
-def test_a_training_outlives_its_walltime_and_learns_the_same(space: Space, cluster: Slurm, grace: str, steps: int, pause: float, nodes: int) -> None:
+def test_a_training_outlives_its_walltime_and_learns_the_same(
+    space: Space, cluster: Slurm, grace: str, steps: int, pause: float, nodes: int
+) -> None:
     """A minute is the shortest walltime of Slurm: SIGTERM comes after five seconds of it, or, by default, after 45, to a training of three minutes."""
     settings(space, f"partition = 'short'\n{grace}")
     space.write("train.py", TRAIN)
@@ -190,7 +220,9 @@ def test_a_training_outlives_its_walltime_and_learns_the_same(space: Space, clus
     assert cluster.jobs() == []
 
 
-def test_at_the_walltime_a_step_saves_although_its_worker_is_gone(space: Space, cluster: Slurm) -> None:
+def test_at_the_walltime_a_step_saves_although_its_worker_is_gone(
+    space: Space, cluster: Slurm
+) -> None:
     settings(space, "partition = 'short'\ngrace = 57")
     space.write("train.py", TRAIN)
     begun = space.root / "begun"
@@ -209,46 +241,67 @@ def test_at_the_walltime_a_step_saves_although_its_worker_is_gone(space: Space, 
     until(lambda: list(there.glob("n*/states/*/ckpt/step-*/done")), seconds=30)
 
 
-def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(
+    space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings(space, "partition = 'short'\ntime = 10")
     told: list[str] = []
 
     def say(_listener: object, text: str) -> None:
         told.append(text)
         if "waits in the queue of Slurm (Partition" in text:
-            monkeypatch.setattr(driver, "PATIENCE", 0.0)  # not before: Slurm may need longer to say why
+            monkeypatch.setattr(
+                driver, "PATIENCE", 0.0
+            )  # not before: Slurm may need longer to say why
 
     monkeypatch.setattr(runner._Calls, "say", say)
     space.recipe("steps: {s: {run: 'true'}}")
-    with pytest.raises(RecipeError, match=r"never begins: the partition .*ends jobs earlier than `time` says"):
+    with pytest.raises(
+        RecipeError, match=r"never begins: the partition .*ends jobs earlier than `time` says"
+    ):
         space.attempt(settings=SLURM)
     assert any("waits in the queue of Slurm (Partition" in words for words in told)
     assert cluster.jobs() == []
 
 
 @pytest.mark.longer
-def test_many_steps_cost_the_controller_few_questions(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_steps_cost_the_controller_few_questions(
+    space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted, asked, path = (space.root.parent / name for name in ("counted", "asked", "bin"))
     path.mkdir()
     for name in COMMANDS:
         wrapper = path / name
         log = f'echo "$*" >> {asked}\n' if name == "sbatch" else ""
-        wrapper.write_text(f'#!/bin/sh\necho {name} >> {counted}\n{log}exec {shutil.which(name)} "$@"\n')
+        wrapper.write_text(
+            f'#!/bin/sh\necho {name} >> {counted}\n{log}exec {shutil.which(name)} "$@"\n'
+        )
         wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", str(path), prepend=":")
-    space.recipe(f"steps: {{s: {{matrix: {{n: {list(range(STEPS))}}}, run: 'true', resources: {{cpus: 1}}}}}}")
+    space.recipe(
+        f"steps: {{s: {{matrix: {{n: {list(range(STEPS))}}}, run: 'true', resources: {{cpus: 1}}}}}}"
+    )
     assert len(space.run(settings=SLURM)) == STEPS
     said = counted.read_text().split()
     tried, submitted = asked.read_text().splitlines()
-    assert "--test-only" in tried and "--nodes=1" in submitted and "--cpus-per-task=2" in submitted, "one allocation, as large as a node"
-    assert len(said) < 36 <= STEPS, {name: said.count(name) for name in COMMANDS}  # a busy machine holds a few streams more
+    assert (
+        "--test-only" in tried and "--nodes=1" in submitted and "--cpus-per-task=2" in submitted
+    ), "one allocation, as large as a node"
+    assert len(said) < 36 <= STEPS, {
+        name: said.count(name) for name in COMMANDS
+    }  # a busy machine holds a few streams more
 
 
 def test_an_allocation_without_work_ends_itself(space: Space, cluster: Slurm) -> None:
     settings(space, "idle = 1")
     space.recipe("steps: {s: {run: 'echo begun > begun; sleep 1000', outputs: {o: o.txt}}}")
     worker = space.start("run", "--driver", "slurm")
-    until(lambda: list(space.root.parent.glob("there/n*/attempts/*/begun")) or worker.poll() is not None, seconds=30)
+    until(
+        lambda: (
+            list(space.root.parent.glob("there/n*/attempts/*/begun")) or worker.poll() is not None
+        ),
+        seconds=30,
+    )
     worker.kill()
     worker.communicate()
     assert cluster.jobs(), "a step runs there"
@@ -258,7 +311,9 @@ def test_an_allocation_without_work_ends_itself(space: Space, cluster: Slurm) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(space: Space, cluster: Slurm, number: signal.Signals) -> None:
+def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(
+    space: Space, cluster: Slurm, number: signal.Signals
+) -> None:
     cluster.ask("sbatch", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap", "sleep 100")
     space.recipe("steps: {s: {run: 'true'}}")
     worker = space.start("run", "--driver", "slurm")
@@ -281,7 +336,12 @@ def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(space: Space, clus
         ("constraint = 'h100'", 1, 5, "no node that does for it"),
         ("gres = 'gpu:8'", 1, 5, "no node that does for it"),
         ("options = ['--reservation=zz']", 1, 5, "Requested reservation is invalid"),
-        ("memory = '64G'", 1, 5, "Slurm refuses the job: Requested node configuration is not available"),
+        (
+            "memory = '64G'",
+            1,
+            5,
+            "Slurm refuses the job: Requested node configuration is not available",
+        ),
         ("python = '/nowhere/python3'", 1, 5, "has no Python 3.9 or later"),
         ("root = '/proc/nowhere'", 1, 5, "cannot be written"),
     ],
@@ -301,9 +361,13 @@ def test_what_the_cluster_cannot_do_is_refused_in_a_sentence_and_nothing_is_left
     assert time.monotonic() - began < 10 and cluster.jobs() == []
 
 
-def test_the_commands_of_slurm_may_run_on_a_login_node(space: Space, cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_slurm_may_run_on_a_login_node(
+    space: Space, cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = f"HOME={tmp_path / 'sshd' / 'home'}"
-    with Sshd(tmp_path / "sshd", options=[f"SetEnv SLURM_CONF={cluster.env['SLURM_CONF']} {home}"]) as login:
+    with Sshd(
+        tmp_path / "sshd", options=[f"SetEnv SLURM_CONF={cluster.env['SLURM_CONF']} {home}"]
+    ) as login:
         keys = f"identity = '{login.identity}', known_hosts = '{login.known_hosts}', agent = false"
         settings(space, f"login = {{host = '{login.address}', {keys}}}")
         monkeypatch.setenv("SLURM_CONF", "/nowhere")
@@ -314,7 +378,9 @@ def test_the_commands_of_slurm_may_run_on_a_login_node(space: Space, cluster: Sl
     assert cluster.jobs() == []
 
 
-def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(space: Space, cluster: Slurm) -> None:
+def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(
+    space: Space, cluster: Slurm
+) -> None:
     gate, begun = space.root / "gate", space.root / "begun"
     space.recipe(
         f"steps: {{s: {{run: 'echo begun >> {begun}; until [ -e {gate} ]; do sleep 0.05; done; echo made > o.txt', outputs: {{o: o.txt}}}}}}"
@@ -325,17 +391,25 @@ def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(s
     log = re.search(r"tail -F (\S+)", out)
     assert first and log
     until(begun.exists, seconds=30)
-    cluster.ask("scancel", "--batch", "--signal=USR1", first[1])  # as Slurm does before the end of its time
+    cluster.ask(
+        "scancel", "--batch", "--signal=USR1", first[1]
+    )  # as Slurm does before the end of its time
     until(lambda: Path(log[1]).read_text().count("resuming run") == 1, seconds=30)
     gate.touch()
     until(lambda: not cluster.jobs(), seconds=30)
-    assert space.read("o.txt") == "made\n" and begun.read_text() == "begun\n", Path(log[1]).read_text()
-    assert space.command("run", "--driver", "slurm", "--in-cluster")[1].count("works on this run") == 0, "nothing is submitted where all is fresh"
+    assert space.read("o.txt") == "made\n" and begun.read_text() == "begun\n", Path(
+        log[1]
+    ).read_text()
+    assert (
+        space.command("run", "--driver", "slurm", "--in-cluster")[1].count("works on this run") == 0
+    ), "nothing is submitted where all is fresh"
     assert space.command("run", "--in-cluster", "-B")[0] == 2, "only a cluster has such jobs"
     assert space.command("watch", "--driver", "slurm", "--in-cluster")[0] == 2, "a watch stays"
 
 
-def test_inputs_on_a_disk_of_the_cluster_are_read_where_they_lie(space: Space, cluster: Slurm) -> None:
+def test_inputs_on_a_disk_of_the_cluster_are_read_where_they_lie(
+    space: Space, cluster: Slurm
+) -> None:
     """The nodes see the workspace: no byte of a data set is copied, for one node or for two, and what is made is stored as ever."""
     (space.root / "data").mkdir()
     for name in ("a.bin", "b.bin"):
@@ -347,13 +421,20 @@ def test_inputs_on_a_disk_of_the_cluster_are_read_where_they_lie(space: Space, c
     )
     assert space.run(settings=SLURM) == ["make", "use"]
     assert space.read("where.txt").strip() == str(space.root / "data")
-    assert space.read("sum.txt").split()[0] == hashlib.sha256((space.root / "all.bin").read_bytes()).hexdigest()
+    assert (
+        space.read("sum.txt").split()[0]
+        == hashlib.sha256((space.root / "all.bin").read_bytes()).hexdigest()
+    )
     for rank in ("0", "1"):
-        assert space.command("logs", "use", "--node", rank)[1].startswith(f"{space.root}/.recipe/objects/")
+        assert space.command("logs", "use", "--node", rank)[1].startswith(
+            f"{space.root}/.recipe/objects/"
+        )
     assert space.run() == []
 
 
-def test_an_input_that_is_edited_while_a_node_reads_it_makes_no_result(space: Space, cluster: Slurm) -> None:
+def test_an_input_that_is_edited_while_a_node_reads_it_makes_no_result(
+    space: Space, cluster: Slurm
+) -> None:
     (space.root / "data.bin").write_bytes(bytes(2 << 20))
     space.recipe(
         f"steps: {{s: {{deps: [data.bin], run: 'echo > {space.root}/began; read go < {space.root}/gate; cat data.bin > o', outputs: {{o: o}}}}}}"
@@ -364,12 +445,17 @@ def test_an_input_that_is_edited_while_a_node_reads_it_makes_no_result(space: Sp
     (space.root / "data.bin").write_bytes(bytes(2 << 20) + b"more")
     (space.root / "gate").write_text("go\n")
     _, said = worker.communicate(timeout=60)
-    assert worker.returncode == 1 and "it, or another process meanwhile, changed its input data.bin" in said
+    assert (
+        worker.returncode == 1
+        and "it, or another process meanwhile, changed its input data.bin" in said
+    )
     assert not (space.root / "o").exists()
 
 
 @pytest.mark.parametrize("container", ["apptainer", pytest.param("pyxis", marks=pytest.mark.proof)])
-def test_the_image_of_a_step_is_entered_on_each_of_its_nodes(space: Space, cluster: Slurm, container: str) -> None:
+def test_the_image_of_a_step_is_entered_on_each_of_its_nodes(
+    space: Space, cluster: Slurm, container: str
+) -> None:
     """A program of `setup` runs it, as a child of the agent: no srun inside of srun, and what a node is given comes through."""
     needs("root")
     there = space.root.parent
@@ -384,13 +470,23 @@ def test_the_image_of_a_step_is_entered_on_each_of_its_nodes(space: Space, clust
     )
     assert space.run(settings=SLURM) == ["s"]
     assert space.read("o.txt") == "made\n"
-    assert [space.command("logs", "s", "--node", str(rank))[1] for rank in (0, 1)] == ["0 of 2, yes\n", "1 of 2, yes\n"]
+    assert [space.command("logs", "s", "--node", str(rank))[1] for rank in (0, 1)] == [
+        "0 of 2, yes\n",
+        "1 of 2, yes\n",
+    ]
 
 
 def test_doctor_describes_the_cluster(space: Space) -> None:
     code, out, _ = space.command("doctor", "--driver", "slurm")
-    assert code == 0 and "proctrack/" in out and "main (2 nodes, no limit), short (2 nodes, 1 minutes)" in out
-    assert re.search(r"a node +n[12]: Python 3\.", out) and f"{space.root.parent}/there, on a disk that this machine sees" in out
+    assert (
+        code == 0
+        and "proctrack/" in out
+        and "main (2 nodes, no limit), short (2 nodes, 1 minutes)" in out
+    )
+    assert (
+        re.search(r"a node +n[12]: Python 3\.", out)
+        and f"{space.root.parent}/there, on a disk that this machine sees" in out
+    )
     assert not (space.root.parent / "there").exists(), "nothing is left of the look"
     settings(space, "python = '/nowhere/python3'")
     assert "has no Python 3.9" in "".join(map(str, space.command("doctor", "--driver", "slurm")))
@@ -416,6 +512,8 @@ def test_two_allocations_that_share_a_node_share_no_agent(space: Space, cluster:
     for worker in (first, second):
         _, said = worker.communicate(timeout=60)
         assert worker.returncode == 0, said
-    assert len(begun.read_text().splitlines()) == 3, "the step whose allocation was cancelled begins again, the other goes on"
+    assert len(begun.read_text().splitlines()) == 3, (
+        "the step whose allocation was cancelled begins again, the other goes on"
+    )
     assert "/there/n1.2/attempts/" in other.read("p.txt") and cluster.jobs() == []
     other.end()

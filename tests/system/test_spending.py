@@ -22,14 +22,18 @@ def real() -> Iterator[Provider]:
 
 
 def billed(provider: Provider) -> float:
-    return float(sum(entry["usd"] for entry in provider.ledger() if entry["mark"].startswith("recipe-")))
+    return float(
+        sum(entry["usd"] for entry in provider.ledger() if entry["mark"].startswith("recipe-"))
+    )
 
 
 def step(command: str, cost: float) -> str:
     return f"limits: {{cost: {cost} USD}}\nsteps:\n  s: {{run: '{command}', resources: {{gpus: 8}}, outputs: {{o: o}}}}\n"
 
 
-def test_a_machine_whose_worker_hangs_ends_within_the_limit(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_whose_worker_hangs_ends_within_the_limit(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, real, monkeypatch, gpu="H100", least=1, reliability=0, verified=False)
     space.recipe(step("echo began > began; sleep 100; echo 1 > o", LIMIT))
     before = billed(real)
@@ -46,7 +50,9 @@ def test_a_machine_whose_worker_hangs_ends_within_the_limit(space: Space, real: 
         worker.communicate(timeout=30)
 
 
-def test_a_run_stops_within_its_limit_and_shows_what_it_spent(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stops_within_its_limit_and_shows_what_it_spent(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, real, monkeypatch, gpu="H100", least=1, reliability=0, verified=False)
     space.recipe(step("sleep 100; echo 1 > o", LIMIT))
     before = billed(real)
@@ -54,17 +60,32 @@ def test_a_run_stops_within_its_limit_and_shows_what_it_spent(space: Space, real
     assert code == 1 and f"the run reached its limit of {LIMIT} USD (`limits.cost`)" in said
     assert not alive(real) and 0 < billed(real) - before <= LIMIT
     (row,) = json.loads(space.command("runs", "--json")[1])
-    assert row["usd"] == pytest.approx(billed(real) - before, rel=0.01), "by the provider's own charges"
+    assert row["usd"] == pytest.approx(billed(real) - before, rel=0.01), (
+        "by the provider's own charges"
+    )
     told = json.loads(space.command("report", "--cost", "--json")[1])
-    assert told["usd"] == row["usd"] and told["leases"][0]["driver"] == "vastai" and told["leases"][0]["source"] == "charged"
+    assert (
+        told["usd"] == row["usd"]
+        and told["leases"][0]["driver"] == "vastai"
+        and told["leases"][0]["source"] == "charged"
+    )
     [told_of] = json.loads(space.command("report", "--json")[1])["steps"]
     assert told_of["usd"] == row["usd"] and f"${row['usd']:.2f}" in space.command("report")[1]
-    assert f"${row['usd']:.2f}" in space.command("runs")[1] and "vastai" in space.command("report", "--cost", "--month")[1]
+    assert (
+        f"${row['usd']:.2f}" in space.command("runs")[1]
+        and "vastai" in space.command("report", "--cost", "--month")[1]
+    )
 
 
-def test_a_limit_that_pays_for_too_little_rents_nothing_and_says_the_sum(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_pays_for_too_little_rents_nothing_and_says_the_sum(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, real, monkeypatch, gpu="H100", reliability=0, verified=False)
     space.recipe(step("echo 1 > o", LIMIT))
     before = ours(real)
     code, _, said = space.command("run", "--driver", "vastai", "--yes")
-    assert code == 3 and "$0.05 is left for it of `limits.cost`, which pays for " in said and ours(real) == before
+    assert (
+        code == 3
+        and "$0.05 is left for it of `limits.cost`, which pays for " in said
+        and ours(real) == before
+    )

@@ -64,21 +64,35 @@ def test_a_training_that_is_preempted_goes_on_from_its_checkpoint_on_another_mac
     state: {{ckpt: {{path: ckpt/, checkpoint: "step-*", every: 1s}}}}
     outputs: {{o: o}}
 """)
-    with provider(name, "--hosts", "real", "--clock", "real", "--faults", "boot=0,takes=0.05") as real:
+    with provider(
+        name, "--hosts", "real", "--clock", "real", "--faults", "boot=0,takes=0.05"
+    ) as real:
         rents(space, real, monkeypatch, name, market="spot")
         run = space.start("run", "--driver", name)
         until(lambda: (marks / "1-5").exists() or run.poll() is not None)
-        until(lambda: name == "gcp" or [*space.root.glob(".recipe/**/step-4/done")] or run.poll() is not None)
+        until(
+            lambda: (
+                name == "gcp"
+                or [*space.root.glob(".recipe/**/step-4/done")]
+                or run.poll() is not None
+            )
+        )
         assert json.loads(real.ask("/_preempt", ""))["preempted"] == 1
         _, said = run.communicate(timeout=60)
         assert run.returncode == 0, said
         done = json.loads(space.read("o"))
-        assert [len(steps) for steps in done] == [left, STEPS - left] and [step for steps in done for step in steps] == [*range(1, STEPS + 1)]
+        assert [len(steps) for steps in done] == [left, STEPS - left] and [
+            step for steps in done for step in steps
+        ] == [*range(1, STEPS + 1)]
         assert ours(real).count("created") == ours(real).count("destroyed") == 2 and not alive(real)
     assert ("is about to be taken away: s saves" in said) is (name == "gcp")
     with Store.open(space.root / ".recipe", read_only=True) as store:
         [last] = store.runs.latest()
-        assert [event.reason for event in store.runs.events(last.id) if event.id == "s" and event.after == "QUEUED"][1:] == ["preempted"]
+        assert [
+            event.reason
+            for event in store.runs.events(last.id)
+            if event.id == "s" and event.after == "QUEUED"
+        ][1:] == ["preempted"]
 
 
 def test_after_three_that_were_taken_away_the_next_is_rented_on_demand() -> None:
@@ -88,7 +102,9 @@ def test_after_three_that_were_taken_away_the_next_is_rented_on_demand() -> None
     wants = StepSpec("r@1", "s", {}, ResourceSpec(gpus=1))
     for number in range(MOST_TAKEN):
         assert pool.need(wants) == Need(gpus=1, market="spot")
-        taken = cast(Place, type("Taken", (), {"name": f"gcp {number}", "lost": "gone", "leaving": ""})())
+        taken = cast(
+            Place, type("Taken", (), {"name": f"gcp {number}", "lost": "gone", "leaving": ""})()
+        )
         pool.spot.add(taken)
         assert pool.spot.gone([taken])
     assert pool.need(wants) == Need(gpus=1)

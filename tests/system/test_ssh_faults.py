@@ -25,11 +25,31 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from drivers.base import Denied, DriverError, HostLost, Need, NoCapacity, Rejected, Unreachable, Wish
+from drivers.base import (
+    Denied,
+    DriverError,
+    HostLost,
+    Need,
+    NoCapacity,
+    Rejected,
+    Unreachable,
+    Wish,
+)
 from drivers.ssh import Ssh
 from drivers.sshlink import Link, Route
 from runner.hosts.link import stream
-from tests.servers.logins import hosted, known_through, leased, linked, order, route, run, said, script, through
+from tests.servers.logins import (
+    hosted,
+    known_through,
+    leased,
+    linked,
+    order,
+    route,
+    run,
+    said,
+    script,
+    through,
+)
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.sshd import Sshd, free_port, make_key, sshd  # noqa: F401  # a fixture
 from tests.support import until
@@ -59,11 +79,15 @@ def gate(tmp_path: Path) -> Iterator[int]:
 # --- connections that break
 
 
-def test_a_command_whose_connection_breaks_is_unreachable_and_the_next_connects_anew(server: Sshd) -> None:
+def test_a_command_whose_connection_breaks_is_unreachable_and_the_next_connects_anew(
+    server: Sshd,
+) -> None:
     with Proxy(server.port) as proxy:
 
         async def meet() -> None:
-            async with linked(route(server, port=proxy.port, known_hosts=(known_through(server, proxy),))) as link:
+            async with linked(
+                route(server, port=proxy.port, known_hosts=(known_through(server, proxy),))
+            ) as link:
                 for breaks in (proxy.cut, proxy.reset):
                     call = link.call(("sh", "-c", "echo begun; exec sleep 1000"))
                     assert await anext(call) == b"begun\n"
@@ -76,7 +100,9 @@ def test_a_command_whose_connection_breaks_is_unreachable_and_the_next_connects_
         run(meet())
 
 
-def test_what_feeds_a_command_ends_with_its_connection_though_its_output_is_not_read_on(server: Sshd) -> None:
+def test_what_feeds_a_command_ends_with_its_connection_though_its_output_is_not_read_on(
+    server: Sshd,
+) -> None:
     fed = asyncio.Event()
 
     async def words() -> AsyncIterator[bytes]:
@@ -89,7 +115,9 @@ def test_what_feeds_a_command_ends_with_its_connection_though_its_output_is_not_
     with Proxy(server.port) as proxy:
 
         async def meet() -> None:
-            async with linked(route(server, port=proxy.port, known_hosts=(known_through(server, proxy),))) as link:
+            async with linked(
+                route(server, port=proxy.port, known_hosts=(known_through(server, proxy),))
+            ) as link:
                 call = link.call(("cat",), words())
                 assert await anext(call) == b"word\n"
                 proxy.cut()
@@ -101,12 +129,19 @@ def test_what_feeds_a_command_ends_with_its_connection_though_its_output_is_not_
 
 
 @pytest.mark.parametrize("breaks", ["cut", "reset", "stop"])
-def test_a_job_is_found_again_after_its_connection_broke(sshd: Sshd, tmp_path: Path, gate: int, breaks: str) -> None:  # noqa: F811
+def test_a_job_is_found_again_after_its_connection_broke(
+    sshd: Sshd,  # noqa: F811
+    tmp_path: Path,
+    gate: int,
+    breaks: str,
+) -> None:
     with Proxy(sshd.port) as proxy:
 
         async def meet() -> None:
             async with hosted(through(sshd, proxy, root=str(tmp_path / "root"))) as host:
-                work = script("echo x >> count; echo before; read line < gate; echo after; exit 7", tmp_path)
+                work = script(
+                    "echo x >> count; echo before; read line < gate; echo after; exit 7", tmp_path
+                )
                 job = await host.start(work, "job")
                 waiting = asyncio.ensure_future(host.wait(job, LONG))
                 while await host.log(job, 0) != b"before\n":
@@ -135,7 +170,10 @@ async def again(ask):  # type: ignore[no-untyped-def]
     return await ask()
 
 
-def test_a_job_of_a_host_that_was_switched_off_and_on_is_lost_and_the_host_is_used_again(sshd: Sshd, tmp_path: Path) -> None:  # noqa: F811
+def test_a_job_of_a_host_that_was_switched_off_and_on_is_lost_and_the_host_is_used_again(
+    sshd: Sshd,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     async def meet() -> None:
         async with hosted(sshd.settings(root=str(tmp_path / "root"))) as host:
             job = await host.start(script("echo begun; exec sleep 1000", tmp_path), "job")
@@ -157,7 +195,9 @@ def test_a_job_of_a_host_that_was_switched_off_and_on_is_lost_and_the_host_is_us
 
 @pytest.mark.longer
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_a_start_cut_at_any_byte_begins_the_job_at_most_once_and_asked_again_exactly_once(server: Sshd, tmp_path: Path, way: str) -> None:
+def test_a_start_cut_at_any_byte_begins_the_job_at_most_once_and_asked_again_exactly_once(
+    server: Sshd, tmp_path: Path, way: str
+) -> None:
     with Proxy(server.port) as proxy:
         settings = through(server, proxy, root=str(tmp_path / "root"))
 
@@ -185,7 +225,11 @@ def test_a_start_cut_at_any_byte_begins_the_job_at_most_once_and_asked_again_exa
         async def all() -> None:
             await one(0)
             begin, end = await one(1)
-            spots = range(begin, end) if end - begin <= CUTS else sorted(random.Random(7).sample(range(begin, end), CUTS))
+            spots = (
+                range(begin, end)
+                if end - begin <= CUTS
+                else sorted(random.Random(7).sample(range(begin, end), CUTS))
+            )
             for number, at in enumerate(spots, 2):
                 await one(number, Fault(random.Random(at).choice(["cut", "reset"]), at, way))
 
@@ -195,9 +239,17 @@ def test_a_start_cut_at_any_byte_begins_the_job_at_most_once_and_asked_again_exa
 @pytest.mark.longer
 @pytest.mark.parametrize("kind", ["cut", "reset", "half", "flip"])
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_a_handshake_that_breaks_anywhere_is_an_error_of_ours(server: Sshd, way: str, kind: str) -> None:
+def test_a_handshake_that_breaks_anywhere_is_an_error_of_ours(
+    server: Sshd, way: str, kind: str
+) -> None:
     with Proxy(server.port) as proxy:
-        way_there = route(server, port=proxy.port, known_hosts=(known_through(server, proxy),), patience=1.5, keep_alive=0.3)
+        way_there = route(
+            server,
+            port=proxy.port,
+            known_hosts=(known_through(server, proxy),),
+            patience=1.5,
+            keep_alive=0.3,
+        )
 
         async def one(*faults: Fault) -> bool:
             proxy.next(*faults)
@@ -230,7 +282,14 @@ def test_bytes_that_were_changed_on_the_way_are_never_taken(server: Sshd) -> Non
 
         async def one(at: int, way: str) -> None:
             proxy.next(Fault("flip", at, way, bit=at % 8))
-            async with linked(route(server, port=proxy.port, known_hosts=(known_through(server, proxy),), keep_alive=0.3)) as link:
+            async with linked(
+                route(
+                    server,
+                    port=proxy.port,
+                    known_hosts=(known_through(server, proxy),),
+                    keep_alive=0.3,
+                )
+            ) as link:
                 got = b""
                 with pytest.raises(Unreachable):
                     async for piece in link.call(("cat",), data()):
@@ -249,7 +308,14 @@ def test_a_connection_that_fell_silent_is_found_by_its_keep_alive(server: Sshd) 
     with Proxy(server.port) as proxy:
 
         async def meet() -> None:
-            async with linked(route(server, port=proxy.port, known_hosts=(known_through(server, proxy),), keep_alive=0.1)) as link:
+            async with linked(
+                route(
+                    server,
+                    port=proxy.port,
+                    known_hosts=(known_through(server, proxy),),
+                    keep_alive=0.1,
+                )
+            ) as link:
                 call = link.call(("sh", "-c", "echo begun; exec sleep 1000"))
                 assert await anext(call) == b"begun\n"
                 proxy.stall()
@@ -288,7 +354,12 @@ def test_no_server_and_a_server_that_does_not_speak_ssh_are_unreachable(server: 
                 await said(link, "true")
 
     run(meet(free_port()))
-    for answer in (b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 50, b"SSH-2.0-odd\r\n" + os.urandom(3000), bytes(100_000)):
+    for answer in (
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n" * 50,
+        b"SSH-2.0-odd\r\n" + os.urandom(3000),
+        bytes(100_000),
+    ):
         listener, port = odd(answer)
         with listener:
             run(meet(port, 1.0))
@@ -317,24 +388,32 @@ def test_more_jobs_than_channels_run_at_once(tmp_path: Path, sessions: int, gate
         async def meet() -> None:
             async with hosted(machine.settings(root=str(tmp_path / "root"))) as host:
                 work = script("echo here; read line < gate", tmp_path)
-                jobs = await asyncio.gather(*(host.start(work, f"job{number}") for number in range(20)))
+                jobs = await asyncio.gather(
+                    *(host.start(work, f"job{number}") for number in range(20))
+                )
                 waits = [asyncio.ensure_future(host.wait(job, LONG)) for job in jobs]
                 while not all([await host.log(job, 0) for job in jobs]):
                     pass
                 os.write(gate, b"\n" * 20)
-                assert [end.code for end in await asyncio.gather(*waits) if end is not None] == [0] * 20
+                assert [end.code for end in await asyncio.gather(*waits) if end is not None] == [
+                    0
+                ] * 20
 
         run(meet())
 
 
-def test_a_server_without_requests_for_longer_than_its_setting_says_ends_our_jobs_there(server: Sshd, tmp_path: Path) -> None:
+def test_a_server_without_requests_for_longer_than_its_setting_says_ends_our_jobs_there(
+    server: Sshd, tmp_path: Path
+) -> None:
     journal = server.home / ".recipe-host/agent/journal"
 
     async def meet() -> None:
         async with hosted(server.settings(deadman=1)) as host:
             job = await host.start(script("exec sleep 1000", tmp_path), "alone")
             assert await host.wait(job, AT_ONCE) is None  # the start has arrived
-        await asyncio.to_thread(until, lambda: journal.exists() and b'"reason": "stopped"' in journal.read_bytes())
+        await asyncio.to_thread(
+            until, lambda: journal.exists() and b'"reason": "stopped"' in journal.read_bytes()
+        )
         async with hosted(server.settings()) as host:
             exit = await host.wait(job, LONG)
         assert exit is not None
@@ -362,7 +441,10 @@ def test_a_job_that_the_agent_of_yesterday_began_is_waited_for_with_the_program_
             gate = tmp_path / first.digest
             monkeypatch.setattr(stream, "program", lambda first=first: first)
             async with hosted(settings) as host:
-                job = await host.start(script(f"while ! test -e {gate}; do sleep 0.01; done; echo done", tmp_path), first.digest)
+                job = await host.start(
+                    script(f"while ! test -e {gate}; do sleep 0.01; done; echo done", tmp_path),
+                    first.digest,
+                )
                 assert await host.wait(job, timedelta(0)) is None
             monkeypatch.setattr(stream, "program", lambda then=then: then)
             async with hosted(settings) as host:
@@ -372,36 +454,54 @@ def test_a_job_that_the_agent_of_yesterday_began_is_waited_for_with_the_program_
             stop_agents(tmp_path / "root")
 
     run(meet())
-    assert {path.name for path in (tmp_path / "root/agent").iterdir() if len(path.name) == 64} == {today.digest, yesterday.digest}
+    assert {path.name for path in (tmp_path / "root/agent").iterdir() if len(path.name) == 64} == {
+        today.digest,
+        yesterday.digest,
+    }
 
 
 def stop_agents(root: Path) -> None:
     """Kill what serves a root; the next client begins another."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if str(root / "agent").encode() in Path("/proc", name, "cmdline").read_bytes().split(b"\0"):
+            if str(root / "agent").encode() in Path("/proc", name, "cmdline").read_bytes().split(
+                b"\0"
+            ):
                 os.kill(int(name), signal.SIGKILL)
 
 
-def test_calls_that_are_given_up_at_any_moment_leave_nothing_behind(server: Sshd, tmp_path: Path) -> None:
+def test_calls_that_are_given_up_at_any_moment_leave_nothing_behind(
+    server: Sshd, tmp_path: Path
+) -> None:
     async def meet() -> None:
         async with linked(route(server)) as link:
             for number in range(24):
-                call = asyncio.ensure_future(said(link, "sh", "-c", f"exec sleep 99999.{os.getpid()}"))
+                call = asyncio.ensure_future(
+                    said(link, "sh", "-c", f"exec sleep 99999.{os.getpid()}")
+                )
                 for _ in range(number * 2):
                     await asyncio.sleep(0)
                 call.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await call
-            assert await asyncio.gather(*(said(link, "echo", "in") for _ in range(20))) == ["in\n"] * 20
+            assert (
+                await asyncio.gather(*(said(link, "echo", "in") for _ in range(20)))
+                == ["in\n"] * 20
+            )
             deadline = time.monotonic() + 120
-            while (left := await said(link, "sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")).count(f"99999.{os.getpid()}"):
+            while (
+                left := await said(
+                    link, "sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"
+                )
+            ).count(f"99999.{os.getpid()}"):
                 assert time.monotonic() < deadline, left
 
     run(meet())
 
 
-def test_secrets_are_in_no_list_of_processes_and_in_no_file(server: Sshd, tmp_path: Path, gate: int) -> None:
+def test_secrets_are_in_no_list_of_processes_and_in_no_file(
+    server: Sshd, tmp_path: Path, gate: int
+) -> None:
     seen: set[bytes] = set()
     over = threading.Event()
 
@@ -418,10 +518,16 @@ def test_secrets_are_in_no_list_of_processes_and_in_no_file(server: Sshd, tmp_pa
 
     async def meet() -> None:
         async with hosted(server.settings(root=str(tmp_path / "root"))) as host:
-            work = script('[ "${#TOKEN}" = 13 ]; read line < gate', tmp_path, secrets={"TOKEN": SECRET})
+            work = script(
+                '[ "${#TOKEN}" = 13 ]; read line < gate', tmp_path, secrets={"TOKEN": SECRET}
+            )
             job = await host.start(work, "job")
             assert await host.wait(job, AT_ONCE) is None
-            kept = [path for path in (tmp_path / "root").rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+            kept = [
+                path
+                for path in (tmp_path / "root").rglob("*")
+                if path.is_file() and SECRET.encode() in path.read_bytes()
+            ]
             os.write(gate, b"\n")
             end = await host.wait(job, LONG)
             assert end is not None
@@ -438,11 +544,20 @@ def test_secrets_are_in_no_list_of_processes_and_in_no_file(server: Sshd, tmp_pa
 
 # --- logins of all kinds
 
-SHELLS = {"dash": "/usr/bin/dash", "bash": "/bin/bash", "zsh": "/usr/bin/zsh", "fish": "/usr/bin/fish", "tcsh": "/usr/bin/tcsh", "csh": "/bin/csh"}
+SHELLS = {
+    "dash": "/usr/bin/dash",
+    "bash": "/bin/bash",
+    "zsh": "/usr/bin/zsh",
+    "fish": "/usr/bin/fish",
+    "tcsh": "/usr/bin/tcsh",
+    "csh": "/bin/csh",
+}
 
 
 @pytest.mark.parametrize("shell", [*SHELLS, "busybox"])
-def test_any_login_shell_will_do_and_whatever_it_prints_is_not_taken_for_an_answer(tmp_path: Path, shell: str) -> None:
+def test_any_login_shell_will_do_and_whatever_it_prints_is_not_taken_for_an_answer(
+    tmp_path: Path, shell: str
+) -> None:
     program = "/bin/busybox sh" if shell == "busybox" else SHELLS[shell]
     needs(program.split()[0])
     noisy = tmp_path / "login"
@@ -451,7 +566,20 @@ def test_any_login_shell_will_do_and_whatever_it_prints_is_not_taken_for_an_answ
         f'cd /; umask 000; export TAR_OPTIONS=--bad CDPATH=/tmp; exec {program} -c "$SSH_ORIGINAL_COMMAND"\n'
     )
     noisy.chmod(0o755)
-    odd = ("", "a b", "'\"$HOME`!!^", "line\nline\n", "é\udcff", "\\0101\\n", "%s%b", "-n", "~", "*", "\x1e", "\t")
+    odd = (
+        "",
+        "a b",
+        "'\"$HOME`!!^",
+        "line\nline\n",
+        "é\udcff",
+        "\\0101\\n",
+        "%s%b",
+        "-n",
+        "~",
+        "*",
+        "\x1e",
+        "\t",
+    )
     with Sshd(tmp_path / "sshd", options=[f"ForceCommand {noisy}"]) as machine:
 
         async def meet() -> None:
@@ -471,11 +599,15 @@ def test_any_login_shell_will_do_and_whatever_it_prints_is_not_taken_for_an_answ
 
 
 def test_a_login_that_runs_no_commands_is_denied_with_its_own_words(tmp_path: Path) -> None:
-    with Sshd(tmp_path / "sshd", options=["ForceCommand echo 'This account is not available'; exit 1"]) as machine:
+    with Sshd(
+        tmp_path / "sshd", options=["ForceCommand echo 'This account is not available'; exit 1"]
+    ) as machine:
 
         async def meet() -> None:
             async with linked(route(machine)) as link:
-                with pytest.raises(Denied, match=r"does not run commands.*This account is not available"):
+                with pytest.raises(
+                    Denied, match=r"does not run commands.*This account is not available"
+                ):
                     await said(link, "true")
 
         run(meet())
@@ -507,16 +639,24 @@ def test_a_login_that_never_stops_talking_is_rejected(tmp_path: Path) -> None:
 
 
 EVIL = {
-    "a flood of words": lambda process: [process.stderr.write(b"\x1b[2J" + b"x" * 65_000) for _ in range(200)] and process.exit(1),
-    "a signal of its own": lambda process: process.exit_with_signal("\x1b]0;title\x07", False, "words", ""),
+    "a flood of words": lambda process: (
+        [process.stderr.write(b"\x1b[2J" + b"x" * 65_000) for _ in range(200)] and process.exit(1)
+    ),
+    "a signal of its own": lambda process: process.exit_with_signal(
+        "\x1b]0;title\x07", False, "words", ""
+    ),
     "a status and nothing else": lambda process: process.exit(0),
-    "bytes that are no text": lambda process: process.stdout.write(bytes(range(256)) * 100) or process.exit(255),
+    "bytes that are no text": lambda process: (
+        process.stdout.write(bytes(range(256)) * 100) or process.exit(255)
+    ),
     "an end without a status": lambda process: process.close(),
 }
 
 
 @pytest.mark.parametrize("does", EVIL)
-def test_a_server_that_means_harm_gets_an_error_of_ours_and_a_clean_terminal(tmp_path: Path, does: str) -> None:
+def test_a_server_that_means_harm_gets_an_error_of_ours_and_a_clean_terminal(
+    tmp_path: Path, does: str
+) -> None:
     make_key(tmp_path / "host")
     make_key(tmp_path / "client")
 
@@ -531,7 +671,13 @@ def test_a_server_that_means_harm_gets_an_error_of_ours_and_a_clean_terminal(tmp
         )
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         pinned = " ".join((tmp_path / "host.pub").read_text().split()[:2])
-        way = Route("u", "127.0.0.1", server.get_port(), host_key=pinned, identity=(str(tmp_path / "client"),))
+        way = Route(
+            "u",
+            "127.0.0.1",
+            server.get_port(),
+            host_key=pinned,
+            identity=(str(tmp_path / "client"),),
+        )
         async with linked(way) as link:
             with pytest.raises(DriverError) as told:
                 await said(link, "true")
@@ -554,11 +700,18 @@ def test_a_pool_gives_out_its_places_and_no_more(server: Sshd, tmp_path: Path) -
         drivers = [Ssh(**settings) for _ in range(2)]
         offers = await drivers[0].offers(Wish())
         assert len(offers) == 1
-        taken = await asyncio.gather(*(drivers[n % 2].acquire(order(offers, f"run{n}")) for n in range(8)), return_exceptions=True)
+        taken = await asyncio.gather(
+            *(drivers[n % 2].acquire(order(offers, f"run{n}")) for n in range(8)),
+            return_exceptions=True,
+        )
         leases = [lease for lease in taken if not isinstance(lease, BaseException)]
         assert len(leases) == 3
-        assert all(isinstance(error, NoCapacity) for error in taken if isinstance(error, BaseException))
-        assert sorted(lease.id for lease in await drivers[1].leases()) == sorted(lease.id for lease in leases)
+        assert all(
+            isinstance(error, NoCapacity) for error in taken if isinstance(error, BaseException)
+        )
+        assert sorted(lease.id for lease in await drivers[1].leases()) == sorted(
+            lease.id for lease in leases
+        )
         assert len(await drivers[0].offers(Wish())) == 1  # what is taken may be ours: acquire tells
         assert [await driver.hosts(leases[0]) is not None for driver in drivers] == [True, True]
         assert await drivers[1].release(leases[0])
@@ -578,7 +731,9 @@ def test_one_key_is_one_place_for_every_caller(server: Sshd, tmp_path: Path, slo
     async def meet() -> None:
         drivers = [Ssh(**settings) for _ in range(3)]
         offers = await drivers[0].offers(Wish())
-        leases = await asyncio.gather(*(driver.acquire(order(offers, "same")) for driver in drivers for _ in range(3)))
+        leases = await asyncio.gather(
+            *(driver.acquire(order(offers, "same")) for driver in drivers for _ in range(3))
+        )
         assert all(lease == leases[0] for lease in leases)
         assert list(await drivers[2].leases()) == [leases[0]]
         for driver in drivers:
@@ -607,9 +762,13 @@ def test_a_place_whose_time_is_over_is_free(server: Sshd, tmp_path: Path) -> Non
 
 def test_a_server_whose_clock_is_days_off_gives_no_place_twice(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/date").write_text(f'#!/bin/sh\nexec {shutil.which("date")} -d "+3 days" "$@"\n')
+    (tmp_path / "bin/date").write_text(
+        f'#!/bin/sh\nexec {shutil.which("date")} -d "+3 days" "$@"\n'
+    )
     (tmp_path / "bin/date").chmod(0o755)
-    environment = f"SetEnv PATH={tmp_path / 'bin'}:{os.environ['PATH']} HOME={tmp_path / 'sshd/home'}"
+    environment = (
+        f"SetEnv PATH={tmp_path / 'bin'}:{os.environ['PATH']} HOME={tmp_path / 'sshd/home'}"
+    )
 
     async def meet(server: Sshd) -> None:
         async with hosted(server.settings(), "one") as host:
@@ -622,21 +781,34 @@ def test_a_server_whose_clock_is_days_off_gives_no_place_twice(tmp_path: Path) -
         run(meet(server))
 
 
-def test_a_server_that_cannot_be_asked_is_left_out_with_the_reason_and_makes_the_list_of_leases_fail(server: Sshd, tmp_path: Path) -> None:
+def test_a_server_that_cannot_be_asked_is_left_out_with_the_reason_and_makes_the_list_of_leases_fail(
+    server: Sshd, tmp_path: Path
+) -> None:
     with Sshd(tmp_path / "sshd") as other:
         other.trust((server.place / "client.pub").read_text())
         known = tmp_path / "known"
         known.write_text(server.known_hosts.read_text() + other.known_hosts.read_text())
         here = {"host": server.address, "root": str(tmp_path / "here")}
-        there = {"host": other.address, "root": str(tmp_path / "there"), "slots": 2, "python": "/opt/python"}
+        there = {
+            "host": other.address,
+            "root": str(tmp_path / "there"),
+            "slots": 2,
+            "python": "/opt/python",
+        }
         settings = server.settings(hosts=[here, there], known_hosts=str(known))
 
         async def meet() -> None:
             driver = Ssh(**settings)
             offers = await driver.offers(Wish(Need(cpus=1)))
             assert {offer.id for offer in offers} == {server.address, other.address}
-            lease = await driver.acquire(order([offer for offer in offers if offer.id == other.address], "key"))
-            assert lease.data == {"host": other.address, "root": str(tmp_path / "there"), "python": "/opt/python"}
+            lease = await driver.acquire(
+                order([offer for offer in offers if offer.id == other.address], "key")
+            )
+            assert lease.data == {
+                "host": other.address,
+                "root": str(tmp_path / "there"),
+                "python": "/opt/python",
+            }
             assert list(await driver.leases()) == [lease]
             await asyncio.to_thread(other.stop)
             fresh = Ssh(**settings)
@@ -667,7 +839,9 @@ def test_rubbish_among_the_leases_is_no_empty_list(server: Sshd, tmp_path: Path)
     run(meet())
 
 
-def test_what_was_wrong_when_it_connected_ahead_is_reported_once_and_then_asked_again(tmp_path: Path) -> None:
+def test_what_was_wrong_when_it_connected_ahead_is_reported_once_and_then_asked_again(
+    tmp_path: Path,
+) -> None:
     async def meet() -> None:
         driver = Ssh(**machine.settings())
         machine.stop()
@@ -686,15 +860,37 @@ def test_what_was_wrong_when_it_connected_ahead_is_reported_once_and_then_asked_
 def test_when_no_server_can_be_asked_the_reasons_are_the_error(server: Sshd) -> None:
     async def meet() -> None:
         with pytest.raises(Unreachable, match=r"cannot be reached(.|\n)*cannot be reached"):
-            await Ssh(**server.settings(hosts=[f"a@127.0.0.1:{free_port()}", f"b@127.0.0.1:{free_port()}"])).offers(Wish())
+            await Ssh(
+                **server.settings(
+                    hosts=[f"a@127.0.0.1:{free_port()}", f"b@127.0.0.1:{free_port()}"]
+                )
+            ).offers(Wish())
         with pytest.raises(Denied, match="not known here"):
-            await Ssh(**server.settings(hosts=[server.address, f"b@127.0.0.1:{free_port()}"], known_hosts="/nowhere")).offers(Wish())
+            await Ssh(
+                **server.settings(
+                    hosts=[server.address, f"b@127.0.0.1:{free_port()}"], known_hosts="/nowhere"
+                )
+            ).offers(Wish())
 
     run(meet())
 
 
 @pytest.mark.parametrize(
-    "address", ["", "@", "a b", "user@", "name:", "name:0", "name:99999", "name:x", "-oProxyCommand=touch", "a@b@c", "[::1", "x/y:1:2"]
+    "address",
+    [
+        "",
+        "@",
+        "a b",
+        "user@",
+        "name:",
+        "name:0",
+        "name:99999",
+        "name:x",
+        "-oProxyCommand=touch",
+        "a@b@c",
+        "[::1",
+        "x/y:1:2",
+    ],
 )
 def test_what_is_no_address_is_rejected(address: str) -> None:
     with pytest.raises(Rejected, match="is not the address of a server"):
@@ -709,8 +905,14 @@ def test_no_hosts_is_rejected_with_how_to_name_one() -> None:
 def test_a_command_too_long_for_the_other_side_is_rejected_before_it_is_sent() -> None:
     async def meet() -> None:
         with pytest.raises(Rejected, match="send them as its input"):
-            await said(Link(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())), "echo", "x" * 200_000)
+            await said(
+                Link(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())),
+                "echo",
+                "x" * 200_000,
+            )
         with pytest.raises(Rejected, match="NUL"):
-            await said(Link(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())), "echo", "a\0b")
+            await said(
+                Link(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())), "echo", "a\0b"
+            )
 
     run(meet())

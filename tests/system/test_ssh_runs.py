@@ -52,15 +52,29 @@ class Place:
         self.settings([sshd.address])
 
     def settings(self, hosts: Sequence[str], known_hosts: str = "") -> None:
-        table = {"hosts": hosts, "known_hosts": known_hosts or str(self.sshd.known_hosts), "identity": str(self.sshd.identity)}
-        (self.root / "recipe.toml").write_text("[drivers.ssh]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items()))
+        table = {
+            "hosts": hosts,
+            "known_hosts": known_hosts or str(self.sshd.known_hosts),
+            "identity": str(self.sshd.identity),
+        }
+        (self.root / "recipe.toml").write_text(
+            "[drivers.ssh]\n"
+            + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items())
+        )
 
     def open(self) -> None:
         os.write(self.gate, b"\n")
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         env = {**os.environ, "HOME": str(self.root.parent), "GATE": str(self.root.parent / "gate")}
-        return subprocess.Popen([*RECIPE, "run", *words], cwd=self.root, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            [*RECIPE, "run", *words],
+            cwd=self.root,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def run(self, *words: str) -> tuple[int, str]:
         with self.begin(*words) as process:
@@ -137,27 +151,43 @@ def test_a_disk_that_a_step_fills_there_is_called_that(place: Place) -> None:
         )
         code, said = place.run("--driver", "ssh")
         assert code == 1, said
-        assert "exit 3: no space left on a disk of ssh " in said and " bytes are free for attempts)" in said
-        (place.root / "recipe.yaml").write_text("recipe: t@1\nsteps:\n  big: {run: 'echo small >big.bin; exit 3', outputs: {o: big.bin}}\n")
+        assert (
+            "exit 3: no space left on a disk of ssh " in said
+            and " bytes are free for attempts)" in said
+        )
+        (place.root / "recipe.yaml").write_text(
+            "recipe: t@1\nsteps:\n  big: {run: 'echo small >big.bin; exit 3', outputs: {o: big.bin}}\n"
+        )
         code, said = place.run("--driver", "ssh")
         assert code == 1 and "exit 3" in said and "no space" not in said, said
 
 
 @pytest.mark.parametrize("size", ["4k", "28k", "40k"])
-def test_a_disk_that_is_full_before_a_step_starts_there_is_called_that_with_what_to_do(place: Place, size: str) -> None:
+def test_a_disk_that_is_full_before_a_step_starts_there_is_called_that_with_what_to_do(
+    place: Place, size: str
+) -> None:
     with disk_of(size, place.sshd.home / ".recipe-host"):
         code, said = place.run("--driver", "ssh")
     assert code == 2, said
-    assert "No space left on device" in said and ("make room there" in said or "free some space below" in said), said
+    assert "No space left on device" in said and (
+        "make room there" in said or "free some space below" in said
+    ), said
 
 
-def test_a_home_that_is_read_only_is_called_that_and_another_root_is_used_instead(place: Place) -> None:
-    (place.root / "recipe.yaml").write_text("recipe: t@1\nsteps:\n  one: {run: 'echo one > one.txt', outputs: {o: one.txt}}\n")
+def test_a_home_that_is_read_only_is_called_that_and_another_root_is_used_instead(
+    place: Place,
+) -> None:
+    (place.root / "recipe.yaml").write_text(
+        "recipe: t@1\nsteps:\n  one: {run: 'echo one > one.txt', outputs: {o: one.txt}}\n"
+    )
     with disk_of("1m", place.sshd.home):
         subprocess.run(["mount", "-o", "remount,ro", place.sshd.home], check=True)
         code, said = place.run("--driver", "ssh")
         assert code == 2, said
-        assert "Read-only file system" in said and "name a folder that can be written as `root`" in said, said
+        assert (
+            "Read-only file system" in said
+            and "name a folder that can be written as `root`" in said
+        ), said
         with (place.root / "recipe.toml").open("a") as file:
             file.write(f"root = {json.dumps(str(place.root.parent / 'scratch'))}\n")
         code, said = place.run("--driver", "ssh")
@@ -183,16 +213,24 @@ def test_python_is_the_python_of_the_host_where_only_python3_is(place: Place) ->
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["of the driver", "of one host"])
-def test_what_setup_loads_is_there_for_our_program_and_for_steps_and_what_it_prints_and_reads_is_not_ours(place: Place, own: bool) -> None:
+def test_what_setup_loads_is_there_for_our_program_and_for_steps_and_what_it_prints_and_reads_is_not_ours(
+    place: Place, own: bool
+) -> None:
     folder = place.root.parent / "a module"
     folder.mkdir()
     (folder / "python3.x").symlink_to(sys.executable)
-    setup = ["echo loading $0; cat; no-such-module load python", f'export PATH=\'{folder}\':"$PATH" CUDA_HOME="it\'s loaded"']
+    setup = [
+        "echo loading $0; cat; no-such-module load python",
+        f'export PATH=\'{folder}\':"$PATH" CUDA_HOME="it\'s loaded"',
+    ]
     settings = (place.root / "recipe.toml").read_text()
     if own:
         (hosts,) = [line for line in settings.splitlines() if line.startswith("hosts")]
         address = json.loads(hosts.partition("=")[2])[0]
-        settings = settings.replace(hosts, f'hosts = [{{host = {json.dumps(address)}, python = "python3.x", setup = {json.dumps(setup)}}}]')
+        settings = settings.replace(
+            hosts,
+            f'hosts = [{{host = {json.dumps(address)}, python = "python3.x", setup = {json.dumps(setup)}}}]',
+        )
     else:
         settings += f'python = "python3.x"\nsetup = {json.dumps(setup)}\n'
     (place.root / "recipe.toml").write_text(settings)
@@ -207,4 +245,8 @@ def test_what_setup_loads_is_there_for_our_program_and_for_steps_and_what_it_pri
 def test_a_program_that_a_host_has_not_is_reported_with_what_to_ask(place: Place) -> None:
     (place.root / "recipe.yaml").write_text("recipe: t@1\nsteps:\n  a: {run: [no-such-program]}\n")
     code, said = place.run("--driver", "ssh")
-    assert code == 1 and "exit 127: its program was not found on ssh " in said and "`recipe doctor --driver ssh` shows what there is" in said, said
+    assert (
+        code == 1
+        and "exit 127: its program was not found on ssh " in said
+        and "`recipe doctor --driver ssh` shows what there is" in said
+    ), said

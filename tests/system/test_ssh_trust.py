@@ -43,7 +43,11 @@ async def denial(way: Route) -> str:
 
 def test_a_host_whose_key_is_not_known_is_denied_with_what_to_do(server: Sshd) -> None:
     first, second = run(denial(route(server, known_hosts=("/nowhere",)))).split("\n")
-    shown = subprocess.run([needs("ssh-keygen"), "-lf", str(server.place / "host_key.pub")], capture_output=True, text=True).stdout.split()[1]
+    shown = subprocess.run(
+        [needs("ssh-keygen"), "-lf", str(server.place / "host_key.pub")],
+        capture_output=True,
+        text=True,
+    ).stdout.split()[1]
     assert f"[127.0.0.1]:{server.port} is not known here, and nothing was sent" in first
     assert shown in first
     assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in second
@@ -52,7 +56,9 @@ def test_a_host_whose_key_is_not_known_is_denied_with_what_to_do(server: Sshd) -
 
 def test_what_the_denial_says_to_do_is_all_that_it_takes(server: Sshd, tmp_path: Path) -> None:
     way = route(server, known_hosts=(str(tmp_path / "known_hosts"),))
-    subprocess.run(run(denial(way)).rpartition(": ")[2], shell=True, check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        run(denial(way)).rpartition(": ")[2], shell=True, check=True, stderr=subprocess.DEVNULL
+    )
 
     async def meet() -> str:
         async with linked(way) as link:
@@ -73,15 +79,24 @@ def test_another_machine_on_the_same_port_gets_not_one_byte(tmp_path: Path) -> N
             for attempt in (
                 host.start(script("true", tmp_path, secrets={"TOKEN": CANARY}), CANARY),
                 said(host, "cat", CANARY),
-                driver.acquire(order([Offer("ssh", f"{sshd.user}@127.0.0.1:{proxy.port}")], CANARY)),
+                driver.acquire(
+                    order([Offer("ssh", f"{sshd.user}@127.0.0.1:{proxy.port}")], CANARY)
+                ),
                 driver.leases(),
             ):
-                with pytest.raises(Denied, match=r"has changed, and nothing was sent(.|\n)*ssh-keygen -R '\[127.0.0.1\]:"):
+                with pytest.raises(
+                    Denied,
+                    match=r"has changed, and nothing was sent(.|\n)*ssh-keygen -R '\[127.0.0.1\]:",
+                ):
                     await attempt
             await driver.aclose()
             assert len(proxy.connections) > before
             for connection in proxy.connections[before:]:
-                assert set(messages(bytes(connection.up))) <= {1, 20, 30}  # DISCONNECT, KEXINIT, ECDH_INIT: no NEWKEYS, so no data after it
+                assert set(messages(bytes(connection.up))) <= {
+                    1,
+                    20,
+                    30,
+                }  # DISCONNECT, KEXINIT, ECDH_INIT: no NEWKEYS, so no data after it
 
         run(swapped())
 
@@ -122,28 +137,45 @@ def test_a_revoked_key_is_not_believed(server: Sshd, tmp_path: Path) -> None:
 
     async def meet() -> None:
         async with linked(route(server, known_hosts=(str(known),))) as link:
-            with pytest.raises(Denied, match="is not accepted, and nothing was sent: Host key is revoked"):
+            with pytest.raises(
+                Denied, match="is not accepted, and nothing was sent: Host key is revoked"
+            ):
                 await said(link, "true")
 
     run(meet())
 
 
-def test_a_server_that_shows_a_key_of_another_kind_has_changed_its_key(server: Sshd, tmp_path: Path) -> None:
-    subprocess.run([needs("ssh-keygen"), "-q", "-t", "ecdsa", "-N", "", "-f", str(tmp_path / "ecdsa")], check=True)
+def test_a_server_that_shows_a_key_of_another_kind_has_changed_its_key(
+    server: Sshd, tmp_path: Path
+) -> None:
+    subprocess.run(
+        [needs("ssh-keygen"), "-q", "-t", "ecdsa", "-N", "", "-f", str(tmp_path / "ecdsa")],
+        check=True,
+    )
     known = tmp_path / "known_hosts"
-    known.write_text(f"[127.0.0.1]:{server.port} {' '.join((tmp_path / 'ecdsa.pub').read_text().split()[:2])}\n")
+    known.write_text(
+        f"[127.0.0.1]:{server.port} {' '.join((tmp_path / 'ecdsa.pub').read_text().split()[:2])}\n"
+    )
     assert re.search(
-        "has changed, and nothing was sent: it shows ssh-ed25519 SHA256.*known is ecdsa", run(denial(route(server, known_hosts=(str(known),))))
+        "has changed, and nothing was sent: it shows ssh-ed25519 SHA256.*known is ecdsa",
+        run(denial(route(server, known_hosts=(str(known),)))),
     )
 
 
 def test_of_several_keys_of_a_server_the_one_we_know_will_do(tmp_path: Path) -> None:
     for kind in ("ecdsa", "rsa"):
-        subprocess.run([needs("ssh-keygen"), "-q", "-t", kind, "-N", "", "-f", str(tmp_path / kind)], check=True)
-    with Sshd(tmp_path / "sshd", options=[f"HostKey {tmp_path / kind}" for kind in ("ecdsa", "rsa")]) as sshd:
+        subprocess.run(
+            [needs("ssh-keygen"), "-q", "-t", kind, "-N", "", "-f", str(tmp_path / kind)],
+            check=True,
+        )
+    with Sshd(
+        tmp_path / "sshd", options=[f"HostKey {tmp_path / kind}" for kind in ("ecdsa", "rsa")]
+    ) as sshd:
         for kind in ("ecdsa", "rsa"):
             known = tmp_path / f"known_{kind}"
-            known.write_text(f"[127.0.0.1]:{sshd.port} {' '.join((tmp_path / f'{kind}.pub').read_text().split()[:2])}\n")
+            known.write_text(
+                f"[127.0.0.1]:{sshd.port} {' '.join((tmp_path / f'{kind}.pub').read_text().split()[:2])}\n"
+            )
 
             async def meet(known: Path = known) -> str:
                 async with linked(route(sshd, known_hosts=(str(known),))) as link:
@@ -152,14 +184,27 @@ def test_of_several_keys_of_a_server_the_one_we_know_will_do(tmp_path: Path) -> 
             assert run(meet()) == "in\n"
 
 
-def test_a_host_with_a_certificate_of_an_authority_we_know_is_believed_under_its_names_only(tmp_path: Path) -> None:
+def test_a_host_with_a_certificate_of_an_authority_we_know_is_believed_under_its_names_only(
+    tmp_path: Path,
+) -> None:
     for name in ("authority", "machine"):
         make_key(tmp_path / name)
     known = tmp_path / "known_hosts"
     known.write_text(f"@cert-authority * {(tmp_path / 'authority.pub').read_text()}")
     signed = [f"HostKey {tmp_path / 'machine'}", f"HostCertificate {tmp_path / 'machine-cert.pub'}"]
     for named, believed in (("127.0.0.1", True), ("other.example.org", False)):
-        sign = [needs("ssh-keygen"), "-q", "-s", str(tmp_path / "authority"), "-I", "id", "-h", "-n", named, str(tmp_path / "machine.pub")]
+        sign = [
+            needs("ssh-keygen"),
+            "-q",
+            "-s",
+            str(tmp_path / "authority"),
+            "-I",
+            "id",
+            "-h",
+            "-n",
+            named,
+            str(tmp_path / "machine.pub"),
+        ]
         subprocess.run(sign, check=True, stderr=subprocess.DEVNULL)
         with Sshd(tmp_path / named, options=signed) as sshd:
 
@@ -194,22 +239,35 @@ Match exec "touch {marker}"
 
 
 @pytest.mark.parametrize("use_config", [False, True])
-def test_a_hostile_configuration_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_config: bool) -> None:
+def test_a_hostile_configuration_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_config: bool
+) -> None:
     with Sshd(tmp_path / "sshd", options=["AcceptEnv *"]) as sshd, agent(tmp_path) as socket:
         home, marker = tmp_path / "home", tmp_path / "marker"
         (home / ".ssh").mkdir(parents=True)
-        (home / ".ssh" / "config").write_text(HOSTILE.format(marker=marker, canary=CANARY, key=sshd.host_key))
-        for name, value in {"HOME": str(home), "CANARY": CANARY, "SSH_AUTH_SOCK": socket, "DISPLAY": ":0"}.items():
+        (home / ".ssh" / "config").write_text(
+            HOSTILE.format(marker=marker, canary=CANARY, key=sshd.host_key)
+        )
+        for name, value in {
+            "HOME": str(home),
+            "CANARY": CANARY,
+            "SSH_AUTH_SOCK": socket,
+            "DISPLAY": ":0",
+        }.items():
             monkeypatch.setenv(name, value)
 
         async def meet() -> None:
-            async with hosted(sshd.settings(use_config=use_config, agent=True, root=str(tmp_path / "root"))) as host:
+            async with hosted(
+                sshd.settings(use_config=use_config, agent=True, root=str(tmp_path / "root"))
+            ) as host:
                 there = await said(host, "env")
                 assert CANARY not in there
                 assert "SSH_AUTH_SOCK" not in there
                 assert "DISPLAY" not in there
             with pytest.raises(Denied, match="not known here"):
-                await Ssh(**sshd.settings(use_config=use_config, known_hosts=str(tmp_path / "none"))).offers(Wish())
+                await Ssh(
+                    **sshd.settings(use_config=use_config, known_hosts=str(tmp_path / "none"))
+                ).offers(Wish())
 
         run(meet())
         assert not marker.exists()
@@ -222,7 +280,9 @@ def test_a_hostile_configuration_changes_nothing(tmp_path: Path, monkeypatch: py
 def agent(place: Path) -> Iterator[str]:
     """An agent without keys; the path of its socket."""
     path = str(place / "agent")
-    with subprocess.Popen([needs("ssh-agent"), "-D", "-a", path], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [needs("ssh-agent"), "-D", "-a", path], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it listens
         try:
@@ -231,18 +291,27 @@ def agent(place: Path) -> Iterator[str]:
             process.terminate()
 
 
-def test_a_key_of_the_agent_opens_the_door(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_of_the_agent_opens_the_door(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with agent(tmp_path) as socket:
         monkeypatch.setenv("SSH_AUTH_SOCK", socket)
 
         async def meet(**settings: Any) -> str:
-            async with hosted(server.settings(identity=(), root=str(tmp_path / "root"), **settings)) as host:
+            async with hosted(
+                server.settings(identity=(), root=str(tmp_path / "root"), **settings)
+            ) as host:
                 return await said(host, "echo", "in")
 
-        with pytest.raises(Denied, match=r"does not let us in with the keys in ~/.ssh and those of the agent: add the public key"):
+        with pytest.raises(
+            Denied,
+            match=r"does not let us in with the keys in ~/.ssh and those of the agent: add the public key",
+        ):
             run(meet(agent=True))
-        subprocess.run(["ssh-add", "-q", str(server.identity)], check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            ["ssh-add", "-q", str(server.identity)], check=True, stderr=subprocess.DEVNULL
+        )
         assert run(meet(agent=True)) == "in\n"
         monkeypatch.delenv("SSH_AUTH_SOCK")
         assert run(meet(agent=socket)) == "in\n"
@@ -250,15 +319,22 @@ def test_a_key_of_the_agent_opens_the_door(server: Sshd, tmp_path: Path, monkeyp
             run(meet(agent=False))
 
 
-def test_an_agent_with_too_many_keys_is_distinguished_from_one_without_the_right_one(server: Sshd, tmp_path: Path) -> None:
+def test_an_agent_with_too_many_keys_is_distinguished_from_one_without_the_right_one(
+    server: Sshd, tmp_path: Path
+) -> None:
     with agent(tmp_path) as socket:
         for number in range(7):
             make_key(tmp_path / f"key{number}")
         keys = [str(tmp_path / f"key{number}") for number in range(7)]
         subprocess.run(
-            ["ssh-add", "-q", *keys, str(server.identity)], check=True, stderr=subprocess.DEVNULL, env={**os.environ, "SSH_AUTH_SOCK": socket}
+            ["ssh-add", "-q", *keys, str(server.identity)],
+            check=True,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "SSH_AUTH_SOCK": socket},
         )
-        assert "name the one that opens it (`identity`)" in run(denial(route(server, identity=(), agent=socket)))
+        assert "name the one that opens it (`identity`)" in run(
+            denial(route(server, identity=(), agent=socket))
+        )
 
         async def meet() -> str:
             async with linked(route(server, agent=socket)) as link:
@@ -271,28 +347,47 @@ def test_a_key_with_a_passphrase_is_used_by_the_agent_alone(server: Sshd, tmp_pa
     locked = tmp_path / "locked"
     shutil.copy(server.identity, locked)
     shutil.copy(server.place / "client.pub", tmp_path / "locked.pub")
-    subprocess.run([needs("ssh-keygen"), "-q", "-p", "-N", "hush hush", "-f", str(locked)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [needs("ssh-keygen"), "-q", "-p", "-N", "hush hush", "-f", str(locked)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
     async def meet(socket: str | None) -> str:
         async with linked(route(server, identity=(str(locked),), agent=socket)) as link:
             return await said(link, "echo", "in")
 
-    with pytest.raises(Denied, match=r"has a passphrase: give it to the agent first \(ssh-add .*locked\)"):
+    with pytest.raises(
+        Denied, match=r"has a passphrase: give it to the agent first \(ssh-add .*locked\)"
+    ):
         run(meet(None))
     with agent(tmp_path) as socket:
-        subprocess.run(["ssh-add", "-q", str(server.identity)], check=True, stderr=subprocess.DEVNULL, env={**os.environ, "SSH_AUTH_SOCK": socket})
+        subprocess.run(
+            ["ssh-add", "-q", str(server.identity)],
+            check=True,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "SSH_AUTH_SOCK": socket},
+        )
         assert run(meet(socket)) == "in\n"
 
 
-def test_where_a_key_is_named_those_of_the_home_folder_are_not_offered(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_key_is_named_those_of_the_home_folder_are_not_offered(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".ssh").mkdir(mode=0o700)
     shutil.copy(server.identity, tmp_path / ".ssh" / "id_ed25519")  # opens the door
     monkeypatch.setenv("HOME", str(tmp_path))
     named = tmp_path / "named"
     make_key(named)
-    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "hush hush", "-f", str(named)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-N", "hush hush", "-f", str(named)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     with agent(tmp_path) as socket:
-        assert "does not let us in with" in run(denial(route(server, identity=(str(named),), agent=socket)))
+        assert "does not let us in with" in run(
+            denial(route(server, identity=(str(named),), agent=socket))
+        )
 
 
 @pytest.mark.parametrize(
@@ -303,7 +398,9 @@ def test_where_a_key_is_named_those_of_the_home_folder_are_not_offered(server: S
         ("unknown", "", "does not let us in with .*unknown"),
     ],
 )
-def test_a_key_that_does_not_work_is_named(server: Sshd, tmp_path: Path, name: str, content: str | None, words: str) -> None:
+def test_a_key_that_does_not_work_is_named(
+    server: Sshd, tmp_path: Path, name: str, content: str | None, words: str
+) -> None:
     key = tmp_path / name
     if content:
         key.write_text(content)
@@ -318,14 +415,19 @@ def test_a_key_that_does_not_work_is_named(server: Sshd, tmp_path: Path, name: s
     run(meet())
 
 
-def test_a_server_behind_another_is_reached_and_both_are_verified(server: Sshd, tmp_path: Path) -> None:
+def test_a_server_behind_another_is_reached_and_both_are_verified(
+    server: Sshd, tmp_path: Path
+) -> None:
     with Sshd(tmp_path / "behind") as behind, Sshd(tmp_path / "middle") as middle:
         for each in (behind, middle):
             each.trust((server.place / "client.pub").read_text())
         known = tmp_path / "known"
         lines = [each.known_hosts.read_text() for each in (server, middle, behind)]
         settings = server.settings(
-            hosts=[behind.address], jump=f"{server.address},{middle.address}", known_hosts=str(known), root=str(tmp_path / "root")
+            hosts=[behind.address],
+            jump=f"{server.address},{middle.address}",
+            known_hosts=str(known),
+            root=str(tmp_path / "root"),
         )
 
         async def meet() -> str:
@@ -334,21 +436,31 @@ def test_a_server_behind_another_is_reached_and_both_are_verified(server: Sshd, 
 
         known.write_text("".join(lines))
         assert run(meet()).split()[3] == str(behind.port)
-        assert "direct-tcpip" in middle.log.read_text() or "Accepted publickey" in middle.log.read_text()
+        assert (
+            "direct-tcpip" in middle.log.read_text()
+            or "Accepted publickey" in middle.log.read_text()
+        )
         for missing, each in enumerate((server, middle, behind)):
             known.write_text("".join(line for n, line in enumerate(lines) if n != missing))
             with pytest.raises(Denied, match=rf"\[127.0.0.1\]:{each.port} is not known here"):
                 run(meet())
 
 
-def test_the_configuration_gives_name_user_port_key_and_way_when_asked(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configuration_gives_name_user_port_key_and_way_when_asked(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text(
         f"Host box\n HostName 127.0.0.1\n User {server.user}\n Port {server.port}\n IdentityFile {server.identity}\n ProxyJump hop\n"
         f"Host hop\n HostName 127.0.0.1\n Port {server.port}\n User {server.user}\n IdentityFile {server.identity}\n"
     )
     monkeypatch.setenv("HOME", str(tmp_path))
-    settings = {"hosts": ["box"], "known_hosts": str(server.known_hosts), "agent": False, "root": str(tmp_path / "root")}
+    settings = {
+        "hosts": ["box"],
+        "known_hosts": str(server.known_hosts),
+        "agent": False,
+        "root": str(tmp_path / "root"),
+    }
 
     async def meet(**others: Any) -> str:
         async with hosted({**settings, **others}) as host:

@@ -70,7 +70,11 @@ def made(text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]
     for name in ("pulumi", "pulumi_gcp"):
         monkeypatch.setitem(sys.modules, name, Anything(name))
     exec(compile(text, "__main__.py", "exec"), {})
-    return {kind: {name: plain(value) for name, value in given.items()} for kind, _, given in MADE if kind in ("Instance", "Firewall", "Bucket")}
+    return {
+        kind: {name: plain(value) for name, value in given.items()}
+        for kind, _, given in MADE
+        if kind in ("Instance", "Firewall", "Bucket")
+    }
 
 
 Told: TypeAlias = Callable[..., tuple[int, str, str]]
@@ -87,48 +91,105 @@ def export(space: Space, capsys: pytest.CaptureFixture[str]) -> Told:
     return ran
 
 
-def test_the_program_makes_what_the_driver_would_order(space: Space, export: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_makes_what_the_driver_would_order(
+    space: Space, export: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(space.root.parent / "config"))
     driver = Gcp(installation=str(space.root.parent / "config" / "recipe" / "installation"))
     offer = min(driver._listed({"us-central1-a": {T4}}, ["spot"], 50), key=lambda each: each.price)
-    order: Any = driver._body(Order(offer, "0" * 16, datetime.now(UTC) + timedelta(hours=4), keep=True))
+    order: Any = driver._body(
+        Order(offer, "0" * 16, datetime.now(UTC) + timedelta(hours=4), keep=True)
+    )
     stack(space, MINE)
     text = export("--pulumi")[1]
     found = made(text, monkeypatch)
     machine, rule, bucket = found["Instance"], found["Firewall"], found["Bucket"]
-    assert order["machineType"].endswith(f"/{machine['machine_type']}") and machine["zone"] == "us-central1-a" and machine["project"] == "team"
+    assert (
+        order["machineType"].endswith(f"/{machine['machine_type']}")
+        and machine["zone"] == "us-central1-a"
+        and machine["project"] == "team"
+    )
     disk, ordered = machine["boot_disk"]["initialize_params"], order["disks"][0]["initializeParams"]
-    assert (disk["image"], str(disk["size"]), disk["type"]) == (ordered["sourceImage"], ordered["diskSizeGb"], ordered["diskType"].rpartition("/")[2])
+    assert (disk["image"], str(disk["size"]), disk["type"]) == (
+        ordered["sourceImage"],
+        ordered["diskSizeGb"],
+        ordered["diskType"].rpartition("/")[2],
+    )
     (attached,) = order["guestAccelerators"]
-    assert machine["guest_accelerators"] == [{"type": attached["acceleratorType"].rpartition("/")[2], "count": attached["acceleratorCount"]}]
+    assert machine["guest_accelerators"] == [
+        {
+            "type": attached["acceleratorType"].rpartition("/")[2],
+            "count": attached["acceleratorCount"],
+        }
+    ]
     asked, said = order["scheduling"], machine["scheduling"]
-    assert (said["on_host_maintenance"], said["automatic_restart"]) == (asked["onHostMaintenance"], asked["automaticRestart"])
-    assert (said["provisioning_model"], said["instance_termination_action"]) == (asked["provisioningModel"], asked["instanceTerminationAction"])
-    assert said["preemptible"] is True and abs(said["max_run_duration"]["seconds"] - int(asked["maxRunDuration"]["seconds"])) < 60
+    assert (said["on_host_maintenance"], said["automatic_restart"]) == (
+        asked["onHostMaintenance"],
+        asked["automaticRestart"],
+    )
+    assert (said["provisioning_model"], said["instance_termination_action"]) == (
+        asked["provisioningModel"],
+        asked["instanceTerminationAction"],
+    )
+    assert (
+        said["preemptible"] is True
+        and abs(said["max_run_duration"]["seconds"] - int(asked["maxRunDuration"]["seconds"])) < 60
+    )
     items = {item["key"]: item["value"] for item in order["metadata"]["items"]}
     assert machine["metadata"].keys() == items.keys() - {"recipe-key", "startup-script"}
-    assert machine["labels"] == {"recipe-stack": "tiny", "managed-by": "pulumi"}, "no mark of ours: `recipe reap` ends what bears that"
-    assert rule["target_tags"] == machine["tags"] and rule["allows"] == [{"protocol": "tcp", "ports": ["22"]}]
-    assert bucket["name"] == "my-results" and bucket["location"] == "US-CENTRAL1" and bucket["labels"] == machine["labels"]
+    assert machine["labels"] == {"recipe-stack": "tiny", "managed-by": "pulumi"}, (
+        "no mark of ours: `recipe reap` ends what bears that"
+    )
+    assert rule["target_tags"] == machine["tags"] and rule["allows"] == [
+        {"protocol": "tcp", "ports": ["22"]}
+    ]
+    assert (
+        bucket["name"] == "my-results"
+        and bucket["location"] == "US-CENTRAL1"
+        and bucket["labels"] == machine["labels"]
+    )
     secret = (space.root.parent / "config" / "recipe" / "installation").read_text().strip()
     assert "PRIVATE KEY" not in text and secret not in text and "ssh-ed25519 " not in text
 
 
-def test_what_is_rented_for_a_run_is_deleted_at_its_time_and_has_no_bucket(space: Space, export: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    stack(space, "driver = 'gcp'\nmachine = 'g2-standard-8'\nzone = 'us-east1-b'\nextra = {term = 6, network = 'global/networks/mine', port = 2222}")
+def test_what_is_rented_for_a_run_is_deleted_at_its_time_and_has_no_bucket(
+    space: Space, export: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack(
+        space,
+        "driver = 'gcp'\nmachine = 'g2-standard-8'\nzone = 'us-east1-b'\nextra = {term = 6, network = 'global/networks/mine', port = 2222}",
+    )
     found = made(export("--pulumi")[1], monkeypatch)
     scheduling = found["Instance"]["scheduling"]
-    assert scheduling["instance_termination_action"] == "DELETE" and scheduling["max_run_duration"] == {"seconds": 21600}
-    assert found["Instance"]["machine_type"] == "g2-standard-8" and not found["Instance"]["guest_accelerators"] and "Bucket" not in found
-    assert found["Firewall"]["network"] == "mine" and found["Firewall"]["allows"][0]["ports"] == ["2222"] and "project" not in found["Instance"]
+    assert scheduling["instance_termination_action"] == "DELETE" and scheduling[
+        "max_run_duration"
+    ] == {"seconds": 21600}
+    assert (
+        found["Instance"]["machine_type"] == "g2-standard-8"
+        and not found["Instance"]["guest_accelerators"]
+        and "Bucket" not in found
+    )
+    assert (
+        found["Firewall"]["network"] == "mine"
+        and found["Firewall"]["allows"][0]["ports"] == ["2222"]
+        and "project" not in found["Instance"]
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "words", "said"),
     [
-        ("driver = 'loopback'", ("--pulumi",), "what loopback rents cannot be written as a Pulumi program"),
+        (
+            "driver = 'loopback'",
+            ("--pulumi",),
+            "what loopback rents cannot be written as a Pulumi program",
+        ),
         ("driver = 'gcp'\ngpu = 'L4'", ("--pulumi",), "the stack names none"),
-        ("driver = 'gcp'\ngpu = 'B200'\nzone = 'us-central1-a'", ("--pulumi",), "no machine of the list prices of"),
+        (
+            "driver = 'gcp'\ngpu = 'B200'\nzone = 'us-central1-a'",
+            ("--pulumi",),
+            "no machine of the list prices of",
+        ),
         ("driver = 'gcp'\nzone = 'us-central1-a'\nnodes = 2", ("--pulumi",), "has 2 nodes"),
         ("driver = 'gcp'\nzone = 'us-central1-a'", (), "writes a Pulumi program"),
     ],
@@ -170,18 +231,35 @@ go()
 
 
 @pytest.mark.proof
-@pytest.mark.skipif("RECIPE_PULUMI" not in os.environ, reason="RECIPE_PULUMI names no Python that has pulumi and pulumi-gcp (292 MB)")
+@pytest.mark.skipif(
+    "RECIPE_PULUMI" not in os.environ,
+    reason="RECIPE_PULUMI names no Python that has pulumi and pulumi-gcp (292 MB)",
+)
 def test_pulumi_itself_takes_the_program(space: Space, export: Told, tmp_path: Path) -> None:
     """With the mocks of pulumi: the names and types of every argument are those of pulumi-gcp."""
     stack(space, MINE)
     (tmp_path / "__main__.py").write_text(export("--pulumi")[1])
     done = subprocess.run(
-        [os.environ["RECIPE_PULUMI"], "-c", MOCKS, str(tmp_path / "__main__.py")], capture_output=True, text=True, timeout=300, check=False
+        [os.environ["RECIPE_PULUMI"], "-c", MOCKS, str(tmp_path / "__main__.py")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     machine = told["made"]["gcp:compute/instance:Instance"]
-    assert machine["machineType"] == "n1-standard-8" and machine["guestAccelerators"] == [{"type": "nvidia-tesla-t4", "count": 1}]
-    assert machine["metadata"]["ssh-keys"] == "recipe:ssh-ed25519 AAAA me" and machine["scheduling"]["maxRunDuration"] == {"seconds": 14400}
-    assert told["made"].keys() == {"gcp:compute/instance:Instance", "gcp:compute/firewall:Firewall", "gcp:storage/bucket:Bucket"}
-    assert told["exports"]["host"] == "recipe@192.0.2.7" and told["exports"]["zone"] == "us-central1-a"
+    assert machine["machineType"] == "n1-standard-8" and machine["guestAccelerators"] == [
+        {"type": "nvidia-tesla-t4", "count": 1}
+    ]
+    assert machine["metadata"]["ssh-keys"] == "recipe:ssh-ed25519 AAAA me" and machine[
+        "scheduling"
+    ]["maxRunDuration"] == {"seconds": 14400}
+    assert told["made"].keys() == {
+        "gcp:compute/instance:Instance",
+        "gcp:compute/firewall:Firewall",
+        "gcp:storage/bucket:Bucket",
+    }
+    assert (
+        told["exports"]["host"] == "recipe@192.0.2.7" and told["exports"]["zone"] == "us-central1-a"
+    )

@@ -28,27 +28,60 @@ def stack(space: Space, text: str, name: str = "tiny") -> None:
     [
         ("gpu = 'L4'", "stacks.tiny says no driver", "Where the steps run"),
         ("driver = 'vastia'", 'there is no driver "vastia"', 'did you mean "vastai"?'),
-        ("driver = 'gcp'\nzome = 'a'", 'there is no setting "stacks.tiny.zome"', 'did you mean "zone"?'),
-        ("driver = 'gcp'\nkeep = 'forever'", 'stacks.tiny.keep cannot be "forever"', "stopped: one machine"),
-        ("driver = 'gcp'\nauto_stop = '4h'", "stacks.tiny.auto_stop says when a kept machine stops, and none is kept", 'add keep = "stopped"'),
-        ("driver = 'gcp'\nextra = {gpu = 'L4'}", "stacks.tiny.extra.gpu is a setting of the stack itself", "write `gpu = …` beside `driver`"),
-        ("driver = 'gcp'\nlimits = {cost = '5'}", 'stacks.tiny.limits.cost cannot be "5"', "such as 5 USD"),
+        (
+            "driver = 'gcp'\nzome = 'a'",
+            'there is no setting "stacks.tiny.zome"',
+            'did you mean "zone"?',
+        ),
+        (
+            "driver = 'gcp'\nkeep = 'forever'",
+            'stacks.tiny.keep cannot be "forever"',
+            "stopped: one machine",
+        ),
+        (
+            "driver = 'gcp'\nauto_stop = '4h'",
+            "stacks.tiny.auto_stop says when a kept machine stops, and none is kept",
+            'add keep = "stopped"',
+        ),
+        (
+            "driver = 'gcp'\nextra = {gpu = 'L4'}",
+            "stacks.tiny.extra.gpu is a setting of the stack itself",
+            "write `gpu = …` beside `driver`",
+        ),
+        (
+            "driver = 'gcp'\nlimits = {cost = '5'}",
+            'stacks.tiny.limits.cost cannot be "5"',
+            "such as 5 USD",
+        ),
     ],
 )
-def test_a_mistake_in_a_stack_is_reported_where_it_stands(space: Space, text: str, said: str, fix: str) -> None:
+def test_a_mistake_in_a_stack_is_reported_where_it_stands(
+    space: Space, text: str, said: str, fix: str
+) -> None:
     stack(space, text)
     with pytest.raises(Invalid) as caught:
         settings.load(space.root, {"XDG_CONFIG_HOME": "/nowhere"})
     (problem,) = caught.value.problems
-    assert said in problem.message and fix in problem.fix and problem.where is not None and problem.where.line >= 2
+    assert (
+        said in problem.message
+        and fix in problem.fix
+        and problem.where is not None
+        and problem.where.line >= 2
+    )
 
 
 def test_a_stack_names_driver_and_settings_and_leaves_those_of_the_driver(space: Space) -> None:
     space.write("recipe.toml", "[drivers.gcp]\nproject = 'p'\nmarket = 'spot'\n")
-    stack(space, "driver = 'gcp'\ngpu = 'L4'\nzone = 'us-central1-a'\nmarket = 'any'\nextra = {image = 'i'}")
+    stack(
+        space,
+        "driver = 'gcp'\ngpu = 'L4'\nzone = 'us-central1-a'\nmarket = 'any'\nextra = {image = 'i'}",
+    )
     config = settings.load(space.root, {"XDG_CONFIG_HOME": "/nowhere"})
     wanted = {"project": "p", "market": "any", "image": "i", "gpu": "L4", "zone": "us-central1-a"}
-    assert config.on("tiny").driver("gcp") == wanted and config.driver("gcp") == {"project": "p", "market": "spot"}
+    assert config.on("tiny").driver("gcp") == wanted and config.driver("gcp") == {
+        "project": "p",
+        "market": "spot",
+    }
     assert ("stacks.tiny.gpu", "L4", f"{space.root}/recipe.toml:7") in settings.listed(config)
 
 
@@ -56,7 +89,11 @@ def test_a_flag_that_fights_the_stack_is_refused_in_a_sentence(space: Space) -> 
     space.recipe(STEP)
     stack(space, "driver = 'loopback'")
     code, _, said = space.command("run", "--stack", "tiny", "--driver", "vastai")
-    assert code == 3 and "the stack tiny is of the driver loopback, and --driver names vastai" in said and "leave --driver out" in said
+    assert (
+        code == 3
+        and "the stack tiny is of the driver loopback, and --driver names vastai" in said
+        and "leave --driver out" in said
+    )
     code, _, said = space.command("plan", "--stack", "tony")
     assert code == 3 and 'there is no stack "tony"' in said and 'did you mean "tiny"?' in said
     code, _, said = space.command("run", "--stack", "tiny", "--host", "me@there")
@@ -69,17 +106,27 @@ def market() -> Iterator[Provider]:
         yield found
 
 
-def test_offers_of_a_stack_are_those_that_it_admits_and_a_flag_wins(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offers_of_a_stack_are_those_that_it_admits_and_a_flag_wins(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, market, monkeypatch, verified=False, reliability=0)
     stack(space, "driver = 'vastai'\ngpu = 'RTX 4090'\nmarket = 'spot'")
 
     def offered(*words: str) -> set[tuple[str, str]]:
         code, out, said = space.command("offers", "--stack", "tiny", "--json", *words)
         assert code == 0, said
-        return {(offer["gpu"], offer["market"]) for shelf in json.loads(out) for offer in shelf["offers"]}
+        return {
+            (offer["gpu"], offer["market"])
+            for shelf in json.loads(out)
+            for offer in shelf["offers"]
+        }
 
     assert offered() == {("RTX 4090", "spot")}
-    assert {gpu for gpu, _ in offered("--where", "gpu=H100")} <= {"H100 SXM", "H100 NVL", "H100 PCIE"} != set()
+    assert (
+        {gpu for gpu, _ in offered("--where", "gpu=H100")}
+        <= {"H100 SXM", "H100 NVL", "H100 PCIE"}
+        != set()
+    )
     space.recipe(STEP)
     code, out, _ = space.command("plan", "--stack", "tiny")
     assert code == 0 and "rents for s: vastai " in out and "RTX 4090" in out and ", spot, " in out
@@ -87,7 +134,9 @@ def test_offers_of_a_stack_are_those_that_it_admits_and_a_flag_wins(space: Space
 
 def test_limits_of_a_stack_hold_where_the_recipe_allows_more(space: Space) -> None:
     space.recipe("limits: {cost: 100 USD}\n" + STEP)
-    stack(space, "driver = 'loopback'\nlimits = {cost = '0.001 USD'}\nextra = {price = 1.2, gpus = 1}")
+    stack(
+        space, "driver = 'loopback'\nlimits = {cost = '0.001 USD'}\nextra = {price = 1.2, gpus = 1}"
+    )
     code, _, said = space.command("run", "--stack", "tiny")
     assert code == 3 and "$0.001 is left for it of `limits.cost`" in said
 
@@ -95,7 +144,9 @@ def test_limits_of_a_stack_hold_where_the_recipe_allows_more(space: Space) -> No
 @pytest.mark.parametrize("queue", [True, False])
 def test_one_run_at_a_time_uses_a_stack(space: Space, queue: bool) -> None:
     """The others wait, or end with exit 4."""
-    space.recipe(f"steps:\n  s: {{run: 'echo > {space.root}/began; read go < {space.root}/gate; echo 1 > o', outputs: {{o: o}}}}\n")
+    space.recipe(
+        f"steps:\n  s: {{run: 'echo > {space.root}/began; read go < {space.root}/gate; echo 1 > o', outputs: {{o: o}}}}\n"
+    )
     space.recipe("steps:\n  s: {run: 'echo 2 > o2', outputs: {o: o2}}\n", name="other.yaml")
     os.mkfifo(space.root / "gate")
     stack(space, f"driver = 'loopback'\nqueue = {json.dumps(queue)}\nextra = {{hosts = 2}}")
@@ -104,11 +155,18 @@ def test_one_run_at_a_time_uses_a_stack(space: Space, queue: bool) -> None:
     second = space.start("run", "./other.yaml", "--stack", "tiny")
     if not queue:
         _, said = second.communicate(timeout=60)
-        assert second.returncode == 4 and f"process {first.pid} uses the stack tiny" in said and "queue = true" in said
+        assert (
+            second.returncode == 4
+            and f"process {first.pid} uses the stack tiny" in said
+            and "queue = true" in said
+        )
     else:
         assert second.stderr is not None and second.stdout is not None
         told = iter(second.stderr.readline, "")
-        assert any(f"process {first.pid} uses the stack tiny: this run waits for it" in line for line in told)
+        assert any(
+            f"process {first.pid} uses the stack tiny: this run waits for it" in line
+            for line in told
+        )
         assert not (space.root / "o2").exists()
     (space.root / "gate").write_text("go\n")
     assert first.wait(60) == 0

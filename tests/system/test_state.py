@@ -46,7 +46,9 @@ def kept(space: Space) -> list[str]:
     return sorted(path.name for path in (space.root / ".recipe/states").glob("*/*/ckpt/step-*"))
 
 
-def test_a_failed_training_goes_on_from_its_newest_checkpoint_and_keeps_as_many_as_it_may(space: Space) -> None:
+def test_a_failed_training_goes_on_from_its_newest_checkpoint_and_keeps_as_many_as_it_may(
+    space: Space,
+) -> None:
     training(space)
     assert run(space, DIE="3")[0] == 1
     assert kept(space) == ["step-2", "step-3"]
@@ -71,13 +73,20 @@ def test_when_every_checkpoint_is_broken_it_is_said_loudly_and_it_starts_over(sp
         weights.unlink()
     said = run(space)[1]
     assert notes(space)[-1] == "0-4"
-    assert "NO CHECKPOINT CAN BE USED, starting over: step-3 is passed over: it is empty; step-2" in said, said
+    assert (
+        "NO CHECKPOINT CAN BE USED, starting over: step-3 is passed over: it is empty; step-2"
+        in said
+    ), said
 
 
 def test_a_training_that_trains_again_what_it_had_is_reported(space: Space) -> None:
     training(space)
     space.write(
-        "train.py", TRAIN.replace("pathlib.Path(out)", "open(os.environ['RECIPE_METRICS'], 'w').write('{\"step\": 1}\\n')\npathlib.Path(out)")
+        "train.py",
+        TRAIN.replace(
+            "pathlib.Path(out)",
+            "open(os.environ['RECIPE_METRICS'], 'w').write('{\"step\": 1}\\n')\npathlib.Path(out)",
+        ),
     )
     space.recipe(space.read("recipe.yaml") + "    metrics: true\n")
     assert run(space, DIE="3")[0] == 1
@@ -104,10 +113,14 @@ def test_state_goes_after_success_unless_an_input_continues_it(space: Space) -> 
     assert kept(space) == []
 
 
-def test_an_attempt_that_outlived_its_worker_gives_up_its_state_before_another_has_it(space: Space, tmp_path: Path) -> None:
+def test_an_attempt_that_outlived_its_worker_gives_up_its_state_before_another_has_it(
+    space: Space, tmp_path: Path
+) -> None:
     training(space)
     os.mkfifo(tmp_path / "gate")
-    worker = space.start("run", env={"NOTES": f"{space.root}/notes", "GATE": str(tmp_path / "gate")})
+    worker = space.start(
+        "run", env={"NOTES": f"{space.root}/notes", "GATE": str(tmp_path / "gate")}
+    )
     until(lambda: "step-4" in kept(space))
     worker.kill()
     worker.communicate()
@@ -120,13 +133,20 @@ def test_plan_says_from_where_a_step_goes_on(space: Space) -> None:
     training(space)
     run(space, DIE="3")
     assert "         resumes from step-3\n" in space.command("plan", env={"NOTES": ""})[1]
-    assert space.command("why", "train")[1].count("step-3") == 0 and kept(space) == ["step-2", "step-3"]
+    assert space.command("why", "train")[1].count("step-3") == 0 and kept(space) == [
+        "step-2",
+        "step-3",
+    ]
 
 
-def test_a_training_that_lives_on_is_not_said_to_begin_from_a_checkpoint(space: Space, tmp_path: Path) -> None:
+def test_a_training_that_lives_on_is_not_said_to_begin_from_a_checkpoint(
+    space: Space, tmp_path: Path
+) -> None:
     training(space)
     os.mkfifo(tmp_path / "gate")
-    worker = space.start("run", env={"NOTES": f"{space.root}/notes", "GATE": str(tmp_path / "gate")})
+    worker = space.start(
+        "run", env={"NOTES": f"{space.root}/notes", "GATE": str(tmp_path / "gate")}
+    )
     until(lambda: "step-4" in kept(space))
     worker.kill()
     worker.communicate()

@@ -86,7 +86,13 @@ def checkpoint(request: pytest.FixtureRequest, saved: Path, tmp_path: Path) -> P
 def test_what_they_save_is_whole_and_distinct(kind: str, saved: Path) -> None:
     name, world = KINDS[kind]
     verdict = examine(saved / name, thorough=True)
-    assert (verdict.ok, verdict.why, verdict.kind, verdict.step, verdict.world) == (True, "", NAMED.get(kind, kind), 2, world)
+    assert (verdict.ok, verdict.why, verdict.kind, verdict.step, verdict.world) == (
+        True,
+        "",
+        NAMED.get(kind, kind),
+        2,
+        world,
+    )
 
 
 @pytest.mark.longer
@@ -95,15 +101,23 @@ def test_no_file_cut_off_anywhere_is_taken_for_a_whole_one(checkpoint: Path) -> 
     for name in names:
         path = checkpoint / name
         whole = path.read_bytes()
-        for length in sorted({*range(5), *range(0, len(whole), max(1, len(whole) // OFFSETS)), len(whole) - 1}):
+        for length in sorted(
+            {*range(5), *range(0, len(whole), max(1, len(whole) // OFFSETS)), len(whole) - 1}
+        ):
             path.write_bytes(whole[:length])
             # The newline at the end of a JSON file says nothing.
-            assert not examine(checkpoint).ok or whole[:length] == whole.rstrip(), (name, length, len(whole))
+            assert not examine(checkpoint).ok or whole[:length] == whole.rstrip(), (
+                name,
+                length,
+                len(whole),
+            )
         path.write_bytes(whole)
         assert examine(checkpoint).ok
 
 
-def test_no_file_filled_with_zeros_by_a_power_cut_is_taken_for_a_whole_one(checkpoint: Path) -> None:
+def test_no_file_filled_with_zeros_by_a_power_cut_is_taken_for_a_whole_one(
+    checkpoint: Path,
+) -> None:
     for name in files(checkpoint):
         if name.endswith("README.md"):
             continue
@@ -111,17 +125,27 @@ def test_no_file_filled_with_zeros_by_a_power_cut_is_taken_for_a_whole_one(check
         whole = path.read_bytes()
         for kept in (0, len(whole) // 2, len(whole) - min(len(whole), 100)):
             path.write_bytes(whole[:kept] + bytes(len(whole) - kept))
-            assert not examine(checkpoint, thorough=True).ok or (name.endswith(".safetensors") and kept), (name, kept)
+            assert not examine(checkpoint, thorough=True).ok or (
+                name.endswith(".safetensors") and kept
+            ), (name, kept)
         path.write_bytes(whole)
 
 
-def test_a_flipped_byte_in_what_torch_saved_is_found_by_its_checksum(saved: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(saved / "transformers" / "checkpoint-2", tmp_path / "checkpoint-2")) / "optimizer.pt"
+def test_a_flipped_byte_in_what_torch_saved_is_found_by_its_checksum(
+    saved: Path, tmp_path: Path
+) -> None:
+    path = (
+        Path(shutil.copytree(saved / "transformers" / "checkpoint-2", tmp_path / "checkpoint-2"))
+        / "optimizer.pt"
+    )
     whole = path.read_bytes()
     at = whole.index(b"data.pkl") + 300
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     assert examine(path.parent).ok
-    assert examine(path.parent, thorough=True).why == "optimizer.pt is a zip archive with a damaged member"
+    assert (
+        examine(path.parent, thorough=True).why
+        == "optimizer.pt is a zip archive with a damaged member"
+    )
 
 
 def test_a_file_that_is_gone_is_missed(checkpoint: Path) -> None:

@@ -43,13 +43,19 @@ class Journey:
     async def arrive(self, number: int) -> tuple[CheckpointSync, Training]:
         """A keeper for an attempt on a host, and the folder that its trainer writes into."""
         offer = (await self.driver.offers(Wish()))[0]
-        lease = await self.driver.acquire(Order(offer, f"lease-{number}", datetime.now(UTC) + timedelta(days=1)))
+        lease = await self.driver.acquire(
+            Order(offer, f"lease-{number}", datetime.now(UTC) + timedelta(days=1))
+        )
         hosts = await self.driver.hosts(lease)
         assert hosts is not None
         host_store = HostStore(Wire(hosts[0], ".recipe-host"))
         await host_store.open()
-        kept = StateFolder("ckpt", "ckpt", self.here, "states/0123456789abcdef/ckpt", PATTERN, None, self.keep)
-        return CheckpointSync(OverHostStore(host_store), [kept], self.told.append, pause=nothing), Training(Path(host_store.root, kept.below))
+        kept = StateFolder(
+            "ckpt", "ckpt", self.here, "states/0123456789abcdef/ckpt", PATTERN, None, self.keep
+        )
+        return CheckpointSync(
+            OverHostStore(host_store), [kept], self.told.append, pause=nothing
+        ), Training(Path(host_store.root, kept.below))
 
 
 def deeper(checkpoint: Path) -> None:
@@ -72,20 +78,27 @@ def test_a_training_moves_from_one_host_to_the_next_with_all_its_bytes(tmp_path:
         (trainer.folder / "step-3" / "optimizer.json").chmod(0o755)
         (trainer.folder / "log").write_text("of the trainer")
         await keeper.sync()
-        assert journey.told[-1].problem == "" and sorted(journey.told[-1].brought) == ["step-2", "step-3"]
+        assert journey.told[-1].problem == "" and sorted(journey.told[-1].brought) == [
+            "step-2",
+            "step-3",
+        ]
         assert steps(trainer.folder) == steps(journey.here) == [2, 3]
         await keeper.sync()
         assert journey.told[-1].brought == []
         await keeper.finish()
         assert journey.told[-1].brought == ["log"]
-        saved = {path: path.read_bytes() for path in sorted(journey.here.rglob("*")) if path.is_file()}
+        saved = {
+            path: path.read_bytes() for path in sorted(journey.here.rglob("*")) if path.is_file()
+        }
 
         keeper, other = await journey.arrive(2)
         found = (await keeper.restore())["ckpt"]
         assert (found.name, found.step) == ("step-3", 3) and steps(other.folder) == [3]
         for path, data in saved.items():
             copy = other.folder / path.relative_to(journey.here)
-            assert "step-2" in str(path) or (copy.read_bytes() == data and stat.S_IMODE(copy.stat().st_mode) & 0o200)
+            assert "step-2" in str(path) or (
+                copy.read_bytes() == data and stat.S_IMODE(copy.stat().st_mode) & 0o200
+            )
         assert (other.folder / "step-3" / "optimizer.json").stat().st_mode & 0o100
         # It is the trainer's own: to write over, to delete, shared with nothing that is kept for others.
         assert all(path.stat().st_nlink == 1 for path in other.folder.rglob("*") if path.is_file())
@@ -152,10 +165,14 @@ class Paced(OverHostStore):
 
 
 @pytest.mark.longer
-def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoints(tmp_path: Path) -> None:
+def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoints(
+    tmp_path: Path,
+) -> None:
     def right(path: Path) -> bool:
         body = hashlib.sha256(path.name.rpartition("-")[2].encode()).digest() * 8000
-        there = (path / "random_states_0.pkl").exists() and (path / "random_states_0.pkl").stat().st_size > 0
+        there = (path / "random_states_0.pkl").exists() and (
+            path / "random_states_0.pkl"
+        ).stat().st_size > 0
         return there and (path / "model.safetensors").read_bytes().endswith(body)
 
     async def story() -> None:
@@ -166,7 +183,9 @@ def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoi
         here = tmp_path / "home" / "1" / "ckpt"
         told: list[Round] = []
         there.mkdir(parents=True)
-        trainer = await asyncio.create_subprocess_exec(sys.executable, "-c", SAVES, str(there), stdin=subprocess.PIPE)
+        trainer = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SAVES, str(there), stdin=subprocess.PIPE
+        )
         kept = StateFolder("ckpt", "ckpt", here, "states/id/ckpt", "checkpoint-*", None, None)
         keeper = CheckpointSync(Paced(host_store, trainer), [kept], told.append, pause=nothing)
         async with asyncio.timeout(120):
@@ -179,7 +198,9 @@ def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoi
         await keeper.finish()
         assert all(right(path) for path in here.glob("*")) and len(steps(here)) >= ROUNDS // 8
         last = max(step for step in steps(there) if right(there / f"checkpoint-{step}"))
-        assert max(steps(here)) == last and not [name for name, why in told[-1].passed if name == f"checkpoint-{last}"]
+        assert max(steps(here)) == last and not [
+            name for name, why in told[-1].passed if name == f"checkpoint-{last}"
+        ]
         await host_store.aclose()
 
     asyncio.run(story())
@@ -199,7 +220,9 @@ class Mortal:
                     raise HostLost("gone")
                 yield block
 
-        async with aclosing(cast("AsyncGenerator[bytes, None]", self.host.call(argv, counted()))) as inner:
+        async with aclosing(
+            cast("AsyncGenerator[bytes, None]", self.host.call(argv, counted()))
+        ) as inner:
             async for data in inner:
                 yield data
 
@@ -217,7 +240,9 @@ def test_a_restore_that_dies_anywhere_leaves_nothing_half_there(tmp_path: Path) 
             kept = StateFolder("ckpt", "ckpt", here, "states/id/ckpt", PATTERN, None, None)
             try:
                 await host_store.open()
-                await CheckpointSync(OverHostStore(host_store), [kept], lambda _round: None).restore()  # type: ignore[arg-type]
+                await CheckpointSync(
+                    OverHostStore(host_store), [kept], lambda _round: None
+                ).restore()  # type: ignore[arg-type]
                 break
             except HostLost:
                 died += 1
@@ -241,7 +266,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(tmp_path: Path, small_disk: Path) -> None:
+def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(
+    tmp_path: Path, small_disk: Path
+) -> None:
     async def story() -> None:
         host = LocalHost(tmp_path / "supervisor")
         host_store = HostStore(Wire(host, str(small_disk / "ours")))
@@ -250,12 +277,24 @@ def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(t
         told: list[Round] = []
         keeper = CheckpointSync(
             OverHostStore(host_store),
-            [StateFolder("ckpt", "ckpt", tmp_path / "home" / "1" / "ckpt", "states/id/ckpt", PATTERN, None, 3)],
+            [
+                StateFolder(
+                    "ckpt",
+                    "ckpt",
+                    tmp_path / "home" / "1" / "ckpt",
+                    "states/id/ckpt",
+                    PATTERN,
+                    None,
+                    3,
+                )
+            ],
             told.append,
             pause=nothing,
         )
         trainer = Training(Path(there))
-        for step in range(1, 13):  # twelve megabytes in all; three checkpoints of one megabyte fit, four do not
+        for step in range(
+            1, 13
+        ):  # twelve megabytes in all; three checkpoints of one megabyte fit, four do not
             trainer.save(step, size=1_000_000)
             await keeper.sync()
         assert steps(tmp_path / "home" / "1" / "ckpt") == [10, 11, 12]
@@ -266,7 +305,9 @@ def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(t
     asyncio.run(story())
 
 
-def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
+def test_our_own_disk_that_is_full_is_said_and_loses_nothing(
+    tmp_path: Path, small_disk: Path
+) -> None:
     async def story() -> None:
         host = LocalHost(tmp_path / "supervisor")
         host_store = HostStore(Wire(host, str(tmp_path / "ours")))
@@ -275,7 +316,10 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, sma
         told: list[Round] = []
         here = small_disk / "1" / "ckpt"
         keeper = CheckpointSync(
-            OverHostStore(host_store), [StateFolder("ckpt", "ckpt", here, "states/id/ckpt", PATTERN, None, 1)], told.append, pause=nothing
+            OverHostStore(host_store),
+            [StateFolder("ckpt", "ckpt", here, "states/id/ckpt", PATTERN, None, 1)],
+            told.append,
+            pause=nothing,
         )
         trainer = Training(Path(there))
         trainer.save(1, size=1_500_000)
@@ -301,10 +345,16 @@ def test_what_is_there_is_reported_with_its_times(tmp_path: Path) -> None:
         (folder / "step-1" / "link").symlink_to("/nowhere")
         os.utime(folder / "step-1" / "optimizer.json", ns=(0, 1_700_000_000_000_000_000))
         found = await OverHostStore(host_store).look("a state/ckpt")
-        assert set(found.files) == {f"step-1/{name}" for name in ("model.safetensors", "optimizer.json", "näme of\ttheir own", "link")}
+        assert set(found.files) == {
+            f"step-1/{name}"
+            for name in ("model.safetensors", "optimizer.json", "näme of\ttheir own", "link")
+        }
         assert found.files["step-1/optimizer.json"] == (2, 1_700_000_000_000_000_000)
         room = shutil.disk_usage(tmp_path)
-        assert abs(found.total - room.total) < 0.1 * room.total and abs(found.free - room.free) < 0.1 * room.total
+        assert (
+            abs(found.total - room.total) < 0.1 * room.total
+            and abs(found.free - room.free) < 0.1 * room.total
+        )
         await host_store.aclose()
 
     asyncio.run(story())

@@ -41,10 +41,17 @@ def moto() -> Iterator[Moto]:
 class Machine(Space):
     """A folder of its own on a machine of its own, with a shared store."""
 
-    def __init__(self, root: Path, url: str, endpoint: str, *, to: str = "to: store, ", more: str = "") -> None:
+    def __init__(
+        self, root: Path, url: str, endpoint: str, *, to: str = "to: store, ", more: str = ""
+    ) -> None:
         super().__init__(root)
         server = f'endpoint = "{endpoint}"\n' if endpoint else ""
-        self.write("recipe.toml", f'store = "team"\n[stores.team]\nurl = "{url}"\npush = true\n{more}{server}' if url else "")
+        self.write(
+            "recipe.toml",
+            f'store = "team"\n[stores.team]\nurl = "{url}"\npush = true\n{more}{server}'
+            if url
+            else "",
+        )
         self.write("train.py", TRAIN)
         gate = root.parent / "gate"
         self.recipe(f"""
@@ -57,15 +64,21 @@ steps:
 """)
 
 
-def test_a_training_goes_on_on_another_machine_when_its_own_is_lost(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_goes_on_on_another_machine_when_its_own_is_lost(
+    tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in moto.environ.items():
         monkeypatch.setenv(name, value)
     bucket, gate = moto.bucket(), tmp_path / "gate"
     url = f"s3://{bucket}/team"
     gate.touch()
     lost = Machine(tmp_path / "lost", url, moto.endpoint)
-    with subprocess.Popen([*RECIPE, "run"], cwd=lost.root, start_new_session=True, stderr=subprocess.DEVNULL) as process:
-        notes = lambda: moto.s3.list_objects_v2(Bucket=bucket, Prefix="team/states/").get("Contents", ())  # noqa: E731
+    with subprocess.Popen(
+        [*RECIPE, "run"], cwd=lost.root, start_new_session=True, stderr=subprocess.DEVNULL
+    ) as process:
+        notes = lambda: moto.s3.list_objects_v2(Bucket=bucket, Prefix="team/states/").get(  # noqa: E731
+            "Contents", ()
+        )
         until(lambda: bool(notes()), seconds=60)
         process.kill()
     other = Machine(tmp_path / "other", url, moto.endpoint)
@@ -107,7 +120,9 @@ def test_without_a_shared_store_it_runs_and_says_that_checkpoints_stay_here(tmp_
 
 
 @pytest.mark.proof
-def test_a_training_of_the_library_resumed_elsewhere_ends_in_the_same_bits(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_of_the_library_resumed_elsewhere_ends_in_the_same_bits(
+    tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in moto.environ.items():
         monkeypatch.setenv(name, value)
     bucket = moto.bucket()
@@ -117,12 +132,24 @@ def test_a_training_of_the_library_resumed_elsewhere_ends_in_the_same_bits(tmp_p
         root.mkdir()
         store = f'store = "team"\n[stores.team]\nurl = "s3://{bucket}/team"\nendpoint = "{moto.endpoint}"\npush = true\ncheckpoints = true\n'
         (root / "recipe.toml").write_text(store if shared else "")
-        with (root / "said").open("w") as said, subprocess.Popen(run, cwd=root, start_new_session=True, stderr=said) as process:
+        with (
+            (root / "said").open("w") as said,
+            subprocess.Popen(run, cwd=root, start_new_session=True, stderr=said) as process,
+        ):
             if until_saved:
-                until(lambda: bool(moto.s3.list_objects_v2(Bucket=bucket, Prefix="team/states/").get("Contents", ())), seconds=120)
+                until(
+                    lambda: bool(
+                        moto.s3.list_objects_v2(Bucket=bucket, Prefix="team/states/").get(
+                            "Contents", ()
+                        )
+                    ),
+                    seconds=120,
+                )
                 process.kill()
                 subprocess.run([*RECIPE, "cancel", "last"], cwd=root, check=True)
-        return {path.name: path.read_bytes() for path in root.glob("out/sft@1/*/model/*.safetensors")}
+        return {
+            path.name: path.read_bytes() for path in root.glob("out/sft@1/*/model/*.safetensors")
+        }
 
     assert not made(tmp_path / "lost", until_saved=True)
     other = made(tmp_path / "other")

@@ -36,9 +36,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Space:
     return space
 
 
-@pytest.mark.parametrize("words", [("why",), ("logs",), ("run", "--only"), ("report", "--step"), ("adopt",)])
+@pytest.mark.parametrize(
+    "words", [("why",), ("logs",), ("run", "--only"), ("report", "--step"), ("adopt",)]
+)
 @pytest.mark.parametrize("name", [NAME, STORED])
-def test_a_step_is_meant_by_either_form_of_its_name(ran: Space, words: tuple[str, ...], name: str) -> None:
+def test_a_step_is_meant_by_either_form_of_its_name(
+    ran: Space, words: tuple[str, ...], name: str
+) -> None:
     code, out, err = ran.command(*words, name)
     assert code == 0, err
     assert STORED not in out + err

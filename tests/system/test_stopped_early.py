@@ -51,19 +51,31 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweeps]:
     space.write("mine.yaml", FIT)
     stopped = space.command(*WORDS, "--stop-early")
     why, runs = space.command("why", "mine[x=2]/fit")[1], space.command("runs", "--json")[1]
-    yield Sweeps(space, stopped, why, runs, space.command(*WORDS, "--stop-early"), space.command(*WORDS))
+    yield Sweeps(
+        space, stopped, why, runs, space.command(*WORDS, "--stop-early"), space.command(*WORDS)
+    )
 
 
 def test_what_falls_behind_is_stopped_and_the_sweep_completes(sweeps: Sweeps) -> None:
     code, out, said = sweeps.stopped
     assert code == 0 and "0 failed" in said, said
-    assert re.search(r"mine\[x=2\]/fit  stopped early \(loss 2 at step [24] is not among the better half of 2\)", said), said
-    assert re.search(r"^\*  1 +1  DONE", out, re.MULTILINE) and re.search(r"^   2 +2  STOPPED", out, re.MULTILINE), out
-    assert '"state": "COMPLETED"' in sweeps.runs and "it was stopped early: loss 2 at step" in sweeps.why
+    assert re.search(
+        r"mine\[x=2\]/fit  stopped early \(loss 2 at step [24] is not among the better half of 2\)",
+        said,
+    ), said
+    assert re.search(r"^\*  1 +1  DONE", out, re.MULTILINE) and re.search(
+        r"^   2 +2  STOPPED", out, re.MULTILINE
+    ), out
+    assert (
+        '"state": "COMPLETED"' in sweeps.runs
+        and "it was stopped early: loss 2 at step" in sweeps.why
+    )
 
 
 def test_what_mentions_it_is_skipped(sweeps: Sweeps) -> None:
-    assert "mine[x=2]/card  skipped" in sweeps.stopped[2] and re.search(r"mine\[x=1\]/card  \d", sweeps.stopped[2])
+    assert "mine[x=2]/card  skipped" in sweeps.stopped[2] and re.search(
+        r"mine\[x=1\]/card  \d", sweeps.stopped[2]
+    )
 
 
 def test_the_same_sweep_again_leaves_it_stopped(sweeps: Sweeps) -> None:

@@ -59,7 +59,12 @@ def migrated(statements: tuple[str, ...]) -> Kind:
 
 def test_reading_makes_nothing(root: Path) -> None:
     with Store.open(root, read_only=True) as store:
-        assert store.runs.latest() == [] and store.index.traces(["k"]) == {} and store.index.files() == [] and not store.runs.live("r")
+        assert (
+            store.runs.latest() == []
+            and store.index.traces(["k"]) == {}
+            and store.index.files() == []
+            and not store.runs.live("r")
+        )
     assert not root.exists()
 
 
@@ -91,14 +96,20 @@ os.kill(os.getpid(), 9)
 NOW = module.STORE.migrations
 
 
-def test_a_newer_format_is_refused_and_an_older_one_migrated(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_format_is_refused_and_an_older_one_migrated(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Store.open(root).close()
-    monkeypatch.setattr(module, "STORE", migrated(("CREATE TABLE later (x)", "INSERT INTO meta VALUES ('a', 'b')")))
+    monkeypatch.setattr(
+        module, "STORE", migrated(("CREATE TABLE later (x)", "INSERT INTO meta VALUES ('a', 'b')"))
+    )
     with pytest.raises(Unusable, match="older"):
         Store.open(root, read_only=True)
     with Store.open(root) as store:
         assert store.database.connection.execute("SELECT * FROM meta").fetchall() == [("a", "b")]
-    monkeypatch.setattr(module, "STORE", module.STORE._replace(migrations=module.STORE.migrations[:-1]))
+    monkeypatch.setattr(
+        module, "STORE", module.STORE._replace(migrations=module.STORE.migrations[:-1])
+    )
     for read_only in (True, False):
         with pytest.raises(Unusable, match=f"format {len(NOW) + 1} was written by a newer recipe"):
             Store.open(root, read_only=read_only)
@@ -109,15 +120,21 @@ def test_the_page_about_the_format_names_its_version() -> None:
     assert f"Format version {len(NOW)}." in page.read_text()
 
 
-def test_a_migration_that_fails_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_that_fails_changes_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Store.open(root).close()
     before = (root / "recipe.db").read_bytes()
-    monkeypatch.setattr(module, "STORE", migrated(("CREATE TABLE later (x)", "INSERT INTO nowhere VALUES (1)")))
+    monkeypatch.setattr(
+        module, "STORE", migrated(("CREATE TABLE later (x)", "INSERT INTO nowhere VALUES (1)"))
+    )
     with pytest.raises(Unusable, match="nowhere"):
         Store.open(root)
     monkeypatch.undo()
     Store.open(root).close()
-    assert sqlite3.connect(root / "recipe.db").execute("PRAGMA user_version").fetchone() == (len(NOW),) and len(before)
+    assert sqlite3.connect(root / "recipe.db").execute("PRAGMA user_version").fetchone() == (
+        len(NOW),
+    ) and len(before)
 
 
 def test_another_program_s_database_is_refused(root: Path) -> None:
@@ -129,7 +146,9 @@ def test_another_program_s_database_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 50, 99, 100, 4096, 8191, 20000])
-def test_a_database_that_was_cut_short_is_refused_and_never_looks_empty(root: Path, length: int) -> None:
+def test_a_database_that_was_cut_short_is_refused_and_never_looks_empty(
+    root: Path, length: int
+) -> None:
     Store.open(root).close()
     os.truncate(root / "recipe.db", length)
     for read_only in (True, False):
@@ -144,8 +163,16 @@ def test_a_flipped_bit_is_refused_or_harmless_and_never_a_wrong_result(root: Pat
         store.runs.submit(RUN)
         fence = store.runs.claim("r1", "w")
         assert fence is not None
-        traces = [Trace(key, "t@1", "s", "r1", 1.0, 1.0, tuple(Made(*made) for made in truth[key])) for key in keys]  # type: ignore[arg-type]
-        store.runs.group("r1", fence, steps=[StepRow("r1", f"s{n}", "DONE") for n in range(300)], changes=Changes(traces=traces))
+        traces = [
+            Trace(key, "t@1", "s", "r1", 1.0, 1.0, tuple(Made(*made) for made in truth[key]))
+            for key in keys
+        ]  # type: ignore[arg-type]
+        store.runs.group(
+            "r1",
+            fence,
+            steps=[StepRow("r1", f"s{n}", "DONE") for n in range(300)],
+            changes=Changes(traces=traces),
+        )
     good = (root / "recipe.db").read_bytes()
     refused = 0
     for n in range(250):
@@ -165,15 +192,22 @@ def test_a_flipped_bit_is_refused_or_harmless_and_never_a_wrong_result(root: Pat
     assert 0 < refused < 250
 
 
-def test_a_store_that_is_opened_twice_in_a_process_stays_locked_for_its_writer(root: Path, store: Store) -> None:
+def test_a_store_that_is_opened_twice_in_a_process_stays_locked_for_its_writer(
+    root: Path, store: Store
+) -> None:
     store.database.connection.execute("BEGIN IMMEDIATE")
     for read_only in (True, False):
         Store.open(root, read_only=read_only).close()
     another = f"import sqlite3; sqlite3.connect({str(root / 'recipe.db')!r}, timeout=0, isolation_level=None).execute('BEGIN IMMEDIATE')"
-    assert b"database is locked" in subprocess.run([sys.executable, "-c", another], capture_output=True).stderr
+    assert (
+        b"database is locked"
+        in subprocess.run([sys.executable, "-c", another], capture_output=True).stderr
+    )
 
 
-def test_a_busy_database_is_said_after_a_while(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_database_is_said_after_a_while(
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(database, "PATIENCE", 0.01)
     with Store.open(root) as other:
         store.database.connection.execute("BEGIN IMMEDIATE")
@@ -190,7 +224,13 @@ def test_a_network_file_system_is_refused_by_name_and_by_doctor(
     Store.open(root).close()
     mounts = f"1 0 8:1 / / rw - ext4 /dev/x rw\n2 1 0:9 / {root.parent} rw - {kind} server:/x rw\n3 1 8:2 / /elsewhere rw - ext4 /dev/y rw\n"
     read = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path, *args, **named: mounts if path.name == "mountinfo" else read(path, *args, **named))
+    monkeypatch.setattr(
+        Path,
+        "read_text",
+        lambda path, *args, **named: (
+            mounts if path.name == "mountinfo" else read(path, *args, **named)
+        ),
+    )
     with pytest.raises(Unusable, match=kind) as caught:
         Store.open(root)
     assert "RECIPE_HOME" in caught.value.fix
@@ -240,27 +280,49 @@ for n in range(4):
 store.runs.group("r", fence, [Move("run", "r", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
 """
 
-POINTS = [f"{name}:{k}" for name in ("object-put", "copy-written", "group-begun", "group-written", "group-committed") for k in (1, 2, 4)]
+POINTS = [
+    f"{name}:{k}"
+    for name in ("object-put", "copy-written", "group-begun", "group-written", "group-committed")
+    for k in (1, 2, 4)
+]
 
 
 @pytest.mark.parametrize("point", ["store-made:1", *POINTS, "group-written:5"])
-def test_a_kill_at_any_instant_loses_nothing_that_was_done_and_keeps_nothing_half_done(tmp_path: Path, point: str) -> None:
+def test_a_kill_at_any_instant_loses_nothing_that_was_done_and_keeps_nothing_half_done(
+    tmp_path: Path, point: str
+) -> None:
     def work(**extra: str) -> int:
         environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **extra}
-        return subprocess.run([sys.executable, "-c", WORKER, str(tmp_path)], env=environ, check=False).returncode
+        return subprocess.run(
+            [sys.executable, "-c", WORKER, str(tmp_path)], env=environ, check=False
+        ).returncode
 
     def truth() -> dict[str, StepRow]:
         with Store.open(tmp_path / ".recipe") as store:
             assert store.database.check() == ""
-            objects, cache = Objects(tmp_path / ".recipe", store.index.seal), DigestCache(tmp_path, store.index.files())
+            objects, cache = (
+                Objects(tmp_path / ".recipe", store.index.seal),
+                DigestCache(tmp_path, store.index.files()),
+            )
             steps = store.runs.steps("r")
-            assert {f"k{step[1:]}" for step in steps} == set(store.index.traces([f"k{n}" for n in range(4)])) == {row.key for row in steps.values()}
+            assert (
+                {f"k{step[1:]}" for step in steps}
+                == set(store.index.traces([f"k{n}" for n in range(4)]))
+                == {row.key for row in steps.values()}
+            )
             for whole in store.index.traces([row.key for row in steps.values()]).values():
                 for _, path, content in whole.outputs:
-                    assert objects.intact(content) and objects.verify(content) and cache.content_of(path) == content
+                    assert (
+                        objects.intact(content)
+                        and objects.verify(content)
+                        and cache.content_of(path) == content
+                    )
             for n in range(4):
                 whole = b"%d" % n * (1 if n % 2 else 70_000)
-                assert not (tmp_path / f"out{n}").exists() or (tmp_path / f"out{n}").read_bytes() == whole
+                assert (
+                    not (tmp_path / f"out{n}").exists()
+                    or (tmp_path / f"out{n}").read_bytes() == whole
+                )
             seen = [event.seq for event in store.runs.events("r")]
             assert seen == list(range(1, len(seen) + 1)) and not store.runs.live("r")
             return steps
@@ -292,24 +354,42 @@ def test_garbage_is_what_nothing_refers_to(tmp_path: Path, store: Store, objects
     fence = store.runs.claim("r1", "w")
     assert fence is not None
     named = {"old": old, "shown": shown, "new": new}
-    made = [trace(name, content=content, recipe="t@1", made_at=at) for at, (name, content) in enumerate(named.items())]
-    store.runs.group("r1", fence, changes=Changes(traces=made, published=[Published("o/a", shown, "", "r1", "a", "t@1")]))
+    made = [
+        trace(name, content=content, recipe="t@1", made_at=at)
+        for at, (name, content) in enumerate(named.items())
+    ]
+    store.runs.group(
+        "r1",
+        fence,
+        changes=Changes(traces=made, published=[Published("o/a", shown, "", "r1", "a", "t@1")]),
+    )
     assert garbage(store, objects, keep_days=0, keep_runs=0).traces == ()  # the recipe is running
-    assert garbage(store, objects, keep_days=0, keep_runs=0).objects == ()  # and what it puts away is not yet in a trace
+    assert (
+        garbage(store, objects, keep_days=0, keep_runs=0).objects == ()
+    )  # and what it puts away is not yet in a trace
     for run in ids:
         mine = store.runs.claim(run, "w")
         assert mine is not None
         store.runs.group(run, mine, run_state=("COMPLETED", ""))
     assert garbage(store, objects, keep_days=100_000, keep_runs=0).traces == ()
     plan = garbage(store, objects, keep_days=0, keep_runs=1)
-    assert plan.traces == ("old",) and set(plan.objects) == {old, orphan} and set(plan.runs) == {"r1", "r2"} and plan.size == 9
+    assert (
+        plan.traces == ("old",)
+        and set(plan.objects) == {old, orphan}
+        and set(plan.runs) == {"r1", "r2"}
+        and plan.size == 9
+    )
     assert put("orphan") == orphan  # a step made it again after the decision
     assert collect(store, objects, plan, tmp_path) == 3
-    assert set(objects.all()) == {new, shown, orphan} and set(store.index.traces(["old", "shown", "new"])) == {"shown", "new"}
+    assert set(objects.all()) == {new, shown, orphan} and set(
+        store.index.traces(["old", "shown", "new"])
+    ) == {"shown", "new"}
     assert [run.id for run in store.runs.latest()] == ["r3"] and store.runs.events("r1") == []
 
 
-def test_attempts_of_forgotten_runs_go_even_when_read_only(tmp_path: Path, store: Store, objects: Objects) -> None:
+def test_attempts_of_forgotten_runs_go_even_when_read_only(
+    tmp_path: Path, store: Store, objects: Objects
+) -> None:
     for name in ("kept", "gone"):
         (store.root / "attempts" / name / "deep").mkdir(parents=True)
         (store.root / "attempts" / name / "deep" / "f").touch()
@@ -325,7 +405,9 @@ def test_attempts_of_forgotten_runs_go_even_when_read_only(tmp_path: Path, store
     assert [path.name for path in (store.root / "attempts").iterdir()] == ["kept"]
 
 
-def test_a_no_op_of_a_thousand_steps_reads_no_file(tmp_path: Path, store: Store, objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_no_op_of_a_thousand_steps_reads_no_file(
+    tmp_path: Path, store: Store, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = DigestCache(tmp_path)
     store.runs.submit(RUN)
     fence = store.runs.claim("r1", "w")
@@ -337,18 +419,33 @@ def test_a_no_op_of_a_thousand_steps_reads_no_file(tmp_path: Path, store: Store,
     for path in paths:
         objects.copy_to(content, tmp_path / path)
         cache.note(path, content)
-    store.runs.group("r1", fence, [Move("run", "r1", "", "ACTIVE")], changes=Changes(files=cache.changes(), objects=objects.seals.changes()))
+    store.runs.group(
+        "r1",
+        fence,
+        [Move("run", "r1", "", "ACTIVE")],
+        changes=Changes(files=cache.changes(), objects=objects.seals.changes()),
+    )
     monkeypatch.setattr(files, "_hash", None)
     with Store.open(tmp_path / ".recipe", read_only=True) as reader:
-        assert set(DigestCache(tmp_path, reader.index.files()).contents(paths).values()) == {content}
+        assert set(DigestCache(tmp_path, reader.index.files()).contents(paths).values()) == {
+            content
+        }
 
 
-def test_a_group_that_a_thread_stores_is_there_for_the_next_reader(store: Store, root: Path) -> None:
+def test_a_group_that_a_thread_stores_is_there_for_the_next_reader(
+    store: Store, root: Path
+) -> None:
     store.runs.submit(RUN)
     fence = store.runs.claim("r1", "w")
     assert fence is not None
     landed = threading.Event()
-    last = store.runs.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], landed=landed.set, changes=Changes(traces=[trace("k")]))
+    last = store.runs.group(
+        "r1",
+        fence,
+        [Move("step", "a", "RUNNING", "DONE")],
+        landed=landed.set,
+        changes=Changes(traces=[trace("k")]),
+    )
     assert store.index.trace("k") is not None and landed.is_set()
     store.runs.land()
     with Store.open(root, read_only=True) as reader:
@@ -366,10 +463,18 @@ def test_a_group_that_did_not_land_is_said_to_every_reader_and_nothing_of_it_is_
     reader = sqlite3.connect(root / "recipe.db", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM runs").fetchall()  # nobody can commit as long as this one reads
-    store.runs.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], landed=lambda: None, changes=Changes(traces=[trace("k")]))
+    store.runs.group(
+        "r1",
+        fence,
+        [Move("step", "a", "RUNNING", "DONE")],
+        landed=lambda: None,
+        changes=Changes(traces=[trace("k")]),
+    )
     with pytest.raises(Busy):
         store.runs.land()
     reader.close()
     assert store.index.trace("k") is None
-    store.runs.group("r1", fence, [Move("step", "a", "RUNNING", "DONE")], changes=Changes(traces=[trace("k")]))
+    store.runs.group(
+        "r1", fence, [Move("step", "a", "RUNNING", "DONE")], changes=Changes(traces=[trace("k")])
+    )
     assert store.index.trace("k") is not None

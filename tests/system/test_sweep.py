@@ -29,14 +29,25 @@ outputs: {model: "{{ steps.train.model }}"}
 
 
 @pytest.fixture(scope="module")
-def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Space, list[tuple[int, str, str]]]]:
+def sweeps(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Space, list[tuple[int, str, str]]]]:
     """A sweep, a larger one, and one by chance."""
     space = Space(tmp_path_factory.mktemp("space"))
     space.write("configs/train.yaml", TRAIN)
     space.write("given/d.txt", "data")
     words = ("sweep", "configs/train.yaml", "data=given/d.txt", "--min", "loss")
-    said = [space.command(*words, "lr=2,1", "rank=4,8"), space.command(*words, "lr=1,2,3", "rank=4,8")]
-    yield space, [*said, space.command(*words, "lr=1,2,3,4", "rank=4,8,16,32", "--random", "3", "--seed", "1")]
+    said = [
+        space.command(*words, "lr=2,1", "rank=4,8"),
+        space.command(*words, "lr=1,2,3", "rank=4,8"),
+    ]
+    yield (
+        space,
+        [
+            *said,
+            space.command(*words, "lr=1,2,3,4", "rank=4,8,16,32", "--random", "3", "--seed", "1"),
+        ],
+    )
 
 
 Said = tuple[Space, list[tuple[int, str, str]]]
@@ -46,7 +57,11 @@ def test_a_sweep_ends_with_a_table_that_marks_the_best(sweeps: Said) -> None:
     _, [(code, out, said), *_] = sweeps
     assert code == 0, said
     title, head, *rows, last = out.partition("\n\n")[2].splitlines()
-    assert title == "mine/train of mine-sweep@1: 4 results of 1 run" and head.split()[:3] == ["lr", "rank", "loss"]
+    assert title == "mine/train of mine-sweep@1: 4 results of 1 run" and head.split()[:3] == [
+        "lr",
+        "rank",
+        "loss",
+    ]
     assert rows[0].split()[:4] == ["*", "1", "4", "4"] and len(rows) == 4
     assert last.startswith("*: the lowest loss, mine[lr=1,rank=4]/train")
 
@@ -59,7 +74,10 @@ def test_what_is_the_same_in_all_instances_runs_once(sweeps: Said) -> None:
 def test_a_larger_sweep_runs_what_is_new_and_shows_all(sweeps: Said) -> None:
     _, [_, (code, out, said), _] = sweeps
     assert code == 0 and "6 results of 2 runs" in out
-    assert sorted(re.findall(r"\[(lr=\d,rank=\d)\]/train  \d", said)) == ["lr=3,rank=4", "lr=3,rank=8"]
+    assert sorted(re.findall(r"\[(lr=\d,rank=\d)\]/train  \d", said)) == [
+        "lr=3,rank=4",
+        "lr=3,rank=8",
+    ]
 
 
 def test_by_chance_only_so_many_are_tried(sweeps: Said) -> None:
@@ -70,13 +88,17 @@ def test_by_chance_only_so_many_are_tried(sweeps: Said) -> None:
     assert space.command("plan")[1].count("\nrun") == 0
 
 
-def test_a_recipe_that_is_used_reads_files_of_the_workspace_and_its_own_by_their_paths(space: Space) -> None:
+def test_a_recipe_that_is_used_reads_files_of_the_workspace_and_its_own_by_their_paths(
+    space: Space,
+) -> None:
     space.write("train.yaml", TRAIN.replace("{{ inputs.data }}", "d.txt").replace("  prep:\n", "  prep:\n    deps: [d.txt]\n")
                 .replace("{{ steps.prep.d }}", "data.txt").replace("  train:\n", "  train:\n    deps: [data.txt]\n").replace("  data: {type: file}\n", ""))  # fmt: skip
     space.write("d.txt", "data")
     assert space.command("run", "train.yaml", "lr=1")[0] == 0
     code, _, said = space.command("sweep", "train.yaml", "lr=1,2")
-    assert code == 0 and "[lr=2]/train  0" in said and "[lr=1]/train  0" not in said, said  # what ran alone is fresh in a sweep
+    assert code == 0 and "[lr=2]/train  0" in said and "[lr=1]/train  0" not in said, (
+        said
+    )  # what ran alone is fresh in a sweep
     space.write("d.txt", "other")
     out = space.command("sweep", "train.yaml", "lr=1,2", "-n")[1]
     assert "2 to run, 2 perhaps" in out, out
@@ -84,5 +106,12 @@ def test_a_recipe_that_is_used_reads_files_of_the_workspace_and_its_own_by_their
 
 def test_a_metric_that_nothing_reported_is_named_with_what_was(sweeps: Said) -> None:
     space, _ = sweeps
-    code, out, said = space.command("sweep", "configs/train.yaml", "data=given/d.txt", "lr=1,2", "rank=4,8", "--max", "loss_of")
-    assert code == 3 and "of mine-sweep" not in out and 'no step reported "loss_of"' in said and "loss" in said
+    code, out, said = space.command(
+        "sweep", "configs/train.yaml", "data=given/d.txt", "lr=1,2", "rank=4,8", "--max", "loss_of"
+    )
+    assert (
+        code == 3
+        and "of mine-sweep" not in out
+        and 'no step reported "loss_of"' in said
+        and "loss" in said
+    )

@@ -60,22 +60,37 @@ def stored(ws: Workspace) -> None:
     ws.store.runs.group(run, fence, run_state=("COMPLETED", ""))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.one_of(st.binary(max_size=60), st.sampled_from([b"x" * TINY, b"f:00 3\nabc\n"])), executable=st.booleans(), late=st.booleans())
-def test_what_is_remembered_comes_back_as_it_was_before_and_after_it_is_stored(ws: Workspace, data: bytes, executable: bool, late: bool) -> None:
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    data=st.one_of(st.binary(max_size=60), st.sampled_from([b"x" * TINY, b"f:00 3\nabc\n"])),
+    executable=st.booleans(),
+    late=st.booleans(),
+)
+def test_what_is_remembered_comes_back_as_it_was_before_and_after_it_is_stored(
+    ws: Workspace, data: bytes, executable: bool, late: bool
+) -> None:
     content = remember(ws, data, mode=0o755 if executable else 0o644)
     assert content == scan(ws.root / "made")
     objects = ws.objects
     if late:
         stored(ws)
         objects = Objects(ws.home, ws.store.index.seal, ws.store.index)
-    assert objects.has(content) and objects.intact(content) and objects.verify(content) and objects.size(content) == len(data)
+    assert (
+        objects.has(content)
+        and objects.intact(content)
+        and objects.verify(content)
+        and objects.size(content) == len(data)
+    )
     assert objects.small(content) == data
     for name, link in (("copy", False), ("linked", True)):
         objects.copy_to(content, ws.root / name, link=link)
         assert scan(ws.root / name) == content
         (ws.root / name).unlink()
-    assert objects.path(content).read_bytes() == data and stat.S_IMODE(objects.path(content).stat().st_mode) == (0o555 if executable else 0o444)
+    assert objects.path(content).read_bytes() == data and stat.S_IMODE(
+        objects.path(content).stat().st_mode
+    ) == (0o555 if executable else 0o444)
     objects.remove(content)
     objects.path(content).unlink(missing_ok=True)
     assert late != objects.has(content)  # what is not stored yet is still to be
@@ -93,7 +108,9 @@ def test_what_is_large_shared_or_read_only_is_not_remembered(ws: Workspace, why:
 
 
 @pytest.mark.parametrize("old", [b"", b"longer than what comes"])
-def test_what_is_written_over_a_spare_file_has_its_mode_and_is_known_unread(ws: Workspace, monkeypatch: pytest.MonkeyPatch, old: bytes) -> None:
+def test_what_is_written_over_a_spare_file_has_its_mode_and_is_known_unread(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch, old: bytes
+) -> None:
     content = remember(ws, b"secret", mode=0o600)
     spare = ws.root / "spare"
     spare.write_bytes(old)
@@ -101,8 +118,14 @@ def test_what_is_written_over_a_spare_file_has_its_mode_and_is_known_unread(ws: 
     ws.publish(content, "deep/out.txt", link=False, spare=lambda path: bool(spare.rename(path)))
     target = ws.root / "deep/out.txt"
     (ws.root / "ordinary").touch()
-    assert target.read_bytes() == b"secret" and (ws.root / "made").read_bytes() == b"secret" and not spare.exists()
-    assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE((ws.root / "ordinary").stat().st_mode)
+    assert (
+        target.read_bytes() == b"secret"
+        and (ws.root / "made").read_bytes() == b"secret"
+        and not spare.exists()
+    )
+    assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE(
+        (ws.root / "ordinary").stat().st_mode
+    )
     ws.save_cache()
     monkeypatch.setattr("runner.storage.content.files._hash", None)
     assert DigestCache(ws.root, ws.store.index.files()).content_of("deep/out.txt") == content
@@ -117,7 +140,9 @@ def as_of_a_dead_process(ws: Workspace) -> Path:
 
 
 @pytest.mark.parametrize("torn", [0, 1, 30])
-def test_what_a_killed_process_had_not_stored_is_known_and_taken_over_as_far_as_it_is_whole(tmp_path: Path, torn: int) -> None:
+def test_what_a_killed_process_had_not_stored_is_known_and_taken_over_as_far_as_it_is_whole(
+    tmp_path: Path, torn: int
+) -> None:
     with Workspace.open(tmp_path) as ws:
         first, last = remember(ws, b"one\n"), remember(ws, b"two\n")
         log = as_of_a_dead_process(ws)
@@ -140,7 +165,9 @@ def test_what_a_living_process_has_not_stored_is_known_and_not_taken_over(tmp_pa
 
 
 @pytest.mark.parametrize("data", [b"made by another", b""])
-def test_what_another_process_stores_while_we_look_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+def test_what_another_process_stores_while_we_look_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
     with Workspace.open(tmp_path) as ours, Workspace.open(tmp_path) as other:
         content = remember(other, data)
         look = ours.store.index.tiny
@@ -179,7 +206,9 @@ def test_rows_are_garbage_when_nothing_refers_to_them(ws: Workspace) -> None:
     assert collect(ws.store, ws.objects, plan, ws.root) == 0 and set(ws.objects.all()) == {old}
 
 
-def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space.write("in.txt", "1\n")
     space.recipe(
         "steps:\n  a: {run: cp in.txt a.txt, deps: [in.txt], outputs: {o: a.txt}}\n  b: {run: 'cp {{ steps.a.o }} b.txt', outputs: {o: b.txt}}\n"
@@ -188,11 +217,16 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space:
     assert space.run() == ["a", "b"]
     with Store.open(space.root / ".recipe") as store:
         later = "DROP TABLE outbox; DROP INDEX runs_by_state; DROP INDEX runs_by_user; DROP INDEX runs_by_age; DROP INDEX attempts_by_step;"
-        later += "DROP INDEX traces_by_step; CREATE INDEX traces_by_recipe ON traces (recipe, made_at);"
-        later += "DROP INDEX runs_due; DROP INDEX runs_by_idempotency;" + "".join(
-            f"ALTER TABLE runs DROP COLUMN {name};" for name in ("priority", "due", "idempotency", "recoveries", "user")
+        later += (
+            "DROP INDEX traces_by_step; CREATE INDEX traces_by_recipe ON traces (recipe, made_at);"
         )
-        store.database.connection.executescript(f"{later} DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1")
+        later += "DROP INDEX runs_due; DROP INDEX runs_by_idempotency;" + "".join(
+            f"ALTER TABLE runs DROP COLUMN {name};"
+            for name in ("priority", "due", "idempotency", "recoveries", "user")
+        )
+        store.database.connection.executescript(
+            f"{later} DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1"
+        )
     monkeypatch.undo()
     (space.root / "a.txt").unlink()
     assert space.run() == [] and space.read("a.txt") == "1\n"

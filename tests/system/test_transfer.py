@@ -9,7 +9,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+)
 from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
@@ -54,7 +62,10 @@ class Counted:
                         self.before(json.loads(payload[1:])[1])
                 yield block
 
-        inner = cast("AsyncGenerator[bytes, None]", self.host.call(argv, NOTHING if stdin is NOTHING else counted()))
+        inner = cast(
+            "AsyncGenerator[bytes, None]",
+            self.host.call(argv, NOTHING if stdin is NOTHING else counted()),
+        )
         async with aclosing(inner):
             async for block in inner:
                 yield block
@@ -70,7 +81,9 @@ class Town:
         self.host_store = self.another(**options)
 
     def another(self, root: str = "there", **options: Any) -> HostStore:
-        self.host_stores.append(HostStore(Wire(cast(Any, self.wire), str(self.place / root), **options)))
+        self.host_stores.append(
+            HostStore(Wire(cast(Any, self.wire), str(self.place / root), **options))
+        )
         return self.host_stores[-1]
 
     async def aclose(self) -> None:
@@ -85,7 +98,17 @@ class Town:
             path = top / f"dir{n % 3}" / f"file {n}"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"%d" % n * (n + 100))
-        for odd in ("new\nline", "back\\slash", "-dash", "'quote\"", "ünï", os.fsdecode(b"bad\xff"), "l" * 200, "*", " space "):
+        for odd in (
+            "new\nline",
+            "back\\slash",
+            "-dash",
+            "'quote\"",
+            "ünï",
+            os.fsdecode(b"bad\xff"),
+            "l" * 200,
+            "*",
+            " space ",
+        ):
             (top / odd).write_bytes(os.fsencode(odd))
         (top / "run").write_bytes(b"#!/bin/sh\n")
         (top / "run").chmod(0o755)
@@ -104,7 +127,9 @@ class Town:
         return list(contents)
 
     async def attempt(self, parcel: Parcel | None = None, name: str = "attempt") -> Path:
-        return Path(await self.host_store.stage(name, parcel or Parcel({"given": (b"given", False)})))
+        return Path(
+            await self.host_store.stage(name, parcel or Parcel({"given": (b"given", False)}))
+        )
 
 
 @pytest.fixture(autouse=True, params=["near", "far"])
@@ -163,7 +188,11 @@ def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -
     async def check(town: Town) -> None:
         (content,) = await town.sends(town.tree())
         parcel = Parcel(
-            {"train.py": (b"pass", False), "bin/go": (b"#!", True)}, {"data": content}, ["out", "a/b"], {"saves": "states/k"}, {".sh": b"sh"}
+            {"train.py": (b"pass", False), "bin/go": (b"#!", True)},
+            {"data": content},
+            ["out", "a/b"],
+            {"saves": "states/k"},
+            {".sh": b"sh"},
         )
         path = await town.attempt(parcel)
         assert (path / "train.py").read_bytes() == b"pass" and os.access(path / "bin/go", os.X_OK)
@@ -173,13 +202,20 @@ def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -
         os.rename(town.tree("made"), path / "out" / "made")
         (path / "out" / "weights").write_bytes(os.urandom(9 << 20))
         (path / "metrics.json").write_bytes(b"{}")
-        harvest = await town.host_store.take(str(path), [("out", True), ("metrics.json", False), ("absent", False)])
+        harvest = await town.host_store.take(
+            str(path), [("out", True), ("metrics.json", False), ("absent", False)]
+        )
         assert harvest.changed == () and harvest.outputs["absent"] == Taken()
         outputs = {name: taken.content for name, taken in harvest.outputs.items() if taken.content}
-        assert outputs == {"out": files.scan(path / "out"), "metrics.json": files.scan(path / "metrics.json")}
+        assert outputs == {
+            "out": files.scan(path / "out"),
+            "metrics.json": files.scan(path / "metrics.json"),
+        }
         assert await town.host_store.keep(str(path), outputs) == set(outputs.values())
         for name, made in outputs.items():
-            await town.host_store.fetch(town.host_store.path(made), harvest.outputs[name], str(town.place / "home" / name))
+            await town.host_store.fetch(
+                town.host_store.path(made), harvest.outputs[name], str(town.place / "home" / name)
+            )
             assert files.scan(town.place / "home" / name) == made
         assert await town.host_store.have(outputs.values()) == set(outputs.values())
         await town.host_store.remove([str(path), f"{path}.sh"])
@@ -208,7 +244,9 @@ def test_of_what_an_earlier_try_brought_only_that_stays_which_is_there_still(go:
         (earlier / "zero").mkdir()
         (earlier / "none" / "at all").rmdir()
         (earlier / "none" / "at all").write_text("x")
-        taken = (await town.host_store.take(str(town.place / "there"), [("states", True)])).outputs["states"]
+        taken = (await town.host_store.take(str(town.place / "there"), [("states", True)])).outputs[
+            "states"
+        ]
         await town.host_store.fetch(str(top), taken, str(home))
         assert files.scan(home) == files.scan(top) == taken.content
         file = (await town.host_store.take(str(top), [("zero", False)])).outputs["zero"]
@@ -255,7 +293,9 @@ def test_of_a_tree_that_changed_a_little_only_the_change_travels(go: Go) -> None
 
 
 @pytest.mark.parametrize("holes", [500, 2])  # in one call, and in many
-def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_file_that_changed_a_little_only_chunks_travel(
+    go: Go, holes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runner.hosts.transfer.upload._HOLES", holes)
 
     async def check(town: Town) -> None:
@@ -279,13 +319,18 @@ def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes:
 
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
-def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found_out_when_they_are_wrong(go: Go, wrong: bool) -> None:
+def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found_out_when_they_are_wrong(
+    go: Go, wrong: bool
+) -> None:
     async def check(town: Town) -> None:
         town.host_store.wire.chunk = 64 << 10
         grain = town.host_store.wire.chunk // 4
 
         def digests(data: bytes) -> list[str]:
-            return [hashlib.sha256(data[at : at + grain]).hexdigest() for at in range(0, len(data), grain)]
+            return [
+                hashlib.sha256(data[at : at + grain]).hexdigest()
+                for at in range(0, len(data), grain)
+            ]
 
         versions = [os.urandom(40 * town.host_store.wire.chunk + 5)]
         for number in range(3):
@@ -298,7 +343,9 @@ def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found
             town.wire.sent = 0
             await town.sends(top)
             remembered = town.place / "there" / "pieces" / hashlib.sha256(data).hexdigest()
-            if number or wire.NEAR == 0.0:  # near, a file that is sent whole is hashed once, and in pieces only when another is built on it
+            if (
+                number or wire.NEAR == 0.0
+            ):  # near, a file that is sent whole is hashed once, and in pieces only when another is built on it
                 assert json.loads(remembered.read_text()) == [grain, digests(data)]
                 assert not number or town.wire.sent <= 2 * town.host_store.wire.chunk
             if wrong:
@@ -309,7 +356,9 @@ def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found
 
 @pytest.mark.parametrize("change", ["in the middle", "longer", "shorter"])
 @pytest.mark.parametrize("gone", [False, True], ids=["", "whose older one is deleted meanwhile"])
-def test_a_large_file_in_a_tree_of_which_the_host_remembers_the_pieces_is_not_read_there_before_it_is_sent(go: Go, change: str, gone: bool) -> None:
+def test_a_large_file_in_a_tree_of_which_the_host_remembers_the_pieces_is_not_read_there_before_it_is_sent(
+    go: Go, change: str, gone: bool
+) -> None:
     async def check(town: Town) -> None:
         town.host_store.wire.chunk = 64 << 10
         top, large = town.place / "data", town.place / "data" / "large"
@@ -341,7 +390,11 @@ def test_a_large_file_in_a_tree_of_which_the_host_remembers_the_pieces_is_not_re
         town.wire.before, town.wire.sent = before, 0
         await town.sends(top)
         if not gone:
-            assert "base" in asked and "chunks" not in asked and town.wire.sent <= 6.1 * town.host_store.wire.chunk
+            assert (
+                "base" in asked
+                and "chunks" not in asked
+                and town.wire.sent <= 6.1 * town.host_store.wire.chunk
+            )
 
     go(check)
 
@@ -362,7 +415,9 @@ def test_of_a_large_file_that_may_be_executed_now_next_to_nothing_travels(go: Go
 
 
 @pytest.mark.parametrize("change", ["in the middle", "longer", "shorter", "executable"])
-def test_of_a_large_file_by_itself_that_changed_a_little_only_chunks_travel(go: Go, change: str) -> None:
+def test_of_a_large_file_by_itself_that_changed_a_little_only_chunks_travel(
+    go: Go, change: str
+) -> None:
     async def check(town: Town) -> None:
         town.host_store.wire.chunk = 64 << 10
         one, other = town.place / "one", town.place / "other"
@@ -406,7 +461,10 @@ def test_an_object_that_was_written_to_is_found_out_and_put_right(go: Go) -> Non
         one = town.place / "one"
         one.write_bytes(os.urandom(1000))
         tree, file = await town.sends(town.tree(), one)
-        for path in (Path(town.host_store.path(tree)) / "dir1" / "file 1", Path(town.host_store.path(file))):
+        for path in (
+            Path(town.host_store.path(tree)) / "dir1" / "file 1",
+            Path(town.host_store.path(file)),
+        ):
             path.chmod(0o644)
             os.utime(path, (path.stat().st_mtime + 5,) * 2)
             path.write_bytes(b"spoilt")
@@ -433,7 +491,9 @@ def test_what_was_there_before_a_reboot_is_hashed_and_not_sent_again(go: Go) -> 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(
+    go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runner.hosts.transfer.upload.TRIES", 2)
 
     async def check(town: Town) -> None:
@@ -461,12 +521,16 @@ def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(go: Go, monkeypat
     go(check)
 
 
-def test_an_attempt_is_made_while_what_it_is_given_is_sent_and_that_does_not_count_as_a_change(go: Go) -> None:
+def test_an_attempt_is_made_while_what_it_is_given_is_sent_and_that_does_not_count_as_a_change(
+    go: Go,
+) -> None:
     async def check(town: Town) -> None:
         data = town.place / "data"
         data.write_bytes(b"data")
         content = files.scan(data)
-        staging = asyncio.ensure_future(town.host_store.stage("early", Parcel(links={"in": content}), (content,)))
+        staging = asyncio.ensure_future(
+            town.host_store.stage("early", Parcel(links={"in": content}), (content,))
+        )
         await town.host_store.send({content: str(data)})
         attempt = Path(await staging)
         assert (attempt / "in").read_bytes() == b"data"
@@ -475,10 +539,14 @@ def test_an_attempt_is_made_while_what_it_is_given_is_sent_and_that_does_not_cou
     go(check)
 
 
-def test_an_attempt_whose_input_does_not_come_is_not_made(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_whose_input_does_not_come_is_not_made(
+    go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def check(town: Town) -> None:
         with pytest.raises(wire.Gone):
-            await town.host_store.stage("early", Parcel(links={"in": f"f:{'0' * 64}"}), (f"f:{'0' * 64}",))
+            await town.host_store.stage(
+                "early", Parcel(links={"in": f"f:{'0' * 64}"}), (f"f:{'0' * 64}",)
+            )
         assert not os.listdir(town.place / "there/attempts")
 
     go(check)
@@ -513,9 +581,16 @@ def test_many_who_send_the_same_at_once_all_succeed(go: Go) -> None:
         host_stores = [town.another() for _ in range(RACES)]
         for host_store in host_stores:
             await host_store.open()
-        await asyncio.gather(*(host_store.send(sources) for host_store in host_stores), *(host_stores[0].send(sources) for _ in range(RACES)))
+        await asyncio.gather(
+            *(host_store.send(sources) for host_store in host_stores),
+            *(host_stores[0].send(sources) for _ in range(RACES)),
+        )
         await town.sends(top, one)
-        left = [path for path in (town.place / "there" / "partial").rglob("*") if path.name != ".alive" and not path.is_dir()]
+        left = [
+            path
+            for path in (town.place / "there" / "partial").rglob("*")
+            if path.name != ".alive" and not path.is_dir()
+        ]
         assert left == []
 
     go(check)
@@ -532,7 +607,9 @@ def test_a_file_that_changes_while_it_is_sent_is_named(go: Go) -> None:
     go(check)
 
 
-def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(
+    go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else what came of it would be somebody else's after ten minutes."""
     monkeypatch.setattr("runner.hosts.transfer.upload._SIGN", 0.001)
     asked: list[bool] = []
@@ -544,7 +621,11 @@ def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(go: Go, monk
         asked.clear()
         await town.sends(town.place / "large")
         assert any(asked)
-        still = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "") == "Sender._live"]
+        still = [
+            task
+            for task in asyncio.all_tasks()
+            if getattr(task.get_coro(), "__qualname__", "") == "Sender._live"
+        ]
         assert len(still) <= 1
         if still:
             await asyncio.wait(still, timeout=20)
@@ -559,7 +640,9 @@ def test_progress_is_reported_and_ends_with_all(go: Go) -> None:
         town.host_store = town.another(progress=told.append, name="box")
         await town.host_store.open()
         await town.sends(town.tree())
-        assert told[-1].done == told[-1].total > 0 and told[-1].eta == 0 and told[-1].what == "to box"
+        assert (
+            told[-1].done == told[-1].total > 0 and told[-1].eta == 0 and told[-1].what == "to box"
+        )
         assert [progress.done for progress in told] == sorted(progress.done for progress in told)
 
     go(check)
@@ -583,7 +666,12 @@ def test_inputs_that_an_attempt_changed_are_named(go: Go) -> None:
         one = town.place / "one"
         one.write_bytes(os.urandom(100_000))
         tree, file = await town.sends(town.tree(), one)
-        path = await town.attempt(Parcel({"a": (b"a", False), "b": (b"b", False), "c": (b"c", False)}, {"data": tree, "one": file}))
+        path = await town.attempt(
+            Parcel(
+                {"a": (b"a", False), "b": (b"b", False), "c": (b"c", False)},
+                {"data": tree, "one": file},
+            )
+        )
         assert (await town.host_store.take(str(path), [])).changed == ()
         later = path.with_name("attempt.in").stat().st_mtime + 1
         for name in ("b", "data/dir1/file 1"):
@@ -603,7 +691,13 @@ def test_what_is_no_output_is_reported_in_words(go: Go) -> None:
         os.mkfifo(path / "pipe")
         os.mkfifo(path / "pipes" / "inner")
         (path / "links" / "away").symlink_to("/etc/passwd")
-        outputs = [("pipe", False), ("pipes", True), ("links", True), ("given", True), ("out", False)]
+        outputs = [
+            ("pipe", False),
+            ("pipes", True),
+            ("links", True),
+            ("given", True),
+            ("out", False),
+        ]
         taken = (await town.host_store.take(str(path), outputs)).outputs
         assert {name: one.problem for name, one in taken.items()} == {
             "pipe": "pipe is neither a file nor a folder",
@@ -623,9 +717,13 @@ def test_an_output_that_is_kept_can_be_given_to_the_next_attempt(go: Go) -> None
         (path / "states").mkdir()
         shutil.copytree(town.tree(), path / "out", symlinks=True)
         shutil.copytree(town.place / "data", path / "states" / "out", symlinks=True)
-        taken = (await town.host_store.take(str(path), [("out", True), ("states/out", True)])).outputs
+        taken = (
+            await town.host_store.take(str(path), [("out", True), ("states/out", True)])
+        ).outputs
         content = taken["out"].content
-        assert await town.host_store.keep(str(path), {"states/out": content}, copy=["states/out"]) == {content}
+        assert await town.host_store.keep(
+            str(path), {"states/out": content}, copy=["states/out"]
+        ) == {content}
         assert (path / "states" / "out").is_dir()
         assert await town.host_store.keep(str(path), {"out": content}) == {content}
         assert await town.host_store.have({content}) == {content}
@@ -652,12 +750,16 @@ def test_a_sweep_takes_what_is_unused_and_leaves_what_attempts_need(go: Go) -> N
         assert await town.host_store.clear((), unused=timedelta(days=1), every=timedelta(0)) == 2
         for content, there in ((used, True), (forgotten, False), (tree, False), (young, True)):
             assert Path(town.host_store.path(content)).exists() is there  # noqa: ASYNC240
-        assert [path for path in programs.iterdir() if len(path.name) == 64] == [ours], "the program of a version that nobody uses is deleted, too"
+        assert [path for path in programs.iterdir() if len(path.name) == 64] == [ours], (
+            "the program of a version that nobody uses is deleted, too"
+        )
 
     go(check)
 
 
-def test_a_sweep_takes_states_that_were_not_written_to_and_none_while_an_attempt_is_there(go: Go) -> None:
+def test_a_sweep_takes_states_that_were_not_written_to_and_none_while_an_attempt_is_there(
+    go: Go,
+) -> None:
     async def check(town: Town) -> None:
         root = town.place / "there"
         for name in ("old", "young"):
@@ -684,13 +786,22 @@ def test_a_host_without_a_python_is_refused_with_what_to_do(tmp_path: Path) -> N
     class Bare:
         root, python = "there", ""
 
-        def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncGenerator[bytes, None]:
+        def call(
+            self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING
+        ) -> AsyncGenerator[bytes, None]:
             script = argv[2].replace("PATH=$PATH:/usr/local/bin:/usr/bin:/bin", "PATH=/nowhere")
             named = [word for word in argv[3:] if not word.startswith("/")]
-            return calls.call(("/bin/sh", "-c", script, *named), stdin, {"PATH": "/nowhere", "HOME": str(tmp_path)}, tmp_path)
+            return calls.call(
+                ("/bin/sh", "-c", script, *named),
+                stdin,
+                {"PATH": "/nowhere", "HOME": str(tmp_path)},
+                tmp_path,
+            )
 
     async def check() -> None:
-        with pytest.raises(Denied, match=r"no CPython 3\.9 or later: install one there, or name it as `python`"):
+        with pytest.raises(
+            Denied, match=r"no CPython 3\.9 or later: install one there, or name it as `python`"
+        ):
             await HostStore(Wire(cast(Any, Bare()), "there")).open()
         assert not (tmp_path / "there").exists()
 
@@ -724,7 +835,9 @@ def test_a_host_without_room_is_found_out_before_anything_is_sent(go: Go, small_
 
 
 @pytest.mark.parametrize("shape", ["tree", "file"])
-def test_a_disk_that_fills_up_there_is_reported_and_what_arrived_is_used_later(go: Go, small_disk: Path, shape: str) -> None:
+def test_a_disk_that_fills_up_there_is_reported_and_what_arrived_is_used_later(
+    go: Go, small_disk: Path, shape: str
+) -> None:
     async def check(town: Town) -> None:
         town.host_store = town.another("small/there", name="box")
         town.host_store.wire.chunk = 64 << 10
@@ -768,7 +881,9 @@ def test_a_disk_that_is_full_here_is_reported(go: Go, small_disk: Path) -> None:
 
         town.wire.before = fill
         with pytest.raises(Infrastructure, match="the disk is full"):
-            await town.host_store.fetch(str(path / "some"), outputs["some"], str(small_disk / "some"))
+            await town.host_store.fetch(
+                str(path / "some"), outputs["some"], str(small_disk / "some")
+            )
         town.wire.before = lambda _function: None
         (small_disk / "filler").unlink()
         await town.host_store.fetch(str(path / "some"), outputs["some"], str(small_disk / "some"))
@@ -818,9 +933,13 @@ def row(path: str, kind: str = "f", value: str = "a" * 64) -> list[object]:
         ([row("a", "l", "/etc"), row("a/passwd")], "is below what is no folder|leads out of it"),
     ],
 )
-def test_names_and_links_that_a_host_makes_up_are_refused(rows: list[list[object]], words: str) -> None:
+def test_names_and_links_that_a_host_makes_up_are_refused(
+    rows: list[list[object]], words: str
+) -> None:
     async def check() -> None:
-        harvest = await HostStore(Wire(cast(Any, Liar([[["d", rows]], []])), "/there")).take("/there/attempts/a", [("out", True)])
+        harvest = await HostStore(Wire(cast(Any, Liar([[["d", rows]], []])), "/there")).take(
+            "/there/attempts/a", [("out", True)]
+        )
         with pytest.raises(AssertionError, match=words):
             assert not harvest.outputs["out"].problem, harvest.outputs["out"].problem
         assert harvest.outputs["out"].content == ""
@@ -829,14 +948,29 @@ def test_names_and_links_that_a_host_makes_up_are_refused(rows: list[list[object
 
 
 @pytest.mark.parametrize(
-    "answer", [None, 7, [], {}, [[["d", 3]], []], [[["z", []]], []], [[["f", []]], []], [[["d", [["a", "f", "x", 1]]]], []], "x" * 10_000]
+    "answer",
+    [
+        None,
+        7,
+        [],
+        {},
+        [[["d", 3]], []],
+        [[["z", []]], []],
+        [[["f", []]], []],
+        [[["d", [["a", "f", "x", 1]]]], []],
+        "x" * 10_000,
+    ],
 )
-def test_an_answer_without_sense_is_corrupt_and_nothing_worse(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_sense_is_corrupt_and_nothing_worse(
+    answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runner.hosts.link.wire.TRIES", 2)
 
     async def check() -> None:
         with pytest.raises(Corrupt, match="do not arrive whole"):
-            await HostStore(Wire(cast(Any, Liar(answer)), "/there")).take("/there/attempts/a", [("out", True)])
+            await HostStore(Wire(cast(Any, Liar(answer)), "/there")).take(
+                "/there/attempts/a", [("out", True)]
+            )
 
     asyncio.run(check())
 
@@ -847,7 +981,9 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
     async def check() -> None:
         liar = Liar(stream=bytes(1 << 16), repeat=1_000_000)
         with pytest.raises(Infrastructure, match="does not stop answering"):
-            await HostStore(Wire(cast(Any, liar), "/there")).take("/there/attempts/a", [("out", True)])
+            await HostStore(Wire(cast(Any, liar), "/there")).take(
+                "/there/attempts/a", [("out", True)]
+            )
         assert liar.told < 2 << 20
 
     asyncio.run(check())
@@ -859,12 +995,16 @@ def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path) -> 
         entries = (Entry("a", "f", 3, "0" * 64), Entry("b/c", "f", 3, "1" * 64))
         liar = Liar(stream=b"xxx" * 1000, repeat=1_000_000)
         with pytest.raises(Corrupt, match="is not what it was"):
-            await HostStore(Wire(cast(Any, liar), "/there")).fetch("/there/out", Taken("t:" + "2" * 64, entries, 6), str(tmp_path / "home"))
+            await HostStore(Wire(cast(Any, liar), "/there")).fetch(
+                "/there/out", Taken("t:" + "2" * 64, entries, 6), str(tmp_path / "home")
+            )
         assert not (tmp_path / "home").exists()
         assert liar.told < 100_000
         with pytest.raises(Corrupt, match="is no name of a file"):
             outside = (Entry("../outside", "f", 3, "0" * 64),)
-            await HostStore(Wire(cast(Any, liar), "/there")).fetch("/there/out", Taken("t:" + "2" * 64, outside, 3), str(tmp_path / "home"))
+            await HostStore(Wire(cast(Any, liar), "/there")).fetch(
+                "/there/out", Taken("t:" + "2" * 64, outside, 3), str(tmp_path / "home")
+            )
         assert not (tmp_path / "outside").exists()
 
     asyncio.run(check())
@@ -873,7 +1013,9 @@ def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path) -> 
 def test_what_a_login_shell_prints_first_is_not_taken_for_an_answer(tmp_path: Path) -> None:
     async def check() -> None:
         class Noisy(Counted):
-            async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+            async def call(
+                self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING
+            ) -> AsyncIterator[bytes]:
                 yield b"Welcome!\n\nrecipe 1234\n\0"
                 async for block in super().call(argv, stdin):
                     yield block
@@ -884,7 +1026,9 @@ def test_what_a_login_shell_prints_first_is_not_taken_for_an_answer(tmp_path: Pa
         await town.host_store.open()
         (content,) = await town.sends(town.tree())
         manifest = tuple(files.entries(town.place / "data"))
-        await town.host_store.fetch(town.host_store.path(content), Taken(content, manifest, 0), str(town.place / "home"))
+        await town.host_store.fetch(
+            town.host_store.path(content), Taken(content, manifest, 0), str(town.place / "home")
+        )
         assert files.scan(town.place / "home") == content
         beside = Path(town.host_store.path(content) + ".json")
         kept = json.loads(beside.read_text(errors="surrogateescape"))  # noqa: ASYNC240
@@ -932,7 +1076,9 @@ def test_a_process_that_is_killed_leaves_what_arrived_to_the_next(go: Go) -> Non
             (top / f"more {n}").write_bytes(os.urandom(60_000))
         (top / "large").write_bytes(os.urandom(12_000_000))
         argv = [sys.executable, "-c", KILLED, str(town.place), str(top), "12000000"]
-        killed = await asyncio.create_subprocess_exec(*argv, env={**os.environ, "PYTHONPATH": str(Path(manifests.__file__).parents[3])})
+        killed = await asyncio.create_subprocess_exec(
+            *argv, env={**os.environ, "PYTHONPATH": str(Path(manifests.__file__).parents[3])}
+        )
         assert await killed.wait() == -9
         town.host_store.wire.chunk = 64 << 10
         town.wire.sent = 0

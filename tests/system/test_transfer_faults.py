@@ -70,7 +70,10 @@ class Weather:
                 yield block
 
         inner = cast("AsyncGenerator[bytes, None]", self.host.call(argv, changed("into", stdin)))
-        async with aclosing(inner), aclosing(cast("AsyncGenerator[bytes, None]", changed("out", inner))) as outer:
+        async with (
+            aclosing(inner),
+            aclosing(cast("AsyncGenerator[bytes, None]", changed("out", inner))) as outer,
+        ):
             async for block in outer:
                 if cut and self.fault == "kill":
                     break
@@ -113,7 +116,9 @@ async def send(place: Path, weather: Weather, sources: dict[str, str]) -> None:
     await host_store.open()
     await host_store.send(sources)
     for content in sources:
-        assert files.scan(host_store.path(content)) == content, f"{weather.fault} {weather.way} at {weather.at}: a bad object was accepted"
+        assert files.scan(host_store.path(content)) == content, (
+            f"{weather.fault} {weather.way} at {weather.at}: a bad object was accepted"
+        )
     assert await host_store.have(sources) == set(sources)
     await host_store.aclose()
 
@@ -121,7 +126,9 @@ async def send(place: Path, weather: Weather, sources: dict[str, str]) -> None:
 @pytest.mark.longer
 @pytest.mark.parametrize("way", ["into", "out"])
 @pytest.mark.parametrize("fault", ["cut", "kill", "flip", "lose"])
-def test_no_fault_on_the_way_there_is_accepted_and_little_is_sent_twice(fault: str, way: str, tmp_path: Path) -> None:
+def test_no_fault_on_the_way_there_is_accepted_and_little_is_sent_twice(
+    fault: str, way: str, tmp_path: Path
+) -> None:
     """`cut` ends the bytes and then the connection, `kill` the program there too, `lose` drops the rest of a stream without a word."""
     top = dataset(tmp_path / "data")
     one = tmp_path / "one"
@@ -138,12 +145,20 @@ def test_no_fault_on_the_way_there_is_accepted_and_little_is_sent_twice(fault: s
             place = tmp_path / f"there{n}"
             await send(place, weather, sources)
             again = weather.data - calm.data
-            assert weather.struck or weather.at >= weather.passed[weather.way]  # answers are not always equally long
-            assert again <= CHUNK + PIPE, f"{fault} {way} at {weather.at}: {again} bytes were sent twice"
+            assert (
+                weather.struck or weather.at >= weather.passed[weather.way]
+            )  # answers are not always equally long
+            assert again <= CHUNK + PIPE, (
+                f"{fault} {way} at {weather.at}: {again} bytes were sent twice"
+            )
             hosted = place / "objects"
-            assert sorted(path.name for path in hosted.glob("*/*") if not path.name.endswith(".json")) == sorted(map(manifests.name_of, sources))
+            assert sorted(
+                path.name for path in hosted.glob("*/*") if not path.name.endswith(".json")
+            ) == sorted(map(manifests.name_of, sources))
             below = [path for path in hosted.rglob("*") if not path.is_symlink()]
-            assert not [path for path in below if path.stat().st_mode & 0o222 and len(path.name) != 2]
+            assert not [
+                path for path in below if path.stat().st_mode & 0o222 and len(path.name) != 2
+            ]
             for path in below:
                 if path.is_dir():
                     path.chmod(0o755)
@@ -154,7 +169,9 @@ def test_no_fault_on_the_way_there_is_accepted_and_little_is_sent_twice(fault: s
 
 @pytest.mark.longer
 @pytest.mark.parametrize("fault", ["cut", "kill", "flip", "lose"])
-def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(fault: str, tmp_path: Path) -> None:
+def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(
+    fault: str, tmp_path: Path
+) -> None:
     top = dataset(tmp_path / "data")
     content, manifest = files.scan(top), tuple(files.entries(top))
     taken = Taken(content, manifest, sum(entry.size for entry in manifest if entry.kind in "fx"))
@@ -180,8 +197,12 @@ def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(fault:
             weather = Weather(host, fault, "out", rng.randrange(calm.passed["out"]))
             await fetch(weather, tmp_path / "home")
             again = weather.passed["out"] - calm.passed["out"]
-            assert weather.struck or weather.at >= weather.passed[weather.way]  # answers are not always equally long
-            assert again <= CHUNK + PIPE, f"{fault} at {weather.at}: {again} bytes were fetched twice"
+            assert (
+                weather.struck or weather.at >= weather.passed[weather.way]
+            )  # answers are not always equally long
+            assert again <= CHUNK + PIPE, (
+                f"{fault} at {weather.at}: {again} bytes were fetched twice"
+            )
         await host.aclose()
 
     asyncio.run(sweep())
@@ -196,14 +217,18 @@ def test_a_connection_that_breaks_again_and_again_delivers_in_the_end(tmp_path: 
 
     async def travel(settings: dict[str, Any]) -> None:
         driver = Ssh(**settings)
-        lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "key", datetime.now(UTC) + timedelta(hours=1)))
+        lease = await driver.acquire(
+            Order((await driver.offers(Wish()))[0], "key", datetime.now(UTC) + timedelta(hours=1))
+        )
         host = (await driver.hosts(lease) or [])[0]
         host_store = HostStore(Wire(host, ".recipe-host"))
         host_store.wire.chunk = CHUNK
         await host_store.open()
         await host_store.send({content: str(top)})
         assert files.scan(host_store.path(content)) == content
-        await host_store.fetch(host_store.path(content), Taken(content, manifest, 0), str(tmp_path / "home"))
+        await host_store.fetch(
+            host_store.path(content), Taken(content, manifest, 0), str(tmp_path / "home")
+        )
         assert files.scan(tmp_path / "home") == content
         await host_store.aclose()
         await host.aclose()
@@ -213,6 +238,8 @@ def test_a_connection_that_breaks_again_and_again_delivers_in_the_end(tmp_path: 
         kind, key = sshd.host_key.split()
         sshd.known_hosts.write_text(f"[127.0.0.1]:{proxy.port} {kind} {key}\n")
         for _ in range(max(3, FAULTS // 8)):
-            proxy.next(Fault("cut", at=rng.randrange(20_000, 700_000), way=rng.choice(("up", "down"))))
+            proxy.next(
+                Fault("cut", at=rng.randrange(20_000, 700_000), way=rng.choice(("up", "down")))
+            )
         asyncio.run(travel(sshd.settings(hosts=[f"{sshd.user}@127.0.0.1:{proxy.port}"])))
         assert len(proxy.connections) > 2

@@ -37,36 +37,59 @@ def sweep(space: Space, data: str = "", ranks: str = "[4, 8]", **keys: Any) -> N
         f"  train: {{run: '{note(space, 'train')}; echo {{{{ inputs.rank }}}} | cat - {{{{ steps.data.o }}}} > m.txt', outputs: {{m: m.txt}}}}\n",
         name="sub.yaml",
     )
-    space.recipe(f"steps: {{s: {{matrix: {{rank: {ranks}}}, uses: ./sub.yaml, with: {{rank: '{{{{ matrix.rank }}}}'}}}}}}")
+    space.recipe(
+        f"steps: {{s: {{matrix: {{rank: {ranks}}}, uses: ./sub.yaml, with: {{rank: '{{{{ matrix.rank }}}}'}}}}}}"
+    )
 
 
 def left(space: Space) -> list[str]:
-    return [name for name in os.listdir(space.root / ".recipe/attempts") if not name.startswith("failed-")]
+    return [
+        name
+        for name in os.listdir(space.root / ".recipe/attempts")
+        if not name.startswith("failed-")
+    ]
 
 
 @pytest.mark.parametrize("how", PLACES, ids=NAMES)
-def test_what_two_instances_of_a_recipe_share_runs_once_and_is_published_by_both(space: Space, how: Settings) -> None:
+def test_what_two_instances_of_a_recipe_share_runs_once_and_is_published_by_both(
+    space: Space, how: Settings
+) -> None:
     sweep(space)
     space.run(settings=how)
     assert starts(space) == {"data": 1, "train": 2}
     assert [space.read(f"s[rank={rank}]/m.txt") for rank in (4, 8)] == ["4\ndata\n", "8\ndata\n"]
     assert space.read("s[rank=4]/data.txt") == space.read("s[rank=8]/data.txt") == "data\n"
-    assert [e.reason for e in space.events if e.before == "QUEUED" and e.after == "READY"] == ["another step of this run made it"]
+    assert [e.reason for e in space.events if e.before == "QUEUED" and e.after == "READY"] == [
+        "another step of this run made it"
+    ]
     assert left(space) == [] and space.run(settings=how) == []
 
 
 def test_a_step_inside_every_instance_of_a_recipe_is_named_as_select_names_it(space: Space) -> None:
     sweep(space)
-    assert space.run(choice=Choice(until="s/data")) == ["s[rank=4]/data"] and starts(space) == {"data": 1}
-    assert sorted(space.run(choice=Choice(again=("s/train",)))) == ["s[rank=4]/train", "s[rank=8]/train"]
-    assert space.run(choice=Choice(until="s/train")) == [] and space.run(choice=Choice(again=("s[rank=4]",))) != []
+    assert space.run(choice=Choice(until="s/data")) == ["s[rank=4]/data"] and starts(space) == {
+        "data": 1
+    }
+    assert sorted(space.run(choice=Choice(again=("s/train",)))) == [
+        "s[rank=4]/train",
+        "s[rank=8]/train",
+    ]
+    assert (
+        space.run(choice=Choice(until="s/train")) == []
+        and space.run(choice=Choice(again=("s[rank=4]",))) != []
+    )
 
 
 def test_two_uses_of_one_recipe_share_what_is_the_same(space: Space) -> None:
     sweep(space)
-    space.recipe("steps: {a: {uses: ./sub.yaml, with: {rank: 1}}, b: {uses: ./sub.yaml, with: {rank: 1}}}")
+    space.recipe(
+        "steps: {a: {uses: ./sub.yaml, with: {rank: 1}}, b: {uses: ./sub.yaml, with: {rank: 1}}}"
+    )
     space.run()
-    assert starts(space) == {"data": 1, "train": 1} and space.read("a/m.txt") == space.read("b/m.txt") == "1\ndata\n"
+    assert (
+        starts(space) == {"data": 1, "train": 1}
+        and space.read("a/m.txt") == space.read("b/m.txt") == "1\ndata\n"
+    )
     assert space.run() == []
 
 
@@ -74,7 +97,11 @@ def test_two_uses_of_one_recipe_share_what_is_the_same(space: Space) -> None:
 def test_when_the_first_fails_the_second_runs_by_itself(space: Space, how: Settings) -> None:
     sweep(space, data=f"mkdir {space.root}/once && exit 3; echo data > data.txt")
     space.attempt(settings=Settings(jobs=how.jobs, driver=how.driver, keep_going=True))
-    assert space.summary is not None and space.summary.state == "FAILED" and len(space.summary.failed) == 1
+    assert (
+        space.summary is not None
+        and space.summary.state == "FAILED"
+        and len(space.summary.failed) == 1
+    )
     assert starts(space) == {"data": 2, "train": 1}
     assert sum((space.root / f"s[rank={rank}]/m.txt").exists() for rank in (4, 8)) == 1
 
@@ -84,7 +111,9 @@ def test_both_fail_when_the_command_fails(space: Space, how: Settings) -> None:
     sweep(space, data="exit 3")
     space.attempt(settings=Settings(jobs=how.jobs, driver=how.driver, keep_going=True))
     assert space.summary is not None
-    assert sorted((failure.id, failure.reason) for failure in space.summary.failed) == [(f"s[rank={n}]/data", "exit 3") for n in (4, 8)]
+    assert sorted((failure.id, failure.reason) for failure in space.summary.failed) == [
+        (f"s[rank={n}]/data", "exit 3") for n in (4, 8)
+    ]
     assert starts(space) == {"data": 2}
 
 
@@ -137,13 +166,28 @@ def test_what_a_killed_run_was_making_for_two_steps_is_taken_up_once(space: Spac
 def graphs(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
     """Steps as (what the command says, which earlier ones it takes): few words, so that many are the same."""
     size = draw(st.integers(1, 4))
-    return [(draw(st.integers(0, 1)), draw(st.lists(st.integers(0, n - 1), unique=True, max_size=2)) if n else []) for n in range(size)]
+    return [
+        (
+            draw(st.integers(0, 1)),
+            draw(st.lists(st.integers(0, n - 1), unique=True, max_size=2)) if n else [],
+        )
+        for n in range(size)
+    ]
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(graph=graphs(), copies=st.integers(2, 4), jobs=st.sampled_from([1, 2, 8]), fails=st.booleans())
+@settings(
+    max_examples=4,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    graph=graphs(), copies=st.integers(2, 4), jobs=st.sampled_from([1, 2, 8]), fails=st.booleans()
+)
 def test_copies_of_any_graph_run_each_key_once_and_publish_every_copy(
-    tmp_path_factory: pytest.TempPathFactory, graph: list[tuple[int, list[int]]], copies: int, jobs: int, fails: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    graph: list[tuple[int, list[int]]],
+    copies: int,
+    jobs: int,
+    fails: bool,
 ) -> None:
     space = Space(Path(tmp_path_factory.mktemp("twins")))
     body = ""
@@ -153,7 +197,11 @@ def test_copies_of_any_graph_run_each_key_once_and_publish_every_copy(
         body += f"  t{n}: {{run: '{note(space, f't{n}')}; {once}cat /dev/null {names} > o; echo {word} >> o', outputs: {{o: o}}, retries: 1}}\n"
     body = body.replace("outputs: {o: o}", "outputs: {o: OUT}")
     for n in range(len(graph)):
-        body = body.replace("> o;", f"> o{n};", 1).replace(">> o'", f">> o{n}'", 1).replace("OUT", f"o{n}", 1)
+        body = (
+            body.replace("> o;", f"> o{n};", 1)
+            .replace(">> o'", f">> o{n}'", 1)
+            .replace("OUT", f"o{n}", 1)
+        )
     space.recipe(f"recipe: sub@1\nsummary: A test\nsteps:\n{body}", name="sub.yaml")
     space.recipe("steps:\n" + "".join(f"  c{n}: {{uses: ./sub.yaml}}\n" for n in range(copies)))
     space.run(settings=Settings(jobs=jobs))

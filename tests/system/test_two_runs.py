@@ -16,7 +16,10 @@ def starts(space: Space) -> list[str]:
 
 @pytest.mark.parametrize(("runs", "steps"), [(2, 12), (4, 50)])
 def test_runs_of_one_plan_start_each_step_once(space: Space, runs: int, steps: int) -> None:
-    body = "".join(f"  s{n}: {{run: 'echo s{n} >> {space.root}/starts; echo {n} > o{n}.txt', outputs: {{o: o{n}.txt}}}}\n" for n in range(steps))
+    body = "".join(
+        f"  s{n}: {{run: 'echo s{n} >> {space.root}/starts; echo {n} > o{n}.txt', outputs: {{o: o{n}.txt}}}}\n"
+        for n in range(steps)
+    )
     space.recipe(f"steps:\n{body}")
     workers = [space.start("run", "-j2") for _ in range(runs)]
     for worker in workers:
@@ -29,10 +32,15 @@ def test_runs_of_one_plan_start_each_step_once(space: Space, runs: int, steps: i
 
 
 def test_plans_that_overlap_share_what_they_have_in_common(space: Space) -> None:
-    common = "".join(f"  s{n}: {{run: 'echo s{n} >> {space.root}/starts; echo {n} > o{n}.txt', outputs: {{o: o{n}.txt}}}}\n" for n in range(15))
+    common = "".join(
+        f"  s{n}: {{run: 'echo s{n} >> {space.root}/starts; echo {n} > o{n}.txt', outputs: {{o: o{n}.txt}}}}\n"
+        for n in range(15)
+    )
     for name in "ab":
         own = f"  {name}: {{run: 'cat {{{{ steps.s3.o }}}} > {name}.txt; echo {name} >> {space.root}/starts', outputs: {{o: {name}.txt}}}}\n"
-        space.recipe(f"recipe: {name}@1\nsummary: A test\nsteps:\n{common}{own}", name=f"{name}.yaml")
+        space.recipe(
+            f"recipe: {name}@1\nsummary: A test\nsteps:\n{common}{own}", name=f"{name}.yaml"
+        )
     workers = [space.start("run", f"./{name}.yaml", "-j2") for name in "ab"]
     for worker in workers:
         _, said = worker.communicate(timeout=60)
@@ -44,7 +52,9 @@ def test_plans_that_overlap_share_what_they_have_in_common(space: Space) -> None
 def test_a_run_that_waits_for_another_takes_over_when_that_is_killed(space: Space) -> None:
     gate = space.root / "gate"
     os.mkfifo(gate)
-    space.recipe(f"steps:\n  one: {{run: 'echo one >> {space.root}/starts; read go < {gate}; echo x > o.txt', outputs: {{o: o.txt}}}}\n")
+    space.recipe(
+        f"steps:\n  one: {{run: 'echo one >> {space.root}/starts; read go < {gate}; echo x > o.txt', outputs: {{o: o.txt}}}}\n"
+    )
     first = space.start("run")
     until(lambda: starts(space) == ["one"])
     second = space.start("run")

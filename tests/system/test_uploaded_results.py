@@ -42,7 +42,9 @@ class Place(Space):
         self.through(self.proxy.endpoint)
 
     def through(self, endpoint: str) -> None:
-        self.write("recipe.toml", f'[stores.b]\nurl = "s3://{self.bucket}/any"\nendpoint = "{endpoint}"\n')
+        self.write(
+            "recipe.toml", f'[stores.b]\nurl = "s3://{self.bucket}/any"\nendpoint = "{endpoint}"\n'
+        )
 
     def up(self, *more: str) -> tuple[int, str]:
         code, _, err = self.command("run", "--out", self.address, *more)
@@ -50,10 +52,16 @@ class Place(Space):
 
     def names(self) -> list[str]:
         found = self.s3.list_objects_v2(Bucket=self.bucket).get("Contents", ())
-        return sorted(each["Key"].removeprefix("results/t@1/").partition("/")[2] or each["Key"].removeprefix("results/t@1/") for each in found)
+        return sorted(
+            each["Key"].removeprefix("results/t@1/").partition("/")[2]
+            or each["Key"].removeprefix("results/t@1/")
+            for each in found
+        )
 
     def get(self, name: str) -> bytes:
-        return bytes(self.s3.get_object(Bucket=self.bucket, Key=f"results/t@1/{name}")["Body"].read())
+        return bytes(
+            self.s3.get_object(Bucket=self.bucket, Key=f"results/t@1/{name}")["Body"].read()
+        )
 
     @property
     def folder(self) -> str:
@@ -64,9 +72,16 @@ class Place(Space):
 
     def written(self) -> list[str]:
         """What was put since the last time somebody asked."""
-        found = [unquote(request.path.partition("?")[0]) for request in self.proxy.requests if request.method in ("PUT", "POST")]
+        found = [
+            unquote(request.path.partition("?")[0])
+            for request in self.proxy.requests
+            if request.method in ("PUT", "POST")
+        ]
         self.proxy.requests.clear()
-        return sorted(path.removeprefix(f"/{self.bucket}/results/t@1/").removeprefix(f"{self.folder}/") for path in found)
+        return sorted(
+            path.removeprefix(f"/{self.bucket}/results/t@1/").removeprefix(f"{self.folder}/")
+            for path in found
+        )
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +97,36 @@ def place(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield space
 
 
-def test_results_lie_under_their_own_names_and_a_manifest_that_was_written_last_lists_them(place: Place) -> None:
+def test_results_lie_under_their_own_names_and_a_manifest_that_was_written_last_lists_them(
+    place: Place,
+) -> None:
     code, err = place.up()
     assert code == 0 and f"results are at {place.address}/t@1/" in err
     logs = ["logs/eval.1.log", "logs/train.1.log"]
-    assert place.names() == sorted(["_RECIPE.json", "latest.json", *logs, "model/again", "model/sub/word", "report.html", "score.txt"])
+    assert place.names() == sorted(
+        [
+            "_RECIPE.json",
+            "latest.json",
+            *logs,
+            "model/again",
+            "model/sub/word",
+            "report.html",
+            "score.txt",
+        ]
+    )
     told = place.manifest()
-    assert told["complete"] and told["recipe"] == "t@1" and told["outputs"] == {"model": "model", "score": "score.txt"}
+    assert (
+        told["complete"]
+        and told["recipe"] == "t@1"
+        and told["outputs"] == {"model": "model", "score": "score.txt"}
+    )
     assert told["files"]["model/again"]["sha256"] == hashlib.sha256(b"hello\n").hexdigest()
     for name, each in told["files"].items():
         data = place.get(f"{place.folder}/{name}")
         assert (len(data), hashlib.sha256(data).hexdigest()) == (each["size"], each["sha256"])
-    assert place.get(f"{place.folder}/logs/train.1.log") == b"learning\n" and b"<html" in place.get(f"{place.folder}/report.html")
+    assert place.get(f"{place.folder}/logs/train.1.log") == b"learning\n" and b"<html" in place.get(
+        f"{place.folder}/report.html"
+    )
     assert place.read("score.txt") == "0.5\n"  # and here, as always
     last = [request.path for request in place.proxy.requests if request.method == "PUT"][-2:]
     assert [path.rpartition("/")[2] for path in last] == ["_RECIPE.json", "latest.json"]
@@ -109,7 +142,14 @@ def test_a_run_without_anything_to_do_sends_no_request(place: Place) -> None:
 def test_what_was_made_before_is_uploaded_though_nothing_runs(place: Place) -> None:
     place.run()
     assert place.up()[0] == 0
-    assert {"_RECIPE.json", "latest.json", "model/again", "model/sub/word", "score.txt", "report.html"} <= set(place.names())
+    assert {
+        "_RECIPE.json",
+        "latest.json",
+        "model/again",
+        "model/sub/word",
+        "score.txt",
+        "report.html",
+    } <= set(place.names())
 
 
 def test_only_what_changed_is_sent_again(place: Place) -> None:
@@ -122,22 +162,36 @@ def test_only_what_changed_is_sent_again(place: Place) -> None:
     assert sent.count("_RECIPE.json") == 2  # first that it is incomplete, at last what is there
 
 
-def test_an_upload_that_breaks_fails_the_run_and_the_next_run_does_nothing_else(place: Place) -> None:
-    place.proxy.spoil = lambda request: Fault(status=403, code="AccessDenied") if request.method == "PUT" and "score" in request.path else None
+def test_an_upload_that_breaks_fails_the_run_and_the_next_run_does_nothing_else(
+    place: Place,
+) -> None:
+    place.proxy.spoil = lambda request: (
+        Fault(status=403, code="AccessDenied")
+        if request.method == "PUT" and "score" in request.path
+        else None
+    )
     code, err = place.up()
-    assert code == 5 and "the results were not uploaded" in err and "then run again: only the upload is left" in err
+    assert (
+        code == 5
+        and "the results were not uploaded" in err
+        and "then run again: only the upload is left" in err
+    )
     state = json.loads(place.command("runs", "--json")[1])[0]
     assert state["state"] == "FAILED"
     place.proxy.spoil = lambda request: None
     code, err = place.up()
     assert code == 0 and "everything is fresh" in err
     told = place.manifest()
-    assert told["complete"] and told["run"] == state["id"] and "report.html" in told["files"]  # of the run that made them
+    assert (
+        told["complete"] and told["run"] == state["id"] and "report.html" in told["files"]
+    )  # of the run that made them
 
 
 def test_a_bucket_that_is_not_there_is_refused_before_anything_runs(place: Place) -> None:
     place.address = "s3://no-such-bucket-of-ours/x"
-    place.write("recipe.toml", place.read("recipe.toml").replace(place.bucket, "no-such-bucket-of-ours"))
+    place.write(
+        "recipe.toml", place.read("recipe.toml").replace(place.bucket, "no-such-bucket-of-ours")
+    )
     code, err = place.up()
     assert code == 5 and "no-such-bucket-of-ours" in err
     assert not (place.root / "score.txt").exists()
@@ -172,7 +226,9 @@ def test_an_upload_that_is_cut_off_goes_on_with_what_is_missing(tmp_path: Path) 
     told = json.loads((place / "_RECIPE.json").read_text())
     assert told["complete"] and len(told["files"]) == 300 and len(sent) == 100
     (place / "a/7").unlink()
-    assert results_folder.upload(Folder(str(place)), files, {}, sent.append) == 1  # what somebody deleted there comes back
+    assert (
+        results_folder.upload(Folder(str(place)), files, {}, sent.append) == 1
+    )  # what somebody deleted there comes back
 
 
 # -- the Hub
@@ -192,7 +248,9 @@ def hubbed(monkeypatch: pytest.MonkeyPatch, address: str, token: str) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-def test_a_model_is_one_commit_of_a_repository_on_the_hub(space: Space, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_one_commit_of_a_repository_on_the_hub(
+    space: Space, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hubbed(monkeypatch, hub, ACCEPTED)
     space.write("word", "hello\n")
     space.recipe({**RECIPE, "outputs": {"model": "{{ steps.train.m }}"}})
@@ -202,14 +260,20 @@ def test_a_model_is_one_commit_of_a_repository_on_the_hub(space: Space, hub: str
 
     with urllib.request.urlopen(f"{hub}/_commits") as answer:
         commits = json.load(answer)
-    assert [commit["repo"] for commit in commits] == ["models/me/lora"] and commits[0]["summary"].startswith("t@1, run ")
-    assert {"_RECIPE.json", "again", "sub/word", "report.html", "logs/train.1.log"} <= set(commits[0]["files"])
+    assert [commit["repo"] for commit in commits] == ["models/me/lora"] and commits[0][
+        "summary"
+    ].startswith("t@1, run ")
+    assert {"_RECIPE.json", "again", "sub/word", "report.html", "logs/train.1.log"} <= set(
+        commits[0]["files"]
+    )
     assert space.command("run", "--out", "hf://me/lora")[0] == 0
     with urllib.request.urlopen(f"{hub}/_commits") as answer:
         assert len(json.load(answer)) == 1
 
 
-def test_a_token_that_is_none_is_refused_before_anything_runs(space: Space, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_is_none_is_refused_before_anything_runs(
+    space: Space, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hubbed(monkeypatch, hub, EXPIRED)
     space.write("word", "hello\n")
     space.recipe(RECIPE)
@@ -222,8 +286,13 @@ def test_a_token_that_is_none_is_refused_before_anything_runs(space: Space, hub:
 MADE = 'steps: {s: {run: echo 1 > o, outputs: {o: o}}}\noutputs: {o: "{{ steps.s.o }}"}\n'
 
 
-@pytest.mark.parametrize("address", ["ssh://host/folder", "file:///tmp/x", "s3://", "s3://b/../x", "hf://name", "hf://a/b/c"])
-def test_an_address_that_nothing_can_be_uploaded_to_is_refused_before_anything_runs(space: Space, address: str) -> None:
+@pytest.mark.parametrize(
+    "address",
+    ["ssh://host/folder", "file:///tmp/x", "s3://", "s3://b/../x", "hf://name", "hf://a/b/c"],
+)
+def test_an_address_that_nothing_can_be_uploaded_to_is_refused_before_anything_runs(
+    space: Space, address: str
+) -> None:
     space.recipe(MADE)
     code, _, err = space.command("run", "--out", address)
     assert code == 3 and "fix: " in err
@@ -247,7 +316,9 @@ def test_python_callers_are_refused_such_an_address_too(space: Space, out: str |
 def test_python_callers_upload_too(place: Place) -> None:
     place.run(out=place.address)
     assert place.manifest()["complete"]
-    place.proxy.spoil = lambda request: Fault(status=403, code="AccessDenied") if request.method == "PUT" else None
+    place.proxy.spoil = lambda request: (
+        Fault(status=403, code="AccessDenied") if request.method == "PUT" else None
+    )
     place.write("word", "changed")
     with pytest.raises(Infrastructure, match="not uploaded"):
         place.attempt(out=place.address)

@@ -27,21 +27,31 @@ from tests.support import Space
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Provider]:
-    with provider("vastai", "--hosts", "real", "--clock", "real", "--faults", "boot=0.3,foreign=30") as found:
+    with provider(
+        "vastai", "--hosts", "real", "--clock", "real", "--faults", "boot=0.3,foreign=30"
+    ) as found:
         yield found
 
 
-def test_a_run_on_a_rented_machine_makes_what_a_run_here_makes(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_rented_machine_makes_what_a_run_here_makes(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, real, monkeypatch)
     same_as_here(space, "vastai")
-    assert ours(real) == ["created", "started", "destroyed"] and len(alive(real, foreign=True)) == 30
+    assert (
+        ours(real) == ["created", "started", "destroyed"] and len(alive(real, foreign=True)) == 30
+    )
     assert installation(space).stat().st_mode & 0o777 == 0o600
-    assert space.command("run", "--driver", "vastai")[0] == 0 and ours(real).count("created") == 1, "a run with nothing to do rents nothing"
+    assert (
+        space.command("run", "--driver", "vastai")[0] == 0 and ours(real).count("created") == 1
+    ), "a run with nothing to do rents nothing"
     made = (space.root / "model.txt").stat().st_size
     (space.root / "train.py").write_text(f"{space.read('train.py')}\n")
     (shelf,) = json.loads(space.command("offers", "recipe.yaml", "--driver", "vastai", "--json")[1])
     offer = shelf["offers"][0]
-    assert shelf["bytes_home"] == made and offer["usd"] == pytest.approx(offer["usd_an_hour"] * shelf["hours"] + offer["usd_of_egress"])
+    assert shelf["bytes_home"] == made and offer["usd"] == pytest.approx(
+        offer["usd_an_hour"] * shelf["hours"] + offer["usd_of_egress"]
+    )
 
 
 def test_a_machine_with_our_mark_that_no_ledger_knows_is_reported_with_its_cost_and_ended_when_asked(
@@ -52,7 +62,12 @@ def test_a_machine_with_our_mark_that_no_ledger_knows_is_reported_with_its_cost_
     async def lose() -> list[str]:
         driver = Vastai(installation=str(installation(space)))
         offers = await driver.offers(Wish())
-        leases = [await driver.acquire(Order(offer, os.urandom(8).hex(), datetime.now(UTC) + timedelta(hours=1))) for offer in offers[:2]]
+        leases = [
+            await driver.acquire(
+                Order(offer, os.urandom(8).hex(), datetime.now(UTC) + timedelta(hours=1))
+            )
+            for offer in offers[:2]
+        ]
         await driver.aclose()
         return [lease.key for lease in leases]
 
@@ -60,23 +75,45 @@ def test_a_machine_with_our_mark_that_no_ledger_knows_is_reported_with_its_cost_
     first, second = asyncio.run(lose())
     space.recipe("steps:\n  s: {run: 'echo 1 > o', outputs: {o: o}}\n")
     code, _, said = space.command("run", "--driver", "vastai")
-    assert code == 0 and f"vastai {first} (machine " in said and " a day; `recipe reap --adopt " in said
+    assert (
+        code == 0
+        and f"vastai {first} (machine " in said
+        and " a day; `recipe reap --adopt " in said
+    )
     code, out, _ = space.command("reap", "--adopt", first)
-    assert code == 0 and f"kept         vastai {first}" in out and f"unknown      vastai {second}" in out
-    assert space.command("reap", "--unknown")[0] == 3 and len(alive(real) - before) == 2, "a pipe cannot be asked"
-    assert space.command("reap", "--unknown", "--yes", first)[0] == 0 and alive(real) == before and len(alive(real, foreign=True)) == 30
+    assert (
+        code == 0
+        and f"kept         vastai {first}" in out
+        and f"unknown      vastai {second}" in out
+    )
+    assert space.command("reap", "--unknown")[0] == 3 and len(alive(real) - before) == 2, (
+        "a pipe cannot be asked"
+    )
+    assert (
+        space.command("reap", "--unknown", "--yes", first)[0] == 0
+        and alive(real) == before
+        and len(alive(real, foreign=True)) == 30
+    )
     assert space.command("reap", "--adopt", first)[0] == 3
 
 
 def test_the_machines_of_another_installation_are_listed_and_ended_when_asked(
-    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    space: Space,
+    real: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rents(space, real, monkeypatch)
 
     async def lose(count: int) -> tuple[str, list[str]]:
         driver = Vastai(installation=str(space.root / "other"))
         offers = await driver.offers(Wish())
-        leases = [await driver.acquire(Order(offer, os.urandom(8).hex(), datetime.now(UTC) + timedelta(hours=1))) for offer in offers[:count]]
+        leases = [
+            await driver.acquire(
+                Order(offer, os.urandom(8).hex(), datetime.now(UTC) + timedelta(hours=1))
+            )
+            for offer in offers[:count]
+        ]
         await driver.aclose()
         return Installation.of(str(space.root / "other")).name, [lease.key for lease in leases]
 
@@ -94,25 +131,47 @@ def test_the_machines_of_another_installation_are_listed_and_ended_when_asked(
     code, out = reap(keys[0])
     assert code == 0 and f"ended        vastai {keys[0]}" in out and len(alive(real) - before) == 1
     assert reap("--unknown")[0] == 3 and len(alive(real) - before) == 1, "a pipe cannot be asked"
-    assert reap("--unknown", "--yes")[0] == 0 and alive(real) == before and len(alive(real, foreign=True)) == 30
+    assert (
+        reap("--unknown", "--yes")[0] == 0
+        and alive(real) == before
+        and len(alive(real, foreign=True)) == 30
+    )
     for wrong in (("--installation", "../x"), ("--dead",), ("--adopt", keys[1])):
         assert reap(*wrong)[0] == 3
 
 
-def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rents(space, real, monkeypatch)
-    code, out, _ = space.command("offers", "--json", "--driver", "vastai", "--where", "gpu_memory=30")
+    code, out, _ = space.command(
+        "offers", "--json", "--driver", "vastai", "--where", "gpu_memory=30"
+    )
     (shelf,) = json.loads(out)
     prices = [offer["usd_an_hour"] for offer in shelf["offers"]]
-    assert code == 0 and prices == sorted(prices) and prices and all(offer["gpu_memory"] >= 30e9 for offer in shelf["offers"])
-    assert shelf["left_out"]["less GPU memory"] > 0 and shelf["ends"] == "it ends itself at its time"
+    assert (
+        code == 0
+        and prices == sorted(prices)
+        and prices
+        and all(offer["gpu_memory"] >= 30e9 for offer in shelf["offers"])
+    )
+    assert (
+        shelf["left_out"]["less GPU memory"] > 0 and shelf["ends"] == "it ends itself at its time"
+    )
     code, _, said = space.command("offers", "--driver", "vastai", "--where", "gpu_memroy=30")
     assert code == 3 and 'did you mean "gpu_memory"?' in said
-    space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n  t: {run: 'echo 1 > p', outputs: {o: p}}\n")
+    space.recipe(
+        "steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n  t: {run: 'echo 1 > p', outputs: {o: p}}\n"
+    )
     code, out, _ = space.command("offers", "recipe.yaml", "--driver", "vastai")
     assert code == 0 and out.startswith("vastai for s: ")
     code, out, _ = space.command("plan", "--driver", "vastai")
-    assert code == 0 and "\nrents for s: vastai " in out and out.count(f"\n{'':9}else: vastai ") == 2 and "it ends itself at its time" in out
+    assert (
+        code == 0
+        and "\nrents for s: vastai " in out
+        and out.count(f"\n{'':9}else: vastai ") == 2
+        and "it ends itself at its time" in out
+    )
     assert "rents for t" not in out
 
 
@@ -120,11 +179,18 @@ def test_a_machine_with_fewer_gpus_than_were_sold_is_given_back_and_the_next_is_
     space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rents(space, real, monkeypatch)
-    space.recipe("steps:\n  s: {run: 'nvidia-smi -L | wc -l > o', resources: {gpus: 2}, outputs: {o: o}}\n")
+    space.recipe(
+        "steps:\n  s: {run: 'nvidia-smi -L | wc -l > o', resources: {gpus: 2}, outputs: {o: o}}\n"
+    )
     before = len(ours(real))
     real.ask("/_faults", "boot=0.1,fewer@create=once")
     code, _, said = space.command("run", "--driver", "vastai")
-    assert code == 0 and " GPUs, and " in said and " were promised" in said and int(space.read("o")) >= 2, said
+    assert (
+        code == 0
+        and " GPUs, and " in said
+        and " were promised" in said
+        and int(space.read("o")) >= 2
+    ), said
     assert ours(real)[before:].count("destroyed") == ours(real)[before:].count("created") >= 2
 
 
@@ -134,25 +200,34 @@ def test_a_step_with_an_image_runs_on_a_machine_of_it_and_one_with_another_image
     """There is no container engine: nothing is wrapped."""
     rents(space, real, monkeypatch, container_engine="/nowhere/docker")
     step = "{run: 'echo 1 > %s', image: 'team/trainer:%s', resources: {gpus: 1}, outputs: {o: %s}}"
-    space.recipe(f"steps:\n  a: {step % ('a', 1, 'a')}\n  b: {step % ('b', 2, 'b')}\n  c: {step % ('c', 1, 'c')}\n")
+    space.recipe(
+        f"steps:\n  a: {step % ('a', 1, 'a')}\n  b: {step % ('b', 2, 'b')}\n  c: {step % ('c', 1, 'c')}\n"
+    )
     before = {entry["machine"] for entry in real.ledger()}
     code, _, said = space.command("run", "--driver", "vastai")
     assert code == 0, said
     made = {entry["machine"] for entry in real.ledger()} - before
-    assert sorted(real.ask(f"/_logs/{id}/0").split("\n")[0] for id in made) == ["team/trainer:1", "team/trainer:2"] and not alive(real)
+    assert sorted(real.ask(f"/_logs/{id}/0").split("\n")[0] for id in made) == [
+        "team/trainer:1",
+        "team/trainer:2",
+    ] and not alive(real)
 
 
 Act = Callable[[Vastai, Lease], Coroutine[None, None, None]]
 
 
-def on_machine(real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Act, lasts: float = 3600.0) -> None:
+def on_machine(
+    real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Act, lasts: float = 3600.0
+) -> None:
     """Do something with a lease of a machine that has just been ordered, and end it."""
     monkeypatch.setenv("VAST_API_KEY", real.exports["VAST_API_KEY"])
 
     async def acting() -> None:
         driver = Vastai(api=real.url, installation=str(tmp_path / "installation"), poll=0.1)
         until = datetime.now(UTC) + timedelta(seconds=lasts)
-        lease = await driver.acquire(Order((await driver.offers(Wish()))[0], os.urandom(8).hex(), until))
+        lease = await driver.acquire(
+            Order((await driver.offers(Wish()))[0], os.urandom(8).hex(), until)
+        )
         try:
             await act(driver, lease)
         finally:
@@ -172,7 +247,9 @@ async def said(host: Host, script: str) -> str:
     return b"".join([data async for data in host.call(("sh", "-c", script))]).decode()
 
 
-def test_a_machine_ends_itself_when_its_time_is_over_without_a_request(real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_ends_itself_when_its_time_is_over_without_a_request(
+    real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(driver: Vastai, lease: Lease) -> None:
         async with asyncio.timeout(30):
             while lease in await driver.leases():  # noqa: ASYNC110
@@ -182,23 +259,35 @@ def test_a_machine_ends_itself_when_its_time_is_over_without_a_request(real: Pro
 
     on_machine(real, tmp_path, monkeypatch, act, lasts=1.0)
     ended = [entry for entry in real.ledger() if entry["event"] == "destroyed"][-1]
-    assert ended["by"] == digest(f"instance-{ended['machine']}"), "with the key of the instance, not of the account"
+    assert ended["by"] == digest(f"instance-{ended['machine']}"), (
+        "with the key of the instance, not of the account"
+    )
 
 
-def test_the_time_of_a_machine_is_moved(real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_machine_is_moved(
+    real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(driver: Vastai, lease: Lease) -> None:
         host = await up(driver, lease)
         await driver.prolong(lease, datetime.now(UTC) + timedelta(seconds=7200))
-        assert 7100 < float(await said(host, "echo $(($(cat ~/.recipe-until) - $(date +%s)))")) <= 7200
+        assert (
+            7100 < float(await said(host, "echo $(($(cat ~/.recipe-until) - $(date +%s)))")) <= 7200
+        )
 
     on_machine(real, tmp_path, monkeypatch, act)
 
 
-def test_the_key_of_the_account_and_our_private_key_are_not_on_the_machine(real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_the_account_and_our_private_key_are_not_on_the_machine(
+    real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(driver: Vastai, lease: Lease) -> None:
         found = await said(await up(driver, lease), "env; cd; cat .ssh/* .recipe-*")
         private = driver._installation.login(lease.key).decode().split("\n")[2]
-        assert real.exports["VAST_API_KEY"] not in found and private not in found and "ssh-ed25519" in found
+        assert (
+            real.exports["VAST_API_KEY"] not in found
+            and private not in found
+            and "ssh-ed25519" in found
+        )
 
     on_machine(real, tmp_path, monkeypatch, act)
 
@@ -213,14 +302,25 @@ def test_a_machine_that_shows_another_host_key_than_it_was_given_is_never_used(
         login = asyncssh.import_private_key(driver._installation.login(lease.key))
         has, address = "", None
         async with asyncio.timeout(30):
-            while has.split()[:2] != given.split()[:2]:  # as a client that believes whatever key is shown
+            while (
+                has.split()[:2] != given.split()[:2]
+            ):  # as a client that believes whatever key is shown
                 assert await driver.hosts(lease) is None
                 if address is None and (address := (await driver._alive(lease)).address) is None:
                     continue
                 with contextlib.suppress(OSError, asyncssh.Error):
-                    async with asyncssh.connect(*address, known_hosts=None, username="root", client_keys=[login], config=None) as there:
+                    async with asyncssh.connect(
+                        *address,
+                        known_hosts=None,
+                        username="root",
+                        client_keys=[login],
+                        config=None,
+                    ) as there:
                         has = str((await there.run("cat $RECIPE_SSHD_KEYS/*.pub")).stdout)
-        assert address is not None and (shown := await asyncssh.get_server_host_key(*address)) is not None
+        assert (
+            address is not None
+            and (shown := await asyncssh.get_server_host_key(*address)) is not None
+        )
         assert shown.export_public_key().decode().split()[1] != given.split()[1]
         assert [await driver.hosts(lease) for _ in range(3)] == [None] * 3
 
@@ -234,7 +334,13 @@ def test_a_login_that_is_refused_is_let_in_again_and_a_destroyed_machine_is_lost
 ) -> None:
     async def act(driver: Vastai, lease: Lease) -> None:
         host = await up(driver, lease)
-        keys = json.loads(str((await driver._wire.ask("GET", f"/api/v0/instances/{lease.id}/ssh/")).fields["ssh_keys"]))
+        keys = json.loads(
+            str(
+                (await driver._wire.ask("GET", f"/api/v0/instances/{lease.id}/ssh/")).fields[
+                    "ssh_keys"
+                ]
+            )
+        )
         await said(host, "rm ~/.ssh/authorized_keys")
         for key in keys:
             await driver._wire.ask("DELETE", f"/api/v0/instances/{lease.id}/ssh/{key['id']}/", {})

@@ -20,7 +20,9 @@ class Watched:
         self.space = space
         self.said = space.root.parent / "said"
         with self.said.open("w") as said:
-            self.process = subprocess.Popen([*RECIPE, "watch"], cwd=space.root, stdout=said, stderr=said, start_new_session=True)
+            self.process = subprocess.Popen(
+                [*RECIPE, "watch"], cwd=space.root, stdout=said, stderr=said, start_new_session=True
+            )
 
     def count(self, words: str) -> int:
         return self.said.read_text().count(words)
@@ -33,7 +35,9 @@ class Watched:
 def watched(tmp_path: Path) -> Iterator[Watched]:
     space = Space(tmp_path / "space")
     space.write("a.txt", "1\n")
-    space.recipe("steps: {s: {run: grep -v bad a.txt > o.txt, deps: [a.txt], outputs: {o: o.txt}}}\n")
+    space.recipe(
+        "steps: {s: {run: grep -v bad a.txt > o.txt, deps: [a.txt], outputs: {o: o.txt}}}\n"
+    )
     found = Watched(space)
     yield found
     if found.process.poll() is None:
@@ -41,7 +45,9 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     found.process.wait()
 
 
-def test_a_change_runs_what_reads_it_a_failure_waits_for_the_next_and_ctrl_c_ends(watched: Watched) -> None:
+def test_a_change_runs_what_reads_it_a_failure_waits_for_the_next_and_ctrl_c_ends(
+    watched: Watched,
+) -> None:
     gate = watched.space.root.parent / "gate"
     watched.waits(1)
     assert watched.space.read("o.txt") == "1\n"

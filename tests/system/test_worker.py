@@ -74,7 +74,11 @@ def work(space: Space, listener: type[Silent] = Silent) -> None:
 
 def working(space: Space, handover: Handover, said: list[str]) -> threading.Thread:
     """A worker in this process, for what is not about its death."""
-    worker = threading.Thread(target=serve, args=(space.root, Offer(), writing(said), handover, os.environ), kwargs={"once": False})
+    worker = threading.Thread(
+        target=serve,
+        args=(space.root, Offer(), writing(said), handover, os.environ),
+        kwargs={"once": False},
+    )
     worker.start()
     return worker
 
@@ -89,7 +93,9 @@ def begun(space: Space) -> int:
     return len(starts.read_text().split()) if starts.exists() else 0
 
 
-def test_what_a_run_at_work_has_stays_where_a_run_that_is_over_has_an_id_that_ends_alike(space: Space) -> None:
+def test_what_a_run_at_work_has_stays_where_a_run_that_is_over_has_an_id_that_ends_alike(
+    space: Space,
+) -> None:
     space.recipe("steps: {s: {run: 'echo x'}}")
     over, at_work = "20250101-000000-abcdef", "20260101-000000-abcdef"
     with Workspace.open(space.root) as ws:
@@ -109,13 +115,27 @@ def test_a_submitted_run_waits_for_a_worker_that_takes_what_is_due(space: Space)
     space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }} >> {root}/ran; touch a.txt', outputs: {o: a.txt}}}".replace("{root}", str(space.root)))  # fmt: skip
     assert space.command("submit", "n=1", "-R", "b")[0] == 3
     code, first, told = space.command("submit", "n=1")
-    assert code == 0 and "`recipe worker` carries it out" in told and row(space, first.strip()).state == "QUEUED"
-    urgent, late = submitted(space, Ticket(priority=5), n=2), submitted(space, Ticket(not_before=4e9), n=3)
+    assert (
+        code == 0
+        and "`recipe worker` carries it out" in told
+        and row(space, first.strip()).state == "QUEUED"
+    )
+    urgent, late = (
+        submitted(space, Ticket(priority=5), n=2),
+        submitted(space, Ticket(not_before=4e9), n=3),
+    )
     work(space)
     assert space.read("ran").split() == ["2", "1"]
-    assert [row(space, run).state for run in (first.strip(), urgent, late)] == ["COMPLETED", "COMPLETED", "QUEUED"]
+    assert [row(space, run).state for run in (first.strip(), urgent, late)] == [
+        "COMPLETED",
+        "COMPLETED",
+        "QUEUED",
+    ]
     with Workspace.open(space.root) as ws:
-        assert end_unattended(ws, late, "CANCELLED", print) and ws.store.runs.get(late).state == "CANCELLED"
+        assert (
+            end_unattended(ws, late, "CANCELLED", print)
+            and ws.store.runs.get(late).state == "CANCELLED"
+        )
 
 
 def test_a_run_in_which_all_is_fresh_completes(space: Space) -> None:
@@ -126,14 +146,24 @@ def test_a_run_in_which_all_is_fresh_completes(space: Space) -> None:
     assert row(space, run).state == "COMPLETED"
 
 
-def test_a_run_that_cannot_work_fails_with_the_reason_and_the_next_is_carried_out(space: Space) -> None:
-    space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }} > a.txt', deps: ['in{{ inputs.n }}'], outputs: {o: a.txt}}}")
+def test_a_run_that_cannot_work_fails_with_the_reason_and_the_next_is_carried_out(
+    space: Space,
+) -> None:
+    space.recipe(
+        "inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }} > a.txt', deps: ['in{{ inputs.n }}'], outputs: {o: a.txt}}}"
+    )
     space.write("in2", "")
     bad, good = submitted(space, n=1), submitted(space, n=2)
     said: list[str] = []
     work(space, writing(said))
-    assert not any("\n" in line for line in said) and any(line.startswith("  fix: ") for line in said)
-    assert row(space, bad).state == "FAILED" and "in1" in row(space, bad).reason and row(space, good).state == "COMPLETED"
+    assert not any("\n" in line for line in said) and any(
+        line.startswith("  fix: ") for line in said
+    )
+    assert (
+        row(space, bad).state == "FAILED"
+        and "in1" in row(space, bad).reason
+        and row(space, good).state == "COMPLETED"
+    )
 
 
 def test_what_is_asked_with_a_key_again_is_the_same_run(space: Space) -> None:
@@ -145,8 +175,13 @@ def test_what_is_asked_with_a_key_again_is_the_same_run(space: Space) -> None:
     assert caught.value.exit_code == 3
 
 
-@pytest.mark.parametrize("words", [("--user", b"Andr\xe9"), ("--key", b"caf\xe9"), ("--priority", b"99999999999999999999")])
-def test_what_no_database_has_a_place_for_is_refused_with_a_submit(space: Space, words: tuple[str, bytes]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("--user", b"Andr\xe9"), ("--key", b"caf\xe9"), ("--priority", b"99999999999999999999")],
+)
+def test_what_no_database_has_a_place_for_is_refused_with_a_submit(
+    space: Space, words: tuple[str, bytes]
+) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
     code, _, said = space.command("submit", "./recipe.yaml", words[0], os.fsdecode(words[1]))
     assert code == 3 and "of a run is" in said, said
@@ -161,10 +196,17 @@ def test_what_a_killed_worker_began_is_begun_once(slow: Space) -> None:
     (slow.root / "slow").unlink()
     work(slow)
     found = row(slow, run)
-    assert (found.state, found.fence, found.recoveries, begun(slow)) == ("COMPLETED", 2, 0, 1) and slow.read("b.txt") == "one\n"
+    assert (found.state, found.fence, found.recoveries, begun(slow)) == (
+        "COMPLETED",
+        2,
+        0,
+        1,
+    ) and slow.read("b.txt") == "one\n"
 
 
-def test_a_worker_that_is_asked_to_end_finishes_the_step_and_hands_the_run_over(slow: Space) -> None:
+def test_a_worker_that_is_asked_to_end_finishes_the_step_and_hands_the_run_over(
+    slow: Space,
+) -> None:
     run = submitted(slow)
     handover, said = Handover(), list[str]()
     worker = working(slow, handover, said)
@@ -174,7 +216,9 @@ def test_a_worker_that_is_asked_to_end_finishes_the_step_and_hands_the_run_over(
     (slow.root / "slow").unlink()
     worker.join(30)
     found = row(slow, run)
-    assert (worker.is_alive(), found.state, found.claim) == (False, "ACTIVE", "") and not (slow.root / "b.txt").exists()
+    assert (worker.is_alive(), found.state, found.claim) == (False, "ACTIVE", "") and not (
+        slow.root / "b.txt"
+    ).exists()
     work(slow)
     found = row(slow, run)
     assert (found.state, found.fence, found.recoveries, begun(slow)) == ("COMPLETED", 2, 0, 1)
@@ -216,7 +260,9 @@ def test_a_run_whose_workers_die_before_any_step_moves_is_poison(space: Space) -
     assert (found.state, found.reason, found.recoveries) == ("FAILED", "poison", POISON + 1)
 
 
-def test_an_error_of_ours_leaves_a_run_to_the_next_worker_as_a_death_would(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_leaves_a_run_to_the_next_worker_as_a_death_would(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space.recipe("steps: {a: {run: echo one > a.txt, outputs: {o: a.txt}}}")
     run, worked, recoveries = submitted(space), queue._worked, list[int]()
 
@@ -232,7 +278,9 @@ def test_an_error_of_ours_leaves_a_run_to_the_next_worker_as_a_death_would(space
     assert row(space, run).state == "COMPLETED" and recoveries == [0, 1]
 
 
-def test_a_worker_whose_store_was_deleted_goes_on_with_a_new_one(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_store_was_deleted_goes_on_with_a_new_one(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue, "SAFETY", 0.1)
     space.recipe("steps: {a: {run: 'true'}}")
     handover, done = Handover(), lambda run: until(lambda: row(space, run).state == "COMPLETED")
@@ -245,7 +293,9 @@ def test_a_worker_whose_store_was_deleted_goes_on_with_a_new_one(space: Space, m
     assert not worker.is_alive()
 
 
-def test_what_a_worker_learned_for_one_run_is_forgotten_in_the_next(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_learned_for_one_run_is_forgotten_in_the_next(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'true'}}")
     known, worked = list[weakref.ref[Workspace]](), queue._worked
 
@@ -261,12 +311,16 @@ def test_what_a_worker_learned_for_one_run_is_forgotten_in_the_next(space: Space
     assert len(known) == 4 and not any(each() for each in known[:2]), "a worker of many runs grows"
 
 
-def test_a_store_that_another_process_writes_to_for_too_long_fails_no_run(slow: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_another_process_writes_to_for_too_long_fails_no_run(
+    slow: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(database, "PATIENCE", 0.2)
     run, said, handover = submitted(slow), list[str](), Handover()
     worker = working(slow, handover, said)
     until(lambda: begun(slow))
-    with contextlib.closing(sqlite3.connect(slow.root / ".recipe/recipe.db", isolation_level=None)) as other:
+    with contextlib.closing(
+        sqlite3.connect(slow.root / ".recipe/recipe.db", isolation_level=None)
+    ) as other:
         other.execute("BEGIN IMMEDIATE")
         (slow.root / "slow").unlink()
         until(lambda: any("waits for a worker again" in each for each in said))
@@ -300,13 +354,27 @@ def test_a_secret_is_what_the_workers_environment_says(space: Space) -> None:
         "steps: {a: {run: 'echo ${#A_TOKEN} > a.txt', secrets: [token], outputs: {o: a.txt}}}"
     )
     run = submitted(space)
-    serve(space.root, Offer(), Silent, Handover(), {**os.environ, "A_TOKEN": "sixteen letters!"}, once=True)
+    serve(
+        space.root,
+        Offer(),
+        Silent,
+        Handover(),
+        {**os.environ, "A_TOKEN": "sixteen letters!"},
+        once=True,
+    )
     assert row(space, run).state == "COMPLETED" and space.read("a.txt") == "16\n"
 
 
-def test_what_a_killed_worker_left_is_not_swept_away_by_another_run_of_the_recipe(space: Space) -> None:
+def test_what_a_killed_worker_left_is_not_swept_away_by_another_run_of_the_recipe(
+    space: Space,
+) -> None:
     step = f"echo begun >> {space.root}/starts; while [ -e {space.root}/slow{{{{ inputs.n }}}} ]; do sleep 0.02; done; echo one > a{{{{ inputs.n }}}}.txt"
-    space.recipe({"inputs": {"n": {"type": "integer"}}, "steps": {"a": {"run": step, "outputs": {"o": "a{{ inputs.n }}.txt"}}}})
+    space.recipe(
+        {
+            "inputs": {"n": {"type": "integer"}},
+            "steps": {"a": {"run": step, "outputs": {"o": "a{{ inputs.n }}.txt"}}},
+        }
+    )
     space.write("slow1", "")
     run = submitted(space, n=1)
     worker = space.start("worker", "-q")
@@ -321,10 +389,14 @@ def test_what_a_killed_worker_left_is_not_swept_away_by_another_run_of_the_recip
 
 
 def test_a_path_that_was_typed_in_a_folder_is_the_same_file_for_the_worker(space: Space) -> None:
-    space.recipe("inputs: {data: {type: file}}\nsteps: {a: {run: 'cat {{ inputs.data }} > a.txt', outputs: {o: a.txt}}}")
+    space.recipe(
+        "inputs: {data: {type: file}}\nsteps: {a: {run: 'cat {{ inputs.data }} > a.txt', outputs: {o: a.txt}}}"
+    )
     space.write("recipe.toml", "")
     space.write("sub/d.txt", "here\n")
-    code, run, said = Space(space.root / "sub").command("submit", "-q", "-f", "../recipe.yaml", "data=d.txt")
+    code, run, said = Space(space.root / "sub").command(
+        "submit", "-q", "-f", "../recipe.yaml", "data=d.txt"
+    )
     assert code == 0, said
     work(space)
     assert row(space, run.strip()).state == "COMPLETED" and space.read("a.txt") == "here\n"

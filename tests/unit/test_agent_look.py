@@ -19,7 +19,9 @@ def request_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
 
 
 @pytest.mark.parametrize("gone", ["state/checkpoint-1", "state/checkpoint-1/weights", "state"])
-def test_a_checkpoint_that_its_trainer_deletes_meanwhile_is_not_in_a_look(request_there: Request, monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
+def test_a_checkpoint_that_its_trainer_deletes_meanwhile_is_not_in_a_look(
+    request_there: Request, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
     for name in ("checkpoint-1", "checkpoint-2"):
         os.makedirs(f"state/{name}")
         Path(f"state/{name}/weights").write_text("four")
@@ -43,7 +45,9 @@ def test_a_checkpoint_that_its_trainer_deletes_meanwhile_is_not_in_a_look(reques
     assert 0 < free <= total
 
 
-def test_a_tree_that_is_to_be_hashed_whole_may_not_change_meanwhile(request_there: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_that_is_to_be_hashed_whole_may_not_change_meanwhile(
+    request_there: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.makedirs("tree/a")
     scan = os.scandir
 
@@ -66,7 +70,9 @@ class _Listed(list[Any]):
     def __exit__(self, *_: object) -> None: ...
 
 
-def test_what_cannot_be_read_of_a_failed_attempt_keeps_nothing_else_from_coming(request_there: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_of_a_failed_attempt_keeps_nothing_else_from_coming(
+    request_there: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.makedirs("attempt/shut")
     for name in ("shut/inner", "secret", "trace"):
         Path(f"attempt/{name}").write_text("why")

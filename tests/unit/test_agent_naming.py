@@ -30,7 +30,9 @@ def _keep(request: Request) -> None:
     attempts.keep(request, "attempts/one", [("a", FILE, False)])
 
 
-@pytest.mark.parametrize(("ask", "name"), [(_place_files, FILE), (_place_tree, TREE), (_keep, FILE)])
+@pytest.mark.parametrize(
+    ("ask", "name"), [(_place_files, FILE), (_place_tree, TREE), (_keep, FILE)]
+)
 def test_a_question_that_is_asked_twice_at_once_is_over_when_the_object_may_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Request], None], name: str
 ) -> None:

@@ -49,7 +49,9 @@ def _made(monkeypatch: pytest.MonkeyPatch, interrupts: bool = False) -> Slow:
     return Slow(interrupts)
 
 
-def test_a_run_goes_on_with_the_loop_on_which_its_driver_has_connected_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_with_the_loop_on_which_its_driver_has_connected_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     driver = _made(monkeypatch)
     with ahead(driver) as asked:  # type: ignore[arg-type]
         assert driver.began.wait(60)
@@ -59,7 +61,9 @@ def test_a_run_goes_on_with_the_loop_on_which_its_driver_has_connected_meanwhile
     assert not driver.closed
 
 
-def test_a_run_that_is_refused_lets_go_of_a_driver_that_still_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_refused_lets_go_of_a_driver_that_still_connects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     driver = _made(monkeypatch)
     with pytest.raises(KeyboardInterrupt), ahead(driver):  # type: ignore[arg-type]
         assert driver.began.wait(60)

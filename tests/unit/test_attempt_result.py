@@ -18,19 +18,50 @@ SCRIPT = "import os, sys\nos.write(1, b'first\\n')\nif {raising}:\n    raise Val
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "raising"), [(["--num_processes", "1"], False), (["--multi_gpu", "--num_processes", "2"], True)])
-def test_the_last_words_are_the_programs_and_not_those_of_what_launched_it(launcher: list[str], raising: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "raising"),
+    [(["--num_processes", "1"], False), (["--multi_gpu", "--num_processes", "2"], True)],
+)
+def test_the_last_words_are_the_programs_and_not_those_of_what_launched_it(
+    launcher: list[str], raising: bool, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(raising=raising))
-    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    accelerate += ["--main_process_port", "0"]  # where its usual one is taken, it warns of that first, naming launch.py
-    env = {"PATH": "/usr/bin:/bin", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "HOME": str(tmp_path)}
-    ran = subprocess.run([*accelerate, *launcher, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, check=False)
+    accelerate = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    ]
+    accelerate += [
+        "--main_process_port",
+        "0",
+    ]  # where its usual one is taken, it warns of that first, naming launch.py
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "ACCELERATE_USE_CPU": "true",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HOME": str(tmp_path),
+    }
+    ran = subprocess.run(
+        [*accelerate, *launcher, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=env,
+        check=False,
+    )
     assert ran.returncode == 1
     told = attempt_result.words(ran.stdout)
     assert b"launch.py" in ran.stdout and b"launch.py" not in told
     assert told.startswith(b"first\n") and b"row 3 is no number\n" in told
-    assert told.count(b"Traceback") in ((1, 2) if raising else (0,))  # each process has its own, unless the launcher ended it before
+    assert told.count(b"Traceback") in (
+        (1, 2) if raising else (0,)
+    )  # each process has its own, unless the launcher ended it before
 
 
 def test_of_what_a_pattern_of_metrics_files_fits_only_files_are_read(tmp_path: Path) -> None:
@@ -38,7 +69,9 @@ def test_of_what_a_pattern_of_metrics_files_fits_only_files_are_read(tmp_path: P
     os.mkfifo(tmp_path / "m" / "pipe")
     (tmp_path / "m" / "z").symlink_to("nowhere")
     (tmp_path / "m" / "it").write_text('{"loss": 0.5}\n')
-    assert attempt_result.measured(str(tmp_path), "", MetricsSpec("m/*", None), MASKER) == {"loss": 0.5}
+    assert attempt_result.measured(str(tmp_path), "", MetricsSpec("m/*", None), MASKER) == {
+        "loss": 0.5
+    }
 
 
 def test_a_programs_own_traceback_stays() -> None:
@@ -59,11 +92,15 @@ def test_a_tail_that_begins_inside_a_secret_shows_nothing_of_it(cut: int, tmp_pa
     assert tail.replace(b"***", b"") == after[-attempt_result.TAIL :]
 
 
-def test_a_log_that_is_cut_inside_secrets_keeps_nothing_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_cut_inside_secrets_keeps_nothing_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attempt_result, "LOG_CAP", 2000)
     log = tmp_path / "attempt.log"
     half = b"a" * 980 + TOKEN.encode() + b"b" * 980
     log.write_bytes(half + b"dropped " * 500 + half)
     kept = attempt_result.keep(str(log), "", str(tmp_path / "kept"), MASKER)
     text = Path(kept).read_bytes()
-    assert re.fullmatch(rb"a{980}\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n(\*\*\*)?b{980}", text)
+    assert re.fullmatch(
+        rb"a{980}\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n(\*\*\*)?b{980}", text
+    )

@@ -10,10 +10,15 @@ from runner.advice.bottleneck import PARTS, breakdown, judge
 
 
 def steps(count: int = 3, **seconds: float) -> list[dict[str, float]]:
-    return [{"step": n + 1, **{f"time_{name}": value for name, value in seconds.items()}} for n in range(count)]
+    return [
+        {"step": n + 1, **{f"time_{name}": value for name, value in seconds.items()}}
+        for n in range(count)
+    ]
 
 
-def verdict(inputs: dict[str, Any] | None = None, gpu: bool = True, **seconds: float) -> tuple[str, str]:
+def verdict(
+    inputs: dict[str, Any] | None = None, gpu: bool = True, **seconds: float
+) -> tuple[str, str]:
     found = breakdown(steps(**seconds))
     assert found is not None
     said = judge(found, inputs or {}, gpu=gpu)
@@ -31,7 +36,10 @@ def verdict(inputs: dict[str, Any] | None = None, gpu: bool = True, **seconds: f
         ("THROUGHPUT-BOUND", {"step": 10, "communication": 4, "model": 4.1}),
         ("BALANCED", {"step": 10, "generation": 4, "model": 4}),
         ("BALANCED", {"step": 10, "model": 5, "checkpoint": 5}),
-        ("LATENCY-BOUND", {"step": 10, "tool": 5.5, "data": 3.5, "model": 1}),  # both hold: the greater comes first
+        (
+            "LATENCY-BOUND",
+            {"step": 10, "tool": 5.5, "data": 3.5, "model": 1},
+        ),  # both hold: the greater comes first
     ],
 )
 def test_a_verdict_is_by_shares_of_a_step(word: str, seconds: dict[str, float]) -> None:
@@ -40,7 +48,11 @@ def test_a_verdict_is_by_shares_of_a_step(word: str, seconds: dict[str, float]) 
 
 def test_what_is_not_named_is_other_and_all_parts_are_the_whole() -> None:
     found = breakdown(steps(step=10, data=1, model=6))
-    assert found is not None and found.seconds == 10 and found.parts == {"data": 1, "model": 6, "other": 3}
+    assert (
+        found is not None
+        and found.seconds == 10
+        and found.parts == {"data": 1, "model": 6, "other": 3}
+    )
     assert found.share(*PARTS) == pytest.approx(1)
 
 
@@ -71,11 +83,19 @@ def test_a_line_between_without_times_changes_nothing() -> None:
 
 
 def test_advice_is_in_the_names_and_values_of_the_recipes_inputs() -> None:
-    assert "raise micro_batch (micro_batch is 2)" in verdict({"micro_batch": 2}, step=10, model=9)[1]
+    assert (
+        "raise micro_batch (micro_batch is 2)" in verdict({"micro_batch": 2}, step=10, model=9)[1]
+    )
     assert "micro_batch" not in verdict(step=10, model=9)[1]
-    assert "checkpoint_activations=false" in verdict({"checkpoint_activations": True}, step=10, model=9)[1]
+    assert (
+        "checkpoint_activations=false"
+        in verdict({"checkpoint_activations": True}, step=10, model=9)[1]
+    )
     assert "raise workers (workers is 4)" in verdict({"workers": 4}, step=10, data=9)[1]
-    assert "lower max_completion_length (max_completion_length is 256)" in verdict({"max_completion_length": 256}, step=10, generation=9)[1]
+    assert (
+        "lower max_completion_length (max_completion_length is 256)"
+        in verdict({"max_completion_length": 256}, step=10, generation=9)[1]
+    )
     assert "save_every is 5" in verdict({"save_every": 5}, step=10, model=5, checkpoint=5)[1]
     assert "fewer updates" in verdict({"global_batch": 8}, step=10, model=6, communication=3)[1]
     assert "asynchronous" in verdict(step=10, tool=9)[1]
@@ -84,6 +104,10 @@ def test_advice_is_in_the_names_and_values_of_the_recipes_inputs() -> None:
 
 def test_a_batch_that_is_whole_is_not_raised_and_without_a_gpu_one_is_what_helps() -> None:
     assert "micro_batch" not in verdict({"micro_batch": 8, "global_batch": 8}, step=10, model=9)[1]
-    assert "raise micro_batch" in verdict({"micro_batch": 4, "global_batch": 8}, step=10, model=9)[1]
+    assert (
+        "raise micro_batch" in verdict({"micro_batch": 4, "global_batch": 8}, step=10, model=9)[1]
+    )
     word, said = verdict({"micro_batch": 4, "global_batch": 8}, gpu=False, step=10, model=9)
-    assert word == "THROUGHPUT-BOUND" and "it ran without a GPU" in said and "micro_batch" not in said
+    assert (
+        word == "THROUGHPUT-BOUND" and "it ran without a GPU" in said and "micro_batch" not in said
+    )

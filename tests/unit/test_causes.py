@@ -18,7 +18,10 @@ from tests.support import Space
     ("said", "cause"),
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "oom"),
-        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "oom"),
+        (
+            "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+            "oom",
+        ),
         ("terminate called after throwing an instance of 'std::bad_alloc'", "oom"),
         ("Traceback:\nMemoryError", "oom"),
         ("train: the loss is nan at step 3; a smaller learning_rate may help", "nan"),

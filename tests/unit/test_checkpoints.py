@@ -23,7 +23,9 @@ def made(folder: Path, *names: str) -> Path:
 
 
 def safetensors(path: Path, *, cut: int = 0, **entry: object) -> Path:
-    head = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **entry}}).encode()
+    head = json.dumps(
+        {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **entry}}
+    ).encode()
     whole = len(head).to_bytes(8, "little") + head + bytes(8)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(whole[: len(whole) - cut])
@@ -44,7 +46,9 @@ def transformers(folder: Path, step: int, *, world: int = 1, best: str | None = 
     ranks = ["rng_state.pth"] if world == 1 else [f"rng_state_{rank}.pth" for rank in range(world)]
     for name in ("optimizer.pt", "scheduler.pt", "training_args.bin", *ranks):
         archive(path / name)
-    (path / "trainer_state.json").write_text(json.dumps({"global_step": step, "best_model_checkpoint": best}))
+    (path / "trainer_state.json").write_text(
+        json.dumps({"global_step": step, "best_model_checkpoint": best})
+    )
     return path
 
 
@@ -66,7 +70,9 @@ def test_a_broken_newest_is_passed_over_and_said_so(tmp_path: Path) -> None:
     found = newest(folder, "step-*")
     assert found.name == "step-1" and found.step == 1
     assert [name for name, _ in found.passed] == ["step-3", "step-2"]
-    assert found.words.startswith("resumes from step-1; step-3 is passed over: it is empty; step-2 is passed over: model.safetensors has ")
+    assert found.words.startswith(
+        "resumes from step-1; step-3 is passed over: it is empty; step-2 is passed over: model.safetensors has "
+    )
     assert examine(safetensors(tmp_path / "good.safetensors")).ok
 
 
@@ -75,22 +81,45 @@ def test_when_every_checkpoint_is_broken_it_is_said_loudly(tmp_path: Path) -> No
     for path in folder.glob("*/weights"):
         path.unlink()
     found = newest(folder, "step-*")
-    assert found.name is None and found.words.startswith("NO CHECKPOINT CAN BE USED, starting over: step-4") and found.words.endswith("and 2 more")
+    assert (
+        found.name is None
+        and found.words.startswith("NO CHECKPOINT CAN BE USED, starting over: step-4")
+        and found.words.endswith("and 2 more")
+    )
     assert newest(tmp_path / "none", "step-*").words == ""
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "training_args.bin",
+        "trainer_state.json",
+    ],
+)
 def test_a_checkpoint_of_transformers_needs_each_of_its_files(name: str, tmp_path: Path) -> None:
     path = transformers(tmp_path, 10)
     assert examine(path, thorough=True).ok and examine(path).step == 10 and examine(path).world == 1
     (path / name).unlink()
-    assert name in examine(path).why or (name == "model.safetensors" and "its weights" in examine(path).why)
+    assert name in examine(path).why or (
+        name == "model.safetensors" and "its weights" in examine(path).why
+    )
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "random_states_1.pkl"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "random_states_1.pkl"]
+)
 def test_a_state_of_accelerate_needs_each_of_its_files(name: str, tmp_path: Path) -> None:
     path = accelerate(tmp_path / "step_7", world=3)
-    assert (examine(path).kind, examine(path).step, examine(path).world, examine(path).ok) == ("accelerate", 7, 3, True)
+    assert (examine(path).kind, examine(path).step, examine(path).world, examine(path).ok) == (
+        "accelerate",
+        7,
+        3,
+        True,
+    )
     (path / name).unlink()
     assert not examine(path).ok
 
@@ -122,13 +151,21 @@ def test_shards_are_counted_by_their_names_and_by_their_index(tmp_path: Path) ->
     assert examine(tmp_path / "step-1").ok
     (tmp_path / "step-1" / parts[2]).unlink()
     assert parts[2] in examine(tmp_path / "step-1").why
-    index.write_text(json.dumps({"weight_map": {"a": parts[0], "b": "../../elsewhere.safetensors"}}))
+    index.write_text(
+        json.dumps({"weight_map": {"a": parts[0], "b": "../../elsewhere.safetensors"}})
+    )
     assert not examine(tmp_path / "step-1").ok
 
 
 def test_sharded_optimizers_name_their_ranks() -> None:
     zero = [f"global_step4/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(3)]
-    rest = ["global_step4/mp_rank_00_model_states.pt", "latest", "trainer_state.json", "training_args.bin", "scheduler.pt"]
+    rest = [
+        "global_step4/mp_rank_00_model_states.pt",
+        "latest",
+        "trainer_state.json",
+        "training_args.bin",
+        "scheduler.pt",
+    ]
     ranks = [f"rng_state_{rank}.pth" for rank in range(3)]
     assert layout([*zero, *rest, *ranks]) == layout([*zero, *rest, *ranks], folder="checkpoint-4")
     assert (layout([*zero, *rest, *ranks]).world, layout([*zero, *rest, *ranks]).missing) == (3, ())
@@ -142,7 +179,11 @@ def test_sharded_optimizers_name_their_ranks() -> None:
     assert layout(lone) == Layout("accelerate", 1)
     assert layout(lone[:3]).missing == ("latest",)
     assert layout([*lone[:2]]).kind == "deepspeed"
-    fsdp = [f"{folder}/__{rank}_0.distcp" for folder in ("pytorch_model_fsdp_0", "optimizer_0") for rank in range(2)]
+    fsdp = [
+        f"{folder}/__{rank}_0.distcp"
+        for folder in ("pytorch_model_fsdp_0", "optimizer_0")
+        for rank in range(2)
+    ]
     assert layout(fsdp).world == 2
     assert layout(fsdp).missing == ("optimizer_0/.metadata", "pytorch_model_fsdp_0/.metadata")
 
@@ -162,7 +203,16 @@ def test_the_file_latest_of_deepspeed_has_to_name_what_is_there(tmp_path: Path) 
     assert "cannot be read" in examine(path).why
 
 
-@pytest.mark.parametrize("name", ["tmp-checkpoint-3", "x.incomplete", "a/b.part", ".state.unfinished", "checkpoint-is-incomplete.txt"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tmp-checkpoint-3",
+        "x.incomplete",
+        "a/b.part",
+        ".state.unfinished",
+        "checkpoint-is-incomplete.txt",
+    ],
+)
 def test_what_is_still_being_written_is_no_checkpoint(name: str, tmp_path: Path) -> None:
     made(tmp_path, "step-1")
     (tmp_path / "step-1" / name).parent.mkdir(exist_ok=True)
@@ -170,13 +220,18 @@ def test_what_is_still_being_written_is_no_checkpoint(name: str, tmp_path: Path)
     assert "not finished" in examine(tmp_path / "step-1").why
 
 
-def test_in_a_layout_of_its_own_the_newest_has_to_have_what_the_one_before_it_has(tmp_path: Path) -> None:
+def test_in_a_layout_of_its_own_the_newest_has_to_have_what_the_one_before_it_has(
+    tmp_path: Path,
+) -> None:
     for step in (1, 2, 3):
         safetensors(tmp_path / f"step-{step}" / f"weights-{step}.safetensors")
         (tmp_path / f"step-{step}" / "optimizer").write_text("x")
     assert newest(tmp_path, "step-*").name == "step-3"
     (tmp_path / "step-3" / "optimizer").unlink()
-    assert newest(tmp_path, "step-*").name == "step-2" and "it has no optimizer, which step-2 has" in newest(tmp_path, "step-*").words
+    assert (
+        newest(tmp_path, "step-*").name == "step-2"
+        and "it has no optimizer, which step-2 has" in newest(tmp_path, "step-*").words
+    )
     # Once a newer one follows it is not the last thing that a killed trainer did.
     safetensors(tmp_path / "step-4" / "weights-4.safetensors")
     assert newest(tmp_path, "step-*").name == "step-4"
@@ -200,16 +255,28 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @given(
-    field=st.sampled_from(["dtype", "shape", "data_offsets"]), value=st.from_type(type(None)) | st.integers() | st.text() | st.lists(st.integers())
+    field=st.sampled_from(["dtype", "shape", "data_offsets"]),
+    value=st.from_type(type(None)) | st.integers() | st.text() | st.lists(st.integers()),
 )
-def test_a_header_that_says_nonsense_is_a_broken_file(field: str, value: object, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_header_that_says_nonsense_is_a_broken_file(
+    field: str, value: object, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     whole = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    path = safetensors(tmp_path_factory.getbasetemp() / "nonsense" / "m.safetensors", **{field: value})
+    path = safetensors(
+        tmp_path_factory.getbasetemp() / "nonsense" / "m.safetensors", **{field: value}
+    )
     verdict = examine(path, thorough=True)
-    assert not verdict.ok or value == whole[field] or (field == "dtype" and value != "F32") or (field == "shape" and value in ([1, 2], [2, 1]))
+    assert (
+        not verdict.ok
+        or value == whole[field]
+        or (field == "dtype" and value != "F32")
+        or (field == "shape" and value in ([1, 2], [2, 1]))
+    )
 
 
-def test_pruning_keeps_the_newest_whole_ones_and_whatever_is_not_a_checkpoint(tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_whole_ones_and_whatever_is_not_a_checkpoint(
+    tmp_path: Path,
+) -> None:
     folder = made(tmp_path, "step-1", "step-2", "step-3", "logs")
     (folder / "step-3" / "weights").unlink()
     assert prune(folder, "step-*", 1) == ["step-1"]
@@ -238,10 +305,16 @@ def test_a_generation_made_by_other_processes_is_not_taken_and_is_not_lost(tmp_p
     two = choose(tmp_path, {}, world=2)
     made(two.folder("ckpt"), "step-1")
     one = choose(tmp_path, {}, world=1)
-    assert one.path != two.path and "made by 2 processes, and this is 1 process; starting over" in one.note
+    assert (
+        one.path != two.path
+        and "made by 2 processes, and this is 1 process; starting over" in one.note
+    )
     made(one.folder("ckpt"), "step-1")
     again = choose(tmp_path, {}, world=2)
-    assert (again.path, again.id) == (two.path, two.id) and "what was made before that is used" in again.note
+    assert (again.path, again.id) == (
+        two.path,
+        two.id,
+    ) and "what was made before that is used" in again.note
     assert one.id != two.id
 
 
@@ -252,7 +325,10 @@ def test_of_a_generation_without_anything_in_it_nothing_is_said(tmp_path: Path) 
     fresh = choose(tmp_path, {"steps": 1000})
     assert fresh.path != first.path and fresh.note == ""
     made(fresh.folder("ckpt"), "step-1")
-    assert choose(tmp_path, {"steps": 500}).note == "earlier state was made under steps=1000, above what is asked now; starting over"
+    assert (
+        choose(tmp_path, {"steps": 500}).note
+        == "earlier state was made under steps=1000, above what is asked now; starting over"
+    )
 
 
 def test_a_generation_of_an_older_version_is_read(tmp_path: Path) -> None:
@@ -265,15 +341,31 @@ def test_a_generation_of_an_older_version_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("restored", "first", "back"), [(10, 11, False), (10, 10, False), (10, 9, True), (10, 1, True), (None, 1, False), (10, None, False)]
+    ("restored", "first", "back"),
+    [
+        (10, 11, False),
+        (10, 10, False),
+        (10, 9, True),
+        (10, 1, True),
+        (None, 1, False),
+        (10, None, False),
+    ],
 )
-def test_a_training_that_goes_on_tells_no_step_before_its_checkpoint(restored: int | None, first: int | None, back: bool) -> None:
+def test_a_training_that_goes_on_tells_no_step_before_its_checkpoint(
+    restored: int | None, first: int | None, back: bool
+) -> None:
     assert bool(went_back(restored, first)) is back
 
 
 def test_an_optimizer_in_shards_needs_that_of_every_rank() -> None:
     shards = [f"rank{rank}-of-3-optimizer.pt" for rank in range(3)]
-    rest = ["trainer_state.json", "training_args.bin", "scheduler.pt", "model.safetensors", *(f"rng_state_{rank}.pth" for rank in range(3))]
+    rest = [
+        "trainer_state.json",
+        "training_args.bin",
+        "scheduler.pt",
+        "model.safetensors",
+        *(f"rng_state_{rank}.pth" for rank in range(3)),
+    ]
     assert layout([*shards, *rest]) == Layout("transformers", 3)
     assert layout([shards[0], shards[2], *rest]).missing == ("rank1-of-3-optimizer.pt",)
     assert layout([*shards[:2], *rest]).missing == ("rank2-of-3-optimizer.pt",)
@@ -288,4 +380,7 @@ def test_an_archive_whose_compressed_contents_are_damaged_is_not_whole(tmp_path:
     data = bytearray(path.read_bytes())
     data[60] ^= 0xFF
     path.write_bytes(data)
-    assert examine(path.parent, thorough=True).why == "moments.npz is a zip archive with a damaged member"
+    assert (
+        examine(path.parent, thorough=True).why
+        == "moments.npz is a zip archive with a damaged member"
+    )

@@ -40,5 +40,7 @@ def base(tmp_path: Path) -> str:
         ("nowhere/", []),
     ],
 )
-def test_a_folder_is_taken_without_what_no_program_needs(base: str, entry: str, found: list[str]) -> None:
+def test_a_folder_is_taken_without_what_no_program_needs(
+    base: str, entry: str, found: list[str]
+) -> None:
     assert matches(base, entry) == found

@@ -73,11 +73,19 @@ def test_what_a_full_disk_refused_is_stored_with_the_next_group_before_it(
     assert not done  # stored, and nobody has been told
     commits.land()
     numbers = [number for number, _ in heard.told]
-    assert [step for _, step in heard.told] == done == ["a", "b"] and numbers == [numbers[0], numbers[0] + 1]
-    assert [event.id for event in commits.ws.store.runs.events("r1", after=numbers[0] - 1)] == ["a", "b"]
+    assert [step for _, step in heard.told] == done == ["a", "b"] and numbers == [
+        numbers[0],
+        numbers[0] + 1,
+    ]
+    assert [event.id for event in commits.ws.store.runs.events("r1", after=numbers[0] - 1)] == [
+        "a",
+        "b",
+    ]
 
 
-def test_what_is_noted_while_the_disk_is_waited_for_waits_for_its_own_group(commits: GroupCommit, heard: Heard) -> None:
+def test_what_is_noted_while_the_disk_is_waited_for_waits_for_its_own_group(
+    commits: GroupCommit, heard: Heard
+) -> None:
     done: list[str] = []
     commits.move(Move("step", "a", "WAITING", "READY"))
     _sent(commits)
@@ -89,7 +97,9 @@ def test_what_is_noted_while_the_disk_is_waited_for_waits_for_its_own_group(comm
     assert [step for _, step in heard.told] == ["a", "b"] and done == ["b"]
 
 
-def test_a_key_that_is_about_to_be_let_go_is_kept_when_it_is_held_again(commits: GroupCommit) -> None:
+def test_a_key_that_is_about_to_be_let_go_is_kept_when_it_is_held_again(
+    commits: GroupCommit,
+) -> None:
     key = "ab" * 32
     assert commits.hold(key, "a")
     commits.release_after_flush(key)
@@ -102,7 +112,9 @@ def test_a_key_that_is_about_to_be_let_go_is_kept_when_it_is_held_again(commits:
     assert not let_go
 
 
-def test_a_key_that_one_step_holds_is_refused_to_another_until_it_is_let_go(commits: GroupCommit) -> None:
+def test_a_key_that_one_step_holds_is_refused_to_another_until_it_is_let_go(
+    commits: GroupCommit,
+) -> None:
     key = "ab" * 32
     assert commits.hold(key, "a") and not commits.hold(key, "b")
     commits.release_after_flush(key)
@@ -112,8 +124,17 @@ def test_a_key_that_one_step_holds_is_refused_to_another_until_it_is_let_go(comm
 
 
 def test_what_a_run_holds_is_held_against_the_other_threads_of_its_process(tmp_path: Path) -> None:
-    one, other, third = Keys(str(tmp_path / "keys")), Keys(str(tmp_path / "keys")), Keys(str(tmp_path / "keys"))
-    assert one.try_hold("ab" * 32) and not other.try_hold("ab" * 32) and not one.alone() and not other.alone()
+    one, other, third = (
+        Keys(str(tmp_path / "keys")),
+        Keys(str(tmp_path / "keys")),
+        Keys(str(tmp_path / "keys")),
+    )
+    assert (
+        one.try_hold("ab" * 32)
+        and not other.try_hold("ab" * 32)
+        and not one.alone()
+        and not other.alone()
+    )
     third.close()
     assert not other.try_hold("ab" * 32)
     one.release("ab" * 32)

@@ -15,7 +15,11 @@ from runner.planning.plan import SKIP, WHEN_LATE, Node, Plan
 
 
 def read(text: str, name: str = "recipe.yaml") -> Recipe:
-    head = "" if text.lstrip().startswith("recipe:") else f"recipe: {name.partition('.')[0]}@1\nsummary: A test\n"
+    head = (
+        ""
+        if text.lstrip().startswith("recipe:")
+        else f"recipe: {name.partition('.')[0]}@1\nsummary: A test\n"
+    )
     return parse.recipe(document.parse((head + text).encode(), name))
 
 
@@ -91,7 +95,12 @@ steps:
 
 
 @pytest.mark.parametrize(
-    "leaf", ['run: ["cat", "{{ steps.a.o }}"]', 'run: x, env: {X: "{{ steps.a.o }}"}', 'run: x, files: {c.json: {k: ["{{ steps.a.o }}"]}}']
+    "leaf",
+    [
+        'run: ["cat", "{{ steps.a.o }}"]',
+        'run: x, env: {X: "{{ steps.a.o }}"}',
+        'run: x, files: {c.json: {k: ["{{ steps.a.o }}"]}}',
+    ],
 )
 def test_an_edge_comes_from_wherever_a_step_is_mentioned(leaf: str) -> None:
     found = plan(f"""
@@ -108,7 +117,11 @@ steps:
   a: {run: "echo > f", outputs: {o: f}}
   b: {run: "x", needs: [a]}
 """)
-    assert edges(found) == {"a -> b"} and not node(found, "b").upstream and node(found, "b").after == [0]
+    assert (
+        edges(found) == {"a -> b"}
+        and not node(found, "b").upstream
+        and node(found, "b").after == [0]
+    )
     assert author(found, "b") == author(plan('steps: {b: {run: "x"}}'), "b")
 
 
@@ -133,12 +146,24 @@ def test_a_dep_on_what_another_step_makes_is_an_edge(output: str, dep: str, orde
         "a": f'  a: {{run: "x", outputs: {{o: "{output}"}}}}\n',
         "b": f'  b: {{run: "y", deps: ["{dep}"]}}\n',
     }
-    found = plan("inputs: {where: {type: string, default: data}}\nsteps:\n" + steps[order[0]] + steps[order[1]])
+    found = plan(
+        "inputs: {where: {type: string, default: data}}\nsteps:\n"
+        + steps[order[0]]
+        + steps[order[1]]
+    )
     assert edges(found) == {"a -> b"}
     assert [u[1] for u in node(found, "b").upstream] == ["o"]
 
 
-@pytest.mark.parametrize(("output", "dep"), [("data/deep/x.txt", "data/*.txt"), ("x.txt", "**/*.csv"), ("database/x", "data/*"), ("out", "**/y")])
+@pytest.mark.parametrize(
+    ("output", "dep"),
+    [
+        ("data/deep/x.txt", "data/*.txt"),
+        ("x.txt", "**/*.csv"),
+        ("database/x", "data/*"),
+        ("out", "**/y"),
+    ],
+)
 def test_a_pattern_does_not_reach_what_it_does_not_match(output: str, dep: str) -> None:
     found = plan(f"""
 steps:
@@ -149,7 +174,9 @@ steps:
 
 
 def test_a_pattern_does_not_match_the_steps_own_output() -> None:
-    found = plan('steps: {merge: {run: "cat *.txt > all.txt", deps: ["*.txt"], outputs: {all: all.txt}}}')
+    found = plan(
+        'steps: {merge: {run: "cat *.txt > all.txt", deps: ["*.txt"], outputs: {all: all.txt}}}'
+    )
     assert edges(found) == set() and node(found, "merge").deps == ["*.txt"]
 
 
@@ -159,11 +186,18 @@ steps:
   a: {run: "x", outputs: {o: data/made.txt}}
   b: {run: "ls data", deps: [data]}
 """)
-    assert found.code == "deps-hold-output" and '"data/made.txt", which "a" makes' in found.message and pointed(found) == "data"
+    assert (
+        found.code == "deps-hold-output"
+        and '"data/made.txt", which "a" makes' in found.message
+        and pointed(found) == "data"
+    )
 
 
 def test_a_dep_may_name_an_output_of_a_used_recipe_at_its_place() -> None:
-    found = plan('steps: {b: {run: "cat u/o.txt", deps: [u/o.txt]}, u: {uses: ./inner.yaml}}', inner='steps: {i: {run: "x", outputs: {o: o.txt}}}')
+    found = plan(
+        'steps: {b: {run: "cat u/o.txt", deps: [u/o.txt]}, u: {uses: ./inner.yaml}}',
+        inner='steps: {i: {run: "x", outputs: {o: o.txt}}}',
+    )
     assert edges(found) == {"u/i -> b"} and node(found, "b").deps == []
 
 
@@ -173,15 +207,24 @@ def test_a_dep_may_name_an_output_of_a_used_recipe_at_its_place() -> None:
 @pytest.mark.parametrize(
     ("steps", "path"),
     [
-        ('a: {run: "cat {{ steps.b.o }}", outputs: {o: a}}, b: {run: "cat {{ steps.a.o }}", outputs: {o: b}}', "a -> b -> a"),
+        (
+            'a: {run: "cat {{ steps.b.o }}", outputs: {o: a}}, b: {run: "cat {{ steps.a.o }}", outputs: {o: b}}',
+            "a -> b -> a",
+        ),
         (
             'a: {run: "x", outputs: {o: a}, deps: [c]}, b: {run: "x", deps: [a], outputs: {o: b}}, c: {run: x, deps: [b], outputs: {o: c}}',
             "a -> c -> b -> a",
         ),
         ("a: {run: x, needs: [b]}, b: {run: x, needs: [a]}", "a -> b -> a"),
         ('a: {run: "x", deps: [a.txt], outputs: {o: a.txt}}', "a -> a"),
-        ('a: {run: x, deps: ["b-x"], outputs: {o: "a-{{ inputs.n }}"}}, b: {run: x, deps: ["a-x"], outputs: {o: "b-{{ inputs.n }}"}}', "a -> b -> a"),
-        ('a: {run: x, when: "{{ steps.b.metrics.loss > 1 }}", outputs: {o: a}}, b: {run: "cat {{ steps.a.o }}", metrics: true}', "a -> b -> a"),
+        (
+            'a: {run: x, deps: ["b-x"], outputs: {o: "a-{{ inputs.n }}"}}, b: {run: x, deps: ["a-x"], outputs: {o: "b-{{ inputs.n }}"}}',
+            "a -> b -> a",
+        ),
+        (
+            'a: {run: x, when: "{{ steps.b.metrics.loss > 1 }}", outputs: {o: a}}, b: {run: "cat {{ steps.a.o }}", metrics: true}',
+            "a -> b -> a",
+        ),
     ],
 )
 def test_a_cycle_is_printed_as_it_goes_round(steps: str, path: str) -> None:
@@ -214,9 +257,22 @@ def test_a_name_known_only_to_an_attempt_may_not_name_an_output() -> None:
     assert found.code == "late-name" and pointed(found) == "run.id"
 
 
-@pytest.mark.parametrize("path", ["../x", "/tmp/x", "~/x", "a/../../x", ".", "{{ inputs.up }}/x", "x/{{ inputs.up }}/{{ inputs.up }}/y"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../x",
+        "/tmp/x",
+        "~/x",
+        "a/../../x",
+        ".",
+        "{{ inputs.up }}/x",
+        "x/{{ inputs.up }}/{{ inputs.up }}/y",
+    ],
+)
 def test_an_output_stays_in_its_attempt_directory(path: str) -> None:
-    found = problem(f'inputs: {{up: {{type: string, default: ".."}}}}\nsteps: {{a: {{run: x, outputs: {{o: "{path}"}}}}}}')
+    found = problem(
+        f'inputs: {{up: {{type: string, default: ".."}}}}\nsteps: {{a: {{run: x, outputs: {{o: "{path}"}}}}}}'
+    )
     assert found.code == "path-escape"
 
 
@@ -225,7 +281,15 @@ def test_an_output_may_not_lie_in_our_own_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("x.txt", "x.txt"), ("x.txt", "./x.txt"), ("x.txt", "X.txt"), ("x/", "x/y.txt"), ("x/y/z", "x"), ("{{ inputs.n }}", "x")]
+    ("one", "other"),
+    [
+        ("x.txt", "x.txt"),
+        ("x.txt", "./x.txt"),
+        ("x.txt", "X.txt"),
+        ("x/", "x/y.txt"),
+        ("x/y/z", "x"),
+        ("{{ inputs.n }}", "x"),
+    ],
 )
 def test_two_makers_of_one_path_are_an_error(one: str, other: str) -> None:
     found = problem(f"""
@@ -274,7 +338,9 @@ def test_null_in_a_text_is_reported_before_anything_runs(leaf: str, name: str) -
     ],
 )
 def test_null_is_no_mistake_where_it_has_a_meaning_or_does_not_run(step: str) -> None:
-    plan(f"inputs: {{note: {{type: string, required: false}}}}\nsteps:\n  one:\n    state: {{s: {{checkpoint: c-*}}}}\n    {step}\n")
+    plan(
+        f"inputs: {{note: {{type: string, required: false}}}}\nsteps:\n  one:\n    state: {{s: {{checkpoint: c-*}}}}\n    {step}\n"
+    )
 
 
 def test_a_preset_replaces_the_limits_it_names() -> None:
@@ -301,9 +367,16 @@ steps:
   train: {matrix: {lr: [0.1, 1e-4], seed: "{{ inputs.seeds }}"}, run: x, outputs: {o: "{{ matrix.lr }}-{{ matrix.seed }}"}}
   merge: {run: ["cat", "{{ steps.train.o }}"]}
 """)
-    ids = ["train[lr=0.1,seed=1]", "train[lr=0.1,seed=2]", "train[lr=0.0001,seed=1]", "train[lr=0.0001,seed=2]"]
+    ids = [
+        "train[lr=0.1,seed=1]",
+        "train[lr=0.1,seed=2]",
+        "train[lr=0.0001,seed=1]",
+        "train[lr=0.0001,seed=2]",
+    ]
     assert [n.id for n in found.nodes] == [*ids, "merge"]
-    assert author(found, "merge")["reads"] == {"steps.train.o": ["0.1-1", "0.1-2", "0.0001-1", "0.0001-2"]}
+    assert author(found, "merge")["reads"] == {
+        "steps.train.o": ["0.1-1", "0.1-2", "0.0001-1", "0.0001-2"]
+    }
 
 
 def test_ids_are_percent_encoded_and_long_ones_cut() -> None:
@@ -318,7 +391,9 @@ def test_values_that_read_the_same_are_one_value_twice() -> None:
 
 
 def test_an_axis_must_be_a_list() -> None:
-    found = problem('inputs: {n: {type: integer, default: 3}}\nsteps: {a: {matrix: {m: "{{ inputs.n }}"}, run: x}}')
+    found = problem(
+        'inputs: {n: {type: integer, default: 3}}\nsteps: {a: {matrix: {m: "{{ inputs.n }}"}, run: x}}'
+    )
     assert found.code == "matrix-axis" and "not a list" in found.message
 
 
@@ -354,7 +429,12 @@ def test_a_glob_below_an_output_waits_and_so_does_what_needs_it() -> None:
     found = plan(LATE)
     assert {n.id for n in found.nodes} == {"split", "alone"}
     (pending,) = found.pending
-    assert (pending.step, pending.producer, pending.output, pending.pattern) == ("each", "split", "parts", "*.txt")
+    assert (pending.step, pending.producer, pending.output, pending.pattern) == (
+        "each",
+        "split",
+        "parts",
+        "*.txt",
+    )
 
 
 def test_a_glob_below_an_output_is_expanded_once_its_files_are_known() -> None:
@@ -367,7 +447,9 @@ def test_a_glob_below_an_output_is_expanded_once_its_files_are_known() -> None:
         "each[f=parts%2F2.txt] -> merge",
         "each[f=parts%2F1.txt] -> dep",
     }
-    assert node(found, "each[f=parts%2F1.txt]").upstream == [(found.index["split"], "parts", "parts/1.txt", "1.txt")]
+    assert node(found, "each[f=parts%2F1.txt]").upstream == [
+        (found.index["split"], "parts", "parts/1.txt", "1.txt")
+    ]
 
 
 def test_an_axis_over_the_outputs_of_a_matrix_is_one_instance_an_output() -> None:
@@ -380,7 +462,9 @@ steps:
 
 
 def test_a_state_may_be_named_by_the_matrix() -> None:
-    found = plan('steps: {a: {matrix: {n: [1, 2]}, run: "x {{ state.s }}", state: {s: {path: "st/{{ matrix.n }}"}}, outputs: {o: "{{ matrix.n }}"}}}')
+    found = plan(
+        'steps: {a: {matrix: {n: [1, 2]}, run: "x {{ state.s }}", state: {s: {path: "st/{{ matrix.n }}"}}, outputs: {o: "{{ matrix.n }}"}}}'
+    )
     assert [spec.state[0].path for spec in found.specs()] == ["st/1", "st/2"]
     assert author(found, "a[n=2]")["reads"]["state.s"] == "st/2"
 
@@ -406,7 +490,10 @@ def test_a_select_with_a_false_when_is_skipped_with_what_mentions_it() -> None:
 
 
 def test_the_best_of_no_instances_is_still_a_step_that_others_need() -> None:
-    found = plan("inputs: {ns: {type: list, items: integer, default: []}}" + SWEEP.replace("[1, 2]", '"{{ inputs.ns }}"') % "")
+    found = plan(
+        "inputs: {ns: {type: list, items: integer, default: []}}"
+        + SWEEP.replace("[1, 2]", '"{{ inputs.ns }}"') % ""
+    )
     assert edges(found) == {"best -> use"} and not skipped(found)
 
 
@@ -432,20 +519,32 @@ def into(found: Plan, step: str) -> set[str]:
 
 def test_select_takes_a_step_of_a_recipe_that_a_matrix_uses() -> None:
     found = plan(OVER % "s/train", inner=SWEPT)
-    assert into(found, "best") == {"s[n=1]/train", "s[n=2]/train"} and into(found, "use") == {"best"}
+    assert into(found, "best") == {"s[n=1]/train", "s[n=2]/train"} and into(found, "use") == {
+        "best"
+    }
     assert node(found, "use").upstream == [(found.index["best"], "model", "best/model.bin", "")]
 
 
 def test_select_reaches_into_a_recipe_that_is_used_by_one_that_is_used() -> None:
-    found = plan((OVER % "s/inner/train").replace('uses: ./inner.yaml, with: {n: "{{ matrix.n }}"}', "uses: ./mid.yaml"), inner=SWEPT, mid=NESTED)
+    found = plan(
+        (OVER % "s/inner/train").replace(
+            'uses: ./inner.yaml, with: {n: "{{ matrix.n }}"}', "uses: ./mid.yaml"
+        ),
+        inner=SWEPT,
+        mid=NESTED,
+    )
     assert into(found, "best") == {"s[n=1]/inner/train", "s[n=2]/inner/train"}
 
 
-WITHIN = SWEPT.replace("train: {", "train: {matrix: {k: [7, 8]}, ").replace("m.bin", '"m{{ matrix.k }}.bin"')
+WITHIN = SWEPT.replace("train: {", "train: {matrix: {k: [7, 8]}, ").replace(
+    "m.bin", '"m{{ matrix.k }}.bin"'
+)
 
 
 def test_all_instances_compete_where_there_is_a_matrix_inside_a_matrix() -> None:
-    assert into(plan(OVER % "s/train", inner=WITHIN), "best") == {f"s[n={n}]/train[k={k}]" for n in (1, 2) for k in (7, 8)}
+    assert into(plan(OVER % "s/train", inner=WITHIN), "best") == {
+        f"s[n={n}]/train[k={k}]" for n in (1, 2) for k in (7, 8)
+    }
     alone = 'steps: {s: {uses: ./inner.yaml}, best: {select: s/train, max: acc}, use: {run: "x {{ steps.best.model }}"}}'
     assert into(plan(alone, inner=WITHIN), "best") == {"s/train[k=7]", "s/train[k=8]"}
 
@@ -463,15 +562,19 @@ def test_the_best_of_a_recipe_competes_with_the_best_of_another_instance() -> No
         ("s/trian", 'inner@1, which "s" uses, has no step "trian"', 'did you mean "train"?'),
         ("s/train/deep", '"s/train" has no steps inside', "select: s/train"),
         ("t/train", '"t" has no steps inside', "select: t"),
-        ("p/train", 'step "p/train" has no `matrix` to select from', "mention its outputs directly"),
+        (
+            "p/train",
+            'step "p/train" has no `matrix` to select from',
+            "mention its outputs directly",
+        ),
         ("q", '"q" is a recipe, mid@1: which of its steps?', "select: q/inner/train"),
         ("q/inner", '"q/inner" is a recipe, inner@1: which of its steps?', "select: q/inner/train"),
     ],
 )
-def test_a_select_that_names_no_matrix_of_steps_says_what_to_write(select: str, says: str, fix: str) -> None:
-    more = (
-        "  t: {run: x, matrix: {n: [1]}, outputs: {model: 't{{ matrix.n }}'}}\n  p: {uses: ./inner.yaml}\n  q: {matrix: {n: [1]}, uses: ./mid.yaml}\n"
-    )
+def test_a_select_that_names_no_matrix_of_steps_says_what_to_write(
+    select: str, says: str, fix: str
+) -> None:
+    more = "  t: {run: x, matrix: {n: [1]}, outputs: {model: 't{{ matrix.n }}'}}\n  p: {uses: ./inner.yaml}\n  q: {matrix: {n: [1]}, uses: ./mid.yaml}\n"
     found = problem((OVER % select) + more, inner=SWEPT, mid=NESTED)
     assert (found.message, found.fix, pointed(found)) == (says, fix, select)
 
@@ -544,7 +647,10 @@ steps:
 
 def test_a_when_is_no_part_of_the_key() -> None:
     text = 'inputs: {n: {type: integer, default: 1}}\nsteps: {a: {run: x, outputs: {o: o}, when: "{{ inputs.n %s }}"}}'
-    keys = {plan(text % test, {"n": n}).nodes[0].author for test, n in (("> 0", 1), ("> 0", 2), ("< 9", 1))}
+    keys = {
+        plan(text % test, {"n": n}).nodes[0].author
+        for test, n in (("> 0", 1), ("> 0", 2), ("< 9", 1))
+    }
     assert len(keys) == 1
 
 
@@ -572,8 +678,13 @@ def test_a_step_sees_what_is_behind_the_name_of_a_file_and_is_given_the_file() -
         (plan(hooks, {"hooks": ["src/a.py:Told", "src/a.py:More"]}), "s"),
         (plan(handed, {"mine": "src/a.py:Told,src/a.py:More"}, inner=hooks), "u/s"),
     ):
-        assert found.specs()[found.index[id]].names.inputs["hooks"] == ["inputs/hooks/0/a.py:Told", "inputs/hooks/1/a.py:More"]
-        assert [source[:3] for source in node(found, id).takes] == [(f"inputs/hooks/{n}/a.py", "path", "src/a.py") for n in (0, 1)]
+        assert found.specs()[found.index[id]].names.inputs["hooks"] == [
+            "inputs/hooks/0/a.py:Told",
+            "inputs/hooks/1/a.py:More",
+        ]
+        assert [source[:3] for source in node(found, id).takes] == [
+            (f"inputs/hooks/{n}/a.py", "path", "src/a.py") for n in (0, 1)
+        ]
 
 
 def test_a_used_recipe_is_below_its_step() -> None:
@@ -594,10 +705,14 @@ def test_the_keys_of_a_used_recipe_are_those_it_has_alone() -> None:
 
 
 def test_presets_reach_used_recipes_that_have_one_of_that_name_before_with() -> None:
-    text = "presets: {smoke: {}, other: {}}\nsteps: {u: {uses: ./inner.yaml%s, with: {data: ./d%s}}}"
+    text = (
+        "presets: {smoke: {}, other: {}}\nsteps: {u: {uses: ./inner.yaml%s, with: {data: ./d%s}}}"
+    )
 
     def epochs(preset: str | None, own: str = "", given: str = "") -> object:
-        return plan(text % (own, given), preset=preset, inner=INNER).specs()[1].names.inputs["epochs"]
+        return (
+            plan(text % (own, given), preset=preset, inner=INNER).specs()[1].names.inputs["epochs"]
+        )
 
     assert epochs(None) == 3 and epochs("smoke") == 1 and epochs("other") == 3
     assert epochs("smoke", ", preset: tiny") == 2 and epochs(None, ", preset: tiny") == 2
@@ -606,7 +721,8 @@ def test_presets_reach_used_recipes_that_have_one_of_that_name_before_with() -> 
 
 def test_a_secret_is_handed_on_by_name() -> None:
     found = plan(
-        'inputs: {mine: {type: secret, env: MINE}}\nsteps: {u: {uses: ./inner.yaml, with: {data: ./d, token: "{{ inputs.mine }}"}}}', inner=INNER
+        'inputs: {mine: {type: secret, env: MINE}}\nsteps: {u: {uses: ./inner.yaml, with: {data: ./d, token: "{{ inputs.mine }}"}}}',
+        inner=INNER,
     )
     assert found.specs()[0].secrets == [("token", "HF_TOKEN", "MINE", False)]
 
@@ -622,7 +738,9 @@ outputs: {model: "{{ steps.sft.model }}"}
         inner=INNER,
     )
     assert "u[n=2]/sft/train" in found.index
-    assert author(found, "all")["reads"] == {"steps.u.model": ["u[n=1]/sft/m.bin", "u[n=2]/sft/m.bin"]}
+    assert author(found, "all")["reads"] == {
+        "steps.u.model": ["u[n=1]/sft/m.bin", "u[n=2]/sft/m.bin"]
+    }
 
 
 def test_resources_beside_uses_put_a_recipe_on_another_machine() -> None:
@@ -630,21 +748,37 @@ def test_resources_beside_uses_put_a_recipe_on_another_machine() -> None:
     mine = "presets: {smoke: {}}\nsteps: {u: {uses: ./middle.yaml, resources: {gpu: T4, gpu_memory: 16GB}PRESET}}"
     asked = {"gpus": 1, "gpu": "T4", "gpu_memory": 16 * 10**9, "disk": 10**9}
     assert plan(mine.replace("PRESET", ""), middle=middle).specs()[0].resources.asked == asked
-    assert plan(mine.replace("PRESET", ", preset: big"), middle=middle).specs()[0].resources.asked == {**asked, "gpus": 8}
-    assert plan(mine.replace("PRESET", ""), preset="smoke", middle=middle).specs()[0].resources.gpus == 0
+    assert plan(mine.replace("PRESET", ", preset: big"), middle=middle).specs()[
+        0
+    ].resources.asked == {**asked, "gpus": 8}
+    assert (
+        plan(mine.replace("PRESET", ""), preset="smoke", middle=middle).specs()[0].resources.gpus
+        == 0
+    )
     four = mine.replace("gpu: T4", "gpus: 4")
-    assert plan(four.replace("PRESET", ", preset: big"), middle=middle).specs()[0].resources.gpus == 4
+    assert (
+        plan(four.replace("PRESET", ", preset: big"), middle=middle).specs()[0].resources.gpus == 4
+    )
     outer = "steps: {v: {uses: ./mine.yaml, resources: {gpus: 2}}}"
-    assert plan(outer, mine=mine.replace("PRESET", ""), middle=middle).specs()[0].resources.asked == {**asked, "gpus": 2}
+    assert plan(outer, mine=mine.replace("PRESET", ""), middle=middle).specs()[
+        0
+    ].resources.asked == {**asked, "gpus": 2}
 
 
 def test_recipes_that_use_each_other_are_a_cycle() -> None:
-    found = problem("steps: {u: {uses: ./one.yaml}}", one="steps: {u: {uses: ./two.yaml}}", two="steps: {u: {uses: ./one.yaml}}")
+    found = problem(
+        "steps: {u: {uses: ./one.yaml}}",
+        one="steps: {u: {uses: ./two.yaml}}",
+        two="steps: {u: {uses: ./one.yaml}}",
+    )
     assert found.code == "cycle" and "one@1 -> two@1 -> one@1" in found.message
 
 
 def test_with_takes_an_output_whole() -> None:
-    found = problem('steps: {d: {run: x, outputs: {o: d/}}, u: {uses: ./inner.yaml, with: {data: "{{ steps.d.o }}/train"}}}', inner=INNER)
+    found = problem(
+        'steps: {d: {run: x, outputs: {o: d/}}, u: {uses: ./inner.yaml, with: {data: "{{ steps.d.o }}/train"}}}',
+        inner=INNER,
+    )
     assert found.code == "path-in-text" and pointed(found) == '"{{ steps.d.o }}/train"'
 
 
@@ -654,16 +788,25 @@ def test_a_list_of_outputs_keeps_its_edges_through_with() -> None:
         merge="inputs: {parts: {type: list, items: string}}\nsteps: {cat: {run: [cat, '{{ inputs.parts }}']}}",
     )
     assert edges(found) == {"m[n=1] -> u/cat", "m[n=2] -> u/cat"}
-    assert author(found, "u/cat")["reads"] == {"inputs.parts": ["inputs/parts/0/m1.bin", "inputs/parts/1/m2.bin"]}
+    assert author(found, "u/cat")["reads"] == {
+        "inputs.parts": ["inputs/parts/0/m1.bin", "inputs/parts/1/m2.bin"]
+    }
 
 
 def test_a_bad_value_in_with_points_at_the_with() -> None:
-    found = problem("steps: {u: {uses: ./inner.yaml, with: {data: ./d, epochs: many}}}", inner=INNER)
+    found = problem(
+        "steps: {u: {uses: ./inner.yaml, with: {data: ./d, epochs: many}}}", inner=INNER
+    )
     assert 'in `with` of "u"' in found.message and found.where is not None
 
 
 def test_a_used_recipe_may_not_read_the_workspace() -> None:
-    assert problem("steps: {u: {uses: ./inner.yaml}}", inner="steps: {i: {run: x, deps: [x.txt]}}").code == "library-deps"
+    assert (
+        problem(
+            "steps: {u: {uses: ./inner.yaml}}", inner="steps: {i: {run: x, deps: [x.txt]}}"
+        ).code
+        == "library-deps"
+    )
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------------------------------------
@@ -680,12 +823,19 @@ def test_a_used_recipe_may_not_read_the_workspace() -> None:
     ],
 )
 def test_a_path_keeps_the_last_part_of_its_name(kind: str, value: str, name: str) -> None:
-    found = plan(f'inputs: {{x: {{type: {kind}}}}}\nsteps: {{a: {{run: [cat, "{{{{ inputs.x }}}}"]}}}}', {"x": value})
-    assert [take[0] for take in found.nodes[0].takes] == [name] and author(found, "a")["reads"] == {"inputs.x": name}
+    found = plan(
+        f'inputs: {{x: {{type: {kind}}}}}\nsteps: {{a: {{run: [cat, "{{{{ inputs.x }}}}"]}}}}',
+        {"x": value},
+    )
+    assert [take[0] for take in found.nodes[0].takes] == [name] and author(found, "a")["reads"] == {
+        "inputs.x": name
+    }
 
 
 def test_what_a_step_does_not_mention_it_does_not_get() -> None:
-    found = plan("inputs: {x: {type: file, default: ./x}, n: {type: integer, default: 1}}\nsteps: {a: {run: x}}")
+    found = plan(
+        "inputs: {x: {type: file, default: ./x}, n: {type: integer, default: 1}}\nsteps: {a: {run: x}}"
+    )
     assert found.nodes[0].takes == [] and author(found, "a")["reads"] == {}
 
 
@@ -696,13 +846,19 @@ steps: {a: {run: "x {{ inputs.workers }} {{ inputs.steps_max }}", state: {s: {}}
 """
     one, two, three = plan(text), plan(text, {"workers": 8}), plan(text, {"steps_max": 9})
     assert one.nodes[0].author == two.nodes[0].author != three.nodes[0].author
-    assert one.specs()[0].continues == {"steps_max": 1} and two.specs()[0].names.inputs["workers"] == 8
+    assert (
+        one.specs()[0].continues == {"steps_max": 1} and two.specs()[0].names.inputs["workers"] == 8
+    )
 
 
 def test_a_plan_survives_its_text() -> None:
     found = plan(LATE, globs={"split/parts:*.txt": ("1.txt",)})
     again = Plan.load("".join(found.dump()))
-    assert again.nodes == found.nodes and again.specs() == found.specs() and again.publish == found.publish
+    assert (
+        again.nodes == found.nodes
+        and again.specs() == found.specs()
+        and again.publish == found.publish
+    )
 
 
 def test_a_value_that_no_shell_can_take_is_reported_before_anything_runs() -> None:
@@ -710,7 +866,11 @@ def test_a_value_that_no_shell_can_take_is_reported_before_anything_runs() -> No
 inputs: {n: {type: integer, default: 1}}
 steps: {a: {matrix: {k: [1, 2]}, run: "echo '{{ inputs.n }}'"}}
 """)
-    assert "single quotes" in found.message and found.fix == "use double quotes" and "inputs.n" in pointed(found)
+    assert (
+        "single quotes" in found.message
+        and found.fix == "use double quotes"
+        and "inputs.n" in pointed(found)
+    )
 
 
 def test_a_script_whose_expression_is_none_is_reported_once_with_its_place() -> None:
@@ -720,8 +880,14 @@ def test_a_script_whose_expression_is_none_is_reported_once_with_its_place() -> 
 
 
 def test_a_misspelt_name_is_one_error_wherever_its_text_is_rendered_too() -> None:
-    for key in ('when: "{{ inputs.evv }}"', 'nodes: "{{ inputs.evv }}"', 'outputs: {o: "x/{{ inputs.evv }}"}'):
-        found = problem(f"inputs: {{ev: {{type: boolean, default: true}}}}\nsteps: {{s: {{run: [echo], {key}}}}}\n")
+    for key in (
+        'when: "{{ inputs.evv }}"',
+        'nodes: "{{ inputs.evv }}"',
+        'outputs: {o: "x/{{ inputs.evv }}"}',
+    ):
+        found = problem(
+            f"inputs: {{ev: {{type: boolean, default: true}}}}\nsteps: {{s: {{run: [echo], {key}}}}}\n"
+        )
         assert (found.code, found.fix) == ("unknown-name", 'did you mean "inputs.ev"?')
 
 

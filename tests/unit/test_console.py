@@ -37,15 +37,21 @@ class Clock:
         return self.now
 
 
-def overview(total: int = 3, fresh: int = 1, to_run: tuple[str, ...] = ("tokens", "train"), **more: Any) -> Overview:
-    return Overview("r1", "sft@1", total, fresh, to_run, more.pop("expected", {}), 2, "/nowhere", **more)
+def overview(
+    total: int = 3, fresh: int = 1, to_run: tuple[str, ...] = ("tokens", "train"), **more: Any
+) -> Overview:
+    return Overview(
+        "r1", "sft@1", total, fresh, to_run, more.pop("expected", {}), 2, "/nowhere", **more
+    )
 
 
 def move(id: str, before: str, after: str, reason: str = "", **data: object) -> Event:
     return Event("r1", 1, 1.0, "step", id, before, after, reason, data)  # type: ignore[arg-type]
 
 
-def summary(state: str = "COMPLETED", counts: Mapping[str, int] | None = None, **more: Any) -> Summary:
+def summary(
+    state: str = "COMPLETED", counts: Mapping[str, int] | None = None, **more: Any
+) -> Summary:
     return Summary(state, {"DONE": 2, "FRESH": 1} if counts is None else counts, 4.3, **more)
 
 
@@ -59,7 +65,9 @@ def out() -> io.StringIO:
     return io.StringIO()
 
 
-def told(*events: Event, verbose: int = 0, commands: bool = False, before: Overview | None = None) -> list[str]:
+def told(
+    *events: Event, verbose: int = 0, commands: bool = False, before: Overview | None = None
+) -> list[str]:
     """The plain lines for some moves."""
     err = io.StringIO()
     plain = console.Plain(err, io.StringIO(), verbose=verbose, commands=commands)
@@ -72,7 +80,10 @@ def told(*events: Event, verbose: int = 0, commands: bool = False, before: Overv
 
 
 def test_each_step_has_a_line_as_it_ends_counted_among_all_steps() -> None:
-    assert told(move("tokens", "RUNNING", "DONE", seconds=4.2), move("train", "RUNNING", "DONE", seconds=725.0)) == [
+    assert told(
+        move("tokens", "RUNNING", "DONE", seconds=4.2),
+        move("train", "RUNNING", "DONE", seconds=725.0),
+    ) == [
         "[2/3] tokens  4.2s",
         "[3/3] train  12m05s",
     ]
@@ -80,7 +91,12 @@ def test_each_step_has_a_line_as_it_ends_counted_among_all_steps() -> None:
 
 def test_steps_that_a_matrix_becomes_are_counted_when_they_are_known() -> None:
     grown = move("r1", "ACTIVE", "ACTIVE", "expanded", globs={}, steps=5)._replace(subject="run")
-    lines = told(move("make", "RUNNING", "DONE", seconds=1.0), grown, move("each[f=1]", "RUNNING", "DONE", seconds=1.0), before=overview(1, 0))
+    lines = told(
+        move("make", "RUNNING", "DONE", seconds=1.0),
+        grown,
+        move("each[f=1]", "RUNNING", "DONE", seconds=1.0),
+        before=overview(1, 0),
+    )
     assert lines == ["[1/1] make  1.0s", "[2/6] each[f=1]  1.0s"]
 
 
@@ -95,38 +111,67 @@ def test_a_step_whose_bytes_are_gone_is_counted_back() -> None:
         move("tokens", "RUNNING", "DONE", seconds=1.0),
         move("tokens", "DONE", "QUEUED", "its output is not stored any more"),
         move("tokens", "RUNNING", "DONE", seconds=1.0),
-    ) == ["[2/3] tokens  1.0s", "tokens: runs again (its output is not stored any more)", "[2/3] tokens  1.0s"]
+    ) == [
+        "[2/3] tokens  1.0s",
+        "tokens: runs again (its output is not stored any more)",
+        "[2/3] tokens  1.0s",
+    ]
 
 
 def test_what_was_found_fresh_or_never_ran_is_silent_unless_asked_for() -> None:
-    moves = [move("a", "READY", "FRESH"), move("b", "WAITING", "BLOCKED", "needs a"), move("c", "QUEUED", "CANCELLED", "interrupted")]
+    moves = [
+        move("a", "READY", "FRESH"),
+        move("b", "WAITING", "BLOCKED", "needs a"),
+        move("c", "QUEUED", "CANCELLED", "interrupted"),
+    ]
     assert told(*moves) == []
-    assert told(*moves, verbose=1) == ["[2/3] a  fresh", "[3/3] b  blocked (needs a)", "[4/4] c  cancelled (interrupted)"]
+    assert told(*moves, verbose=1) == [
+        "[2/3] a  fresh",
+        "[3/3] b  blocked (needs a)",
+        "[4/4] c  cancelled (interrupted)",
+    ]
 
 
 def test_what_was_restored_skipped_or_stopped_has_a_line() -> None:
-    moves = [move("a", "READY", "FRESH", restored=True), move("b", "READY", "SKIPPED", "when is false"), move("c", "RUNNING", "CANCELLED")]
-    assert told(*moves, before=overview(4)) == ["[2/4] a  restored", "[3/4] b  skipped (when is false)", "[4/4] c  cancelled"]
+    moves = [
+        move("a", "READY", "FRESH", restored=True),
+        move("b", "READY", "SKIPPED", "when is false"),
+        move("c", "RUNNING", "CANCELLED"),
+    ]
+    assert told(*moves, before=overview(4)) == [
+        "[2/4] a  restored",
+        "[3/4] b  skipped (when is false)",
+        "[4/4] c  cancelled",
+    ]
 
 
 def test_a_note_on_a_start_is_said_and_a_command_when_asked_for() -> None:
     start = move("train", "QUEUED", "RUNNING", note="continues from step 1000")
     assert told(start) == ["train: continues from step 1000"]
     before = overview(command={"train": "python 'a b.py'\necho done"}.__getitem__)
-    assert told(start, commands=True, before=before)[1:] == ["train: $ python 'a b.py'", "train: $ echo done"]
+    assert told(start, commands=True, before=before)[1:] == [
+        "train: $ python 'a b.py'",
+        "train: $ echo done",
+    ]
     assert told(start, verbose=1)[1:] == ["train: started"]
-    assert told(move("train", "QUEUED", "RUNNING", site="ssh me@gpu1"), verbose=1) == ["train: started on ssh me@gpu1"]
+    assert told(move("train", "QUEUED", "RUNNING", site="ssh me@gpu1"), verbose=1) == [
+        "train: started on ssh me@gpu1"
+    ]
 
 
 def test_why_a_step_runs_is_said_when_asked_for() -> None:
-    assert told(move("train", "READY", "QUEUED", "code changed: train.py"), verbose=1) == ["train: runs because code changed: train.py"]
+    assert told(move("train", "READY", "QUEUED", "code changed: train.py"), verbose=1) == [
+        "train: runs because code changed: train.py"
+    ]
 
 
 def test_a_failure_ends_with_the_last_lines_of_its_log(err: io.StringIO, out: io.StringIO) -> None:
     plain = console.Plain(err, out)
     plain.begin(overview())
     log = b"".join(b"line %d\n" % n for n in range(50))
-    failure = Failure("train", "exit 1", log, "runs/r1/train.1", "add it to `deps`", left="attempts/failed-1")
+    failure = Failure(
+        "train", "exit 1", log, "runs/r1/train.1", "add it to `deps`", left="attempts/failed-1"
+    )
     plain.end(summary("FAILED", {"DONE": 1, "FRESH": 1, "FAILED": 1}, failed=[failure]))
     said = err.getvalue().splitlines()
     assert said[0] == "train: failed: exit 1"
@@ -142,7 +187,13 @@ def test_a_failure_ends_with_the_last_lines_of_its_log(err: io.StringIO, out: io
 def test_of_many_failures_the_first_are_shown_whole(err: io.StringIO, out: io.StringIO) -> None:
     plain = console.Plain(err, out)
     plain.begin(overview())
-    plain.end(summary("FAILED", {"FAILED": 300}, failed=[Failure(f"s{n}", "exit 1", b"no", "", "") for n in range(300)]))
+    plain.end(
+        summary(
+            "FAILED",
+            {"FAILED": 300},
+            failed=[Failure(f"s{n}", "exit 1", b"no", "", "") for n in range(300)],
+        )
+    )
     said = err.getvalue().splitlines()
     assert len(said) == 22
     assert said[20].startswith("290 more failed: s10, s11, ")
@@ -156,12 +207,23 @@ def test_of_many_failures_the_first_are_shown_whole(err: io.StringIO, out: io.St
         (summary(counts={"FRESH": 1}), "everything is fresh (1 step)"),
         (summary(counts={}), "nothing to run: every step is skipped"),
         (summary(counts={"FRESH": 11, "SKIPPED": 1}), "everything is fresh (12 steps, 1 skipped)"),
-        (summary("CANCELLED", {"DONE": 1, "CANCELLED": 2}), "cancelled: 3 steps: 1 ran, 0 fresh, 0 failed, 2 cancelled in 4.3s"),
-        (summary("CANCELLED", {"CANCELLED": 2}, interrupted=True), "interrupted: 2 steps: 0 ran, 0 fresh, 0 failed, 2 cancelled in 4.3s"),
-        (summary("FAILED", {"FAILED": 1, "BLOCKED": 2}), "3 steps: 0 ran, 0 fresh, 1 failed, 2 blocked in 4.3s"),
+        (
+            summary("CANCELLED", {"DONE": 1, "CANCELLED": 2}),
+            "cancelled: 3 steps: 1 ran, 0 fresh, 0 failed, 2 cancelled in 4.3s",
+        ),
+        (
+            summary("CANCELLED", {"CANCELLED": 2}, interrupted=True),
+            "interrupted: 2 steps: 0 ran, 0 fresh, 0 failed, 2 cancelled in 4.3s",
+        ),
+        (
+            summary("FAILED", {"FAILED": 1, "BLOCKED": 2}),
+            "3 steps: 0 ran, 0 fresh, 1 failed, 2 blocked in 4.3s",
+        ),
     ],
 )
-def test_the_last_line_counts_every_step(err: io.StringIO, out: io.StringIO, end: Summary, line: str) -> None:
+def test_the_last_line_counts_every_step(
+    err: io.StringIO, out: io.StringIO, end: Summary, line: str
+) -> None:
     plain = console.Plain(err, out)
     plain.begin(overview())
     plain.end(end)
@@ -179,13 +241,24 @@ def test_results_go_to_stdout_and_nothing_else_does(err: io.StringIO, out: io.St
 def test_quiet_says_only_what_failed(err: io.StringIO, out: io.StringIO) -> None:
     plain = console.Plain(err, out, quiet=1)
     plain.begin(overview())
-    plain.events([move("tokens", "RUNNING", "DONE", seconds=1.0), move("train", "RUNNING", "FAILED", "exit")])
-    plain.end(summary("FAILED", {"FAILED": 1}, failed=[Failure("train", "exit 1", b"no\n", "", "")], results=[("a", "b")]))
+    plain.events(
+        [move("tokens", "RUNNING", "DONE", seconds=1.0), move("train", "RUNNING", "FAILED", "exit")]
+    )
+    plain.end(
+        summary(
+            "FAILED",
+            {"FAILED": 1},
+            failed=[Failure("train", "exit 1", b"no\n", "", "")],
+            results=[("a", "b")],
+        )
+    )
     assert err.getvalue().splitlines() == ["train: failed: exit 1", "  train | no"]
     assert out.getvalue() == ""
 
 
-def test_many_quick_steps_share_about_twenty_lines_a_second_but_a_failure_is_never_dropped(err: io.StringIO, out: io.StringIO) -> None:
+def test_many_quick_steps_share_about_twenty_lines_a_second_but_a_failure_is_never_dropped(
+    err: io.StringIO, out: io.StringIO
+) -> None:
     clock = Clock()
     plain = console.Plain(err, out, clock=clock)
     plain.begin(overview(5001, 0, tuple(map(str, range(5000)))))
@@ -204,9 +277,15 @@ def test_a_step_costs_a_few_calls_of_functions(err: io.StringIO, out: io.StringI
     ids = [f"step-{n}" for n in range(5000)]
     plain.begin(overview(5000, 0, tuple(ids)))
     path = ("WAITING", "READY", "QUEUED", "RUNNING", "DONE")
-    moves = [move(id, a, b, log="x.log") if b == "RUNNING" else move(id, a, b) for id in ids for a, b in pairwise(path)]
+    moves = [
+        move(id, a, b, log="x.log") if b == "RUNNING" else move(id, a, b)
+        for id in ids
+        for a, b in pairwise(path)
+    ]
 
-    assert calls(lambda: [plain.events(moves[n : n + 256]) for n in range(0, len(moves), 256)]) < 30 * len(ids)
+    assert calls(
+        lambda: [plain.events(moves[n : n + 256]) for n in range(0, len(moves), 256)]
+    ) < 30 * len(ids)
 
 
 def test_a_reader_that_went_away_does_not_stop_the_run(out: io.StringIO) -> None:
@@ -238,12 +317,22 @@ def test_a_stream_that_cannot_spell_a_character_still_gets_the_line() -> None:
 # --- JSON ------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_json_has_the_plan_then_every_move_as_it_was_stored_then_a_summary(out: io.StringIO) -> None:
+def test_json_has_the_plan_then_every_move_as_it_was_stored_then_a_summary(
+    out: io.StringIO,
+) -> None:
     listener = console.JsonLines(out)
     listener.begin(overview(expected={"train": 2.0}))
-    listener.events([Event("r1", 7, 12.5, "step", "train", "RUNNING", "DONE", "", {"seconds": 1.5})])
+    listener.events(
+        [Event("r1", 7, 12.5, "step", "train", "RUNNING", "DONE", "", {"seconds": 1.5})]
+    )
     listener.say("finishing")
-    listener.end(summary("FAILED", failed=[Failure("train", "exit 1", b"\xffno\x1b[2J", "l", "h")], results=[("a", "b")]))
+    listener.end(
+        summary(
+            "FAILED",
+            failed=[Failure("train", "exit 1", b"\xffno\x1b[2J", "l", "h")],
+            results=[("a", "b")],
+        )
+    )
     first, event, note, last = map(json.loads, out.getvalue().splitlines())
     assert first == {
         "subject": "plan",
@@ -267,11 +356,23 @@ def test_json_has_the_plan_then_every_move_as_it_was_stored_then_a_summary(out: 
         "data": {"seconds": 1.5},
     }
     assert note == {"subject": "note", "text": "finishing"}
-    assert last["failed"] == [{"id": "train", "reason": "exit 1", "tail": "\ufffdno\x1b[2J", "log": "l", "hint": "h"}]
-    assert last["results"] == [{"name": "a", "path": "b"}] and last["state"] == "FAILED" and last["counts"] == {"DONE": 2, "FRESH": 1}
+    assert last["failed"] == [
+        {"id": "train", "reason": "exit 1", "tail": "\ufffdno\x1b[2J", "log": "l", "hint": "h"}
+    ]
+    assert (
+        last["results"] == [{"name": "a", "path": "b"}]
+        and last["state"] == "FAILED"
+        and last["counts"] == {"DONE": 2, "FRESH": 1}
+    )
 
 
-@given(st.dictionaries(st.text(max_size=5), st.floats() | st.text(max_size=5) | st.lists(st.floats(), max_size=2), max_size=3))
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.floats() | st.text(max_size=5) | st.lists(st.floats(), max_size=2),
+        max_size=3,
+    )
+)
 def test_every_move_is_one_line_of_strict_json_in_ascii(data: dict[str, Any]) -> None:
     out = io.StringIO()
     console.JsonLines(out).events([move("a", "RUNNING", "DONE", **{"data": data})])
@@ -284,7 +385,9 @@ def test_every_move_is_one_line_of_strict_json_in_ascii(data: dict[str, Any]) ->
 
 
 def chosen(stdout: io.StringIO, stderr: io.StringIO, json: bool = False, quiet: int = 0) -> type:
-    return type(console.for_stream(stdout, stderr, json=json, quiet=quiet, verbose=0, commands=False))
+    return type(
+        console.for_stream(stdout, stderr, json=json, quiet=quiet, verbose=0, commands=False)
+    )
 
 
 def test_the_display_is_live_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +406,9 @@ def test_no_color_leaves_the_colours_out(monkeypatch: pytest.MonkeyPatch) -> Non
     for value, colored in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", value)
         err = Terminal()
-        listener = console.for_stream(io.StringIO(), err, json=False, quiet=0, verbose=0, commands=False)
+        listener = console.for_stream(
+            io.StringIO(), err, json=False, quiet=0, verbose=0, commands=False
+        )
         listener.begin(overview())
         listener.end(summary())
         assert ("\x1b[32m" in err.getvalue()) is colored
@@ -317,26 +422,40 @@ def test_what_is_shown_can_do_nothing_to_a_terminal(text: str) -> None:
     assert shown(text).isprintable()
 
 
-@given(st.binary() | st.lists(st.sampled_from([b"\x1b", b"[", b"31m", b"]0;", b"\r", b"\n", b"\x9b", b"\xc2", b"a", b"\x00"])).map(b"".join))
+@given(
+    st.binary()
+    | st.lists(
+        st.sampled_from(
+            [b"\x1b", b"[", b"31m", b"]0;", b"\r", b"\n", b"\x9b", b"\xc2", b"a", b"\x00"]
+        )
+    ).map(b"".join)
+)
 def test_any_bytes_of_a_log_are_lines_that_can_do_nothing_to_a_terminal(data: bytes) -> None:
     assert all(line.isprintable() for line in lines(data))
 
 
-PRINTED = st.text() | st.text("\x1b[]0;?\r\n\t\x07\x9b\u202e\u200d2Jmh\\PX^_\x90\x9c\x9d1", max_size=30)
+PRINTED = st.text() | st.text(
+    "\x1b[]0;?\r\n\t\x07\x9b\u202e\u200d2Jmh\\PX^_\x90\x9c\x9d1", max_size=30
+)
 COLOURS = re.compile(r"\x1b\[(?:[012]|(?:1;)?3[1-6])m|\n")
 
 
 @given(st.lists(PRINTED, max_size=6))
 @example(["\x1b", "]0;title", "\x07"])
 @example(["\x1b[31m red \x1b[0m", "\x1b[8m", "\x1b[2J"])
-def test_a_guarded_terminal_gets_text_line_ends_and_our_colours_however_it_is_cut(texts: list[str]) -> None:
+def test_a_guarded_terminal_gets_text_line_ends_and_our_colours_however_it_is_cut(
+    texts: list[str],
+) -> None:
     terminal = Terminal()
     for text in texts:
         print(text, end="", file=cast(TextIO, Guarded(terminal)))
     assert COLOURS.sub("", terminal.getvalue()).replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("text", ["\x9d" * 50_000, "\x1b]" * 50_000, "\x1b[" * 50_000, "\x1b]" + "a" * 50_000, "\x1b " * 50_000])
+@pytest.mark.parametrize(
+    "text",
+    ["\x9d" * 50_000, "\x1b]" * 50_000, "\x1b[" * 50_000, "\x1b]" + "a" * 50_000, "\x1b " * 50_000],
+)
 def test_hostile_text_is_shown_at_once(text: str) -> None:
     began = time.process_time()
     shown(text)
@@ -383,7 +502,9 @@ def test_cut_text_never_takes_more_columns_than_there_are(text: str, columns: in
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
 @example([0.0, -2.225073858507e-311])
 @example([-1.7e308, 1.7e308])
-def test_a_sparkline_is_lowest_at_the_lowest_and_highest_at_the_highest(points: list[float]) -> None:
+def test_a_sparkline_is_lowest_at_the_lowest_and_highest_at_the_highest(
+    points: list[float],
+) -> None:
     line = sparkline(points)
     assert len(line) == len(points)
     assert line[points.index(min(points))] == "▁"
@@ -392,4 +513,13 @@ def test_a_sparkline_is_lowest_at_the_lowest_and_highest_at_the_highest(points: 
 
 
 def test_durations_read_as_people_write_them() -> None:
-    assert [span(s) for s in (0, 4.24, 9.96, 59.4, 59.6, 725, 11100, 97200)] == ["0.0s", "4.2s", "10s", "59s", "1m00s", "12m05s", "3h05m", "1d03h"]
+    assert [span(s) for s in (0, 4.24, 9.96, 59.4, 59.6, 725, 11100, 97200)] == [
+        "0.0s",
+        "4.2s",
+        "10s",
+        "59s",
+        "1m00s",
+        "12m05s",
+        "3h05m",
+        "1d03h",
+    ]

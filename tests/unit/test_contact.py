@@ -29,11 +29,18 @@ def asked(monkeypatch: pytest.MonkeyPatch, *faults: DriverError) -> tuple[bytes 
         return error, len(calls)
 
 
-def test_a_question_whose_connection_breaks_is_asked_again_and_answered_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked(monkeypatch, Unreachable("cut"), Unreachable("/bin/sh was ended by SIGKILL")) == (b"one two", 3)
+def test_a_question_whose_connection_breaks_is_asked_again_and_answered_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert asked(monkeypatch, Unreachable("cut"), Unreachable("/bin/sh was ended by SIGKILL")) == (
+        b"one two",
+        3,
+    )
 
 
-def test_a_host_that_stays_out_of_reach_is_asked_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_stays_out_of_reach_is_asked_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     error = Unreachable("gone")
     assert asked(monkeypatch, *[error] * 9) == (error, contact.SOON)
 

@@ -28,8 +28,14 @@ def locks(value: str | None, text: str = PLAIN) -> list[str]:
 
 
 def test_cards_and_their_mig_devices_are_read() -> None:
-    assert listed(DIVIDED) == (Card(0, "GPU-aaaa1111-0000", ("MIG-cccc0000-0000", "MIG-cccc1111-0000")), Card(1, "GPU-aaaa2222-0000"))
-    assert listed("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n") == ()
+    assert listed(DIVIDED) == (
+        Card(0, "GPU-aaaa1111-0000", ("MIG-cccc0000-0000", "MIG-cccc1111-0000")),
+        Card(1, "GPU-aaaa2222-0000"),
+    )
+    assert (
+        listed("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +75,10 @@ def test_every_name_of_a_device_has_one_lock() -> None:
 def test_mig_devices_are_given_singly() -> None:
     assert names(None, DIVIDED) == ["MIG-cccc0000-0000", "MIG-cccc1111-0000", "1"]
     assert [device.place for device in visible(None, listed(DIVIDED))] == ["0:0", "0:1", "1"]
-    assert names("MIG-cccc1111-0000,MIG-cccc0000-0000", DIVIDED) == ["MIG-cccc1111-0000", "MIG-cccc0000-0000"]
+    assert names("MIG-cccc1111-0000,MIG-cccc0000-0000", DIVIDED) == [
+        "MIG-cccc1111-0000",
+        "MIG-cccc0000-0000",
+    ]
 
 
 def test_without_a_tool_that_lists_devices_names_are_taken_as_they_are() -> None:
@@ -88,5 +97,10 @@ def test_what_is_assigned_is_named_as_the_caller_named_it() -> None:
 
 def test_an_index_that_the_caller_did_not_write_is_counted_as_nvidia_smi_counts() -> None:
     devices = visible(None, listed(PLAIN))
-    assert assigned(devices[1:], {}) == {"CUDA_VISIBLE_DEVICES": "1,2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert assigned(devices[1:], {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == {"CUDA_VISIBLE_DEVICES": "1,2"}
+    assert assigned(devices[1:], {}) == {
+        "CUDA_VISIBLE_DEVICES": "1,2",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    assert assigned(devices[1:], {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == {
+        "CUDA_VISIBLE_DEVICES": "1,2"
+    }

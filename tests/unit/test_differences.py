@@ -5,7 +5,10 @@ from __future__ import annotations
 from runner.interface.differences import ASPECTS, Ran, aspect, compare, lines, tree_lines
 from runner.planning.fingerprint import Change
 
-TREES = {"t:" + "1" * 64: {"a": "f:1", "b": "f:2"}, "t:" + "2" * 64: {"a": "f:1", "b": "f:3", "c": "x:4"}}
+TREES = {
+    "t:" + "1" * 64: {"a": "f:1", "b": "f:2"},
+    "t:" + "2" * 64: {"a": "f:1", "b": "f:3", "c": "x:4"},
+}
 
 
 def image(**author: object) -> dict[str, object]:
@@ -14,14 +17,27 @@ def image(**author: object) -> dict[str, object]:
 
 def test_of_a_tree_the_files_that_differ_are_named() -> None:
     before, after = TREES
-    assert tree_lines(before, after, TREES.get) == ["~ b", "+ c"] and tree_lines(after, before, TREES.get) == ["~ b", "- c"]
-    assert tree_lines(before, "t:" + "9" * 64, TREES.get) == ["which files changed is not known: what the earlier one held is not stored"]
+    assert tree_lines(before, after, TREES.get) == ["~ b", "+ c"] and tree_lines(
+        after, before, TREES.get
+    ) == ["~ b", "- c"]
+    assert tree_lines(before, "t:" + "9" * 64, TREES.get) == [
+        "which files changed is not known: what the earlier one held is not stored"
+    ]
     many = {"t:" + "3" * 64: {str(n): "f:1" for n in range(1000)}, **TREES}
     assert len(tree_lines(before, "t:" + "3" * 64, many.get)) == 10
 
 
 def test_of_a_long_command_the_words_that_differ_are_shown() -> None:
-    before = ["python", "train.py", "--learning-rate", "0.1", "--data", "{{ inputs.dataset }}", "--out", "{{ outputs.model }}"]
+    before = [
+        "python",
+        "train.py",
+        "--learning-rate",
+        "0.1",
+        "--data",
+        "{{ inputs.dataset }}",
+        "--out",
+        "{{ outputs.model }}",
+    ]
     told = lines(Change("argv", before, [*before[:3], "0.2", *before[4:], "--fast"]), TREES.get)
     assert told == ["argv changed:", "  - 0.1", "  + 0.2", "  + --fast"]
 
@@ -50,17 +66,41 @@ def test_every_part_has_its_aspect() -> None:
         "steps.a.metrics.loss",
     ]
     assert [aspect(part) for part in parts] == [
-        *("inputs", "inputs", "data", "data", "code", "command", "command", "env", "env", "env", "outputs", "inputs")
+        *(
+            "inputs",
+            "inputs",
+            "data",
+            "data",
+            "code",
+            "command",
+            "command",
+            "env",
+            "env",
+            "env",
+            "outputs",
+            "inputs",
+        )
     ]
     assert {aspect(part) for part in parts} <= set(ASPECTS)
 
 
 def test_runs_are_compared_step_by_step() -> None:
-    a = {"one": Ran("DONE", image(argv=["x"]), {"o": "f:1"}, {"loss": 1.0}, 1.0), "gone": Ran("DONE")}
-    b = {"one": Ran("DONE", image(argv=["y"]), {"o": "f:2"}, {"loss": 2.0}, 1.2), "new": Ran("FAILED")}
+    a = {
+        "one": Ran("DONE", image(argv=["x"]), {"o": "f:1"}, {"loss": 1.0}, 1.0),
+        "gone": Ran("DONE"),
+    }
+    b = {
+        "one": Ran("DONE", image(argv=["y"]), {"o": "f:2"}, {"loss": 2.0}, 1.2),
+        "new": Ran("FAILED"),
+    }
     told = {step.id: step for step in compare(a, b)}
-    assert list(told) == ["one", "new", "gone"] and (told["new"].only, told["gone"].only) == ("B", "A")
-    assert {name: [change.part for change in changes] for name, changes in told["one"].changes.items()} == {
+    assert list(told) == ["one", "new", "gone"] and (told["new"].only, told["gone"].only) == (
+        "B",
+        "A",
+    )
+    assert {
+        name: [change.part for change in changes] for name, changes in told["one"].changes.items()
+    } == {
         "command": ["argv"],
         "outputs": ["o"],
         "metrics": ["loss"],
@@ -69,4 +109,6 @@ def test_runs_are_compared_step_by_step() -> None:
     slower = {"one": Ran("DONE", image(argv=["x"]), {"o": "f:1"}, {"loss": 1.0}, 60.0)}
     assert list(compare(a, slower)[0].changes) == ["time"]
     failed = {"one": Ran("FAILED", image(argv=["x"]))}
-    assert compare(a, failed)[0].changes == {}  # what it did not make says nothing; that it failed, its state does
+    assert (
+        compare(a, failed)[0].changes == {}
+    )  # what it did not make says nothing; that it failed, its state does

@@ -30,7 +30,16 @@ def test_a_mistake_is_reported_where_it_is_with_its_remedy(case: Path) -> None:
         found = parse(case.read_bytes(), case.name).warnings
     except Invalid as error:
         found = error.problems
-    seen = [{"severity": p.severity, "code": p.code, "at": f"{p.where.line}:{p.where.column}", "fix": p.fix} for p in found if p.where]
+    seen = [
+        {
+            "severity": p.severity,
+            "code": p.code,
+            "at": f"{p.where.line}:{p.where.column}",
+            "fix": p.fix,
+        }
+        for p in found
+        if p.where
+    ]
     assert seen == expected
 
 
@@ -70,7 +79,11 @@ def test_bytes_that_are_not_utf8_are_reported_with_their_offset() -> None:
 
 def test_all_duplicate_keys_are_reported_at_once() -> None:
     found = problems("a: 1\nb: {c: 1, c: 2}\na: 2\nd:\n  - e: 1\n    e: 2\n")
-    assert [(p.code, p.where and p.where.line) for p in found] == [("duplicate-key", 2), ("duplicate-key", 3), ("duplicate-key", 6)]
+    assert [(p.code, p.where and p.where.line) for p in found] == [
+        ("duplicate-key", 2),
+        ("duplicate-key", 3),
+        ("duplicate-key", 6),
+    ]
 
 
 def test_an_alias_is_a_copy_and_is_located_where_its_text_is() -> None:
@@ -87,26 +100,42 @@ def test_an_alias_means_the_last_anchor_of_its_name_that_began_before_it() -> No
     assert document.locate(("d",)).line == 4
 
 
-def test_a_list_of_lists_may_not_be_longer_than_a_list_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_lists_may_not_be_longer_than_a_list_of_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("runner.language.document.MAX_WIDTH", 2)
-    for text in ("[a, b, c]", "[[], [], []]", "{a: 1, b: 2, c: 3}", "{a: [], b: [], c: {}}", "[&a x, *a, *a]"):
+    for text in (
+        "[a, b, c]",
+        "[[], [], []]",
+        "{a: 1, b: 2, c: 3}",
+        "{a: [], b: [], c: {}}",
+        "[&a x, *a, *a]",
+    ):
         (problem,) = problems(text)
         assert "more than 2 entries" in problem.message and problem.where is not None
 
 
 def test_a_key_that_is_refused_is_one_problem_whatever_is_in_it() -> None:
-    assert [p.code for p in problems("? [!!x a, *b, {c: 1, c: 2}]\n: 1\n? \n*b : 1\n")] == ["key", "key", "alias"]
+    assert [p.code for p in problems("? [!!x a, *b, {c: 1, c: 2}]\n: 1\n? \n*b : 1\n")] == [
+        "key",
+        "key",
+        "alias",
+    ]
 
 
 def test_a_missing_part_is_reported_at_the_deepest_part_there_is() -> None:
     document = parse("steps:\n  train:\n    run: x\n  list: [1]\n", "r.yaml")
-    assert document.locate(("steps", "train", "outputs", "lora")) == document.locate(("steps", "train"), key=True)
+    assert document.locate(("steps", "train", "outputs", "lora")) == document.locate(
+        ("steps", "train"), key=True
+    )
     assert document.locate(("steps", "list", 7)) == document.locate(("steps", "list"), key=True)
     assert (document.locate(("nothing",)).line, document.locate(("nothing",)).column) == (1, 1)
 
 
 def test_a_problem_carries_its_place_and_underlines_what_it_is_about() -> None:
-    problem = parse('a:\n  - "{{ inptus.x }}"\n', "r.yaml").problem("name", "no such name", ("a", 0), offset=3, length=6, fix="inputs")
+    problem = parse('a:\n  - "{{ inptus.x }}"\n', "r.yaml").problem(
+        "name", "no such name", ("a", 0), offset=3, length=6, fix="inputs"
+    )
     assert problem.where is not None
     assert str(problem) == "r.yaml:2:9: error: no such name (inputs)"
     assert problem.where.text[problem.where.column - 1 :][: problem.where.length] == "inptus"
@@ -161,7 +190,13 @@ def scalar(draw: st.DrawFn, indent: str) -> tuple[str, str]:
     """(as written, as meant), with the marker inside."""
     value = draw(WORDS) + MARK + draw(WORDS)
     style = draw(st.sampled_from(["plain", "single", "double", "folding", "literal", "folded"]))
-    if style == "single" and flows(value) and "\n\n" not in value and not value.startswith("\n") and not value.endswith("\n"):
+    if (
+        style == "single"
+        and flows(value)
+        and "\n\n" not in value
+        and not value.startswith("\n")
+        and not value.endswith("\n")
+    ):
         return single(value, indent), value
     if style == "folding":
         left, right = value.split(MARK)
@@ -170,16 +205,31 @@ def scalar(draw: st.DrawFn, indent: str) -> tuple[str, str]:
             left + MARK + " ." + right,
         )
     if style == "plain":
-        words = draw(st.lists(st.sampled_from(["a", "é", "b-c", "x#", "{{z", "it's", "𝄞"]), max_size=4))
+        words = draw(
+            st.lists(st.sampled_from(["a", "é", "b-c", "x#", "{{z", "it's", "𝄞"]), max_size=4)
+        )
         breaks = draw(st.sampled_from([" ", "\n" + indent, "  \n" + indent + " "]))
         return breaks.join(["w", *words, MARK, "end"]), " ".join(["w", *words, MARK, "end"])
     if style in ("literal", "folded"):
-        lines = draw(st.lists(st.sampled_from(["a", "b c", "", "  deep", "é # no comment", "'x\\"]), max_size=5))
-        lines = ["first", *lines, f"x {MARK} y", *draw(st.lists(st.sampled_from(["z", "", " w"]), max_size=3))]
+        lines = draw(
+            st.lists(
+                st.sampled_from(["a", "b c", "", "  deep", "é # no comment", "'x\\"]), max_size=5
+            )
+        )
+        lines = [
+            "first",
+            *lines,
+            f"x {MARK} y",
+            *draw(st.lists(st.sampled_from(["z", "", " w"]), max_size=3)),
+        ]
         chomp = draw(st.sampled_from(["", "-", "+"]))
         head = ("|" if style == "literal" else ">") + chomp
         written = head + "".join("\n" + (indent + line if line else "") for line in lines)
-        return written, str(yaml.safe_load(f"{head}\n" + "\n".join("  " + line if line else "" for line in lines) + "\n"))
+        return written, str(
+            yaml.safe_load(
+                f"{head}\n" + "\n".join("  " + line if line else "" for line in lines) + "\n"
+            )
+        )
     return double(value), value
 
 
@@ -189,9 +239,22 @@ def planted(draw: st.DrawFn) -> tuple[str, tuple[str | int, ...], str]:
     text, indent = "", ""
     where: list[str | int] = []
     for _ in range(draw(st.integers(0, 5))):
-        filler = draw(st.sampled_from(["", "pad: [1, {a: b}]\n", "pad: |\n  text\n", "# é𝄞\n", 'pad: "\\u00e9"\n', "pad: &anchor\n  - x\n"]))
+        filler = draw(
+            st.sampled_from(
+                [
+                    "",
+                    "pad: [1, {a: b}]\n",
+                    "pad: |\n  text\n",
+                    "# é𝄞\n",
+                    'pad: "\\u00e9"\n',
+                    "pad: &anchor\n  - x\n",
+                ]
+            )
+        )
         if draw(st.booleans()):
-            text += "".join(indent + line + "\n" for line in filler.splitlines()) + f"{indent}key:\n"
+            text += (
+                "".join(indent + line + "\n" for line in filler.splitlines()) + f"{indent}key:\n"
+            )
             where.append("key")
         else:
             before = draw(st.integers(0, 2))
@@ -208,7 +271,9 @@ def planted(draw: st.DrawFn) -> tuple[str, tuple[str | int, ...], str]:
 
 @settings(max_examples=400, deadline=None)
 @given(planted(), st.sampled_from(["\n", "\r\n"]))
-def test_the_reported_place_in_a_scalar_is_the_planted_one(plant: tuple[str, tuple[str | int, ...], str], line_break: str) -> None:
+def test_the_reported_place_in_a_scalar_is_the_planted_one(
+    plant: tuple[str, tuple[str | int, ...], str], line_break: str
+) -> None:
     text, path, meant = plant
     text = text.replace("\n", line_break)
     document = parse(text, "r.yaml")
@@ -224,7 +289,9 @@ def test_the_reported_place_in_a_scalar_is_the_planted_one(plant: tuple[str, tup
 
 @settings(max_examples=100, deadline=None)
 @given(planted(), st.booleans())
-def test_the_reported_place_of_a_key_is_the_planted_one(plant: tuple[str, tuple[str | int, ...], str], quoted: bool) -> None:
+def test_the_reported_place_of_a_key_is_the_planted_one(
+    plant: tuple[str, tuple[str | int, ...], str], quoted: bool
+) -> None:
     text, path, _ = plant
     text = text.replace(MARK, "other")
     name = "Key" + MARK

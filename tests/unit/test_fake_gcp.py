@@ -24,7 +24,9 @@ def test_a_zone_without_room_says_so_in_the_operation_and_names_zones_that_have_
     account.wait(10)
     operation = account.operation(reply)
     [error] = operation["error"]["errors"]
-    assert operation["status"] == "DONE" and error["code"].startswith("ZONE_RESOURCE_POOL_EXHAUSTED")
+    assert operation["status"] == "DONE" and error["code"].startswith(
+        "ZONE_RESOURCE_POOL_EXHAUSTED"
+    )
     zone = error["errorDetails"][0]["errorInfo"]["metadatas"]["zonesAvailable"].split(",")[0]
     assert zone.startswith("us-central1-") and zone != account.zone
     assert account.show("a") == {} and account.insert(account.instance("a"), zone).status == 200
@@ -35,7 +37,10 @@ def test_the_same_request_id_is_the_same_operation_also_after_a_lost_reply() -> 
     assert account.insert(account.instance("a"), requestId=ID).lost
     again = account.insert(account.instance("a"), requestId=ID)
     assert again.status == 200 and account.listing() == ["a"]
-    assert account.data(again)["name"] == account.data(account.insert(account.instance("a"), requestId=ID))["name"]
+    assert (
+        account.data(again)["name"]
+        == account.data(account.insert(account.instance("a"), requestId=ID))["name"]
+    )
     assert account.insert(account.instance("a")).status == 409
     assert account.insert(account.instance("b"), requestId="no-uuid").status == 400
 
@@ -63,7 +68,10 @@ def test_a_listing_that_does_not_reach_a_zone_names_it() -> None:
     account = GcpAccount("unreachable=1")
     account.create("a")
     body = account.data(account.call("GET", f"{account.project}/aggregated/instances"))
-    assert body["unreachables"] == [f"zones/{account.zone}"] and f"zones/{account.zone}" not in body["items"]
+    assert (
+        body["unreachables"] == [f"zones/{account.zone}"]
+        and f"zones/{account.zone}" not in body["items"]
+    )
     account.world.faults.clear()
     assert account.listing() == ["a"]
 
@@ -85,13 +93,18 @@ def test_terminated_is_stopped_and_billed_and_what_was_deleted_is_not_found() ->
 
 def test_a_preemption_has_a_notice_and_is_distinguished_from_a_stop_by_its_operation() -> None:
     account = GcpAccount("boot=5")
-    account.insert(account.gpu_instance("a", provisioningModel="SPOT", instanceTerminationAction="STOP"))
+    account.insert(
+        account.gpu_instance("a", provisioningModel="SPOT", instanceTerminationAction="STOP")
+    )
     account.wait(10)
     metadata = f"/_machine/{account.show('a')['id']}/computeMetadata/v1/instance"
 
     def noticed() -> object:
         query = "wait_for_change=true"
-        return account.world.handle(Request("GET", f"{metadata}/preempted", query, {"metadata-flavor": "Google"}), account.now).body
+        return account.world.handle(
+            Request("GET", f"{metadata}/preempted", query, {"metadata-flavor": "Google"}),
+            account.now,
+        ).body
 
     assert noticed() == "FALSE"
     account.of("a", "simulateMaintenanceEvent")
@@ -101,14 +114,20 @@ def test_a_preemption_has_a_notice_and_is_distinguished_from_a_stop_by_its_opera
     account.wait(1)
     assert account.show("a")["status"] == "TERMINATED" and "preempted" in account.events()
     path = f"{account.project}/zones/{account.zone}/operations"
-    found = account.data(account.call("GET", path, filter='operationType="compute.instances.preempted"'))["items"]
+    found = account.data(
+        account.call("GET", path, filter='operationType="compute.instances.preempted"')
+    )["items"]
     assert [row["targetLink"].rpartition("/")[2] for row in found] == ["a"]
 
 
 @pytest.mark.parametrize(("action", "left"), [("DELETE", []), ("STOP", ["a"])])
 def test_the_provider_ends_what_has_run_for_long_enough(action: str, left: list[str]) -> None:
     account = GcpAccount("boot=5")
-    account.insert(account.gpu_instance("a", maxRunDuration={"seconds": "3600"}, instanceTerminationAction=action))
+    account.insert(
+        account.gpu_instance(
+            "a", maxRunDuration={"seconds": "3600"}, instanceTerminationAction=action
+        )
+    )
     account.wait(5 + 3599)
     assert account.show("a")["status"] == "RUNNING"
     account.wait(2)
@@ -120,10 +139,19 @@ def test_a_quota_is_asked_before_and_kept() -> None:
     account = GcpAccount("quota=1")
     assert account.insert(account.gpu_instance("a")).status == 200
     refused = account.insert(account.gpu_instance("b"))
-    assert refused.status == 403 and isinstance(refused.body, dict) and refused.body["error"]["errors"][0]["reason"] == "quotaExceeded"
+    assert (
+        refused.status == 403
+        and isinstance(refused.body, dict)
+        and refused.body["error"]["errors"][0]["reason"] == "quotaExceeded"
+    )
     quotas = account.data(account.call("GET", f"{account.project}/regions/us-central1"))["quotas"]
-    assert {row["metric"]: (row["usage"], row["limit"]) for row in quotas}["NVIDIA_L4_GPUS"] == (1.0, 1.0)
-    assert account.insert(account.gpu_instance("c", provisioningModel="SPOT")).status == 200, "spot has a quota of its own"
+    assert {row["metric"]: (row["usage"], row["limit"]) for row in quotas}["NVIDIA_L4_GPUS"] == (
+        1.0,
+        1.0,
+    )
+    assert account.insert(account.gpu_instance("c", provisioningModel="SPOT")).status == 200, (
+        "spot has a quota of its own"
+    )
 
 
 def test_a_new_project_has_no_quota_for_any_gpu() -> None:
@@ -140,10 +168,17 @@ def test_an_instance_attests_its_host_key_where_its_metadata_lets_it() -> None:
     account.insert(account.instance("b"))
     for name, status in (("a", 200), ("b", 403)):
         where = f"/_machine/{account.show(name)['id']}/computeMetadata/v1/instance/guest-attributes/hostkeys/ssh-ed25519"
-        assert account.world.handle(Request("PUT", where, "", {"metadata-flavor": "Google"}, b"AAAA"), account.now).status == status
+        assert (
+            account.world.handle(
+                Request("PUT", where, "", {"metadata-flavor": "Google"}, b"AAAA"), account.now
+            ).status
+            == status
+        )
     path = f"{account.project}/zones/{account.zone}/instances/a/getGuestAttributes"
     found = account.data(account.call("GET", path, queryPath="hostkeys/"))
-    assert found["queryValue"]["items"] == [{"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}]
+    assert found["queryValue"]["items"] == [
+        {"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}
+    ]
     assert account.call("GET", path.replace("/a/", "/b/"), queryPath="hostkeys/").status == 404
 
 
@@ -152,9 +187,16 @@ def test_a_filter_finds_a_label_and_one_that_cannot_be_read_is_refused() -> None
     account.insert(account.instance("a", labels={"recipe": "x"}))
     account.insert(account.instance("b", labels={"recipe": "y"}))
     account.create("c")
-    assert [row["name"] for page in account.pages(filter="labels.recipe=x") for row in page] == ["a"]
-    assert [row["name"] for page in account.pages(filter="labels.recipe:*") for row in page] == ["a", "b"]
-    assert account.call("GET", f"{account.project}/aggregated/instances", filter="what?").status == 400
+    assert [row["name"] for page in account.pages(filter="labels.recipe=x") for row in page] == [
+        "a"
+    ]
+    assert [row["name"] for page in account.pages(filter="labels.recipe:*") for row in page] == [
+        "a",
+        "b",
+    ]
+    assert (
+        account.call("GET", f"{account.project}/aggregated/instances", filter="what?").status == 400
+    )
 
 
 def test_what_a_gpu_needs_is_checked() -> None:
@@ -166,14 +208,33 @@ def test_what_a_gpu_needs_is_checked() -> None:
 
 
 def test_every_reply_has_the_form_of_the_discovery_document() -> None:
-    [path] = client("gcp").parents[1].glob("lib/python*/site-packages/googleapiclient/discovery_cache/documents/compute.v1.json")
+    [path] = (
+        client("gcp")
+        .parents[1]
+        .glob("lib/python*/site-packages/googleapiclient/discovery_cache/documents/compute.v1.json")
+    )
     document = json.loads(path.read_text("utf-8"))
     account = GcpAccount("boot=5,taken@start=once")
-    account.insert(account.gpu_instance("a", provisioningModel="SPOT", instanceTerminationAction="STOP"), requestId=ID)
-    for seconds, action in ((1, ""), (20, "stop"), (20, "start"), (10, "simulateMaintenanceEvent"), (20, "setMetadata"), (5, "setLabels")):
+    account.insert(
+        account.gpu_instance("a", provisioningModel="SPOT", instanceTerminationAction="STOP"),
+        requestId=ID,
+    )
+    for seconds, action in (
+        (1, ""),
+        (20, "stop"),
+        (20, "start"),
+        (10, "simulateMaintenanceEvent"),
+        (20, "setMetadata"),
+        (5, "setLabels"),
+    ):
         account.wait(seconds)
         shown = account.show("a")
-        body = {"fingerprint": shown["metadata"]["fingerprint"], "items": [], "labelFingerprint": shown["labelFingerprint"], "labels": {"a": "b"}}
+        body = {
+            "fingerprint": shown["metadata"]["fingerprint"],
+            "items": [],
+            "labelFingerprint": shown["labelFingerprint"],
+            "labels": {"a": "b"},
+        }
         if action:
             account.operation(account.of("a", action, body=body))
             account.wait(10)
@@ -184,9 +245,19 @@ def test_every_reply_has_the_form_of_the_discovery_document() -> None:
     account.call("GET", f"{account.project}/regions/us-central1")
     account.call("GET", account.project)
     account.call("GET", f"{account.project}/aggregated/acceleratorTypes")
-    account.world.account.machines[account.show("a")["id"]].attributes["hostkeys", "ssh-ed25519"] = "AAAA"
-    account.call("GET", f"{account.project}/zones/{account.zone}/instances/a/getGuestAttributes", queryPath="hostkeys/")
-    account.call("POST", f"{account.project}/global/firewalls", {"name": "ssh", "allowed": [{"IPProtocol": "tcp", "ports": ["22"]}]})
+    account.world.account.machines[account.show("a")["id"]].attributes[
+        "hostkeys", "ssh-ed25519"
+    ] = "AAAA"
+    account.call(
+        "GET",
+        f"{account.project}/zones/{account.zone}/instances/a/getGuestAttributes",
+        queryPath="hostkeys/",
+    )
+    account.call(
+        "POST",
+        f"{account.project}/global/firewalls",
+        {"name": "ssh", "allowed": [{"IPProtocol": "tcp", "ports": ["22"]}]},
+    )
     account.call("GET", f"{account.project}/global/firewalls/ssh")
     account.destroy("a")
     assert all(reply.status == 200 for _, _, reply in account.replies)
@@ -194,8 +265,16 @@ def test_every_reply_has_the_form_of_the_discovery_document() -> None:
     kinds = methods(document["resources"])
     checked = set()
     for method, address, reply in account.replies:
-        name = next(kind for verb, pattern, kind in kinds if verb == method and pattern.fullmatch(address.removeprefix("/compute/v1/")))
-        jsonschema.validate(reply.body, {"$ref": f"#/schemas/{name}", "schemas": schemas}, jsonschema.Draft202012Validator)
+        name = next(
+            kind
+            for verb, pattern, kind in kinds
+            if verb == method and pattern.fullmatch(address.removeprefix("/compute/v1/"))
+        )
+        jsonschema.validate(
+            reply.body,
+            {"$ref": f"#/schemas/{name}", "schemas": schemas},
+            jsonschema.Draft202012Validator,
+        )
         checked.add(name)
     assert checked >= {
         "Operation",
@@ -215,7 +294,11 @@ def test_every_reply_has_the_form_of_the_discovery_document() -> None:
 def methods(resources: dict[str, Any]) -> list[tuple[str, re.Pattern[str], str]]:
     """HTTP method, path and schema of the reply of each method."""
     return [
-        (method["httpMethod"], re.compile(re.sub(r"\{\w+\}", "[^/]+", method["path"])), method["response"]["$ref"])
+        (
+            method["httpMethod"],
+            re.compile(re.sub(r"\{\w+\}", "[^/]+", method["path"])),
+            method["response"]["$ref"],
+        )
         for resource in resources.values()
         for method in resource.get("methods", {}).values()
         if "response" in method
@@ -230,7 +313,14 @@ def strict(part: Any) -> Any:
         return part
     if isinstance(part.get("$ref"), str):
         return {"$ref": f"#/schemas/{part['$ref']}"}
-    made = {name: strict(part[name]) for name in ("type", "items", "enum", "additionalProperties") if name in part}
+    made = {
+        name: strict(part[name])
+        for name in ("type", "items", "enum", "additionalProperties")
+        if name in part
+    }
     if "properties" in part:
-        made |= {"properties": {name: strict(value) for name, value in part["properties"].items()}, "additionalProperties": False}
+        made |= {
+            "properties": {name: strict(value) for name, value in part["properties"].items()},
+            "additionalProperties": False,
+        }
     return made

@@ -13,10 +13,25 @@ def test_active_is_not_ready() -> None:
     seen = []
     for _ in range(3):
         shown = account.show(pod)
-        seen.append((shown["status"], shown["installationStatus"], shown["installationProgress"], shown["sshConnection"]))
+        seen.append(
+            (
+                shown["status"],
+                shown["installationStatus"],
+                shown["installationProgress"],
+                shown["sshConnection"],
+            )
+        )
         account.wait(35)
-    assert [row[:3] for row in seen] == [("PROVISIONING", "PENDING", 0), ("ACTIVE", "INSTALLING", 40), ("ACTIVE", "FINISHED", 100)]
-    assert seen[0][3] == [None] and str(seen[2][3]).startswith("root@") and str(seen[2][3]).endswith(" -p 22")
+    assert [row[:3] for row in seen] == [
+        ("PROVISIONING", "PENDING", 0),
+        ("ACTIVE", "INSTALLING", 40),
+        ("ACTIVE", "FINISHED", 100),
+    ]
+    assert (
+        seen[0][3] == [None]
+        and str(seen[2][3]).startswith("root@")
+        and str(seen[2][3]).endswith(" -p 22")
+    )
 
 
 def test_an_installation_may_fail_while_it_is_billed() -> None:
@@ -24,7 +39,10 @@ def test_an_installation_may_fail_while_it_is_billed() -> None:
     pod = account.create("a")
     account.wait(600)
     shown = account.show(str(pod))
-    assert (shown["status"], shown["installationStatus"]) == ("ACTIVE", "ERROR") and "failed" in shown["installationFailure"]
+    assert (shown["status"], shown["installationStatus"]) == (
+        "ACTIVE",
+        "ERROR",
+    ) and "failed" in shown["installationFailure"]
     assert account.billed() > 0
 
 
@@ -33,7 +51,9 @@ def test_several_nodes_have_a_list_of_logins() -> None:
     made = account.data(account.rent(account.offers("multi-node")[0], "a"))
     account.wait(10)
     shown = account.show(made["id"])
-    assert [login.endswith(" -p 22") for login in shown["sshConnection"]] == [True, True] and len(set(shown["ip"])) == 2
+    assert [login.endswith(" -p 22") for login in shown["sshConnection"]] == [True, True] and len(
+        set(shown["ip"])
+    ) == 2
 
 
 def test_the_status_of_several_pods_is_asked_at_once_and_leaves_out_what_is_gone() -> None:
@@ -41,7 +61,9 @@ def test_the_status_of_several_pods_is_asked_at_once_and_leaves_out_what_is_gone
     one, other = account.create("a"), account.create("b")
     assert one and other
     account.destroy(one)
-    reply = account.world.handle(Request("GET", "/api/v1/pods/status", f"pod_ids={one}&pod_ids={other}", KEY), account.now)
+    reply = account.world.handle(
+        Request("GET", "/api/v1/pods/status", f"pod_ids={one}&pod_ids={other}", KEY), account.now
+    )
     assert [row["podId"] for row in account.data(reply)["data"]] == [other]
 
 
@@ -52,7 +74,11 @@ def test_no_capacity_a_high_price_and_a_wrong_body_are_distinguished() -> None:
     assert none.status == 400 and "no capacity" in str(none.body)
     assert account.rent(offer, "a", maxPrice=0.001).status == 400
     wrong = account.rent({**offer, "socket": ""}, "a")
-    assert wrong.status == 422 and isinstance(wrong.body, dict) and wrong.body["detail"][0]["loc"] == ["body", "pod", "socket"]
+    assert (
+        wrong.status == 422
+        and isinstance(wrong.body, dict)
+        and wrong.body["detail"][0]["loc"] == ["body", "pod", "socket"]
+    )
     assert account.rent({**offer, "cloudId": "nosuch"}, "a").status == 404
 
 
@@ -62,4 +88,7 @@ def test_history_has_what_a_pod_has_cost() -> None:
     account.wait(3605)
     account.destroy(str(pod))
     [row] = account.data(account.call("GET", "/api/v1/pods/history"))["data"]
-    assert row["totalBilledPrice"] == account.billed() and abs(row["totalBilledPrice"] - row["priceHr"]) < 1e-6 * 3600
+    assert (
+        row["totalBilledPrice"] == account.billed()
+        and abs(row["totalBilledPrice"] - row["priceHr"]) < 1e-6 * 3600
+    )

@@ -18,10 +18,17 @@ def test_a_create_that_errs_may_have_made_an_instance() -> None:
     account = VastaiAccount()
     offer = account.offers(type="bid")[0]
     reply = account.rent(offer["id"], price=offer["min_bid"] / 2)
-    assert reply.status == 400 and isinstance(reply.body, dict) and reply.body["error"] == "invalid_price"
+    assert (
+        reply.status == 400
+        and isinstance(reply.body, dict)
+        and reply.body["error"] == "invalid_price"
+    )
     machine = str(reply.body["new_contract"])
     found = account.show(machine)
-    assert found and (found["cur_state"], found["intended_status"], found["next_state"]) == ("stopped",) * 3
+    assert (
+        found
+        and (found["cur_state"], found["intended_status"], found["next_state"]) == ("stopped",) * 3
+    )
     account.wait(3600)
     assert account.billed(machine) > 0, "its disk is billed"
 
@@ -32,10 +39,17 @@ def test_an_outbid_instance_is_stopped_in_all_three_words_and_its_disk_is_billed
     body = account.data(account.rent(offer["id"], price=offer["min_bid"] * 1.1))
     account.wait(3600)
     found = account.show(str(body["new_contract"]))
-    assert found and (found["cur_state"], found["intended_status"], found["next_state"], found["actual_status"]) == ("stopped",) * 3 + ("exited",)
+    assert found and (
+        found["cur_state"],
+        found["intended_status"],
+        found["next_state"],
+        found["actual_status"],
+    ) == ("stopped",) * 3 + ("exited",)
     before = account.billed()
     account.wait(3600)
-    assert account.billed() - before == pytest.approx(sum(machine.rates["disk"] for machine in account.world.account.alive()))
+    assert account.billed() - before == pytest.approx(
+        sum(machine.rates["disk"] for machine in account.world.account.alive())
+    )
 
 
 def test_an_instance_comes_up_by_steps() -> None:
@@ -51,7 +65,9 @@ def test_an_instance_comes_up_by_steps() -> None:
     assert seen == [(None, False), ("loading", False), ("running", True)]
     assert found["public_ipaddr"].endswith("\n"), "it carries white space"
     assert [
-        entry.what for entry in account.world.account.settled() if entry.event == "billed" and entry.at - account.world.account.ledger[0].at <= 40
+        entry.what
+        for entry in account.world.account.settled()
+        if entry.event == "billed" and entry.at - account.world.account.ledger[0].at <= 40
     ] == ["disk"]
 
 
@@ -79,7 +95,11 @@ def test_the_daily_quota_of_searches_ends_at_midnight() -> None:
     account.offers()
     account.offers()
     reply = account.call("POST", "/api/v0/bundles/", {})
-    assert reply.status == 429 and isinstance(reply.body, dict) and reply.body["error"] == "search_quota_exceeded"
+    assert (
+        reply.status == 429
+        and isinstance(reply.body, dict)
+        and reply.body["error"] == "search_quota_exceeded"
+    )
     account.wait(float(reply.headers["x-ratelimit-reset"]) - account.now)
     assert account.offers()
 
@@ -88,7 +108,9 @@ def test_logs_are_not_ready_at_once() -> None:
     account = VastaiAccount("boot=1")
     machine = account.create("a")
     account.wait(5)
-    address = account.data(account.call("PUT", f"/api/v0/instances/request_logs/{machine}/", {}))["result_url"]
+    address = account.data(account.call("PUT", f"/api/v0/instances/request_logs/{machine}/", {}))[
+        "result_url"
+    ]
     path = re.sub(r"^http://[^/]+", "", address)
     assert account.call("GET", path, key=False).status == 403
     account.wait(1)
@@ -124,14 +146,22 @@ def test_an_offer_is_rented_once_and_a_stopped_instance_may_wait_for_its_gpus() 
     account.pause(first, running=True)
     account.wait(600)
     one, other = account.show(first), account.show(second)
-    assert one and other and (one["actual_status"], other["actual_status"]) == ("scheduling", "running")
+    assert (
+        one
+        and other
+        and (one["actual_status"], other["actual_status"]) == ("scheduling", "running")
+    )
 
 
 def test_filters_compare_numbers_that_were_sent_as_text_and_find_countries() -> None:
     account = VastaiAccount()
     assert {offer["num_gpus"] for offer in account.offers(num_gpus={"eq": "2"})} == {2}
-    assert {offer["geolocation"][-2:] for offer in account.offers(geolocation={"in": ["US", "SE"]})} == {"US", "SE"}
-    assert all(offer["reliability2"] >= 0.97 for offer in account.offers(reliability2={"gte": 0.97}))
+    assert {
+        offer["geolocation"][-2:] for offer in account.offers(geolocation={"in": ["US", "SE"]})
+    } == {"US", "SE"}
+    assert all(
+        offer["reliability2"] >= 0.97 for offer in account.offers(reliability2={"gte": 0.97})
+    )
     assert account.call("POST", "/api/v0/bundles/", {"num_gpus": {"like": 2}}).status == 400
     assert any(offer["verification"] != "verified" for offer in account.offers(verified={}))
 
@@ -153,7 +183,9 @@ def schemas(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
             for address, methods in document.get("paths", {}).items():
                 for method, operation in methods.items():
                     if isinstance(operation, dict) and "responses" in operation:
-                        found[method.upper(), address.rstrip("/")] = filled(operation["responses"], document)
+                        found[method.upper(), address.rstrip("/")] = filled(
+                            operation["responses"], document
+                        )
     return found
 
 
@@ -168,7 +200,11 @@ def filled(part: Any, document: Any) -> Any:
         for word in part["$ref"][2:].split("/"):
             target = target.get(word, {})
         return filled(target, document)
-    made = {name: filled(value, document) for name, value in part.items() if name not in ("example", "nullable")}
+    made = {
+        name: filled(value, document)
+        for name, value in part.items()
+        if name not in ("example", "nullable")
+    }
     if part.get("nullable") and isinstance(made.get("type"), str):
         made["type"] = [made["type"], "null"]
     return made
@@ -192,13 +228,22 @@ def test_every_reply_has_the_form_of_the_providers_documents() -> None:
     checked = 0
     for method, path, reply in account.replies:
         address = re.sub(r"/\d+(?=/|$)", "/{id}", path).rstrip("/")
-        answers = published.get((method, address)) or published.get((method, address.replace("{id}", "{instance_id}")))
+        answers = published.get((method, address)) or published.get(
+            (method, address.replace("{id}", "{instance_id}"))
+        )
         assert answers, (method, address)
         schema = answers[str(reply.status)]["content"]["application/json"]["schema"]
         jsonschema.validate(reply.body, schema)
         checked += 1
     assert checked > 16
     row = account.world.account.machines[str(machine)]
-    shape = published["GET", "/api/v1/instances"]["200"]["content"]["application/json"]["schema"]["properties"]["instances"]["items"]
-    jsonschema.validate(account.world.lists.shown(row), shape)  # the listing's row: the document of a single instance has two fields wrong
-    assert shape["properties"].keys() - {"credit_discount_max"} <= account.world.lists.shown(row).keys(), "no field of a row is missing"
+    shape = published["GET", "/api/v1/instances"]["200"]["content"]["application/json"]["schema"][
+        "properties"
+    ]["instances"]["items"]
+    jsonschema.validate(
+        account.world.lists.shown(row), shape
+    )  # the listing's row: the document of a single instance has two fields wrong
+    assert (
+        shape["properties"].keys() - {"credit_discount_max"}
+        <= account.world.lists.shown(row).keys()
+    ), "no field of a row is missing"

@@ -17,7 +17,14 @@ from drivers.fakes.world import Request
 from tests.fake_accounts import ACCOUNTS, KEY, Account
 
 EVERY = pytest.mark.parametrize("kind", ACCOUNTS, ids=lambda kind: kind.name)
-ACTIONS = st.lists(st.tuples(st.sampled_from(("create", "destroy", "pause", "resume", "list")), st.integers(0, 5), st.floats(0, 4000)), max_size=14)
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(("create", "destroy", "pause", "resume", "list")),
+        st.integers(0, 5),
+        st.floats(0, 4000),
+    ),
+    max_size=14,
+)
 FAULTS = st.sampled_from(
     (
         "",
@@ -45,14 +52,18 @@ def play(account: Account, actions: list[tuple[str, int, float]]) -> None:
         elif action == "list":
             account.listing()
         elif which < len(made):
-            account.destroy(made[which]) if action == "destroy" else account.pause(made[which], action == "resume") if account.pauses else None
+            account.destroy(made[which]) if action == "destroy" else account.pause(
+                made[which], action == "resume"
+            ) if account.pauses else None
     account.wait(100)
 
 
 @EVERY
 @settings(max_examples=40, deadline=None)
 @given(actions=ACTIONS, faults=FAULTS, seed=st.integers(0, 99))
-def test_what_is_billed_is_what_was_rented(kind: type[Account], actions: list[tuple[str, int, float]], faults: str, seed: int) -> None:
+def test_what_is_billed_is_what_was_rented(
+    kind: type[Account], actions: list[tuple[str, int, float]], faults: str, seed: int
+) -> None:
     account = kind(faults, seed)
     play(account, actions)
     ledger = account.world.account.settled()
@@ -62,18 +73,29 @@ def test_what_is_billed_is_what_was_rented(kind: type[Account], actions: list[tu
     spans: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for entry in ledger:
         if entry.event == "billed":
-            assert born[entry.machine] <= entry.since < entry.at <= ended.get(entry.machine, account.now), "billed outside of its life"
+            assert (
+                born[entry.machine]
+                <= entry.since
+                < entry.at
+                <= ended.get(entry.machine, account.now)
+            ), "billed outside of its life"
             assert entry.usd == pytest.approx(entry.rate * (entry.at - entry.since) / 3600)
             spans.setdefault((entry.machine, entry.what), []).append((entry.since, entry.at))
-    assert all(before[1] <= after[0] for of in spans.values() for before, after in itertools.pairwise(of)), "a second is billed twice"
-    assert account.world.account.credit == pytest.approx(account.world.amount("balance", 100.0) - account.billed(), abs=1e-6)
+    assert all(
+        before[1] <= after[0] for of in spans.values() for before, after in itertools.pairwise(of)
+    ), "a second is billed twice"
+    assert account.world.account.credit == pytest.approx(
+        account.world.amount("balance", 100.0) - account.billed(), abs=1e-6
+    )
     assert {machine.id for machine in account.world.account.alive()} == born.keys() - ended.keys()
 
 
 @EVERY
 @settings(max_examples=15, deadline=None)
 @given(actions=ACTIONS, faults=FAULTS, seed=st.integers(0, 99))
-def test_the_same_requests_have_the_same_replies(kind: type[Account], actions: list[tuple[str, int, float]], faults: str, seed: int) -> None:
+def test_the_same_requests_have_the_same_replies(
+    kind: type[Account], actions: list[tuple[str, int, float]], faults: str, seed: int
+) -> None:
     one, other = kind(faults, seed), kind(faults, seed)
     play(one, actions)
     play(other, actions)
@@ -110,7 +132,9 @@ def test_a_machine_whose_creation_was_never_answered_is_there(kind: type[Account
 
 
 @EVERY
-def test_a_machine_that_needs_no_time_to_boot_is_up_while_the_clock_stands(kind: type[Account]) -> None:
+def test_a_machine_that_needs_no_time_to_boot_is_up_while_the_clock_stands(
+    kind: type[Account],
+) -> None:
     account = kind("boot=0")
     account.create("recipe-1")
     account.wait(0)
@@ -170,7 +194,9 @@ def test_an_empty_account_stops_what_runs(kind: type[Account]) -> None:
 
 
 @EVERY
-def test_no_key_and_a_refused_key_are_distinguished_from_what_is_not_there(kind: type[Account]) -> None:
+def test_no_key_and_a_refused_key_are_distinguished_from_what_is_not_there(
+    kind: type[Account],
+) -> None:
     account = kind()
     route = account.world.routes[0]
     if route.operation not in account.world.open:
@@ -186,11 +212,17 @@ def test_no_key_and_a_refused_key_are_distinguished_from_what_is_not_there(kind:
     name=st.sampled_from(("1", "-", "%00", "a" * 300, "nosuch")),
     body=st.binary(max_size=40) | st.sampled_from((b"[1]", b"{", b'{"q": 3, "ids": 4}')),
 )
-def test_no_request_is_too_strange_for_an_answer(kind: type[Account], which: int, name: str, body: bytes) -> None:
+def test_no_request_is_too_strange_for_an_answer(
+    kind: type[Account], which: int, name: str, body: bytes
+) -> None:
     account = kind()
     route = account.world.routes[which % len(account.world.routes)]
     path = "/".join(name if part.startswith("{") else part for part in route.path.split("/"))
-    for query in ("", "limit=x&select_filters=[1&after_token=zz&pageToken=q&offset=-1&day=3", "select_filters={%22id%22:3}&maxResults=0"):
+    for query in (
+        "",
+        "limit=x&select_filters=[1&after_token=zz&pageToken=q&offset=-1&day=3",
+        "select_filters={%22id%22:3}&maxResults=0",
+    ):
         reply = account.world.handle(Request(route.method, path, query, KEY, body), account.now)
         assert reply.status < 500 and isinstance(reply.encoded(), bytes)
 
@@ -226,16 +258,37 @@ def test_every_fault_is_in_the_guide() -> None:
 
 def test_what_the_guide_calls_reproduced_has_a_fault_and_a_test() -> None:
     root = Path(__file__).parents[2]
-    table = (root / "docs" / "fakes.md").read_text("utf-8").partition("## What is reproduced")[2].partition("\n## ")[0]
-    tests = "".join(path.read_text("utf-8") for folder in ("unit", "system") for path in (root / "tests" / folder).glob("test_*.py"))
-    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    table = (
+        (root / "docs" / "fakes.md")
+        .read_text("utf-8")
+        .partition("## What is reproduced")[2]
+        .partition("\n## ")[0]
+    )
+    tests = "".join(
+        path.read_text("utf-8")
+        for folder in ("unit", "system")
+        for path in (root / "tests" / folder).glob("test_*.py")
+    )
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][
+        1:
+    ]
     assert len(rows) >= 40
     for _provider, behaviour, faults, test in rows:
-        assert parse(faults.replace("`", "").replace("always", "").replace(", ", "=1,") + "=1" * (faults != "always")) or faults == "always"
+        assert (
+            parse(
+                faults.replace("`", "").replace("always", "").replace(", ", "=1,")
+                + "=1" * (faults != "always")
+            )
+            or faults == "always"
+        )
         assert f"def test_{test.strip('`')}" in tests, behaviour
 
 
 def test_the_luck_of_a_chance_is_about_that_chance() -> None:
     faults = list(parse("lost@create=0.25"))
-    assert 200 < sum(Luck(faults, f"0/{number}", "create").strikes("lost") for number in range(1000)) < 300
+    assert (
+        200
+        < sum(Luck(faults, f"0/{number}", "create").strikes("lost") for number in range(1000))
+        < 300
+    )
     assert not any(Luck(faults, f"0/{number}", "list").strikes("lost") for number in range(100))

@@ -46,20 +46,41 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(base: Path, start: Start, *path: str) -> Followed:
-    return followed(str(base), [start], path, lambda file: python_reader.read(Path(file).read_bytes()))
+    return followed(
+        str(base), [start], path, lambda file: python_reader.read(Path(file).read_bytes())
+    )
 
 
-MODEL = {"pkg/__init__.py", "pkg/base.py", "pkg/model.py", "pkg/layers.py", "pkg/sub/__init__.py", "pkg/sub/deep.py"}
+MODEL = {
+    "pkg/__init__.py",
+    "pkg/base.py",
+    "pkg/model.py",
+    "pkg/layers.py",
+    "pkg/sub/__init__.py",
+    "pkg/sub/deep.py",
+}
 
 
 @pytest.mark.parametrize(
     ("start", "path", "found"),
     [
-        (Start("script", "train.py"), (), {"train.py", "util.py", "json.py", "pkg/sub/listed.py", *MODEL}),
+        (
+            Start("script", "train.py"),
+            (),
+            {"train.py", "util.py", "json.py", "pkg/sub/listed.py", *MODEL},
+        ),
         (Start("module", "pkg"), (), {"pkg/__main__.py", "pkg/sub/listed.py", "util.py", *MODEL}),
-        (Start("module", "pkg.sub.deep"), (), {"pkg/__init__.py", "pkg/base.py", "pkg/sub/__init__.py", "pkg/sub/deep.py", "util.py"}),
+        (
+            Start("module", "pkg.sub.deep"),
+            (),
+            {"pkg/__init__.py", "pkg/base.py", "pkg/sub/__init__.py", "pkg/sub/deep.py", "util.py"},
+        ),
         (Start("script", "src/run.py"), (), {"src/run.py", "src/helper.py"}),
-        (Start("script", "src/run.py"), ("",), {"src/run.py", "src/helper.py", "space/part/inner.py", "lib/tool.py"}),
+        (
+            Start("script", "src/run.py"),
+            ("",),
+            {"src/run.py", "src/helper.py", "space/part/inner.py", "lib/tool.py"},
+        ),
         (Start("script", "./circle/a.py"), (), {"circle/a.py", "circle/b.py"}),
         (Start("script", "go.sh"), (), {"go.sh"}),
         (Start("script", "../outside.py"), (), set()),
@@ -67,7 +88,9 @@ MODEL = {"pkg/__init__.py", "pkg/base.py", "pkg/model.py", "pkg/layers.py", "pkg
         (Start("module", "torch.nn"), (), set()),
     ],
 )
-def test_a_command_needs_what_its_files_import(base: Path, start: Start, path: tuple[str, ...], found: set[str]) -> None:
+def test_a_command_needs_what_its_files_import(
+    base: Path, start: Start, path: tuple[str, ...], found: set[str]
+) -> None:
     assert set(files(base, start, *path).files) == found
 
 

@@ -23,14 +23,20 @@ Needs = dict[int, list[int]]
 @st.composite
 def acyclic(draw: st.DrawFn, most: int = 6) -> Needs:
     """Any graph without a circle; the order as written is any, too."""
-    made: Needs = {n: draw(st.lists(st.integers(0, n - 1), max_size=3)) if n else [] for n in range(draw(st.integers(1, most)))}
+    made: Needs = {
+        n: draw(st.lists(st.integers(0, n - 1), max_size=3)) if n else []
+        for n in range(draw(st.integers(1, most)))
+    }
     return {n: made[n] for n in draw(st.permutations(list(made)))}
 
 
 @st.composite
 def any_needs(draw: st.DrawFn) -> Needs:
     size = draw(st.integers(1, 6))
-    return {n: draw(st.lists(st.integers(0, size - 1), max_size=2)) for n in draw(st.permutations(range(size)))}
+    return {
+        n: draw(st.lists(st.integers(0, size - 1), max_size=2))
+        for n in draw(st.permutations(range(size)))
+    }
 
 
 def holds(order: tuple[int, ...] | list[int], needs: Needs) -> bool:
@@ -60,7 +66,9 @@ def plan(needs: Needs) -> Plan:
 def test_steps_stand_as_written_where_no_need_says_otherwise(needs: Needs) -> None:
     place = {node: n for n, node in enumerate(needs)}
     allowed = [order for order in permutations(needs) if holds(order, needs)]
-    assert as_written(dag(needs)) == list(min(allowed, key=lambda order: [place[node] for node in order]))
+    assert as_written(dag(needs)) == list(
+        min(allowed, key=lambda order: [place[node] for node in order])
+    )
 
 
 @given(needs=acyclic())
@@ -73,9 +81,13 @@ def test_what_a_step_needs_stands_before_it_and_nothing_is_lost(needs: Needs) ->
 def test_steps_that_are_in_order_as_written_need_no_sorting(needs: Needs) -> None:
     """Then both orders are the one as written, and there is no circle; any other has a need that stands later, or in a circle."""
     if in_order(needs):
-        assert circle(dag(needs)) == [] and as_written(dag(needs)) == needs_first(dag(needs)) == list(needs)
+        assert circle(dag(needs)) == [] and as_written(dag(needs)) == needs_first(
+            dag(needs)
+        ) == list(needs)
     else:
-        assert not holds(list(needs), needs) or any(node in wanted for node, wanted in needs.items())
+        assert not holds(list(needs), needs) or any(
+            node in wanted for node, wanted in needs.items()
+        )
 
 
 @given(needs=any_needs())
@@ -96,25 +108,46 @@ def test_a_circle_is_reported_exactly_where_there_is_one(needs: Needs) -> None:
         ({1: [3, 2], 2: [1], 3: [1]}, [1, 3, 1]),  # by the need that is written first
     ],
 )
-def test_the_first_circle_is_shown_from_where_it_is_entered(needs: Needs, around: list[int]) -> None:
+def test_the_first_circle_is_shown_from_where_it_is_entered(
+    needs: Needs, around: list[int]
+) -> None:
     assert circle(dag(needs)) == around
 
 
-@given(needs=acyclic().map(lambda needs: dict(sorted(needs.items()))), chosen=st.sets(st.integers(0, 5), max_size=3))
-def test_before_and_after_agree_with_the_definition_and_with_networkx(needs: Needs, chosen: set[int]) -> None:
+@given(
+    needs=acyclic().map(lambda needs: dict(sorted(needs.items()))),
+    chosen=st.sets(st.integers(0, 5), max_size=3),
+)
+def test_before_and_after_agree_with_the_definition_and_with_networkx(
+    needs: Needs, chosen: set[int]
+) -> None:
     chosen &= needs.keys()
     found = plan(needs)
     assert found.before(chosen) == set().union(*(reached(needs, n) for n in chosen))
     assert found.after(chosen) == {n for n in needs if reached(needs, n) & chosen}
-    assert {f"s{n}" for n in found.before(chosen)} == {f"s{n}" for n in chosen}.union(*(nx.ancestors(found.graph, f"s{n}") for n in chosen))
-    assert {f"s{n}" for n in found.after(chosen)} == {f"s{n}" for n in chosen}.union(*(nx.descendants(found.graph, f"s{n}") for n in chosen))
+    assert {f"s{n}" for n in found.before(chosen)} == {f"s{n}" for n in chosen}.union(
+        *(nx.ancestors(found.graph, f"s{n}") for n in chosen)
+    )
+    assert {f"s{n}" for n in found.after(chosen)} == {f"s{n}" for n in chosen}.union(
+        *(nx.descendants(found.graph, f"s{n}") for n in chosen)
+    )
 
 
-@given(needs=acyclic().map(lambda needs: dict(sorted(needs.items()))), seconds=st.dictionaries(st.integers(0, 5), st.integers(0, 9), max_size=6))
-def test_a_priority_is_the_longest_of_all_ways_to_the_end(needs: Needs, seconds: dict[int, int]) -> None:
-    tasks = [Task(str(n), tuple(map(str, needs[n][:1])), tuple(map(str, needs[n][1:]))) for n in needs]
+@given(
+    needs=acyclic().map(lambda needs: dict(sorted(needs.items()))),
+    seconds=st.dictionaries(st.integers(0, 5), st.integers(0, 9), max_size=6),
+)
+def test_a_priority_is_the_longest_of_all_ways_to_the_end(
+    needs: Needs, seconds: dict[int, int]
+) -> None:
+    tasks = [
+        Task(str(n), tuple(map(str, needs[n][:1])), tuple(map(str, needs[n][1:]))) for n in needs
+    ]
     lengths = priorities(tasks, {str(n): value for n, value in seconds.items()})
-    assert lengths == {str(n): max(sum(seconds.get(each, 1) for each in way) for way in ways(needs, n)) for n in needs}
+    assert lengths == {
+        str(n): max(sum(seconds.get(each, 1) for each in way) for way in ways(needs, n))
+        for n in needs
+    }
 
 
 @settings(max_examples=20)
@@ -122,6 +155,11 @@ def test_a_priority_is_the_longest_of_all_ways_to_the_end(needs: Needs, seconds:
 def test_the_graph_of_a_plan_has_its_nodes_and_edges_in_order(needs: Needs) -> None:
     found = plan(needs)
     graph = found.graph
-    assert list(graph) == [node.id for node in found.nodes] and [graph.nodes[id]["node"] for id in graph] == found.nodes
+    assert (
+        list(graph) == [node.id for node in found.nodes]
+        and [graph.nodes[id]["node"] for id in graph] == found.nodes
+    )
     assert graph.graph["recipe"] == "p@1"
-    assert {id: list(graph.pred[id]) for id in graph} == {f"s{n}": [f"s{need}" for need in sorted(set(needs[n]))] for n in needs}
+    assert {id: list(graph.pred[id]) for id in graph} == {
+        f"s{n}": [f"s{need}" for need in sorted(set(needs[n]))] for n in needs
+    }

@@ -21,22 +21,44 @@ def line(*values: float, every: float = 10) -> Stream:
         (line(9, 9), [line(1)], False),  # alone at its rung
         (line(9, 5), [line(9, 1), line(9, 7)], False),  # second of three
         (line(9, 8), [line(9, 1), line(9, 7)], True),
-        (line(9, 5, 9, 9), [line(9, 1, 1), line(9, 6, 6)], False),  # nobody else is at its next rung yet
+        (
+            line(9, 5, 9, 9),
+            [line(9, 1, 1), line(9, 6, 6)],
+            False,
+        ),  # nobody else is at its next rung yet
         (line(), [line(1, 1)], False),
         (line(9, 9, every=20), [line(1, 1, 1, 1)], True),  # rungs are steps, not reports
         (line(9, 9, every=20), [line(1, 1, 1)], False),
     ],
 )
-def test_an_instance_goes_on_in_the_better_half_of_those_at_its_rung(own: Stream, others: list[Stream], stops: bool) -> None:
+def test_an_instance_goes_on_in_the_better_half_of_those_at_its_rung(
+    own: Stream, others: list[Stream], stops: bool
+) -> None:
     assert bool(behind(own, others, True)) is stops
-    assert bool(behind([(step, -value) for step, value in own], [[(step, -value) for step, value in each] for each in others], False)) is stops
+    assert (
+        bool(
+            behind(
+                [(step, -value) for step, value in own],
+                [[(step, -value) for step, value in each] for each in others],
+                False,
+            )
+        )
+        is stops
+    )
 
 
 def test_it_is_said_where_and_among_how_many() -> None:
-    assert behind(line(9, 9), [line(1, 1)], True) == "9 at step 20 is not among the better half of 2"
+    assert (
+        behind(line(9, 9), [line(1, 1)], True) == "9 at step 20 is not among the better half of 2"
+    )
 
 
 def test_what_is_no_number_and_what_came_before_the_first_step_is_passed_over() -> None:
-    points = [{"step": 0, "loss": 9.0}, {"step": 5, "loss": "nan"}, {"step": 5, "lr": 1}, {"step": 10, "loss": 2}]
+    points = [
+        {"step": 0, "loss": 9.0},
+        {"step": 5, "loss": "nan"},
+        {"step": 5, "lr": 1},
+        {"step": 10, "loss": 2},
+    ]
     assert stream(points, "loss") == [(10, 2)]
     assert stream([{"loss": 3.0}, {"loss": 2.0}], "loss") == [(1, 3.0), (2, 2.0)]

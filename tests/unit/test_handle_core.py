@@ -34,13 +34,26 @@ class Server:
 
     def _add(self, subject: str, id: str, before: str, after: str, **data: object) -> None:
         at = "2026-11-23T05:00:00.000Z"
-        event = {"run": "r", "seq": len(self.events) + 1, "at": at, "subject": subject, "id": id, "before": before, "after": after}
+        event = {
+            "run": "r",
+            "seq": len(self.events) + 1,
+            "at": at,
+            "subject": subject,
+            "id": id,
+            "before": before,
+            "after": after,
+        }
         self.events.append({**event, "reason": "", "data": data, "newer": 1})
 
     def _go_on(self) -> None:
         if self._rest and self._luck.random() < 0.5:
             (step, number), kind = self._rest.pop(0)
-            self._add("step", step, *(("QUEUED", "RUNNING") if kind == "begin" else ("RUNNING", "DONE")), attempt=number)
+            self._add(
+                "step",
+                step,
+                *(("QUEUED", "RUNNING") if kind == "begin" else ("RUNNING", "DONE")),
+                attempt=number,
+            )
             if not self._rest:
                 self._add("run", "r", "ACTIVE", "COMPLETED")
 
@@ -60,10 +73,25 @@ class Server:
             return self._luck.choice([Lost("cut"), Reply(503, b"gone"), Reply(429, b"", 2.0)])
         if step.path == "v1/runs/r":
             state = "COMPLETED" if not self._rest else "ACTIVE"
-            return Reply(200, json.dumps({"id": "r", "state": state, "seq": len(self.events), "progress": {"step": 1, "new": 2}}).encode())
+            return Reply(
+                200,
+                json.dumps(
+                    {
+                        "id": "r",
+                        "state": state,
+                        "seq": len(self.events),
+                        "progress": {"step": 1, "new": 2},
+                    }
+                ).encode(),
+            )
         if step.path.endswith("events"):
             after = int(step.query["after"])
-            return Reply(200, json.dumps({"events": self.events[after : after + self._luck.randint(1, 3)]}).encode())
+            return Reply(
+                200,
+                json.dumps(
+                    {"events": self.events[after : after + self._luck.randint(1, 3)]}
+                ).encode(),
+            )
         return self._log(step)
 
     def _log(self, ask: Ask) -> Reply:
@@ -104,9 +132,16 @@ def given(talk: core.Talk, server: Server) -> list[Any]:
 def test_what_is_followed_comes_once_and_whole_whatever_is_lost(seed: int) -> None:
     server = Server(seed)
     lines = given(core.lines("r", "", 0, True), server)
-    assert [(line.step, line.attempt, line.text) for line in lines] == [("a", 1, "one"), ("a", 1, "two"), ("a", 1, "ä three"), ("b", 1, "no end")]
+    assert [(line.step, line.attempt, line.text) for line in lines] == [
+        ("a", 1, "one"),
+        ("a", 1, "two"),
+        ("a", 1, "ä three"),
+        ("b", 1, "no end"),
+    ]
     server = Server(seed)
-    assert [event.seq for event in given(core.events("r", 0, True), server)] == list(range(1, len(server.events) + 1))
+    assert [event.seq for event in given(core.events("r", 0, True), server)] == list(
+        range(1, len(server.events) + 1)
+    )
     server = Server(seed)
     (ended,) = given(core.wait("r", Clock(lambda: server.now, 500.0)), server)
     assert ended.state == "COMPLETED" and ended.progress.step == 1
@@ -129,7 +164,11 @@ def test_a_submit_whose_answer_was_lost_is_asked_for_again_under_its_key() -> No
     talk = core.submit({"recipe": "x"}, "key")
     first = next(talk)
     assert isinstance(talk.send(Lost("reset")), Nap)
-    assert talk.send(None) == first and isinstance(first, Ask) and first.headers == {"Idempotency-Key": "key"}
+    assert (
+        talk.send(None) == first
+        and isinstance(first, Ask)
+        and first.headers == {"Idempotency-Key": "key"}
+    )
     assert talk.send(Reply(200, b'{"id": "r"}')) == Give("r")
 
 
@@ -141,7 +180,9 @@ def test_a_cancel_whose_answer_was_lost_is_not_asked_for_again() -> None:
 
 
 def body(code: str, problems: Sequence[dict[str, str]] = ()) -> bytes:
-    return json.dumps({"error": {"code": code, "message": "no", "fix": "do", "problems": problems}}).encode()
+    return json.dumps(
+        {"error": {"code": code, "message": "no", "fix": "do", "problems": problems}}
+    ).encode()
 
 
 @pytest.mark.parametrize(
@@ -163,9 +204,14 @@ def test_a_refusal_is_the_error_of_the_command_line(reply: Reply, kind: type[Exc
 
 
 def test_every_problem_of_a_request_is_in_the_error() -> None:
-    problems = [{"code": "a", "message": "first", "fix": "x"}, {"code": "b", "message": "second", "fix": ""}]
+    problems = [
+        {"code": "a", "message": "first", "fix": "x"},
+        {"code": "b", "message": "second", "fix": ""},
+    ]
     found = core.error_of(Reply(422, body("invalid", problems)))
-    assert isinstance(found, Invalid) and [(each.code, each.message, each.fix) for each in found.problems] == [
+    assert isinstance(found, Invalid) and [
+        (each.code, each.message, each.fix) for each in found.problems
+    ] == [
         ("a", "first", "x"),
         ("b", "second", ""),
     ]
@@ -174,7 +220,18 @@ def test_every_problem_of_a_request_is_in_the_error() -> None:
 def test_a_download_goes_on_behind_what_came() -> None:
     talk = core.download("r", ())
     next(talk)
-    listing = {"artifacts": [{"name": "s.o", "content": "f:00", "bytes": 6, "folder": False, "stored": True, "files": []}]}
+    listing = {
+        "artifacts": [
+            {
+                "name": "s.o",
+                "content": "f:00",
+                "bytes": 6,
+                "folder": False,
+                "stored": True,
+                "files": [],
+            }
+        ]
+    }
     assert isinstance(talk.send(Reply(200, json.dumps(listing).encode())), Give)
     ask = talk.send(None)
     assert isinstance(ask, Ask) and "Range" not in ask.headers
@@ -225,5 +282,14 @@ def test_a_download_that_came_damaged_has_no_name(tmp_path: Any) -> None:
 
 def test_what_a_notebook_shows_is_escaped() -> None:
     evil = "<script>alert(1)</script>"
-    shown = html(Status(evil, recipe=evil, state="FAILED", reason=evil, inputs={evil: evil}, steps=[StepStatus(evil, evil, evil)]))
+    shown = html(
+        Status(
+            evil,
+            recipe=evil,
+            state="FAILED",
+            reason=evil,
+            inputs={evil: evil},
+            steps=[StepStatus(evil, evil, evil)],
+        )
+    )
     assert "<script" not in shown and shown.count("&lt;script&gt;") == 8

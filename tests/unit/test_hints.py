@@ -11,9 +11,7 @@ from runner.planning.step import SecretSpec, StepSpec
 SPEC = StepSpec("r@1", "train", {}, run=["true"], pass_env=["WANTED"])
 HERE = Ran("/w/.venv/bin/python (3.12.3)")
 SHELL = {"WANDB_PROJECT": "p", "WANDB_API_KEY": "0123456789"}
-FROZEN = (
-    'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n  File "<frozen os>", line 679, in __getitem__\nKeyError: \'{}\'\n'
-)
+FROZEN = 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n  File "<frozen os>", line 679, in __getitem__\nKeyError: \'{}\'\n'
 BY_LINE = "  File \"train.py\", line 3, in <module>\n    p = os.environ['WANDB_PROJECT']\nKeyError: '{}'\n"
 
 
@@ -23,13 +21,26 @@ def hint(log: str, code: int = 1, ran: Ran = HERE, **more: object) -> str:
 
 @pytest.mark.parametrize(
     "log",
-    [FROZEN, BY_LINE, "/x/attempts/1.sh: 1: {}: parameter not set\n", "/x/1.sh: line 1: {}: unbound variable\n", "{}: parameter null or not set"],
+    [
+        FROZEN,
+        BY_LINE,
+        "/x/attempts/1.sh: 1: {}: parameter not set\n",
+        "/x/1.sh: line 1: {}: unbound variable\n",
+        "{}: parameter null or not set",
+    ],
 )
 def test_a_missing_variable_is_named_with_the_line_to_add(log: str) -> None:
-    assert hint(log.format("WANDB_PROJECT")) == "WANDB_PROJECT is set in your shell but not in the step: add `pass_env: [WANDB_PROJECT]` to train"
+    assert (
+        hint(log.format("WANDB_PROJECT"))
+        == "WANDB_PROJECT is set in your shell but not in the step: add `pass_env: [WANDB_PROJECT]` to train"
+    )
     assert "`secrets: [wandb_api_key]` in train" in hint(log.format("WANDB_API_KEY"))
-    assert hint(log.format("OTHER")).startswith("OTHER is set neither in your shell nor in the step: export it and add `pass_env: [OTHER]`")
-    assert hint(log.format("WANTED")) == "WANTED is in `pass_env` but not set in your shell: export it"
+    assert hint(log.format("OTHER")).startswith(
+        "OTHER is set neither in your shell nor in the step: export it and add `pass_env: [OTHER]`"
+    )
+    assert (
+        hint(log.format("WANTED")) == "WANTED is in `pass_env` but not set in your shell: export it"
+    )
 
 
 def test_of_a_secret_that_the_recipe_declares_the_input_is_named() -> None:
@@ -37,12 +48,23 @@ def test_of_a_secret_that_the_recipe_declares_the_input_is_named() -> None:
     found = fix(Exit(1), log, SPEC._replace(unlisted={"WANDB_API_KEY": "key"}), HERE, SHELL)
     assert found.endswith('add `secrets: [key]` to train: the input "key" is this secret')
     listed = SPEC._replace(secrets=[SecretSpec("key", "WANDB_API_KEY", "MY_KEY", required=False)])
-    assert fix(Exit(1), log, listed, HERE, {}) == 'WANDB_API_KEY is the secret "key", and MY_KEY is not set in your shell: export it'
+    assert (
+        fix(Exit(1), log, listed, HERE, {})
+        == 'WANDB_API_KEY is the secret "key", and MY_KEY is not set in your shell: export it'
+    )
 
 
-@pytest.mark.parametrize("said", ["FileExistsError: [Errno 17] File exists: '{}'", "mkdir: cannot create directory ‘{}’: File exists"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "FileExistsError: [Errno 17] File exists: '{}'",
+        "mkdir: cannot create directory ‘{}’: File exists",
+    ],
+)
 def test_a_folder_that_is_made_again_is_there_for_its_output(said: str) -> None:
-    spec = SPEC._replace(names=SPEC.names._replace(outputs={"model": "runs/best/", "log": "log.txt"}))
+    spec = SPEC._replace(
+        names=SPEC.names._replace(outputs={"model": "runs/best/", "log": "log.txt"})
+    )
     for path in ("runs", "runs/best", "runs/best/", "/w/.recipe/attempts/a-1-1/runs/best"):
         expected = f"the folders of outputs are there before train begins: create {path} with `exist_ok=True`, or `mkdir -p`"
         assert fix(Exit(1), f"Traceback\n{said.format(path)}\n", spec, HERE, {}) == expected
@@ -63,8 +85,14 @@ def test_a_key_that_is_no_variable_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("ran", "words"),
     [
-        (HERE, "/w/.venv/bin/python (3.12.3) has no module torch: install it there, choose another Python with `--python PYTHON`"),
-        (HERE._replace(host="ssh gpu1"), "/w/.venv/bin/python (3.12.3) on ssh gpu1 has no module torch"),
+        (
+            HERE,
+            "/w/.venv/bin/python (3.12.3) has no module torch: install it there, choose another Python with `--python PYTHON`",
+        ),
+        (
+            HERE._replace(host="ssh gpu1"),
+            "/w/.venv/bin/python (3.12.3) on ssh gpu1 has no module torch",
+        ),
         (HERE._replace(lock="req.lock"), "the environment of req.lock has no module torch: add it"),
         (HERE._replace(image="debian:13"), "the image debian:13 has no Python module torch"),
     ],
@@ -73,10 +101,18 @@ def test_a_missing_module_says_which_python_it_was(ran: Ran, words: str) -> None
     assert hint("ModuleNotFoundError: No module named 'torch.nn'", ran=ran).startswith(words)
 
 
-@pytest.mark.parametrize("log", ["torch.OutOfMemoryError: CUDA out of memory. Tried to", "RuntimeError: CUDA error: out of memory"])
+@pytest.mark.parametrize(
+    "log",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to",
+        "RuntimeError: CUDA error: out of memory",
+    ],
+)
 def test_a_full_gpu_is_distinguished_from_a_full_machine(log: str) -> None:
     assert hint(log).startswith("the GPU's memory is full")
-    assert "resources: {memory" in hint("Killed", 137) and "resources: {memory" in fix(Exit(None, signal=9, reason="oom"), "", SPEC, HERE, {})
+    assert "resources: {memory" in hint("Killed", 137) and "resources: {memory" in fix(
+        Exit(None, signal=9, reason="oom"), "", SPEC, HERE, {}
+    )
 
 
 @pytest.mark.parametrize("reason", ["timeout", "idle", "stopped", "lost"])
@@ -85,9 +121,13 @@ def test_what_we_killed_ourselves_did_not_run_out_of_memory(reason: str) -> None
 
 
 def test_a_program_that_cannot_be_run_is_named() -> None:
-    assert hint("recipe: cannot run ./x.sh: Permission denied", 126).startswith("x.sh is not executable: `chmod +x x.sh`")
+    assert hint("recipe: cannot run ./x.sh: Permission denied", 126).startswith(
+        "x.sh is not executable: `chmod +x x.sh`"
+    )
     assert hint("/a/1.sh: 1: ./x.sh: Permission denied", 126).startswith("x.sh is not executable")
-    assert hint("recipe: cannot run nosuch: no such program in PATH", 127).startswith("nosuch is on no folder of the step's PATH: install it here")
+    assert hint("recipe: cannot run nosuch: no such program in PATH", 127).startswith(
+        "nosuch is on no folder of the step's PATH: install it here"
+    )
     assert hint("/a/1.sh: 1: nosuch: not found", 127).startswith("nosuch is on no folder")
     assert hint("nothing", 127) == hint("nothing", 126) == hint("", 1) == ""
 

@@ -44,5 +44,7 @@ def test_an_id_reads_as_its_values_do(id: str, seen: str) -> None:
         ("s[r=4]/train[lr=1]", {"s", "s[r=4]", "s/train", "s[r=4]/train", "s[r=4]/train[lr=1]"}),
     ],
 )
-def test_a_step_is_meant_by_its_own_words_and_those_of_what_it_is_an_instance_or_a_part_of(id: str, words: set[str]) -> None:
+def test_a_step_is_meant_by_its_own_words_and_those_of_what_it_is_an_instance_or_a_part_of(
+    id: str, words: set[str]
+) -> None:
     assert names(id) == words

@@ -20,7 +20,10 @@ from runner.language.python_reader import read
         ("from . import x", [Import(1, "", ("x",))]),
         ("from ..lib.io import load", [Import(2, "lib.io", ("load",))]),
         ("def f():\n    import late", [Import(0, "late")]),
-        ("try:\n    import fast\nexcept ImportError:\n    import slow", [Import(0, "fast"), Import(0, "slow")]),
+        (
+            "try:\n    import fast\nexcept ImportError:\n    import slow",
+            [Import(0, "fast"), Import(0, "slow")],
+        ),
         ("if TYPE_CHECKING:\n    import never\nelse:\n    import real", [Import(0, "real")]),
         ("import typing\nif typing.TYPE_CHECKING:\n    import never", [Import(0, "typing")]),
         ("if not TYPE_CHECKING:\n    import real\nelse:\n    import never", [Import(0, "real")]),
@@ -50,7 +53,9 @@ def test_what_cannot_be_read_is_a_doubt(source: str, doubt: str) -> None:
     assert read(source).doubts == (doubt,)
 
 
-@pytest.mark.parametrize("source", ["os.path.join(a)", "print(sys.path)", "paths.append(1)", "import_module('fixed')"])
+@pytest.mark.parametrize(
+    "source", ["os.path.join(a)", "print(sys.path)", "paths.append(1)", "import_module('fixed')"]
+)
 def test_what_can_be_read_is_none(source: str) -> None:
     assert read(source).doubts == ()
 
@@ -62,11 +67,17 @@ def test_names_of_other_packages_are_dotted() -> None:
 @pytest.mark.parametrize(
     ("run", "found"),
     [
-        (["python", "src/train.py", "--data", "{{ inputs.data }}"], [Start("script", "src/train.py")]),
+        (
+            ["python", "src/train.py", "--data", "{{ inputs.data }}"],
+            [Start("script", "src/train.py")],
+        ),
         (["python", "-u", "-m", "pkg.train", ["--x", 1]], [Start("module", "pkg.train")]),
         (["python", "{{ inputs.script }}/a.py"], []),
         ("python src/train.py --out {{ outputs.o }}", [Start("script", "src/train.py")]),
-        ("torchrun --nproc-per-node=2 'a b/../train.py' && python3 -m pkg", [Start("script", "b/../train.py"), Start("module", "pkg")]),
+        (
+            "torchrun --nproc-per-node=2 'a b/../train.py' && python3 -m pkg",
+            [Start("script", "b/../train.py"), Start("module", "pkg")],
+        ),
         ("python {{ inputs.dir }}/train.py; sh ./go.sh", [Start("script", "./go.sh")]),
         ("echo a.pyc model.python", []),
     ],
@@ -76,4 +87,6 @@ def test_a_command_names_what_it_starts(run: Any, found: list[Start]) -> None:
 
 
 def test_accelerate_names_its_script() -> None:
-    assert started(None, {"script": "train.py", "args": {"x": "y.py"}}) == [Start("script", "train.py")]
+    assert started(None, {"script": "train.py", "args": {"x": "y.py"}}) == [
+        Start("script", "train.py")
+    ]

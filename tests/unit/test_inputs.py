@@ -44,30 +44,56 @@ RECIPE = parse.recipe(document.parse(TEXT, "demo.yaml"))
 
 
 def recipe(declared: str) -> Recipe:
-    return parse.recipe(document.parse(f"recipe: r@1\ninputs:\n  x: {declared}\nsteps: {{s: {{run: [echo]}}}}\n", "r.yaml"))
+    return parse.recipe(
+        document.parse(
+            f"recipe: r@1\ninputs:\n  x: {declared}\nsteps: {{s: {{run: [echo]}}}}\n", "r.yaml"
+        )
+    )
 
 
 def bind(preset: str | None = None, /, **given: object) -> dict[str, Tree]:
     return inputs.bind(RECIPE, given, preset=preset)
 
 
-def problems(preset: str | None = None, environment: Mapping[str, str] | None = None, /, **given: object) -> list[str]:
+def problems(
+    preset: str | None = None, environment: Mapping[str, str] | None = None, /, **given: object
+) -> list[str]:
     with pytest.raises(Invalid) as caught:
         inputs.bind(RECIPE, given, preset=preset, environment=environment)
     return [str(problem) for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize("value", ["hooks.py", "hooks.txt:Told", "hooks.py:", "hooks.py:a b", "https://a.example/hooks.py?key=1.py:Told"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hooks.py",
+        "hooks.txt:Told",
+        "hooks.py:",
+        "hooks.py:a b",
+        "https://a.example/hooks.py?key=1.py:Told",
+    ],
+)
 def test_what_stands_in_a_python_file_is_named_behind_it(value: str) -> None:
     spec = recipe("{type: list, items: file, member: true}").inputs["x"]
-    assert inputs.converted(spec, "src/a.py:Told, s3://b/c.py:made") == ["src/a.py:Told", "s3://b/c.py:made"]
-    with pytest.raises(inputs.BadValue, match=r"must be FILE.py:NAME, a Python file and a class or function in it, not .* \(item 1\)"):
+    assert inputs.converted(spec, "src/a.py:Told, s3://b/c.py:made") == [
+        "src/a.py:Told",
+        "s3://b/c.py:made",
+    ]
+    with pytest.raises(
+        inputs.BadValue,
+        match=r"must be FILE.py:NAME, a Python file and a class or function in it, not .* \(item 1\)",
+    ):
         inputs.converted(spec, [value])
 
 
 def test_defaults_are_values() -> None:
     values = bind()
-    assert values["steps_asked"] == 1000 and values["lr"] == 1e-4 and values["name"] is None and values["seeds"] == [1]
+    assert (
+        values["steps_asked"] == 1000
+        and values["lr"] == 1e-4
+        and values["name"] is None
+        and values["seeds"] == [1]
+    )
     assert "hf_token" not in values and "opt" not in values
     assert list(values) == [name for name in RECIPE.inputs if name not in ("hf_token", "opt")]
 
@@ -114,26 +140,50 @@ def test_a_value_has_the_type_of_its_input(name: str, text: object, value: objec
     ("name", "text", "message"),
     [
         ("steps_asked", "many", '"steps_asked" must be a whole number, not "many"'),
-        ("steps_asked", "1.5", '"steps_asked" must be a whole number, not "1.5" (it has to be whole)'),
+        (
+            "steps_asked",
+            "1.5",
+            '"steps_asked" must be a whole number, not "1.5" (it has to be whole)',
+        ),
         ("steps_asked", True, '"steps_asked" must be a whole number, not true'),
         ("steps_asked", "0", '"steps_asked" must be at least 1, not 0'),
-        ("steps_asked", "9" * 5000, '"steps_asked" must be a whole number, not "' + "9" * 57 + '..."'),
-        ("steps_asked", None, '"steps_asked" must have a value, not null (say `required: false` in the recipe if it may be null)'),
+        (
+            "steps_asked",
+            "9" * 5000,
+            '"steps_asked" must be a whole number, not "' + "9" * 57 + '..."',
+        ),
+        (
+            "steps_asked",
+            None,
+            '"steps_asked" must have a value, not null (say `required: false` in the recipe if it may be null)',
+        ),
         ("lr", "0", '"lr" must be more than 0, not 0'),
         ("lr", "nan", '"lr" must be a number, not "nan"'),
         ("lr", float("inf"), '"lr" must be a number, not inf'),
         ("lr", "1e999", '"lr" must be a number, not "1e999"'),
         ("fast", "yes", '"fast" must be true or false, not "yes" (write true or false)'),
         ("fast", 1, '"fast" must be true or false, not 1 (write true or false)'),
-        ("precision", "bf61", '"precision" must be bf16, no or 8, not "bf61" (did you mean "bf16"?)'),
+        (
+            "precision",
+            "bf61",
+            '"precision" must be bf16, no or 8, not "bf61" (did you mean "bf16"?)',
+        ),
         ("precision", False, '"precision" must be bf16, no or 8, not false'),
         ("seeds", "1,x", '"seeds" must be a whole number, not "x" (item 2)'),
         ("seeds", "1,1", '"seeds" lists 1 twice (write it once)'),
         ("seeds", "1,2,3,4", '"seeds" must have at most 3 items, not 4'),
         ("seeds", "-1", '"seeds" must be at least 0, not -1'),
-        ("extra", "{", '"extra" must be a mapping in JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)'),
+        (
+            "extra",
+            "{",
+            '"extra" must be a mapping in JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)',
+        ),
         ("extra", "[1]", '"extra" must be a mapping, not a list (write JSON, such as {"a": 1})'),
-        ("extra", '{"a": NaN}', '"extra" must be a mapping in JSON: NaN is not a number that JSON has'),
+        (
+            "extra",
+            '{"a": NaN}',
+            '"extra" must be a mapping in JSON: NaN is not a number that JSON has',
+        ),
         ("any", [object], '"any" has a part that is not a plain value: a type (item 1)'),
         ("name", "ABC", '"name" must match the pattern "^[a-z]*$", unlike "ABC"'),
         ("name", "a" * 9, '"name" must have at most 8 characters, not 9'),
@@ -147,7 +197,11 @@ def test_a_value_has_the_type_of_its_input(name: str, text: object, value: objec
         ("base", "hf://x", '"base" must be hf://org/name or hf://org/name@revision, not "hf://x"'),
         ("data", "s3://", '"data" is not a whole address: "s3://"'),
         ("data", "", '"data" must be the address of a dataset, not ""'),
-        ("hf_token", "hunter2", '"hf_token" is a secret and cannot be given like this (set the variable HF_TOKEN instead)'),
+        (
+            "hf_token",
+            "hunter2",
+            '"hf_token" is a secret and cannot be given like this (set the variable HF_TOKEN instead)',
+        ),
         ("step_asked", "3", 'demo@1 has no input "step_asked" (did you mean "steps_asked"?)'),
     ],
 )
@@ -174,7 +228,9 @@ def test_an_input_whose_name_is_misspelt_is_not_missing_too() -> None:
     declared = "{type: string}\n  data: {type: dataset}"
     with pytest.raises(Invalid) as caught:
         inputs.bind(recipe(declared), {"x": "y", "dta": "a"})
-    assert list(map(str, caught.value.problems)) == ['error: r@1 has no input "dta" (did you mean "data"?)']
+    assert list(map(str, caught.value.problems)) == [
+        'error: r@1 has no input "dta" (did you mean "data"?)'
+    ]
     with pytest.raises(Invalid) as caught:
         inputs.bind(recipe(declared), {"x": "y", "other": "a"})
     assert len(caught.value.problems) == 2
@@ -185,7 +241,11 @@ def test_a_preset_is_below_what_is_given_and_above_defaults() -> None:
     assert (values["lr"], values["steps_asked"], values["fast"]) == (1, 40, False)
     assert values["data"] == f"{library.fixtures()}/emoji"
     origins = inputs.provenance(RECIPE, {"lr": "1"}, preset="smoke")
-    assert (origins["lr"], origins["steps_asked"], origins["fast"]) == ("given", "preset smoke", "default")
+    assert (origins["lr"], origins["steps_asked"], origins["fast"]) == (
+        "given",
+        "preset smoke",
+        "default",
+    )
 
 
 def test_templates_are_made_in_the_order_they_need() -> None:
@@ -194,7 +254,9 @@ def test_templates_are_made_in_the_order_they_need() -> None:
 
 
 def test_a_problem_of_a_preset_stands_in_the_preset() -> None:
-    assert problems("loud") == ['demo.yaml:22:16: error: "name" must match the pattern "^[a-z]*$", unlike "sbf16"']
+    assert problems("loud") == [
+        'demo.yaml:22:16: error: "name" must match the pattern "^[a-z]*$", unlike "sbf16"'
+    ]
 
 
 def test_given_text_is_never_a_template() -> None:
@@ -213,12 +275,23 @@ def test_a_required_secret_must_be_set_where_somebody_asks() -> None:
 @pytest.mark.parametrize(
     ("environment", "problem"),
     [
-        ({"HF_TOKEN": ""}, 'the secret "hf_token" is empty: HF_TOKEN is set, but to an empty text (export HF_TOKEN=…;'),
-        ({"HF_TOKEN": "abcde"}, 'the secret "hf_token" is too short: HF_TOKEN has 5 characters, and fewer than 6 cannot be masked in a log (export'),
-        ({"HF_TOKEN": "hunter2", "OPT": "no"}, 'the secret "opt" is too short: OPT has 2 characters, and fewer than 6 cannot be masked in a log ('),
+        (
+            {"HF_TOKEN": ""},
+            'the secret "hf_token" is empty: HF_TOKEN is set, but to an empty text (export HF_TOKEN=…;',
+        ),
+        (
+            {"HF_TOKEN": "abcde"},
+            'the secret "hf_token" is too short: HF_TOKEN has 5 characters, and fewer than 6 cannot be masked in a log (export',
+        ),
+        (
+            {"HF_TOKEN": "hunter2", "OPT": "no"},
+            'the secret "opt" is too short: OPT has 2 characters, and fewer than 6 cannot be masked in a log (',
+        ),
     ],
 )
-def test_a_secret_that_cannot_be_used_is_refused_with_the_reason(environment: dict[str, str], problem: str) -> None:
+def test_a_secret_that_cannot_be_used_is_refused_with_the_reason(
+    environment: dict[str, str], problem: str
+) -> None:
     assert problem in "\n".join(problems(None, environment))
 
 
@@ -239,11 +312,16 @@ steps: {s: {run: [echo]}}
     with pytest.raises(Invalid) as caught:
         inputs.bind(made, {}, preset="p")
     [problem] = caught.value.problems
-    assert problem.message in ("the values of these inputs need each other: a -> b -> a", "the values of these inputs need each other: b -> a -> b")
+    assert problem.message in (
+        "the values of these inputs need each other: a -> b -> a",
+        "the values of these inputs need each other: b -> a -> b",
+    )
     assert inputs.bind(made, {"b": "y"}, preset="p") == {"a": "y", "b": "y"}
 
 
-@pytest.mark.parametrize("pattern", ["^(a+)+$", "(a|a)*b", "(x+x+)+y", r"^(([a-z])+.)+[A-Z]([a-z])+$"])
+@pytest.mark.parametrize(
+    "pattern", ["^(a+)+$", "(a|a)*b", "(x+x+)+y", r"^(([a-z])+.)+[A-Z]([a-z])+$"]
+)
 def test_a_pattern_cannot_hang(pattern: str) -> None:
     made = recipe(f"{{type: string, pattern: '{pattern}'}}")
     begun = time.process_time()
@@ -269,7 +347,11 @@ def test_a_number_survives_its_text(number: float) -> None:
 
 plain = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5))
 trees = st.recursive(
-    plain, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)), max_leaves=6
+    plain,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
 )
 
 

@@ -16,14 +16,24 @@ from runner.execution.signals import preparing
 from runner.execution.steps import control
 
 
-@pytest.mark.parametrize(("elsewhere", "words"), [("ssh me@gpu1", "keeps what it saved there"), ("", "starts over next time")])
-def test_of_a_step_elsewhere_it_is_not_known_which_checkpoint_is_kept(elsewhere: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("elsewhere", "words"),
+    [("ssh me@gpu1", "keeps what it saved there"), ("", "starts over next time")],
+)
+def test_of_a_step_elsewhere_it_is_not_known_which_checkpoint_is_kept(
+    elsewhere: str, words: str
+) -> None:
     running = Of(node=Of(id="train"), state=None, place=Of(elsewhere=elsewhere))
-    work: Any = Of(running={"train": running}, spec=lambda _id: Of(state=[Of(name="kept", checkpoint="step-*")]))
+    work: Any = Of(
+        running={"train": running},
+        spec=lambda _id: Of(state=[Of(name="kept", checkpoint="step-*")]),
+    )
     assert control._kept(work) == f" (train {words})"
 
 
-def test_an_interrupt_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_waits_for_the_end_of_an_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "interrupted.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     monkeypatch.syspath_prepend(tmp_path)
     said: list[str] = []
@@ -37,7 +47,9 @@ def test_an_interrupt_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch
     del sys.modules["interrupted"], interrupted
 
 
-def test_an_interrupt_waits_for_an_event_loop_that_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_waits_for_an_event_loop_that_is_being_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Python printed a traceback of the half that was deleted."""
     made: list[asyncio.AbstractEventLoop] = []
     whole = asyncio.SelectorEventLoop.__init__
@@ -54,8 +66,15 @@ def test_an_interrupt_waits_for_an_event_loop_that_is_being_made(monkeypatch: py
     made[0].close()
 
 
-def test_a_program_that_runs_a_recipe_while_it_is_imported_is_interrupted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["import signal", "from runner.execution.signals import preparing", "with preparing(print):", "    signal.raise_signal(signal.SIGINT)"]
+def test_a_program_that_runs_a_recipe_while_it_is_imported_is_interrupted_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [
+        "import signal",
+        "from runner.execution.signals import preparing",
+        "with preparing(print):",
+        "    signal.raise_signal(signal.SIGINT)",
+    ]
     (tmp_path / "running.py").write_text("\n".join([*words, ""]))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(KeyboardInterrupt):
@@ -63,7 +82,16 @@ def test_a_program_that_runs_a_recipe_while_it_is_imported_is_interrupted_at_onc
 
 
 def test_an_interrupt_that_strikes_an_exec_is_an_exit_code(tmp_path: Path) -> None:
-    lines = ["import sys", "from runner.interface.cli import main, verbs", "verbs.run = lambda words: exec('raise KeyboardInterrupt')"]
+    lines = [
+        "import sys",
+        "from runner.interface.cli import main, verbs",
+        "verbs.run = lambda words: exec('raise KeyboardInterrupt')",
+    ]
     (tmp_path / "struck.py").write_text("\n".join([*lines, "sys.exit(main.main([]))", ""]))
     path = {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    assert subprocess.run([sys.executable, "-m", "struck"], env=path, stdin=subprocess.DEVNULL, check=False).returncode == 130
+    assert (
+        subprocess.run(
+            [sys.executable, "-m", "struck"], env=path, stdin=subprocess.DEVNULL, check=False
+        ).returncode
+        == 130
+    )

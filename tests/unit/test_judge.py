@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from runner.planning.judge import FRESH, MAYBE, NOTHING, RESTORE, RUN, SKIPPED, Facts, Made, Verdict, judge, scope_of
+from runner.planning.judge import (
+    FRESH,
+    MAYBE,
+    NOTHING,
+    RESTORE,
+    RUN,
+    SKIPPED,
+    Facts,
+    Made,
+    Verdict,
+    judge,
+    scope_of,
+)
 from runner.planning.plan import Plan, Target
 from tests.unit.test_compile import plan
 
@@ -23,7 +35,9 @@ class Trace:
 class Traces(dict[str, Trace]):
     """Traces by key; `of` remembers what a step would leave if it ran now."""
 
-    def of(self, found: Plan, id: str, facts: Facts, made: Mapping[int, Made], **contents: str) -> None:
+    def of(
+        self, found: Plan, id: str, facts: Facts, made: Mapping[int, Made], **contents: str
+    ) -> None:
         n = found.index[id]
         key = judge(found, n, facts, made).key
         assert key is not None
@@ -34,11 +48,15 @@ class Traces(dict[str, Trace]):
 def world(found: Plan, **files: str | None) -> tuple[Facts, Traces]:
     traces = Traces()
     facts = Facts(traces, {}, stored={"f:1", "f:2"})
-    facts.files = {dep: files.get(dep.replace(".", "_"), "f:0") for node in found.nodes for dep in node.deps}
+    facts.files = {
+        dep: files.get(dep.replace(".", "_"), "f:0") for node in found.nodes for dep in node.deps
+    }
     return facts, traces
 
 
-def ask(found: Plan, id: str, facts: Facts, made: Mapping[int, Made] | None = None, **more: Any) -> Verdict:
+def ask(
+    found: Plan, id: str, facts: Facts, made: Mapping[int, Made] | None = None, **more: Any
+) -> Verdict:
     return judge(found, found.index[id], facts, made or {}, **more)
 
 
@@ -72,7 +90,9 @@ def test_a_trace_whose_outputs_lie_where_they_must_is_fresh(chain: Plan) -> None
 
 
 @pytest.mark.parametrize(("there", "word"), [(None, "missing"), ("f:9", "")])
-def test_a_trace_whose_outputs_are_elsewhere_is_restored(chain: Plan, there: str | None, word: str) -> None:
+def test_a_trace_whose_outputs_are_elsewhere_is_restored(
+    chain: Plan, there: str | None, word: str
+) -> None:
     facts, traces = world(chain)
     traces.of(chain, "a", facts, {}, o="f:1")
     facts.there, facts.ours = {"a.txt": there}, {"a.txt": "f:9"}
@@ -112,7 +132,10 @@ def test_an_upstream_that_came_out_the_same_changes_nothing_below(chain: Plan) -
     facts, traces = world(chain)
     traces.of(chain, "b", facts, {0: Made(True, {"o": "f:1"}, {})}, o="f:2")
     facts.there = {"b.txt": "f:2"}
-    assert ask(chain, "b", facts, {0: Made(True, {"o": "f:1"}, {"other": 1})}, targets=PLACES).answer == FRESH
+    assert (
+        ask(chain, "b", facts, {0: Made(True, {"o": "f:1"}, {"other": 1})}, targets=PLACES).answer
+        == FRESH
+    )
     assert ask(chain, "b", facts, {0: Made(True, {"o": "f:2"}, {})}, targets=PLACES).answer == RUN
 
 
@@ -128,7 +151,9 @@ def test_a_missing_file_gives_no_key_and_is_named(chain: Plan) -> None:
     facts, _ = world(chain)
     facts.files = {"in.txt": None}
     verdict = ask(chain, "a", facts)
-    assert verdict.answer == RUN and verdict.key is None and "in.txt does not exist" in verdict.reasons
+    assert (
+        verdict.answer == RUN and verdict.key is None and "in.txt does not exist" in verdict.reasons
+    )
 
 
 def test_cache_false_runs_every_time() -> None:
@@ -178,7 +203,11 @@ steps:
   all: {run: [cat, "{{ steps.m.o }}"]}
 """)
     facts, _ = world(found)
-    assert left(found, facts, Made(True, {}, {"loss": 1})) == {"m[n=1]": SKIPPED, "m[n=2]": RUN, "all": RUN}
+    assert left(found, facts, Made(True, {}, {"loss": 1})) == {
+        "m[n=1]": SKIPPED,
+        "m[n=2]": RUN,
+        "all": RUN,
+    }
     assert set(left(found, facts, Made(True, {}, {"loss": 5})).values()) == {SKIPPED}
     made = {0: NOTHING, 1: NOTHING, 2: Made(True, {"o": "f:1"}, {})}
     scope = scope_of(found.specs()[3], found, 3, made)
@@ -193,7 +222,10 @@ steps:
 """)
     facts, _ = world(found)
     ok = Made(True, {"o": "f:1"}, {})
-    keys = {ask(found, "all", facts, {0: one, 1: other}).key for one, other in ((ok, ok), (ok, NOTHING), (NOTHING, ok), (NOTHING, NOTHING))}
+    keys = {
+        ask(found, "all", facts, {0: one, 1: other}).key
+        for one, other in ((ok, ok), (ok, NOTHING), (NOTHING, ok), (NOTHING, NOTHING))
+    }
     assert len(keys) == 4 and None not in keys
 
 
@@ -205,7 +237,9 @@ def test_a_when_that_only_asks_is_no_part_of_the_key() -> None:
 
 
 def test_a_metric_that_a_command_reads_is_part_of_the_key() -> None:
-    found = plan('steps: {a: {run: x, metrics: true}, b: {run: "x {{ steps.a.metrics.loss }}", when: "{{ steps.a.metrics.loss < 1 }}"}}')
+    found = plan(
+        'steps: {a: {run: x, metrics: true}, b: {run: "x {{ steps.a.metrics.loss }}", when: "{{ steps.a.metrics.loss < 1 }}"}}'
+    )
     facts, _ = world(found)
     keys = {ask(found, "b", facts, {0: Made(True, {}, {"loss": loss})}).key for loss in (0.1, 0.2)}
     assert len(keys) == 2
@@ -235,7 +269,9 @@ def test_a_step_whose_numbers_are_lost_runs_only_if_they_are_read() -> None:
         facts, traces = world(found)
         traces.of(found, "a", facts, {}, o="f:1")
         verdict = ask(found, "a", facts)
-        assert verdict.answer == answer and ("b reads its metric loss" in "".join(verdict.reasons)) == (answer == RUN)
+        assert verdict.answer == answer and (
+            "b reads its metric loss" in "".join(verdict.reasons)
+        ) == (answer == RUN)
         facts.numbers = lambda key, rule: {"loss": 1}
         assert ask(found, "a", facts).answer == FRESH
 
@@ -254,11 +290,17 @@ steps:
     scores: list[Any] = [2.0, 1, 3, float("nan"), "low"]
     made = {n: Made(True, {"o": f"f:{n + 1}"}, {"loss": score}) for n, score in enumerate(scores)}
     verdict = ask(found, "best", facts, made)
-    assert verdict.answer == FRESH and verdict.made is not None and verdict.made.outputs == {"o": winner}
+    assert (
+        verdict.answer == FRESH
+        and verdict.made is not None
+        and verdict.made.outputs == {"o": winner}
+    )
 
 
 def test_select_without_a_number_says_so() -> None:
-    found = plan('steps: {m: {run: x, matrix: {n: [1]}, metrics: true, outputs: {o: "m{{ matrix.n }}"}}, best: {select: m, min: loss}}')
+    found = plan(
+        'steps: {m: {run: x, matrix: {n: [1]}, metrics: true, outputs: {o: "m{{ matrix.n }}"}}, best: {select: m, min: loss}}'
+    )
     facts, _ = world(found)
     verdict = ask(found, "best", facts, {0: Made(True, {"o": "f:1"}, {"other": 1})})
     assert verdict.answer == RUN and "called loss" in verdict.reasons[0]

@@ -64,13 +64,19 @@ def pausing(name: str) -> type[Any]:
             mark = self._installation.mark(lease.key)
             self.times[mark] = until.timestamp()
             if name in ITSELF:
-                asyncio.get_running_loop().call_later(until.timestamp() - time.time(), self._over, mark)
+                asyncio.get_running_loop().call_later(
+                    until.timestamp() - time.time(), self._over, mark
+                )
 
         def _over(self, mark: str) -> None:
             world = self._wire.web.world
             world.account.advance(asyncio.get_running_loop().time())
             for machine in world.account.alive():
-                if machine.mark == mark and RUNS[name](machine) and self.times[mark] <= time.time() + 1:
+                if (
+                    machine.mark == mark
+                    and RUNS[name](machine)
+                    and self.times[mark] <= time.time() + 1
+                ):
                     ITSELF[name](world, machine)
 
     return Pausing
@@ -81,7 +87,13 @@ class KeptSchedule(Schedule):
 
     leases: type[KeptLeases]
 
-    def __init__(self, seed: int, installation: str, wire: type[ModelWeb] = ModelWeb, leases: type[KeptLeases] = KeptLeases) -> None:
+    def __init__(
+        self,
+        seed: int,
+        installation: str,
+        wire: type[ModelWeb] = ModelWeb,
+        leases: type[KeptLeases] = KeptLeases,
+    ) -> None:
         super().__init__(seed, installation, wire, leases, PROVIDERS[seed % len(PROVIDERS)])
         self.limit, self.jumps, self.few = None, False, False
         self.times: dict[str, float] = {}
@@ -89,7 +101,11 @@ class KeptSchedule(Schedule):
         self.down = False
 
     def process(self, run: str) -> KeptLeases:
-        driver = wired(pausing(self.name), self.wire("http://model", self.world, self.luck, self.look), self.installation)
+        driver = wired(
+            pausing(self.name),
+            self.wire("http://model", self.world, self.luck, self.look),
+            self.installation,
+        )
         driver.times = self.times
         made = self.leases(driver, self.name, self.ledger, run, "/ws", self.heard)
         made.budget.least = 60.0
@@ -103,12 +119,23 @@ class KeptSchedule(Schedule):
         used = {row.machine for row in rows.values() if not row.kept}
         for machine in self.world.account.alive():
             row = rows.get(machine.mark.rpartition("-")[2])
-            if machine.by != FOREIGN and RUNS[self.name](machine) and row is not None and row.state == "UP" and row.key not in used:
+            if (
+                machine.by != FOREIGN
+                and RUNS[self.name](machine)
+                and row is not None
+                and row.state == "UP"
+                and row.key not in used
+            ):
                 self.wrong.append(f"{machine.mark} runs for nobody")
 
     def heard(self, before: str, row: LeaseRow) -> None:
         super().heard(before, row)
-        if row.kept and before == "UP" and not self.down and any(each.mark.endswith(row.key) for each in self.world.account.alive()):
+        if (
+            row.kept
+            and before == "UP"
+            and not self.down
+            and any(each.mark.endswith(row.key) for each in self.world.account.alive())
+        ):
             self.wrong.append(f"{row.key} is kept, and was {row.state}: {row.reason}")
 
     async def work(self, run: str) -> None:
@@ -135,7 +162,9 @@ class KeptSchedule(Schedule):
         assert row is not None
         row, _host = await leases.up(row)
         leases.measured(row)
-        await asyncio.sleep(max(0.0, min(self.luck.uniform(1, 600), leave_at(row.asked, row.until) - time.time())))
+        await asyncio.sleep(
+            max(0.0, min(self.luck.uniform(1, 600), leave_at(row.asked, row.until) - time.time()))
+        )
         await self.tidy(leases)
         if leases.stays_alive(row):
             leases.hand_over(row)
@@ -149,8 +178,12 @@ class KeptSchedule(Schedule):
 
 
 @pytest.mark.longer
-def test_no_schedule_of_faults_and_kills_loses_a_kept_machine_or_leaves_it_running(installation: str) -> None:
-    assert {seed: found for seed in range(TIMES) if (found := wrong(seed, installation, KeptSchedule))} == {}
+def test_no_schedule_of_faults_and_kills_loses_a_kept_machine_or_leaves_it_running(
+    installation: str,
+) -> None:
+    assert {
+        seed: found for seed in range(TIMES) if (found := wrong(seed, installation, KeptSchedule))
+    } == {}
 
 
 class Forgetful(KeptLeases):

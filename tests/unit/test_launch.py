@@ -26,31 +26,56 @@ def step(**parts: Any) -> StepSpec:
 
 
 def test_an_argument_is_one_word_whatever_it_holds() -> None:
-    assert render(step(run=["echo", "{{ inputs.name }}"]), SCOPE, python="python").argv == ("echo", "it's")
+    assert render(step(run=["echo", "{{ inputs.name }}"]), SCOPE, python="python").argv == (
+        "echo",
+        "it's",
+    )
 
 
 def test_a_nested_list_without_any_template_is_its_arguments() -> None:
-    assert render(step(run=[["python", "t.py"], ["-n", 1, [True]]]), SCOPE, python="python").argv == ("python", "t.py", "-n", "1", "true")
+    assert render(
+        step(run=[["python", "t.py"], ["-n", 1, [True]]]), SCOPE, python="python"
+    ).argv == ("python", "t.py", "-n", "1", "true")
 
 
 def test_a_script_runs_from_a_file_by_a_strict_shell() -> None:
     made = render(step(run="echo {{ inputs.n }}"), SCOPE, python="python")
     assert made.argv == ("/bin/sh", "-eu") and made.script is not None and "3" in made.script
-    assert render(step(run="true", shell="bash"), SCOPE, python="python").argv == ("bash", "-euo", "pipefail")
+    assert render(step(run="true", shell="bash"), SCOPE, python="python").argv == (
+        "bash",
+        "-euo",
+        "pipefail",
+    )
 
 
 def test_a_tree_is_written_in_the_form_of_its_suffix() -> None:
     tree = {"n": "{{ inputs.n }}", "inner": {"name": "{{ inputs.name }}"}}
-    files = render(step(files={"a.json": tree, "a.yaml": tree, "a.toml": tree}), SCOPE, python="python").files
+    files = render(
+        step(files={"a.json": tree, "a.yaml": tree, "a.toml": tree}), SCOPE, python="python"
+    ).files
     wanted = {"n": 3, "inner": {"name": "it's"}}
-    assert json.loads(files["a.json"]) == yaml.safe_load(files["a.yaml"]) == tomllib.loads(files["a.toml"].decode()) == wanted
+    assert (
+        json.loads(files["a.json"])
+        == yaml.safe_load(files["a.yaml"])
+        == tomllib.loads(files["a.toml"].decode())
+        == wanted
+    )
     with pytest.raises(CannotRun, match=r"\.json, \.yaml or \.toml"):
         render(step(files={"a.ini": tree}), SCOPE, python="python")
 
 
 def test_accelerate_is_given_the_world_and_asserts_it() -> None:
     made = render(
-        step(run=None, accelerate={"script": "t.py", "processes": 2, "args": {"n": "{{ inputs.n }}", "off": False}}), SCOPE, python="python"
+        step(
+            run=None,
+            accelerate={
+                "script": "t.py",
+                "processes": 2,
+                "args": {"n": "{{ inputs.n }}", "off": False},
+            },
+        ),
+        SCOPE,
+        python="python",
     )
     assert made.env["RECIPE_WORLD_SIZE"] == "2" and made.env["ACCELERATE_USE_CPU"] == "true"
     assert "--multi_gpu" in made.argv and made.argv[-3:] == ("t.py", "--n", "3")

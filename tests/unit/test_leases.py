@@ -35,7 +35,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def provider(tmp_path: Path) -> list[tuple[str, str]]:
     """What the provider did, in order."""
     path = tmp_path / "cloud" / "provider.jsonl"
-    return [(line["what"], line["key"]) for line in map(json.loads, path.read_text().splitlines())] if path.exists() else []
+    return (
+        [(line["what"], line["key"]) for line in map(json.loads, path.read_text().splitlines())]
+        if path.exists()
+        else []
+    )
 
 
 def alive(tmp_path: Path) -> int:
@@ -43,10 +47,18 @@ def alive(tmp_path: Path) -> int:
     return told.count("created") - told.count("destroyed")
 
 
-def on(tmp_path: Path, act: Callable[[Leases], Awaitable[None]], faults: dict[str, Any] | None = None, run: str = "r1", **settings: Any) -> None:
+def on(
+    tmp_path: Path,
+    act: Callable[[Leases], Awaitable[None]],
+    faults: dict[str, Any] | None = None,
+    run: str = "r1",
+    **settings: Any,
+) -> None:
     """Do something with the leases of a run, as a process of its own would."""
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        driver = Loopback(tmp_path / "cloud", **({"price": 1.2, "hosts": 3, "faults": faults} | settings))
+        driver = Loopback(
+            tmp_path / "cloud", **({"price": 1.2, "hosts": 3, "faults": faults} | settings)
+        )
         asyncio.run(act(Leases(driver, "loopback", ledger, run, str(tmp_path))))  # type: ignore[arg-type]
 
 
@@ -64,18 +76,31 @@ def test_a_lease_goes_from_the_order_to_the_proof_that_it_is_gone(tmp_path: Path
     async def act(leases: Leases) -> None:
         leases.heard = lambda before, row: moves.append((before, row.state))
         row = await rented(leases)
-        assert row is not None and need_of(row) == NEED and offer_of(row).price == row.price == 1.2 and lease_of(row).key == row.key
+        assert (
+            row is not None
+            and need_of(row) == NEED
+            and offer_of(row).price == row.price == 1.2
+            and lease_of(row).key == row.key
+        )
         row, (host, *_) = await leases.up(row)
         assert alive(tmp_path) == 1 and await leases.release(row, "done")
         await host.aclose()
         assert leases.ledger.spent(row.key) > 0
 
     on(tmp_path, act)
-    assert moves == [("", "ASKED"), ("ASKED", "COMING"), ("COMING", "UP"), ("UP", "RELEASING"), ("RELEASING", "GONE")]
+    assert moves == [
+        ("", "ASKED"),
+        ("ASKED", "COMING"),
+        ("COMING", "UP"),
+        ("UP", "RELEASING"),
+        ("RELEASING", "GONE"),
+    ]
     assert [what for what, _ in provider(tmp_path)] == ["created", "destroyed"]
 
 
-def test_a_resumed_run_goes_on_without_a_host_that_is_silent_for_long_and_says_first_that_it_waits(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_without_a_host_that_is_silent_for_long_and_says_first_that_it_waits(
+    tmp_path: Path,
+) -> None:
     said: list[str] = []
 
     async def first(leases: Leases) -> None:
@@ -94,13 +119,19 @@ def test_a_resumed_run_goes_on_without_a_host_that_is_silent_for_long_and_says_f
 
     on(tmp_path, first, price=0.0)
     on(tmp_path, resumed, price=0.0)
-    assert len(said) == 1 and said[0].startswith("host-1 does not answer; steps of this run may be running there")
+    assert len(said) == 1 and said[0].startswith(
+        "host-1 does not answer; steps of this run may be running there"
+    )
 
 
-def test_the_intent_is_in_the_ledger_before_the_provider_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_intent_is_in_the_ledger_before_the_provider_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(leases: Leases) -> None:
         async def acquire(order: Any) -> Lease:
-            assert [(row.key, row.state) for row in leases.ledger.living()] == [(order.key, "ASKED")]
+            assert [(row.key, row.state) for row in leases.ledger.living()] == [
+                (order.key, "ASKED")
+            ]
             raise Denied("no money")
 
         monkeypatch.setattr(leases.driver, "acquire", acquire)
@@ -125,13 +156,17 @@ def test_a_machine_that_takes_long_to_end_keeps_no_other_of_its_run(tmp_path: Pa
             return await release(lease)
 
         leases.driver.release = slowly  # type: ignore[method-assign]
-        assert await leases.close() == [] and states(leases) == ["GONE"] * 3 and alive(tmp_path) == 0
+        assert (
+            await leases.close() == [] and states(leases) == ["GONE"] * 3 and alive(tmp_path) == 0
+        )
 
     on(tmp_path, act)
 
 
 @pytest.mark.parametrize("fault", ["unsure", "garbled"])
-def test_an_order_whose_reply_is_lost_or_unreadable_is_found_in_a_listing_and_not_made_again(tmp_path: Path, fault: str) -> None:
+def test_an_order_whose_reply_is_lost_or_unreadable_is_found_in_a_listing_and_not_made_again(
+    tmp_path: Path, fault: str
+) -> None:
     async def act(leases: Leases) -> None:
         row = await rented(leases)
         assert row is not None and row.state == "COMING" and alive(tmp_path) == 1
@@ -139,7 +174,9 @@ def test_an_order_whose_reply_is_lost_or_unreadable_is_found_in_a_listing_and_no
     on(tmp_path, act, {fault: 1, "unlisted": 1})  # the first listing lacks it
 
 
-def test_an_order_that_two_listings_lack_was_never_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_that_two_listings_lack_was_never_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(leases: Leases) -> None:
         async def acquire(_order: Any) -> Lease:
             raise ValueError("an empty reply")
@@ -179,7 +216,9 @@ def test_a_provider_that_is_silent_or_busy_is_asked_again_at_every_call(tmp_path
     assert alive(tmp_path) == 0
 
 
-def test_a_lease_that_the_provider_does_not_end_stays_in_the_ledger_and_is_ended_later(tmp_path: Path) -> None:
+def test_a_lease_that_the_provider_does_not_end_stays_in_the_ledger_and_is_ended_later(
+    tmp_path: Path,
+) -> None:
     async def first(leases: Leases) -> None:
         row = await rented(leases)
         assert row is not None and not await leases.release(row, "done")
@@ -193,7 +232,9 @@ def test_a_lease_that_the_provider_does_not_end_stays_in_the_ledger_and_is_ended
     assert alive(tmp_path) == 0
 
 
-def test_a_listing_that_cannot_be_read_creates_nothing_and_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_cannot_be_read_creates_nothing_and_forgets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(leases: Leases) -> None:
         async def broken(*_any: Any) -> Any:
             raise ValueError("<html>")
@@ -226,21 +267,33 @@ def test_a_machine_that_is_gone_or_never_comes_up_is_given_back(tmp_path: Path) 
     assert alive(tmp_path) == 0
 
 
-def test_a_machine_that_takes_long_to_come_up_is_reported_once_and_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_takes_long_to_come_up_is_reported_once_and_is_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SLOW", 0.0)
 
     async def act(leases: Leases) -> None:
         said, moves = list[str](), list[tuple[str, str, str]]()
-        leases.say, leases.heard = said.append, lambda before, row: moves.append((before, row.state, row.reason))
+        leases.say, leases.heard = (
+            said.append,
+            lambda before, row: moves.append((before, row.state, row.reason)),
+        )
         row = await rented(leases)
         assert row is not None and (await leases.up(row))[0].state == "UP"
-        assert said == [f"loopback {row.key}: it has been coming up for 0 minutes; it is given up after 15"]
-        assert moves[2:] == [("COMING", "COMING", "it has been coming up for 0 minutes"), ("COMING", "UP", "")]
+        assert said == [
+            f"loopback {row.key}: it has been coming up for 0 minutes; it is given up after 15"
+        ]
+        assert moves[2:] == [
+            ("COMING", "COMING", "it has been coming up for 0 minutes"),
+            ("COMING", "UP", ""),
+        ]
 
     on(tmp_path, act, faults={"coming": 3})
 
 
-def test_of_a_machine_that_does_not_come_up_it_is_reported_what_its_provider_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_machine_that_does_not_come_up_it_is_reported_what_its_provider_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SLOW", 0.0)
 
     async def vitals(_lease: object) -> str:
@@ -252,9 +305,15 @@ def test_of_a_machine_that_does_not_come_up_it_is_reported_what_its_provider_say
         leases.driver.traits = leases.driver.traits._replace(comes_up=leases.driver.traits.poll)
         row = await rented(leases)
         assert row is not None
-        with pytest.raises(HostLost, match=r"minutes \(loopback says: loading: pulling the image\)"):
+        with pytest.raises(
+            HostLost, match=r"minutes \(loopback says: loading: pulling the image\)"
+        ):
             await leases.up(row)
-        assert len(said) == 1 and "for 0 minutes (loopback says: loading: pulling the image); it is given up" in said[0]
+        assert (
+            len(said) == 1
+            and "for 0 minutes (loopback says: loading: pulling the image); it is given up"
+            in said[0]
+        )
 
     on(tmp_path, act, boots=60)
 
@@ -301,7 +360,11 @@ POINTS = {
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_anywhere_leaves_a_machine_that_the_ledger_knows(tmp_path: Path, point: str) -> None:
     found, machines, after = POINTS[point]
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], env={**os.environ, "RECIPE_CRASH_AT": point}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        env={**os.environ, "RECIPE_CRASH_AT": point},
+        check=False,
+    )
     assert done.returncode == -9 and alive(tmp_path) == machines
 
     async def resumed(leases: Leases) -> None:
@@ -311,28 +374,60 @@ def test_a_kill_anywhere_leaves_a_machine_that_the_ledger_knows(tmp_path: Path, 
         assert await leases.close() == [] and alive(tmp_path) == 0
 
     on(tmp_path, resumed)
-    assert [what for what, _ in provider(tmp_path)] == (["created", "destroyed"] if point != "lease-intended" else [])
+    assert [what for what, _ in provider(tmp_path)] == (
+        ["created", "destroyed"] if point != "lease-intended" else []
+    )
 
 
 def test_only_what_no_run_can_need_is_ended_by_itself() -> None:
     now = time.time()
     row = LeaseRow("k", "loopback", "r", "/ws", {}, "h", "UP", {}, now + 60, 1.0)
-    assert not fate(row, "live", now).end and not fate(row._replace(state="RELEASING"), "live", now).end
+    assert (
+        not fate(row, "live", now).end
+        and not fate(row._replace(state="RELEASING"), "live", now).end
+    )
     assert fate(row, "over", now).end and fate(row._replace(until=now - 1), "live", now).end
-    assert fate(row._replace(state="RELEASING"), "dead", now).end and fate(row._replace(state="RELEASING"), "gone", now).end
+    assert (
+        fate(row._replace(state="RELEASING"), "dead", now).end
+        and fate(row._replace(state="RELEASING"), "gone", now).end
+    )
     assert not fate(row, "dead", now).end and not fate(row, "gone", now).end
-    assert fate(row._replace(price=0.0), "dead", now).end and not fate(row._replace(price=0.0), "gone", now).end
+    assert (
+        fate(row._replace(price=0.0), "dead", now).end
+        and not fate(row._replace(price=0.0), "gone", now).end
+    )
 
 
-def test_an_order_that_is_looked_for_only_after_its_time_counts_as_a_machine_that_was_there(tmp_path: Path) -> None:
+def test_an_order_that_is_looked_for_only_after_its_time_counts_as_a_machine_that_was_there(
+    tmp_path: Path,
+) -> None:
     """Its machine may have come up and ended itself meanwhile."""
 
     async def act(leases: Leases) -> None:
         leases.budget.limit, now = 2.0, time.time()
-        for key, asked, until in (("0" * 16, now - 3600, now - 1800), ("1" * 16, now - 60, now + 3600)):
-            leases.ledger.ask(LeaseRow(key, "loopback", "r1", "/ws", {}, "dead", "ASKED", {"id": "x"}, until, 1.2, asked=asked))
+        for key, asked, until in (
+            ("0" * 16, now - 3600, now - 1800),
+            ("1" * 16, now - 60, now + 3600),
+        ):
+            leases.ledger.ask(
+                LeaseRow(
+                    key,
+                    "loopback",
+                    "r1",
+                    "/ws",
+                    {},
+                    "dead",
+                    "ASKED",
+                    {"id": "x"},
+                    until,
+                    1.2,
+                    asked=asked,
+                )
+            )
         assert await leases.adopt() == [] and states(leases) == ["GONE", "GONE"]
-        assert leases.budget.left() == pytest.approx(2.0 - 0.6), "half an hour of the first; the second would be there still"
+        assert leases.budget.left() == pytest.approx(2.0 - 0.6), (
+            "half an hour of the first; the second would be there still"
+        )
 
     on(tmp_path, act)
 
@@ -352,11 +447,16 @@ def test_a_machine_past_its_time_is_kept_by_who_resumes_its_run_where_the_limit_
         on(tmp_path, begun, run=f"r{limit}")
 
         async def resumed(leases: Leases, limit: float | None = limit, kept: bool = kept) -> None:
-            leases.budget.limit, leases.driver.traits = limit, leases.driver.traits._replace(ends="nothing")
+            leases.budget.limit, leases.driver.traits = (
+                limit,
+                leases.driver.traits._replace(ends="nothing"),
+            )
             if not kept:
                 with monkeypatch.context() as out_of_reach:
                     out_of_reach.setattr(leases.driver, "release", refused)
-                    assert await leases.adopt() == [] and states(leases) == ["RELEASING"], "the run goes on, and asks again"
+                    assert await leases.adopt() == [] and states(leases) == ["RELEASING"], (
+                        "the run goes on, and asks again"
+                    )
                 assert await leases.again() == []
             found = [row for row in await leases.adopt() if row.until > time.time() + 3600]
             assert len(found) == kept and states(leases) == (["UP"] if kept else ["GONE"])
@@ -370,7 +470,9 @@ def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
         leases.budget.limits = {"cost_per_day": 10.0, "machines": 1, "price": 2.0}
         assert leases.budget.left() == 10.0 and not leases.budget.full
         row = await rented(leases)
-        assert row is not None and leases.budget.full and leases.budget.left() < 1.0, "it may cost nearly all of it by its end"
+        assert row is not None and leases.budget.full and leases.budget.left() < 1.0, (
+            "it may cost nearly all of it by its end"
+        )
         assert row.until - row.asked == pytest.approx(10.0 / 1.2 * 3600, rel=0.02)
 
     async def other(leases: Leases) -> None:
@@ -379,7 +481,9 @@ def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
         with pytest.raises(CannotRun, match=r"\[limits\] cost_per_day"):
             await rented(leases)
         leases.budget.limits = {"price": 1.0}
-        with pytest.raises(CannotRun, match=r"costs \$1.20 an hour, and `\[limits\] price` is \$1.00"):
+        with pytest.raises(
+            CannotRun, match=r"costs \$1.20 an hour, and `\[limits\] price` is \$1.00"
+        ):
             await rented(leases)
 
     on(tmp_path, first)
@@ -387,7 +491,9 @@ def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
     assert alive(tmp_path) == 1
 
 
-def test_a_provider_that_denied_an_order_is_not_asked_again_until_its_settings_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_that_denied_an_order_is_not_asked_again_until_its_settings_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refused(leases: Leases) -> None:
         leases.settings = {"term": 24}
         await leases.denied()
@@ -397,10 +503,13 @@ def test_a_provider_that_denied_an_order_is_not_asked_again_until_its_settings_c
     async def another_run(leases: Leases) -> None:
         leases.settings = {"term": 24}
         with pytest.raises(
-            Denied, match=r"the account may not rent here \(it is asked again with other settings of \[drivers.loopback\], or in 10 min"
+            Denied,
+            match=r"the account may not rent here \(it is asked again with other settings of \[drivers.loopback\], or in 10 min",
         ):
             await leases.denied()
-        monkeypatch.setattr(leases.driver, "account", lambda: told([("credit", "$5.00")]), raising=False)
+        monkeypatch.setattr(
+            leases.driver, "account", lambda: told([("credit", "$5.00")]), raising=False
+        )
         monkeypatch.setattr(leases.driver, "console", "", raising=False)
         monkeypatch.setattr(leases.driver, "solvent", lambda: told([]), raising=False)
         await leases.denied()  # what it says of the account is not what it was
@@ -418,22 +527,33 @@ def test_a_provider_that_denied_an_order_is_not_asked_again_until_its_settings_c
     on(tmp_path, another_run, run="r2")
 
 
-def test_money_that_does_not_pay_for_coming_up_and_two_checkpoints_rents_nothing(tmp_path: Path) -> None:
+def test_money_that_does_not_pay_for_coming_up_and_two_checkpoints_rents_nothing(
+    tmp_path: Path,
+) -> None:
     async def act(leases: Leases) -> None:
         leases.budget.limit = 1.2 * 0.5  # half an hour, less two minutes
         leases.budget.every = {replace(NEED, market="any"): 391.0}
-        with pytest.raises(CannotRun, match=r"at least 1682 s \(900 s to come up, and 2 checkpoints, 391 s apart\), \$0.56"):
+        with pytest.raises(
+            CannotRun,
+            match=r"at least 1682 s \(900 s to come up, and 2 checkpoints, 391 s apart\), \$0.56",
+        ):
             await rented(leases)
         assert provider(tmp_path) == [] and states(leases) == []
         leases.budget.least = 300.0  # what a setting says holds
         assert await rented(leases) is not None
-        leases.budget.least, leases.budget.limit, leases.budget.every = None, 1.2, {replace(NEED, market="any"): 389.0}
+        leases.budget.least, leases.budget.limit, leases.budget.every = (
+            None,
+            1.2,
+            {replace(NEED, market="any"): 389.0},
+        )
         assert not leases.budget.pays(NEED, (await leases.offers(Wish(NEED)))[0])
 
     on(tmp_path, act)
 
 
-def test_a_machine_is_rented_with_the_money_of_the_one_that_is_being_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_is_rented_with_the_money_of_the_one_that_is_being_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(leases: Leases) -> None:
         leases.budget.limit = 1.2
         (offer, *_) = await leases.offers(Wish(NEED))
@@ -448,7 +568,10 @@ def test_a_machine_is_rented_with_the_money_of_the_one_that_is_being_given_back(
             return await release(lease)
 
         monkeypatch.setattr(leases.driver, "release", slow)
-        giving, asking = asyncio.create_task(leases.release(row, "taken away")), asyncio.create_task(leases.ask(NEED, offer))
+        giving, asking = (
+            asyncio.create_task(leases.release(row, "taken away")),
+            asyncio.create_task(leases.ask(NEED, offer)),
+        )
         for _ in range(20):
             await asyncio.sleep(0)
         assert not asking.done()
@@ -458,7 +581,9 @@ def test_a_machine_is_rented_with_the_money_of_the_one_that_is_being_given_back(
     on(tmp_path, act)
 
 
-def test_a_worker_counts_the_spot_machines_that_were_taken_from_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_counts_the_spot_machines_that_were_taken_from_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(leases: Leases) -> None:
         async def lost(_lease: Lease) -> None:
             raise HostLost("outbid")

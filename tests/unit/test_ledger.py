@@ -17,7 +17,9 @@ from runner.hosts.renting.budget import Budget
 from runner.storage.records import ledger as module
 from runner.storage.records.ledger import MOVES, LeaseRow, Ledger, NotOurs, State, of_user
 
-ROW = LeaseRow("k1", "cloud", "run1", "/ws", {"gpus": 1}, "me", "ASKED", {"id": "offer"}, until=9e9, price=3.6)
+ROW = LeaseRow(
+    "k1", "cloud", "run1", "/ws", {"gpus": 1}, "me", "ASKED", {"id": "offer"}, until=9e9, price=3.6
+)
 
 
 @pytest.fixture
@@ -38,26 +40,39 @@ def test_a_lease_is_remembered_with_all_that_its_driver_gave(ledger: Ledger, pat
     coming = ledger.move(row, "COMING", lease={"id": "i-1", "data": {"host": "a"}})
     with Ledger.open(path, read_only=True) as other:
         assert other.living("cloud") == [coming] and coming.lease["id"] == "i-1"
-        assert other.living("another") == [] and other.of_run("run1") == [coming] and other.of_run("run2") == []
+        assert (
+            other.living("another") == []
+            and other.of_run("run1") == [coming]
+            and other.of_run("run2") == []
+        )
 
 
 def test_what_waits_in_a_queue_costs_from_when_it_is_up(ledger: Ledger) -> None:
     hour_ago = time.time() - 3600
-    ledger.ask(ROW._replace(offer={"id": "main", "queued": True}, asked=hour_ago), ROW._replace(key="rented", asked=hour_ago))
+    ledger.ask(
+        ROW._replace(offer={"id": "main", "queued": True}, asked=hour_ago),
+        ROW._replace(key="rented", asked=hour_ago),
+    )
     for key in ("k1", "rented"):
         ledger.move(ledger.move(ledger.row(key), "COMING", lease={"id": key}), "UP")
         ledger.accrue(ledger.row(key))
     assert ledger.spent("k1") < 0.1 and ledger.spent("rented") == pytest.approx(3.6, abs=0.1)
 
 
-def test_of_the_money_for_a_cluster_only_what_was_used_is_gone_and_a_run_stops_before_the_rest_is(ledger: Ledger) -> None:
+def test_of_the_money_for_a_cluster_only_what_was_used_is_gone_and_a_run_stops_before_the_rest_is(
+    ledger: Ledger,
+) -> None:
     budget = Budget(ledger, "run1")
     ledger.ask(ROW._replace(offer={"id": "main", "queued": True}))
     assert not budget.spent(180) and budget.left() > 9e9
     budget.limit = 0.5
     assert not budget.spent(180) and budget.left() == 0.5, "it waits"
     up = ledger.move(ledger.move(ledger.row("k1"), "COMING", lease={"id": "1"}), "UP")
-    assert budget.left() == pytest.approx(0.5, abs=0.01) and not budget.spent(180) and budget.spent(600)
+    assert (
+        budget.left() == pytest.approx(0.5, abs=0.01)
+        and not budget.spent(180)
+        and budget.spent(600)
+    )
     ledger.move(ledger.move(up, "RELEASING"), "GONE")
     assert not budget.spent(600) and not budget.full
 
@@ -99,7 +114,9 @@ def test_what_a_lease_cost_is_noted_with_each_move(ledger: Ledger) -> None:
     first = ledger.spent("k1")
     assert first > 0
     gone = ledger.move(ledger.move(ledger.move(row, "UP"), "RELEASING", reason="done"), "GONE")
-    assert gone.gone is not None and first <= ledger.spent("k1") == pytest.approx(3.6 * (gone.gone - 1000.0) / 3600)
+    assert gone.gone is not None and first <= ledger.spent("k1") == pytest.approx(
+        3.6 * (gone.gone - 1000.0) / 3600
+    )
     assert ledger.living() == [] and [row.reason for row in ledger.of_run("run1")] == ["done"]
 
 
@@ -111,8 +128,12 @@ def test_what_was_never_rented_and_what_is_free_costs_nothing(ledger: Ledger) ->
         assert ledger.spent(key) == 0.0
 
 
-def test_a_newer_ledger_is_refused_with_what_to_do(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    newer = module.LEDGER._replace(migrations=(*module.LEDGER.migrations, ("CREATE TABLE later (x)",)))
+def test_a_newer_ledger_is_refused_with_what_to_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = module.LEDGER._replace(
+        migrations=(*module.LEDGER.migrations, ("CREATE TABLE later (x)",))
+    )
     with monkeypatch.context() as later:
         later.setattr(module, "LEDGER", newer)
         Ledger.open(path).close()
@@ -120,7 +141,9 @@ def test_a_newer_ledger_is_refused_with_what_to_do(path: Path, monkeypatch: pyte
         Ledger.open(path)
 
 
-def test_a_damaged_ledger_sends_one_to_the_provider_and_a_store_is_no_ledger(path: Path, tmp_path: Path) -> None:
+def test_a_damaged_ledger_sends_one_to_the_provider_and_a_store_is_no_ledger(
+    path: Path, tmp_path: Path
+) -> None:
     Ledger.open(path).close()
     path.write_bytes(b"")
     with pytest.raises(Unusable) as caught:
@@ -139,8 +162,12 @@ def test_the_ledger_is_in_the_home_of_the_user_and_reading_makes_nothing(tmp_pat
     assert stat.S_IMODE((tmp_path / "some" / "mine.db").stat().st_mode) & 0o077 == 0
 
 
-def test_a_ledger_of_the_version_before_is_read_without_being_changed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEDGER", module.LEDGER._replace(migrations=module.LEDGER.migrations[:1]))
+def test_a_ledger_of_the_version_before_is_read_without_being_changed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        module, "LEDGER", module.LEDGER._replace(migrations=module.LEDGER.migrations[:1])
+    )
     with Ledger.open(path) as older:
         older._database.connection.execute(
             "INSERT INTO leases (key, driver, run, need, offer, lease, state) VALUES ('k1', 'cloud', 'r', '{}', '{}', '{}', 'UP')"
@@ -148,5 +175,7 @@ def test_a_ledger_of_the_version_before_is_read_without_being_changed(path: Path
     monkeypatch.undo()
     before = path.read_bytes()
     with Ledger.open(path, read_only=True) as ledger:
-        assert [row.key for row in ledger.living("cloud")] == ["k1"] and ledger.living()[0].stack == ""
+        assert [row.key for row in ledger.living("cloud")] == ["k1"] and ledger.living()[
+            0
+        ].stack == ""
     assert path.read_bytes() == before

@@ -24,7 +24,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("sft@10", "summary: New # really"),
         ("dpo@1", "doc: x"),
     ):
-        (recipes / f"{name}.yaml").write_text(f"# A comment\nrecipe: {name}\n{summary}\ninputs:\n  summary: {{type: string}}\n")
+        (recipes / f"{name}.yaml").write_text(
+            f"# A comment\nrecipe: {name}\n{summary}\ninputs:\n  summary: {{type: string}}\n"
+        )
     (recipes / "gotchas.yaml").write_text("a: b\n")
     (recipes / "Bad Name@1.yaml").write_text("a: b\n")
     (recipes / "trainers").mkdir()
@@ -56,8 +58,14 @@ def test_a_name_without_version_is_the_newest(home: Path) -> None:
         ("sft@²", "there is sft@1, sft@2, sft@10"),
         ("./mine.yml", 'did you mean "mine.yaml"?'),
         ("mine", "did you mean ./mine.yaml?"),
-        ("..", "`recipe list` shows what there is; a recipe of your own is given by its path, ./NAME.yaml"),
-        ("zzz/", "looked in HOME; a recipe of the library is given by its name alone, and `recipe list` shows them"),
+        (
+            "..",
+            "`recipe list` shows what there is; a recipe of your own is given by its path, ./NAME.yaml",
+        ),
+        (
+            "zzz/",
+            "looked in HOME; a recipe of the library is given by its name alone, and `recipe list` shows them",
+        ),
     ],
 )
 def test_what_is_not_there_is_answered_with_what_is(home: Path, name: str, fix: str) -> None:
@@ -81,6 +89,8 @@ def test_what_ships_is_found() -> None:
 def test_listing_reads_no_yaml_and_is_quick() -> None:
     heavy = {"yaml", "jinja2", "jsonschema", "networkx", "regex"}
     code = f"import sys; from runner.language import library; library.entries(); print(*{heavy!r} & set(sys.modules))"
-    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=shipped())
+    imported = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=shipped()
+    )
     assert imported.stdout.strip() == ""
     assert calls(library.entries) < 600 * len(library.entries())

@@ -36,27 +36,53 @@ SPACE = "* Trackio project initialized: recipe\n* Found existing space: \x1b[1mh
     [
         (ONLINE, [("W&B", "https://wandb.ai/ann/recipe/runs/r1")]),
         (OFFLINE, [("W&B offline", "train.board/wandb/offline-run-20261123_082741-r1")]),
-        (OFFLINE.replace("/job/attempts/7f/", ""), [("W&B offline", "train.board/wandb/offline-run-20261123_082741-r1")]),
+        (
+            OFFLINE.replace("/job/attempts/7f/", ""),
+            [("W&B offline", "train.board/wandb/offline-run-20261123_082741-r1")],
+        ),
         (OFFLINE.replace("/out/board/", "/elsewhere/"), []),
         (OFFLINE.replace("wandb/offline", "../../wandb/offline"), []),
         (TRACKIO, [("trackio", 'trackio show --project "recipe"')]),
         (SPACE, [("trackio", "https://huggingface.co/spaces/ann/curves")]),
-        ("recipe-link: my curves  https://curves.example:8/#/runs/7?x=1\n", [("my curves", "https://curves.example:8/#/runs/7?x=1")]),
+        (
+            "recipe-link: my curves  https://curves.example:8/#/runs/7?x=1\n",
+            [("my curves", "https://curves.example:8/#/runs/7?x=1")],
+        ),
         ("recipe-link: a https://a.example/x?token=abc\r\n", [("a", "https://a.example/x")]),
-        ("recipe-link: a https://ann:secret@a.example/x\nrecipe-link: b https://[::1\nrecipe-link: c https:///x\n", []),
-        ("recipe-link: a javascript:alert(1)\nrecipe-link: a file:///etc/passwd\nrecipe-link: /x\n recipe-link: a https://a.example\n", []),
-        ("recipe-link: <b> https://a.example\nrecipe-link: a https://a.example/" + "x" * 2000 + "\n", []),
+        (
+            "recipe-link: a https://ann:secret@a.example/x\nrecipe-link: b https://[::1\nrecipe-link: c https:///x\n",
+            [],
+        ),
+        (
+            "recipe-link: a javascript:alert(1)\nrecipe-link: a file:///etc/passwd\nrecipe-link: /x\n recipe-link: a https://a.example\n",
+            [],
+        ),
+        (
+            "recipe-link: <b> https://a.example\nrecipe-link: a https://a.example/"
+            + "x" * 2000
+            + "\n",
+            [],
+        ),
         ("I said wandb: View run at https://a.example once\n", []),
         ("", []),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_link_is_what_a_tracker_says_in_a_line_of_its_own(log: str, links: list[tuple[str, str]]) -> None:
-    assert printed("train", log.encode(), {"board": "out/board"}) == [Link("train", *each) for each in links]
+def test_a_link_is_what_a_tracker_says_in_a_line_of_its_own(
+    log: str, links: list[tuple[str, str]]
+) -> None:
+    assert printed("train", log.encode(), {"board": "out/board"}) == [
+        Link("train", *each) for each in links
+    ]
 
 
 def test_a_step_has_few_links_and_a_run_has_each_once() -> None:
     many = "".join(f"recipe-link: a https://a.example/{n}\n" for n in range(50))
     assert len(printed("train", many.encode(), {})) == MOST
-    rows = [AttemptRow(str(n), "r", "train", n, exit={"links": [["W&B", "https://a.example"]]}) for n in (1, 2)]
-    assert recorded([*rows, AttemptRow("3", "r", "after", 1, exit={"links": "none", "code": 0})]) == [Link("train", "W&B", "https://a.example")]
+    rows = [
+        AttemptRow(str(n), "r", "train", n, exit={"links": [["W&B", "https://a.example"]]})
+        for n in (1, 2)
+    ]
+    assert recorded(
+        [*rows, AttemptRow("3", "r", "after", 1, exit={"links": "none", "code": 0})]
+    ) == [Link("train", "W&B", "https://a.example")]

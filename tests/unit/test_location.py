@@ -20,7 +20,9 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("marker", ["recipe.toml", ".recipe", ".git"])
-def test_the_nearest_folder_upwards_with_a_marker_is_the_workspace(inside: Path, marker: str) -> None:
+def test_the_nearest_folder_upwards_with_a_marker_is_the_workspace(
+    inside: Path, marker: str
+) -> None:
     (inside.parents[1] / marker).touch()
     (inside.parents[2] / ".git").mkdir(exist_ok=True)
     assert location(os.environ) == (inside.parents[1], "src/pkg")
@@ -49,7 +51,9 @@ def test_a_folder_in_which_all_users_may_write_is_no_workspace(inside: Path) -> 
     assert location(os.environ) == (inside, "")
 
 
-def test_a_recipe_that_is_named_from_outside_brings_its_workspace(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_that_is_named_from_outside_brings_its_workspace(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else its results, and a second `.recipe`, would lie wherever somebody happened to stand."""
     project = inside.parents[1]
     (project / ".git").mkdir()

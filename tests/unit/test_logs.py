@@ -26,17 +26,24 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_verbose_shows_info_and_twice_debug(capsys: pytest.CaptureFixture[str]) -> None:
-    for verbose, lines in ((1, "recipe.hosts: one 1\n"), (2, "recipe.hosts: one 1\nrecipe.hosts: two\n")):
+    for verbose, lines in (
+        (1, "recipe.hosts: one 1\n"),
+        (2, "recipe.hosts: one 1\nrecipe.hosts: two\n"),
+    ):
         logs.begin(verbose, "")
         logs.Log("hosts").info("one %d", 1)
         logs.Log("hosts").debug("two")
         assert capsys.readouterr().err == lines
 
 
-def test_a_file_gets_its_level_and_stderr_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_gets_its_level_and_stderr_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.begin(0, f"debug:{tmp_path}/log")
     logging.getLogger("drivers.ssh").debug("asked")
-    assert (tmp_path / "log").read_text().endswith("DEBUG drivers.ssh: asked\n") and capsys.readouterr().err == ""
+    assert (tmp_path / "log").read_text().endswith(
+        "DEBUG drivers.ssh: asked\n"
+    ) and capsys.readouterr().err == ""
 
 
 def test_no_secret_is_in_a_record_or_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +64,9 @@ def test_an_unknown_level_is_a_sentence() -> None:
     assert refused.value.exit_code == 3
 
 
-def test_lines_go_through_a_live_display_while_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_go_through_a_live_display_while_there_is_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     shown: list[str] = []
     logs.begin(1, "")
     with logs.through(shown.append):

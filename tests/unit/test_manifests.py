@@ -18,8 +18,13 @@ PARTS = st.sampled_from(["a", "b", "..", ".", "", "c d", "/", "a\0b", "é", "x" 
 PATHS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
 
 
-@given(payloads=st.lists(st.binary(max_size=60), max_size=6), cuts=st.lists(st.integers(0, 400), max_size=6))
-def test_frames_come_out_as_they_went_in_however_they_are_cut(payloads: list[bytes], cuts: list[int]) -> None:
+@given(
+    payloads=st.lists(st.binary(max_size=60), max_size=6),
+    cuts=st.lists(st.integers(0, 400), max_size=6),
+)
+def test_frames_come_out_as_they_went_in_however_they_are_cut(
+    payloads: list[bytes], cuts: list[int]
+) -> None:
     stream, frames, found = b"".join(map(frame, payloads)), Frames(), []
     ends = sorted({min(cut, len(stream)) for cut in cuts} | {len(stream)})
     for start, end in zip([0, *ends], ends, strict=False):
@@ -38,7 +43,9 @@ def test_no_flipped_bit_is_believed(payload: bytes, at: int, bit: int) -> None:
 @given(paths=st.lists(PATHS, max_size=5), targets=st.lists(PATHS, max_size=3))
 def test_a_manifest_that_is_trusted_stays_inside(paths: list[str], targets: list[str]) -> None:
     links = {f"link{n}": target for n, target in enumerate(targets)}
-    entries = [Entry(path, "f", 1, "0" * 64) for path in paths] + [Entry(path, "l", 1, target) for path, target in links.items()]
+    entries = [Entry(path, "f", 1, "0" * 64) for path in paths] + [
+        Entry(path, "l", 1, target) for path, target in links.items()
+    ]
     if manifests.untrusted(entries):
         return
     for path in paths:
@@ -78,5 +85,9 @@ def test_the_stamp_of_a_tree_on_a_disk_is_that_of_its_manifest(tmp_path: Path) -
     (tmp_path / "a" / "run").write_text("x")
     (tmp_path / "a" / "run").chmod(0o755)
     (tmp_path / "link").symlink_to("a/run")
-    entries = [Entry("a/b", "d", 0, ""), Entry("a/run", "x", 1, "0" * 64), Entry("link", "l", 5, "a/run")]
+    entries = [
+        Entry("a/b", "d", 0, ""),
+        Entry("a/run", "x", 1, "0" * 64),
+        Entry("link", "l", 5, "a/run"),
+    ]
     assert manifests.stamp_of(entries) == trees.stamp_of(str(tmp_path))

@@ -25,9 +25,20 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"head_dim": 32}),
     ("mixtral", {"num_local_experts": 4}),
     ("qwen2", {}),
-    ("qwen2_moe", {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2}),
+    (
+        "qwen2_moe",
+        {
+            "num_experts": 4,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "decoder_sparse_step": 2,
+        },
+    ),
     ("qwen3", {"head_dim": 16}),
-    ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16, "mlp_only_layers": [0]}),
+    (
+        "qwen3_moe",
+        {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16, "mlp_only_layers": [0]},
+    ),
     ("gemma", {"head_dim": 32}),
     ("gemma2", {"head_dim": 32}),
     ("gemma3_text", {"head_dim": 32}),
@@ -59,14 +70,22 @@ def _made(kind: str, **settings: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "settings"), SHAPES, ids=[f"{kind}-{n}" for n, (kind, _) in enumerate(SHAPES)])
-def test_the_weights_of_a_family_are_counted_as_transformers_makes_them(kind: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings"), SHAPES, ids=[f"{kind}-{n}" for n, (kind, _) in enumerate(SHAPES)]
+)
+def test_the_weights_of_a_family_are_counted_as_transformers_makes_them(
+    kind: str, settings: dict[str, Any]
+) -> None:
     made, config = _made(kind, **settings)
-    assert read(json.loads(config.to_json_string(use_diff=False))).parameters == sum(weight.numel() for weight in made.parameters())
+    assert read(json.loads(config.to_json_string(use_diff=False))).parameters == sum(
+        weight.numel() for weight in made.parameters()
+    )
 
 
 def test_every_family_that_is_said_to_be_known_is_counted_by_a_test() -> None:
-    assert {kind for kind, _ in SHAPES} | {"gemma3"} == set(memory.FAMILIES)  # gemma3 is gemma3_text with eyes
+    assert {kind for kind, _ in SHAPES} | {"gemma3"} == set(
+        memory.FAMILIES
+    )  # gemma3 is gemma3_text with eyes
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -79,7 +98,9 @@ def test_well_known_models_have_as_many_weights_as_their_pages_say(name: str) ->
 def test_what_lora_adapts_is_what_peft_adapts() -> None:
     peft = pytest.importorskip("peft")
     made, config = _made("llama")
-    adapted = peft.get_peft_model(made, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    adapted = peft.get_peft_model(
+        made, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     trained = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
     assert memory.trained_weights(read(config.to_dict()), Training(rank=4)) == trained
 
@@ -88,32 +109,58 @@ def test_what_lora_adapts_is_what_peft_adapts() -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_what_a_layer_keeps_is_what_autograd_saves(method: str, attention: str) -> None:
-    length, batch, shape = 128, 2, {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 4, "head_dim": 64}
+    length, batch, shape = (
+        128,
+        2,
+        {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 4, "head_dim": 64},
+    )
     one, two = (_saved(method, attention, layers, length, batch, shape) for layers in (1, 2))
     model = read({**TINY, **shape, "model_type": "llama"})
-    training = Training(method=method, length=length, attention="eager" if attention == "eager" else "flash")  # type: ignore[arg-type]
+    training = Training(
+        method=method, length=length, attention="eager" if attention == "eager" else "flash"
+    )  # type: ignore[arg-type]
     assert layer_bytes(model, training) * length * batch == pytest.approx(two - one, rel=0.05)
 
 
-def _saved(method: str, attention: str, layers: int, length: int, batch: int, shape: dict[str, Any], dropout: float = 0) -> int:
+def _saved(
+    method: str,
+    attention: str,
+    layers: int,
+    length: int,
+    batch: int,
+    shape: dict[str, Any],
+    dropout: float = 0,
+) -> int:
     """Bytes that autograd saves in a forward pass, each storage once, weights left out."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     settings = {**TINY, **shape, "num_hidden_layers": layers, "attn_implementation": attention}
-    made = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**settings), dtype=torch.bfloat16)
+    made = transformers.AutoModelForCausalLM.from_config(
+        transformers.LlamaConfig(**settings), dtype=torch.bfloat16
+    )
     if method == "lora":
         from peft import LoraConfig, get_peft_model
 
-        made = get_peft_model(made, LoraConfig(r=1, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM")).base_model.model
+        made = get_peft_model(
+            made,
+            LoraConfig(
+                r=1, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM"
+            ),
+        ).base_model.model
     made.train()
     weights = {weight.untyped_storage()._cdata for weight in made.parameters()}
     saved: dict[int, Any] = {}
 
     def keep(tensor: Any) -> Any:
         if tensor.untyped_storage()._cdata not in weights:
-            saved[tensor.untyped_storage()._cdata] = tensor  # held, so that no other takes its place
+            saved[tensor.untyped_storage()._cdata] = (
+                tensor  # held, so that no other takes its place
+            )
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16, enabled=method == "lora"):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=method == "lora"),
+    ):
         made.model(input_ids=torch.zeros((batch, length), dtype=torch.long))
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
@@ -121,9 +168,15 @@ def _saved(method: str, attention: str, layers: int, length: int, batch: int, sh
 @pytest.mark.slow
 def test_dropout_keeps_a_mask_of_what_each_adapted_layer_reads() -> None:
     # On a GPU the mask is of bytes; the processor's dropout, counted here, keeps a factor in 32 bits for each element.
-    length, batch, shape = 64, 2, {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 4, "head_dim": 64}
+    length, batch, shape = (
+        64,
+        2,
+        {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 4, "head_dim": 64},
+    )
     plain, dropped = (
-        _saved("lora", "sdpa", 2, length, batch, shape, rate) - _saved("lora", "sdpa", 1, length, batch, shape, rate) for rate in (0, 0.1)
+        _saved("lora", "sdpa", 2, length, batch, shape, rate)
+        - _saved("lora", "sdpa", 1, length, batch, shape, rate)
+        for rate in (0, 0.1)
     )
     model = read({**TINY, **shape, "model_type": "llama"})
     masks = layer_bytes(model, Training(dropout=True)) - layer_bytes(model, Training())
@@ -151,7 +204,11 @@ def test_a_row_whose_configuration_is_not_known_says_what_is_assumed_or_why_it_i
 
 def test_what_pytorch_allocated_is_met_within_ten_percent_and_mostly_within_five() -> None:
     errors = [abs(row.error) for row in ROWS if row.known and row.counts == "allocated"]
-    assert len(errors) >= 14 and max(errors) < 0.10 and sum(error < 0.05 for error in errors) >= len(errors) - 1
+    assert (
+        len(errors) >= 14
+        and max(errors) < 0.10
+        and sum(error < 0.05 for error in errors) >= len(errors) - 1
+    )
 
 
 def test_each_of_the_published_points_has_its_row() -> None:
@@ -179,11 +236,20 @@ def test_terms_go_the_way_that_they_should() -> None:
     assert gb(checkpointing=False) > gb()
     assert gb(attention="eager", checkpointing=False) > gb(checkpointing=False)
     assert gb(logits="fused") < gb(logits="chunked") < gb()
-    assert gb(method="qlora") < gb(method="lora") < gb(method="full") < gb(method="full", master=True)
-    assert gb(method="full", optimizer="adamw_8bit") < gb(method="full", optimizer="adamw_fused") < gb(method="full")
+    assert (
+        gb(method="qlora") < gb(method="lora") < gb(method="full") < gb(method="full", master=True)
+    )
+    assert (
+        gb(method="full", optimizer="adamw_8bit")
+        < gb(method="full", optimizer="adamw_fused")
+        < gb(method="full")
+    )
     assert gb(dropout=True, checkpointing=False) > gb(checkpointing=False)
     stages = [gb(method="full", stage=stage, devices=8) for stage in (1, 2, 3)]
-    assert stages == sorted(stages, reverse=True) and gb(method="full", stage=3, devices=8, offload=True) < stages[-1]
+    assert (
+        stages == sorted(stages, reverse=True)
+        and gb(method="full", stage=3, devices=8, offload=True) < stages[-1]
+    )
     assert gb(generating=64, length=4096) > gb(generating=0, length=4096)
     assert gb(embeddings=True) > gb() and gb(others=MODEL.parameters) > gb() + 15
 
@@ -200,7 +266,11 @@ def test_a_verdict_is_by_the_range() -> None:
 def test_what_runs_measured_corrects_and_narrows() -> None:
     found = estimate(MODEL, Training())
     once, often = (memory.calibrated(found, 1.1, runs, f"{runs} runs") for runs in (1, 9))
-    assert once.bytes == often.bytes == pytest.approx((found.bytes - memory.CONTEXT) * 1.1 + memory.CONTEXT, rel=1e-6)
+    assert (
+        once.bytes
+        == often.bytes
+        == pytest.approx((found.bytes - memory.CONTEXT) * 1.1 + memory.CONTEXT, rel=1e-6)
+    )
     assert found.high - found.low > once.high - once.low > often.high - often.low
     assert once.measured == "1 runs" and sum(size for _, size in once.terms) == once.bytes
 
@@ -222,7 +292,10 @@ def test_a_config_that_does_not_say_enough_is_reported(config: dict[str, Any], w
 
 def test_the_language_half_of_a_model_that_sees_is_what_counts() -> None:
     text = {**TINY, "model_type": "gemma3_text", "head_dim": 32}
-    assert read({"model_type": "gemma3", "text_config": text, "vision_config": {}}).parameters == read(text).parameters
+    assert (
+        read({"model_type": "gemma3", "text_config": text, "vision_config": {}}).parameters
+        == read(text).parameters
+    )
 
 
 def test_an_optimizer_without_figures_is_reported() -> None:
@@ -233,5 +306,7 @@ def test_an_optimizer_without_figures_is_reported() -> None:
 def _fixture() -> dict[str, Any]:
     import yaml
 
-    found: dict[str, Any] = yaml.safe_load(Path(library.fixtures() / "memory" / "published.yaml").read_text("utf-8"))
+    found: dict[str, Any] = yaml.safe_load(
+        Path(library.fixtures() / "memory" / "published.yaml").read_text("utf-8")
+    )
     return found

@@ -22,7 +22,9 @@ def test_values_without_a_form_in_a_key_become_words(tmp_path: Path) -> None:
 def test_a_pattern_finds_its_named_groups_in_the_last_line_that_matches(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"step 1 loss=3\n\xff\nstep 20 loss=2.5 name=abc\n")
-    assert metrics.match(log, r"step (?P<step>\d+) loss=(?P<loss>[\d.]+)(?: name=(?P<name>\w+))?", Masker()) == {
+    assert metrics.match(
+        log, r"step (?P<step>\d+) loss=(?P<loss>[\d.]+)(?: name=(?P<name>\w+))?", Masker()
+    ) == {
         "step": 20,
         "loss": 2.5,
         "name": "abc",
@@ -40,4 +42,7 @@ def test_what_a_pattern_takes_out_of_a_log_is_masked_before_it_is_cut(tmp_path: 
     log = tmp_path / "log"
     log.write_text("step 1\ntoken=hunter2-hunter2-hunter2\nstep 2\n")
     masker = Masker([Secret("t", "hunter2-hunter2-hunter2")])
-    assert metrics.match(log, r"token=(?P<word>.{1,9})|step (?P<step>\d+)", masker) == {"step": 2, "word": "***"}
+    assert metrics.match(log, r"token=(?P<word>.{1,9})|step (?P<step>\d+)", masker) == {
+        "step": 2,
+        "word": "***",
+    }

@@ -8,9 +8,17 @@ from runner.hosts.renting.money import affordable, committed, leave_at
 
 
 def test_a_machine_is_paid_for_until_just_before_its_share_of_the_money_is_spent() -> None:
-    assert affordable(2.0, 1.0) == 7200 - 120 and affordable(2.0, 1.0, 2) == 3600 - 120 and affordable(0.01, 36.0) == pytest.approx(0.9)
+    assert (
+        affordable(2.0, 1.0) == 7200 - 120
+        and affordable(2.0, 1.0, 2) == 3600 - 120
+        and affordable(0.01, 36.0) == pytest.approx(0.9)
+    )
     assert affordable(-1.0, 1.0) == 0.0
 
 
 def test_a_run_leaves_its_machine_in_time_to_bring_home_what_was_made() -> None:
-    assert leave_at(0.0, 7200.0) == 7020.0 and leave_at(100.0, 110.0) == 108.0 and committed(3.6, 0.0, 10.0) == pytest.approx(0.01)
+    assert (
+        leave_at(0.0, 7200.0) == 7020.0
+        and leave_at(100.0, 110.0) == 108.0
+        and committed(3.6, 0.0, 10.0) == pytest.approx(0.01)
+    )

@@ -15,7 +15,9 @@ from runner.hosts.renting.offering import UNSAID, Shelf, cheapest, to_confirm
 from runner.interface.shelves import as_json, chosen, lines
 from runner.storage.workspace import Workspace
 
-CARD = Resources(cpus=16.0, memory=64 << 30, gpus=2, gpu="RTX 4090", gpu_memory=24564 << 20, disk=500 * 10**9)
+CARD = Resources(
+    cpus=16.0, memory=64 << 30, gpus=2, gpu="RTX 4090", gpu_memory=24564 << 20, disk=500 * 10**9
+)
 OFFER = Offer("vastai", "1", CARD, price=0.5, region="Sweden, SE", reliability=0.99, longest=10.0)
 GOOD = About(verified=True, datacenter=False, inet=500.0, cuda=12.8)
 
@@ -29,7 +31,11 @@ GOOD = About(verified=True, datacenter=False, inet=500.0, cuda=12.8)
         (Need(gpu_memory=40 * 10**9), {}, "less GPU memory"),
         (Need(disk=10**12), {}, "less disk"),
         (Need(nodes=2), {}, "several machines are one order"),
-        (Need(), {"gpu": "rtx_4090", "regions": "se,us", "max_price": "0.5", "inet": 500, "cuda": 12.8}, ""),
+        (
+            Need(),
+            {"gpu": "rtx_4090", "regions": "se,us", "max_price": "0.5", "inet": 500, "cuda": 12.8},
+            "",
+        ),
         (Need(), {"regions": ["US"]}, "another region"),
         (Need(), {"reliability": "0.999"}, "less reliable"),
         (Need(), {"datacenter": "yes"}, "not in a datacenter"),
@@ -38,7 +44,9 @@ GOOD = About(verified=True, datacenter=False, inet=500.0, cuda=12.8)
         (Need(), {"max_price": 0.49}, "dearer than max_price"),
     ],
 )
-def test_an_offer_is_left_out_for_one_reason_in_words(need: Need, given: dict[str, str], why: str) -> None:
+def test_an_offer_is_left_out_for_one_reason_in_words(
+    need: Need, given: dict[str, str], why: str
+) -> None:
     assert excluded(OFFER, GOOD, Wish(need), Filters().given(given)) == why
 
 
@@ -48,9 +56,16 @@ def test_an_offer_that_ends_before_the_work_does_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [({"gpus": "1"}, 'did you mean "gpu"'), ({"inet": "fast"}, "is a number"), ({"verified": "maybe"}, "true or false")]
+    ("given", "words"),
+    [
+        ({"gpus": "1"}, 'did you mean "gpu"'),
+        ({"inet": "fast"}, "is a number"),
+        ({"verified": "maybe"}, "true or false"),
+    ],
 )
-def test_a_filter_that_cannot_be_read_is_refused_in_a_sentence(given: dict[str, str], words: str) -> None:
+def test_a_filter_that_cannot_be_read_is_refused_in_a_sentence(
+    given: dict[str, str], words: str
+) -> None:
     with pytest.raises(Rejected, match=words):
         Filters().given(given)
 
@@ -65,7 +80,10 @@ CARDS = ["RTX 4090, 24564"] * 2
         ({}, ""),
         ({"smi": ["yes"]}, "it has 0 GPUs, and 2 were promised"),
         ({"smi": ["yes"], "gpu": CARDS[1:]}, "it has 1 GPUs, and 2 were promised"),
-        ({"smi": ["yes"], "gpu": ["RTX 4090, 12282"] * 2}, "it has 13 GB of GPU memory, and 26 were promised"),
+        (
+            {"smi": ["yes"], "gpu": ["RTX 4090, 12282"] * 2},
+            "it has 13 GB of GPU memory, and 26 were promised",
+        ),
         ({"memory": ["4000000000"]}, "it has 4 GB of memory, and 8 were promised"),
         ({"disk": ["4000000000"]}, "it has 4 GB of disk, and 9 were promised"),
     ],
@@ -80,7 +98,10 @@ def test_a_machine_that_has_less_than_was_promised_is_named(told: Facts, words: 
         ("pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime", (13, 0)),
         ("nvidia/cuda:12.4.1-devel-ubuntu22.04", (12, 4)),
         ("runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", (12, 8)),
-        ("projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580", (12, 9)),
+        (
+            "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580",
+            (12, 9),
+        ),
         ("cuda_12_6_pytorch_2_7", (12, 6)),
         ("ubuntu_22_cuda_12", (12, 0)),
         ("nvidia/cuda", None),
@@ -88,24 +109,44 @@ def test_a_machine_that_has_less_than_was_promised_is_named(told: Facts, words: 
         ("", None),
     ],
 )
-def test_the_name_of_an_image_says_which_cuda_it_needs(image: str, version: tuple[int, int] | None) -> None:
+def test_the_name_of_an_image_says_which_cuda_it_needs(
+    image: str, version: tuple[int, int] | None
+) -> None:
     assert cuda(image) == version
 
 
 def test_a_driver_that_is_older_than_the_cuda_of_the_image_is_named() -> None:
     told, image = {"smi": ["yes"], "gpu": CARDS, "cuda": ["12.2"]}, "nvidia/cuda:12.10.0-base"
-    assert less(CARD, Need(), told, image) == f"its driver runs CUDA 12.2 (nvidia-smi: CUDA Version), and {image} needs 12.10"
-    assert less(CARD, Need(), told, "python:3.11", "12.4").endswith("the setting `cuda` says 12.4"), "the name of the image says nothing"
-    assert less(CARD, Need(), told, "python:3.11") == less(CARD, Need(), told, "nvidia/cuda:12.1.0-base", "12.4") == ""
-    assert less(CARD, Need(), {**told, "cuda": ["12.10"]}, image) == less(CARD, Need(), {**told, "cuda": []}, image) == less(CARD, Need(), told) == ""
+    assert (
+        less(CARD, Need(), told, image)
+        == f"its driver runs CUDA 12.2 (nvidia-smi: CUDA Version), and {image} needs 12.10"
+    )
+    assert less(CARD, Need(), told, "python:3.11", "12.4").endswith(
+        "the setting `cuda` says 12.4"
+    ), "the name of the image says nothing"
+    assert (
+        less(CARD, Need(), told, "python:3.11")
+        == less(CARD, Need(), told, "nvidia/cuda:12.1.0-base", "12.4")
+        == ""
+    )
+    assert (
+        less(CARD, Need(), {**told, "cuda": ["12.10"]}, image)
+        == less(CARD, Need(), {**told, "cuda": []}, image)
+        == less(CARD, Need(), told)
+        == ""
+    )
 
 
-def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_say_otherwise(tmp_path: Path) -> None:
+def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_say_otherwise(
+    tmp_path: Path,
+) -> None:
     shelves = [Shelf("vastai", Wish(hours=hours), [OFFER]) for hours in (3.0, 2.0)]
     with Workspace.open(tmp_path) as ws:
         assert to_confirm(ws, shelves, None) == 2.5
         assert to_confirm(ws, shelves, 1.0) is None and to_confirm(ws, shelves[:1], None) is None
-        assert to_confirm(ws, [Shelf("vastai", Wish(), [OFFER])], None) is None, "how long it takes is not known"
+        assert to_confirm(ws, [Shelf("vastai", Wish(), [OFFER])], None) is None, (
+            "how long it takes is not known"
+        )
     (tmp_path / "recipe.toml").write_text("[drivers.vastai]\nconfirm = 1\n")
     with Workspace.open(tmp_path) as ws:
         assert to_confirm(ws, shelves[:1], None) == 1.5
@@ -113,38 +154,78 @@ def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_sa
 
 def test_the_total_has_the_egress_of_what_comes_home_and_the_lowest_total_is_chosen() -> None:
     far = replace(OFFER, id="far", price=0.4, egress_price=0.1)  # cheaper by the hour
-    assert [offer.id for offer in cheapest([far, OFFER], Wish(hours=2.0, home=5 * 10**9))] == ["1", "far"]
-    assert [offer.id for offer in cheapest([far, OFFER], Wish(hours=2.0, home=10**9))] == ["far", "1"], "0.90 and 1.00"
-    assert cheapest([far, OFFER], Wish(hours=2.0)) == [far, OFFER] == cheapest([far, OFFER], Wish(home=5 * 10**9)), "the driver's order"
+    assert [offer.id for offer in cheapest([far, OFFER], Wish(hours=2.0, home=5 * 10**9))] == [
+        "1",
+        "far",
+    ]
+    assert [offer.id for offer in cheapest([far, OFFER], Wish(hours=2.0, home=10**9))] == [
+        "far",
+        "1",
+    ], "0.90 and 1.00"
+    assert (
+        cheapest([far, OFFER], Wish(hours=2.0))
+        == [far, OFFER]
+        == cheapest([far, OFFER], Wish(home=5 * 10**9))
+    ), "the driver's order"
     shelf = Shelf("vastai", Wish(hours=2.0, home=5 * 10**9), [far])
     _, head, row = lines("train", shelf, 5)
-    assert shelf.total == 1.3 and head.split().count("egress") == 1 and row.split()[-5:-3] == ["0.50", "1.30"]
+    assert (
+        shelf.total == 1.3
+        and head.split().count("egress") == 1
+        and row.split()[-5:-3] == ["0.50", "1.30"]
+    )
     assert "2.0 h, $1.30 with $0.50 of egress" in chosen({"train": shelf})[0]
     told: Any = as_json("train", shelf)
-    assert told["bytes_home"] == 5 * 10**9 and told["offers"][0]["usd_of_egress"] == 0.5 and told["offers"][0]["usd"] == 1.3
+    assert (
+        told["bytes_home"] == 5 * 10**9
+        and told["offers"][0]["usd_of_egress"] == 0.5
+        and told["offers"][0]["usd"] == 1.3
+    )
 
 
 def test_a_total_without_egress_says_so() -> None:
     charges = replace(OFFER, egress_price=0.1)
     shelf = Shelf("vastai", Wish(hours=2.0), [charges])
-    assert shelf.total == 1.0 and UNSAID in lines("train", shelf, 5) and UNSAID in chosen({"train": shelf})[1]
+    assert (
+        shelf.total == 1.0
+        and UNSAID in lines("train", shelf, 5)
+        and UNSAID in chosen({"train": shelf})[1]
+    )
     assert lines("train", shelf, 5)[2].split()[-5:-3] == ["?", "1.00"]
-    assert UNSAID not in lines("train", Shelf("vastai", Wish(hours=2.0), [OFFER]), 5), "nothing is charged"
+    assert UNSAID not in lines("train", Shelf("vastai", Wish(hours=2.0), [OFFER]), 5), (
+        "nothing is charged"
+    )
 
 
-def test_keys_and_marks_are_derived_again_from_the_secret_of_the_installation(tmp_path: Path) -> None:
+def test_keys_and_marks_are_derived_again_from_the_secret_of_the_installation(
+    tmp_path: Path,
+) -> None:
     path = str(tmp_path / "config" / "installation")
     one, again, other = Installation.of(path), Installation.of(path), Installation(b"another")
     assert Path(path).stat().st_mode & 0o777 == 0o600
-    assert public(one.login("k")) == public(again.login("k")) != public(again.login("l")) and public(one.login("k")) != public(one.host_key("k"))
-    assert one.mark("3fa85f645717b3fc") == f"recipe-{one.name}-3fa85f645717b3fc" and len(one.name) == 8
-    assert one.key(one.mark("k")) == "k" and one.key(other.mark("k")) is None and one.key("theirs") is None
+    assert public(one.login("k")) == public(again.login("k")) != public(
+        again.login("l")
+    ) and public(one.login("k")) != public(one.host_key("k"))
+    assert (
+        one.mark("3fa85f645717b3fc") == f"recipe-{one.name}-3fa85f645717b3fc" and len(one.name) == 8
+    )
+    assert (
+        one.key(one.mark("k")) == "k"
+        and one.key(other.mark("k")) is None
+        and one.key("theirs") is None
+    )
 
 
 @pytest.mark.parametrize(
-    ("folder", "secret", "way"), [("file", "", "let XDG_CONFIG_HOME name a folder"), ("", "not a secret", "remove it if no machine is rented")]
+    ("folder", "secret", "way"),
+    [
+        ("file", "", "let XDG_CONFIG_HOME name a folder"),
+        ("", "not a secret", "remove it if no machine is rented"),
+    ],
 )
-def test_a_secret_of_the_installation_that_cannot_be_used_says_what_to_do(tmp_path: Path, folder: str, secret: str, way: str) -> None:
+def test_a_secret_of_the_installation_that_cannot_be_used_says_what_to_do(
+    tmp_path: Path, folder: str, secret: str, way: str
+) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / folder / "installation"
     if secret:

@@ -12,7 +12,11 @@ from runner.storage.content.pack import Shard, shards
 from runner.storage.content.tar import END, member_size
 
 TARGET = 64 << 10
-SIZES = st.one_of(st.integers(0, 2000), st.integers(0, 40_000), st.sampled_from([0, TARGET, 2 * TARGET - 512, 2 * TARGET, 5 * TARGET]))
+SIZES = st.one_of(
+    st.integers(0, 2000),
+    st.integers(0, 40_000),
+    st.sampled_from([0, TARGET, 2 * TARGET - 512, 2 * TARGET, 5 * TARGET]),
+)
 
 
 def manifest(sizes: list[int]) -> list[Entry]:
@@ -21,7 +25,9 @@ def manifest(sizes: list[int]) -> list[Entry]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(SIZES, max_size=200))
-def test_every_entry_is_in_one_shard_in_order_and_sizes_are_those_of_the_tar(sizes: list[int]) -> None:
+def test_every_entry_is_in_one_shard_in_order_and_sizes_are_those_of_the_tar(
+    sizes: list[int],
+) -> None:
     entries = manifest(sizes)
     cut = shards(entries, TARGET)
     assert [entry for shard in cut for entry in shard.entries] == entries
@@ -32,13 +38,17 @@ def test_every_entry_is_in_one_shard_in_order_and_sizes_are_those_of_the_tar(siz
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 3000), min_size=150, max_size=400), st.data())
-def test_one_file_more_less_or_other_leaves_all_but_its_neighbourhood(sizes: list[int], data: st.DataObject) -> None:
+def test_one_file_more_less_or_other_leaves_all_but_its_neighbourhood(
+    sizes: list[int], data: st.DataObject
+) -> None:
     entries = manifest(sizes)
     at = data.draw(st.integers(0, len(entries) - 1))
     edit = data.draw(st.sampled_from(["add", "remove", "change"]))
     edited = list(entries)
     if edit == "add":
-        edited.insert(at + 1, Entry(f"{entries[at].path}a", "f", data.draw(st.integers(0, 3000)), "a" * 64))
+        edited.insert(
+            at + 1, Entry(f"{entries[at].path}a", "f", data.draw(st.integers(0, 3000)), "a" * 64)
+        )
     elif edit == "remove":
         del edited[at]
     else:
@@ -49,7 +59,10 @@ def test_one_file_more_less_or_other_leaves_all_but_its_neighbourhood(sizes: lis
 def test_one_file_nearly_always_changes_one_shard() -> None:
     entries = manifest([1000 + n * 7919 % 1000 for n in range(3000)])
     before = shards(entries, TARGET)
-    changed = [len(_new(before, shards([*entries[:at], *entries[at + 1 :]], TARGET))) for at in range(0, 3000, 50)]
+    changed = [
+        len(_new(before, shards([*entries[:at], *entries[at + 1 :]], TARGET)))
+        for at in range(0, 3000, 50)
+    ]
     assert len(before) > 40
     assert max(changed) <= 2 and changed.count(1) > 0.9 * len(changed)
 
@@ -89,8 +102,15 @@ def told(manifest: list[Entry], target: int) -> list[list[Entry]]:
         begins = [0]
         if places[-1] > target / 2:
             for n, place in enumerate(places[:-1]):
-                near = [entry for entry, other in zip(run, places, strict=False) if abs(other - place) <= target / 2]
-                if rank(run[n]) == min(map(rank, near)) and target / 4 <= place <= places[-1] - target / 4:
+                near = [
+                    entry
+                    for entry, other in zip(run, places, strict=False)
+                    if abs(other - place) <= target / 2
+                ]
+                if (
+                    rank(run[n]) == min(map(rank, near))
+                    and target / 4 <= place <= places[-1] - target / 4
+                ):
                     begins.append(n)
         for begin, end in zip(begins, [*begins[1:], len(run)], strict=True):
             pieces += in_two(run[begin:end]) if len(run) > 1 else [run]

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from runner.errors import Invalid
 from runner.language import document, library, parse
-from runner.language.recipe import GitCode, Limits, Metrics, Output, Recipe, Resources, Select, State, Uses
+from runner.language.recipe import (
+    GitCode,
+    Limits,
+    Metrics,
+    Output,
+    Recipe,
+    Resources,
+    Select,
+    State,
+    Uses,
+)
 
 CASES = sorted((library.fixtures() / "recipes" / "problems").glob("*.yaml"))
 
@@ -28,7 +38,10 @@ def problems(text: str, name: str = "r.yaml") -> list[str]:
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_every_problem_of_a_file_is_reported_where_it_is(path: Path) -> None:
-    assert problems(path.read_text("utf-8"), path.name) == path.with_suffix(".txt").read_text("utf-8").splitlines()
+    assert (
+        problems(path.read_text("utf-8"), path.name)
+        == path.with_suffix(".txt").read_text("utf-8").splitlines()
+    )
 
 
 def test_there_are_cases() -> None:
@@ -91,26 +104,73 @@ outputs: {lora: "{{ steps.train.a }}"}
 def test_a_whole_recipe_is_read() -> None:
     recipe = read(WHOLE, "recipes/flux-lora@12.yaml")
     assert (recipe.id, recipe.summary, recipe.doc) == ("flux-lora@12", "One line", "More")
-    assert recipe.resources == Resources(0.5, 10**9, 1, "A100", 24 * 10**9, 80 * 2**30, {"licence": 1})
+    assert recipe.resources == Resources(
+        0.5, 10**9, 1, "A100", 24 * 10**9, 80 * 2**30, {"licence": 1}
+    )
     assert recipe.limits == Limits(21600, 5)
-    assert recipe.code == ("trainers/*.py", GitCode("https://example.org/x.git", "0123456789abcdef0123456789abcdef01234567", "vendor/x"))
+    assert recipe.code == (
+        "trainers/*.py",
+        GitCode(
+            "https://example.org/x.git", "0123456789abcdef0123456789abcdef01234567", "vendor/x"
+        ),
+    )
     assert recipe.setup == (["pip", "install", "x"], "echo y")
     assert recipe.health and recipe.health.every == 30
     smoke = recipe.presets["smoke"]
     assert smoke.inputs == {"dataset": "{{ fixtures }}/emoji", "max_steps": 4}
-    assert smoke.resources == Resources(gpus=0) and smoke.limits == Limits(time=300) and smoke.image == "busybox"
-    assert recipe.inputs["max_steps"].limits == {"minimum": 1} and recipe.inputs["max_steps"].continues
-    assert not recipe.inputs["workers"].key and not recipe.inputs["note"].has_default and not recipe.inputs["note"].required
+    assert (
+        smoke.resources == Resources(gpus=0)
+        and smoke.limits == Limits(time=300)
+        and smoke.image == "busybox"
+    )
+    assert (
+        recipe.inputs["max_steps"].limits == {"minimum": 1} and recipe.inputs["max_steps"].continues
+    )
+    assert (
+        not recipe.inputs["workers"].key
+        and not recipe.inputs["note"].has_default
+        and not recipe.inputs["note"].required
+    )
     latents, train, best, following, shell = recipe.steps.values()
-    assert latents.outputs == (Output("cache", "latents", directory=True), Output("log", "log.txt", False, True, True, True, 300))
-    assert (latents.retries, latents.preemptions, latents.secrets, latents.code) == (3, 10, None, None)
-    assert (train.retries, train.preemptions, train.secrets, train.nodes, train.local, train.cache) == (1, 10, (), 2, True, False)
+    assert latents.outputs == (
+        Output("cache", "latents", directory=True),
+        Output("log", "log.txt", False, True, True, True, 300),
+    )
+    assert (latents.retries, latents.preemptions, latents.secrets, latents.code) == (
+        3,
+        10,
+        None,
+        None,
+    )
+    assert (
+        train.retries,
+        train.preemptions,
+        train.secrets,
+        train.nodes,
+        train.local,
+        train.cache,
+    ) == (1, 10, (), 2, True, False)
     assert train.outputs == (Output("a.txt", "a.txt"), Output("b/", "b", directory=True))
-    assert train.state == (State("checkpoints", "state/checkpoints", "step-*", 300, 2), State("bare", "state/bare"), State("own", "out/ckpt"))
-    assert (train.timeout, train.idle_timeout, train.metrics, train.resources.key) == (5400, 600, Metrics(), True)
+    assert train.state == (
+        State("checkpoints", "state/checkpoints", "step-*", 300, 2),
+        State("bare", "state/bare"),
+        State("own", "out/ckpt"),
+    )
+    assert (train.timeout, train.idle_timeout, train.metrics, train.resources.key) == (
+        5400,
+        600,
+        Metrics(),
+        True,
+    )
     assert best.select == Select("train", "accuracy", "max")
-    assert following.uses == Uses("sft@1", {"max_steps": 3}, "smoke") and following.needs == ("best",)
-    assert shell.shell == "bash" and shell.metrics == Metrics(pattern=r"loss (?P<loss>[\d.]+)") and shell.deps == ("raw/*.txt",)
+    assert following.uses == Uses("sft@1", {"max_steps": 3}, "smoke") and following.needs == (
+        "best",
+    )
+    assert (
+        shell.shell == "bash"
+        and shell.metrics == Metrics(pattern=r"loss (?P<loss>[\d.]+)")
+        and shell.deps == ("raw/*.txt",)
+    )
 
 
 def test_a_file_and_its_recipe_have_one_name() -> None:
@@ -123,7 +183,12 @@ def test_a_file_and_its_recipe_have_one_name() -> None:
 
 def test_problems_of_shape_and_of_meaning_are_reported_together() -> None:
     text = "recipe: a@1\nsummry: x\nsteps:\n  a: {run: [echo], needs: [bb], timeout: 3}\n  b: {run: [echo], secrets: [t]}\n"
-    assert [line.split(" error: ")[0] for line in problems(text)] == ["r.yaml:2:1:", "r.yaml:4:28:", "r.yaml:4:42:", "r.yaml:5:30:"]
+    assert [line.split(" error: ")[0] for line in problems(text)] == [
+        "r.yaml:2:1:",
+        "r.yaml:4:28:",
+        "r.yaml:4:42:",
+        "r.yaml:5:30:",
+    ]
 
 
 def test_a_key_whose_value_is_wrong_is_not_missing_too() -> None:
@@ -132,11 +197,15 @@ def test_a_key_whose_value_is_wrong_is_not_missing_too() -> None:
 
 
 def test_a_secret_called_by_its_variable_is_named_by_its_input() -> None:
-    [found] = problems("recipe: r@1\ninputs: {key: {type: secret, env: WANDB_API_KEY}}\nsteps: {s: {run: x, secrets: [wandb_api_key]}}\n")
+    [found] = problems(
+        "recipe: r@1\ninputs: {key: {type: secret, env: WANDB_API_KEY}}\nsteps: {s: {run: x, secrets: [wandb_api_key]}}\n"
+    )
     assert found.endswith('($WANDB_API_KEY is the input "key": write that)')
 
 
-@pytest.mark.parametrize("step", ["{cmd: x}", "{accelerte: {script: t.py}}", "{run: [x], outputs: {o: {pth: x}}}"])
+@pytest.mark.parametrize(
+    "step", ["{cmd: x}", "{accelerte: {script: t.py}}", "{run: [x], outputs: {o: {pth: x}}}"]
+)
 def test_a_misspelt_key_is_not_missing_too(step: str) -> None:
     [found] = problems(f"recipe: r@1\nsteps: {{s: {step}}}\n")
     assert "has no key" in found
@@ -152,23 +221,32 @@ def test_a_name_inside_a_template_is_underlined() -> None:
     with pytest.raises(Invalid) as caught:
         read(text)
     [problem] = caught.value.problems
-    assert problem.where and problem.where.text[problem.where.column - 1 :][: problem.where.length] == "inputs.bb"
+    assert (
+        problem.where
+        and problem.where.text[problem.where.column - 1 :][: problem.where.length] == "inputs.bb"
+    )
     assert problem.fix == 'did you mean "b"?'
 
 
 @given(st.lists(st.sampled_from(WHOLE.splitlines()), max_size=12), st.integers(0, 40))
 @settings(max_examples=60, deadline=None)
-def test_a_mangled_recipe_is_a_recipe_or_has_problems_with_places(lines: list[str], cut: int) -> None:
+def test_a_mangled_recipe_is_a_recipe_or_has_problems_with_places(
+    lines: list[str], cut: int
+) -> None:
     whole = WHOLE.splitlines()
     text = "\n".join([*whole[:cut], *lines, *whole[cut + 3 :]])
     try:
         read(text, "flux-lora@12.yaml")
     except Invalid as error:
-        assert error.problems and all(problem.where and problem.message for problem in error.problems)
+        assert error.problems and all(
+            problem.where and problem.message for problem in error.problems
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["{rum: 1}", "{run: x, needs: [nope]}", "{run: x, secrets: [nope], timeout: 0s}"])
+@pytest.mark.parametrize(
+    "step", ["{rum: 1}", "{run: x, needs: [nope]}", "{run: x, secrets: [nope], timeout: 0s}"]
+)
 def test_thousands_of_mistakes_end_soon(step: str) -> None:
     text = "recipe: a@1\nsteps:\n" + "".join(f"  step{n}: {step}\n" for n in range(5000))
     begun = time.process_time()

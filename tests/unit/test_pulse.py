@@ -16,7 +16,9 @@ from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 
 
-def test_a_look_that_is_asked_for_now_knows_what_a_shared_one_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_is_asked_for_now_knows_what_a_shared_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After reading that a run is over, a client asks for a log of it, and must not be answered that its step has not begun."""
     monkeypatch.setattr(module, "LOOK", 3600.0)
     with Workspace.open(tmp_path) as ws:

@@ -16,7 +16,15 @@ from runner.storage import sources
 from runner.storage.reach import Reach, public
 from runner.storage.workspace import Workspace
 
-NAMED = Reach(("https://data.example", "https://other.example:8443", "https://*.parts.example", "s3://bucket", "https://10.0.0.5"))
+NAMED = Reach(
+    (
+        "https://data.example",
+        "https://other.example:8443",
+        "https://*.parts.example",
+        "s3://bucket",
+        "https://10.0.0.5",
+    )
+)
 ANY = Reach(("https://*",))
 
 
@@ -40,7 +48,11 @@ def test_only_what_is_named_is_read(address: str, may: bool) -> None:
 )  # fmt: skip
 def test_a_star_stands_for_no_machine_of_a_private_network(host: str) -> None:
     assert not ANY.allows(f"https://{host}/x")
-    assert ANY.allows("https://data.example/x") and ANY.allows("https://93.184.216.34/x") and public("2606:2800:220:1::1")
+    assert (
+        ANY.allows("https://data.example/x")
+        and ANY.allows("https://93.184.216.34/x")
+        and public("2606:2800:220:1::1")
+    )
 
 
 class Site(http.server.BaseHTTPRequestHandler):
@@ -51,7 +63,9 @@ class Site(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         away = self.path == "/away"
         self.send_response(302 if away else 200)
-        self.send_header("Location", f"https://localhost:{self.port}/rows") if away else self.send_header("ETag", '"1"')
+        self.send_header(
+            "Location", f"https://localhost:{self.port}/rows"
+        ) if away else self.send_header("ETag", '"1"')
         self.send_header("Content-Length", "0" if away else "5")
         self.end_headers()
         if not away and self.command == "GET":
@@ -67,8 +81,20 @@ class Site(http.server.BaseHTTPRequestHandler):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder = tmp_path_factory.mktemp("site")
     name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{folder}/key.pem"]
-    subprocess.run(["openssl", "req", "-x509", *key, "-out", f"{folder}/certificate.pem", "-days", "2", *name], check=True, capture_output=True)
+    key = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-keyout",
+        f"{folder}/key.pem",
+    ]
+    subprocess.run(
+        ["openssl", "req", "-x509", *key, "-out", f"{folder}/certificate.pem", "-days", "2", *name],
+        check=True,
+        capture_output=True,
+    )
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(f"{folder}/certificate.pem", f"{folder}/key.pem")
@@ -92,11 +118,22 @@ def test_a_named_host_leads_to_no_other(tmp_path: Path, site: int) -> None:
             sources.ask(ws, "https", f"{here}/away")
 
 
-def test_a_name_that_stands_for_this_machine_is_not_read_where_a_star_allows_it(tmp_path: Path, site: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_stands_for_this_machine_is_not_read_where_a_star_allows_it(
+    tmp_path: Path, site: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import socket
 
     real = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: real("127.0.0.1" if host == "rebound.example" else host, *rest, **more))
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *rest, **more: real(
+            "127.0.0.1" if host == "rebound.example" else host, *rest, **more
+        ),
+    )
     (tmp_path / "recipe.toml").write_text(f'[data]\nallow = ["https://*:{site}"]\n')
-    with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match="is a machine of a private network"):
+    with (
+        Workspace.open(tmp_path) as ws,
+        pytest.raises(CannotRun, match="is a machine of a private network"),
+    ):
         sources.ask(ws, "https", f"https://rebound.example:{site}/rows")

@@ -37,10 +37,16 @@ def python(folder: Path, torch: str, cuda: str) -> str:
     """A Python that seems to have a torch."""
     (folder / "torch").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text("raise SystemExit('it takes seconds to import')")
-    (folder / "torch" / "version.py").write_text(f"from typing import Optional\ncuda: Optional[str] = {cuda!r}\n")
+    (folder / "torch" / "version.py").write_text(
+        f"from typing import Optional\ncuda: Optional[str] = {cuda!r}\n"
+    )
     (folder / f"torch-{torch}.dist-info").mkdir()
-    (folder / f"torch-{torch}.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n")
-    (folder / "python").write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
+    (folder / f"torch-{torch}.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n"
+    )
+    (folder / "python").write_text(
+        f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n'
+    )
     (folder / "python").chmod(0o755)
     return str(folder / "python")
 
@@ -72,21 +78,29 @@ class Restarting(Here):
 
 def test_a_host_that_restarts_before_another_has_said_its_port_is_not_waited_for() -> None:
     class Slow(Here):
-        async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        async def call(
+            self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING
+        ) -> AsyncIterator[bytes]:
             await asyncio.Event().wait()
             yield b""
 
     dialled = asyncio.Event()
     dialled.set()  # it breaks at once
     with pytest.raises(Unreachable):
-        asyncio.run(meet([node("a")._replace(host=Restarting(dialled)), node("b")._replace(host=Slow())]))
+        asyncio.run(
+            meet([node("a")._replace(host=Restarting(dialled)), node("b")._replace(host=Slow())])
+        )
 
 
-def test_a_host_that_restarts_while_it_is_dialled_is_asked_again_and_not_taken_for_one_that_cannot_be_reached() -> None:
+def test_a_host_that_restarts_while_it_is_dialled_is_asked_again_and_not_taken_for_one_that_cannot_be_reached() -> (
+    None
+):
     dialled = asyncio.Event()
 
     class Dialling(Here):
-        async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        async def call(
+            self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING
+        ) -> AsyncIterator[bytes]:
             async with aclosing(calls.call(argv, stdin, {})) as said:
                 async for data in said:
                     yield data
@@ -94,12 +108,24 @@ def test_a_host_that_restarts_while_it_is_dialled_is_asked_again_and_not_taken_f
                 dialled.set()
 
     with pytest.raises(Unreachable):
-        asyncio.run(meet([node("a")._replace(host=Restarting(dialled)), node("b")._replace(host=Dialling())]))
+        asyncio.run(
+            meet(
+                [node("a")._replace(host=Restarting(dialled)), node("b")._replace(host=Dialling())]
+            )
+        )
 
 
-def test_nodes_with_different_torch_or_cuda_are_refused_without_importing_it(tmp_path: Path) -> None:
-    old, new, built = (python(tmp_path / str(n), *versions) for n, versions in enumerate([("2.4.1", "12.1"), ("2.5.0", "12.1"), ("2.4.1", "12.4")]))
-    with pytest.raises(CannotRun, match=r"different versions of torch: 2\.4\.1 on node 0 \(a\), 2\.5\.0 on node 1 \(b\)"):
+def test_nodes_with_different_torch_or_cuda_are_refused_without_importing_it(
+    tmp_path: Path,
+) -> None:
+    old, new, built = (
+        python(tmp_path / str(n), *versions)
+        for n, versions in enumerate([("2.4.1", "12.1"), ("2.5.0", "12.1"), ("2.4.1", "12.4")])
+    )
+    with pytest.raises(
+        CannotRun,
+        match=r"different versions of torch: 2\.4\.1 on node 0 \(a\), 2\.5\.0 on node 1 \(b\)",
+    ):
         asyncio.run(meet([node("a", old, compared=True), node("b", new, compared=True)]))
     with pytest.raises(CannotRun, match=r"CUDA for torch: 12\.1 on node 0 \(a\), 12\.4 on node 1"):
         asyncio.run(meet([node("a", old, compared=True), node("b", built, compared=True)]))
@@ -114,14 +140,28 @@ def test_a_node_that_cannot_listen_is_named(tmp_path: Path) -> None:
 
 
 def test_the_first_to_fail_is_reported_by_our_clock_and_is_not_one_that_we_stopped() -> None:
-    stopped, early, late = Exit(None, reason="stopped", ended=1.0), Exit(1, ended=50.0), Exit(1, ended=60.0)
+    stopped, early, late = (
+        Exit(None, reason="stopped", ended=1.0),
+        Exit(1, ended=50.0),
+        Exit(1, ended=60.0),
+    )
     assert _first({0: stopped, 1: late, 2: early}, Meeting(0, ())) == 2
     assert _first({1: late, 2: early}, Meeting(0, (0.0, 3600.0, 0.0))) == 1
-    assert _first({1: early, 2: late._replace(code=None, reason="lost")}, Meeting(0, ())) == 2, "what the others ended with came of that"
+    assert _first({1: early, 2: late._replace(code=None, reason="lost")}, Meeting(0, ())) == 2, (
+        "what the others ended with came of that"
+    )
 
 
 def test_hosts_with_different_numbers_of_gpus_are_refused_unless_the_step_says_how_many() -> None:
-    pool = SimpleNamespace(places=[SimpleNamespace(name=f"h{n}", capacity=SimpleNamespace(has=lambda _name, n=n: float(n))) for n in (8, 4)])
+    pool = SimpleNamespace(
+        places=[
+            SimpleNamespace(name=f"h{n}", capacity=SimpleNamespace(has=lambda _name, n=n: float(n)))
+            for n in (8, 4)
+        ]
+    )
     (problem,) = _uneven("train", StepSpec("r", "s", {}, nodes=2), pool)  # type: ignore[arg-type]
-    assert problem.message == "train runs on 2 nodes, and the hosts have different numbers of GPUs (8 on h8, 4 on h4)"
+    assert (
+        problem.message
+        == "train runs on 2 nodes, and the hosts have different numbers of GPUs (8 on h8, 4 on h4)"
+    )
     assert _uneven("train", StepSpec("r", "s", {}, ResourceSpec(gpus=4), nodes=2), pool) == []  # type: ignore[arg-type]

@@ -37,7 +37,18 @@ from tests.virtual import SETTLES, ModelWeb, Virtual, driver, market, virtual
 
 SCHEDULES = int(os.environ.get("RECIPE_SCHEDULES", "300"))
 SLACK = 60.0  # seconds of a machine: a poll, and what the provider takes to end it
-CHANCES = ("lost", "cut", "broken", "crashed", "throttled", "denied", "undead", "failed", "stuck", "taken")
+CHANCES = (
+    "lost",
+    "cut",
+    "broken",
+    "crashed",
+    "throttled",
+    "denied",
+    "undead",
+    "failed",
+    "stuck",
+    "taken",
+)
 PROVIDERS = ("vastai", "gcp", "runpod", "prime")
 """Of which each has every fourth schedule."""
 
@@ -55,13 +66,32 @@ def chances(luck: random.Random) -> list[str]:
 class Schedule:
     """Two runs at one provider, each of whose workers is killed now and then, until both are over."""
 
-    def __init__(self, seed: int, installation: str, wire: type[ModelWeb] = ModelWeb, leases: type[Leases] = Leases, name: str = "") -> None:
+    def __init__(
+        self,
+        seed: int,
+        installation: str,
+        wire: type[ModelWeb] = ModelWeb,
+        leases: type[Leases] = Leases,
+        name: str = "",
+    ) -> None:
         self.luck = random.Random(seed)
         chosen = chances(self.luck)
         faults = [f"{name}={self.luck.choice((0.05, 0.2))}" for name in chosen]
         self.name = name or PROVIDERS[seed % len(PROVIDERS)]
         self.world = market(
-            self.name, seed, parse(",".join([*faults, f"late={self.luck.choice((0, 30, SETTLES))}", "foreign=3", "boot=20", "balance=1e6"]))
+            self.name,
+            seed,
+            parse(
+                ",".join(
+                    [
+                        *faults,
+                        f"late={self.luck.choice((0, 30, SETTLES))}",
+                        "foreign=3",
+                        "boot=20",
+                        "balance=1e6",
+                    ]
+                )
+            ),
         )
         self.theirs = self._foreign()
         self.ledger = Ledger.open(Path("/nowhere"), read_only=True)  # in memory
@@ -75,7 +105,11 @@ class Schedule:
         self.alone: dict[str, list[tuple[float, float]]] = {}  # when a run had no worker
 
     def _foreign(self) -> list[tuple[str, str, float | None]]:
-        return [(machine.id, machine.mark, machine.gone) for machine in self.world.account.machines.values() if machine.by == FOREIGN]
+        return [
+            (machine.id, machine.mark, machine.gone)
+            for machine in self.world.account.machines.values()
+            if machine.by == FOREIGN
+        ]
 
     def look(self) -> None:
         """What has to be true at any time."""
@@ -98,18 +132,32 @@ class Schedule:
 
     def driver(self) -> Any:
         """The driver of a new process."""
-        return driver(self.name, self.wire("http://model", self.world, self.luck, self.look), self.installation)
+        return driver(
+            self.name,
+            self.wire("http://model", self.world, self.luck, self.look),
+            self.installation,
+        )
 
     def process(self, run: str) -> Leases:
         """The leases of a run, as a new process has them."""
         made = self.leases(self.driver(), self.name, self.ledger, run, "/ws", self.heard)
-        made.budget.limit, made.budget.limits, made.budget.least = self.limit, {"machines": 1} if self.few else {}, 60.0
+        made.budget.limit, made.budget.limits, made.budget.least = (
+            self.limit,
+            {"machines": 1} if self.few else {},
+            60.0,
+        )
         return made
 
     def heard(self, before: str, row: LeaseRow) -> None:
         """A lease has moved."""
-        if row.state == "RELEASING" and self.run_status.get(row.run) in ("live", "dead") and row.reason in (OVER, WAS_GIVEN_BACK):
-            self.wrong.append(f"{row.key} of {row.run} is ended, and its run is {self.run_status[row.run]}: {row.reason}")
+        if (
+            row.state == "RELEASING"
+            and self.run_status.get(row.run) in ("live", "dead")
+            and row.reason in (OVER, WAS_GIVEN_BACK)
+        ):
+            self.wrong.append(
+                f"{row.key} of {row.run} is ended, and its run is {self.run_status[row.run]}: {row.reason}"
+            )
 
     async def tidy(self, leases: Leases) -> None:
         """What a run does at its start, and every five minutes, with what other runs left."""
@@ -130,7 +178,15 @@ class Schedule:
                             break
                 if row is not None:
                     row, _host = await leases.up(row)
-                    await asyncio.sleep(max(0.0, min(self.luck.uniform(1, 600), leave_at(row.asked, row.until) - time.time())))
+                    await asyncio.sleep(
+                        max(
+                            0.0,
+                            min(
+                                self.luck.uniform(1, 600),
+                                leave_at(row.asked, row.until) - time.time(),
+                            ),
+                        )
+                    )
                     await self.tidy(leases)
                     if await leases.release(row, "done"):
                         return
@@ -175,14 +231,24 @@ class Schedule:
         assert isinstance(loop, Virtual)
         jumping = asyncio.ensure_future(self.jump(loop))
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(reaper, "run_status", lambda row, _environ: self.run_status.get(row.run, "gone"))
+            patched.setattr(
+                reaper, "run_status", lambda row, _environ: self.run_status.get(row.run, "gone")
+            )
             await asyncio.gather(self.run("one"), self.run("two"))
         jumping.cancel()
-        self.world.faults[:] = [fault for fault in self.world.faults if fault.name in ("late", "boot", "foreign", "balance")]
+        self.world.faults[:] = [
+            fault
+            for fault in self.world.faults
+            if fault.name in ("late", "boot", "foreign", "balance")
+        ]
         await self.finish()
         assert await self.process("").strangers() == []
         self.look()
-        self.wrong += [f"{machine.mark} is left" for machine in self.world.account.alive() if machine.by != FOREIGN]
+        self.wrong += [
+            f"{machine.mark} is left"
+            for machine in self.world.account.alive()
+            if machine.by != FOREIGN
+        ]
         self._cheap()
 
     async def finish(self) -> None:
@@ -195,18 +261,33 @@ class Schedule:
         rows = {row.key: row for row in self.ledger.since(0)}
         spent: dict[str, float] = {}
         for entry in self.world.account.settled():
-            if entry.event == "billed" and (row := rows.get(entry.mark.rpartition("-")[2])) is not None:
+            if (
+                entry.event == "billed"
+                and (row := rows.get(entry.mark.rpartition("-")[2])) is not None
+            ):
                 spent[row.run] = spent.get(row.run, 0.0) + entry.usd
         for run, usd in spent.items():
-            slack = sum(row.price * (SLACK + self._nobodys(row)) for row in rows.values() if row.run == run) / 3600
+            slack = (
+                sum(
+                    row.price * (SLACK + self._nobodys(row))
+                    for row in rows.values()
+                    if row.run == run
+                )
+                / 3600
+            )
             if self.limit is not None and usd > self.limit + slack:
-                self.wrong.append(f"{run} cost ${usd:.4f}, and ${self.limit + slack:.4f} was allowed")
+                self.wrong.append(
+                    f"{run} cost ${usd:.4f}, and ${self.limit + slack:.4f} was allowed"
+                )
 
     def _nobodys(self, row: LeaseRow) -> float:
         """Seconds beyond its time for which a machine that does not end itself had no worker, or one that first looked what others had left."""
         if self.name != "prime":
             return 0.0
-        return 2 * SETTLES + sum(max(0.0, min(till, row.gone or till) - max(since, row.until)) for since, till in self.alone.get(row.run, ()))
+        return 2 * SETTLES + sum(
+            max(0.0, min(till, row.gone or till) - max(since, row.until))
+            for since, till in self.alone.get(row.run, ())
+        )
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +295,9 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("config") / "installation")
 
 
-def wrong(seed: int, installation: str, kind: type[Schedule] = Schedule, **others: Any) -> list[str]:
+def wrong(
+    seed: int, installation: str, kind: type[Schedule] = Schedule, **others: Any
+) -> list[str]:
     """What was not as it must be in a schedule."""
     with virtual() as loop:
         schedule = kind(seed, installation, **others)
@@ -223,7 +306,9 @@ def wrong(seed: int, installation: str, kind: type[Schedule] = Schedule, **other
 
 
 @pytest.mark.longer
-def test_no_schedule_of_faults_and_kills_leaks_a_machine_or_rents_two_for_one_need(installation: str) -> None:
+def test_no_schedule_of_faults_and_kills_leaks_a_machine_or_rents_two_for_one_need(
+    installation: str,
+) -> None:
     assert {seed: found for seed in range(SCHEDULES) if (found := wrong(seed, installation))} == {}
 
 
@@ -264,20 +349,34 @@ class Believing(ModelWeb):
     """Takes every 404 for the end of a machine."""
 
     def read(self, answer: Answer) -> Answer:
-        return answer._replace(fields={"error": "no_such_instance"}) if answer.status == 404 else answer
+        return (
+            answer._replace(fields={"error": "no_such_instance"})
+            if answer.status == 404
+            else answer
+        )
 
 
 class Hasty(Leases):
     """Believes one listing."""
 
     async def _find(self, row: LeaseRow) -> Lease | None:
-        return next((lease for lease in await self.call(self.driver.leases, 3) if lease.key == row.key), None)
+        return next(
+            (lease for lease in await self.call(self.driver.leases, 3) if lease.key == row.key),
+            None,
+        )
 
 
 class Repeating(ModelWeb):
     """Orders again when the reply is lost."""
 
-    async def ask(self, method: str, path: str, key: str, body: web.Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        key: str,
+        body: web.Fields | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
         try:
             return await super().ask(method, path, key, body, query)
         except Unsure:
@@ -294,11 +393,17 @@ class Repeating(ModelWeb):
     [
         ({"leases": Forgetful}, "", PROVIDERS),
         ({"wire": Believing}, "denied", ("vastai",)),  # the others refuse a key by another status
-        ({"leases": Hasty}, "lost", ("vastai", "runpod", "prime")),  # at Google the same order is the same machine
+        (
+            {"leases": Hasty},
+            "lost",
+            ("vastai", "runpod", "prime"),
+        ),  # at Google the same order is the same machine
         ({"wire": Repeating}, "lost", ("vastai", "runpod", "prime")),
     ],
 )
-def test_a_bug_that_leaks_machines_is_found(installation: str, bug: dict[str, Any], fault: str, providers: tuple[str, ...]) -> None:
+def test_a_bug_that_leaks_machines_is_found(
+    installation: str, bug: dict[str, Any], fault: str, providers: tuple[str, ...]
+) -> None:
     """At each provider, by the schedules that have the fault which such a bug is about."""
 
     def fails(seed: int, name: str) -> bool:

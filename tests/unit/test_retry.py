@@ -23,7 +23,9 @@ def failing(*errors: Exception) -> Callable[[], str]:
 
 
 @pytest.fixture(params=["retry", "retry_async"])
-def tried(request: pytest.FixtureRequest) -> Callable[[Callable[[], str], Policy], tuple[str, list[float]]]:
+def tried(
+    request: pytest.FixtureRequest,
+) -> Callable[[Callable[[], str], Policy], tuple[str, list[float]]]:
     """The answer, and the seconds that were waited; nobody waits."""
 
     def run(do: Callable[[], str], policy: Policy) -> tuple[str, list[float]]:
@@ -50,7 +52,10 @@ def test_what_works_is_done_once_without_a_wait(tried: Tried) -> None:
 
 
 def test_pauses_double_up_to_the_longest(tried: Tried) -> None:
-    assert tried(failing(*[OSError()] * 5), backoff(OSError, 6, 1.0, 5.0)) == ("done", [1.0, 2.0, 4.0, 5.0, 5.0])
+    assert tried(failing(*[OSError()] * 5), backoff(OSError, 6, 1.0, 5.0)) == (
+        "done",
+        [1.0, 2.0, 4.0, 5.0, 5.0],
+    )
 
 
 def test_the_last_error_is_raised_when_it_was_tried_often_enough(tried: Tried) -> None:
@@ -65,7 +70,10 @@ def test_an_error_of_another_kind_is_raised_at_once(tried: Tried) -> None:
 
 
 def test_a_policy_may_take_its_wait_from_the_error(tried: Tried) -> None:
-    assert tried(failing(OSError(7), OSError(3)), lambda error, _: float(error.args[0])) == ("done", [7.0, 3.0])
+    assert tried(failing(OSError(7), OSError(3)), lambda error, _: float(error.args[0])) == (
+        "done",
+        [7.0, 3.0],
+    )
 
 
 def test_each_further_try_is_reported_and_none_after_the_last() -> None:
@@ -77,7 +85,10 @@ def test_each_further_try_is_reported_and_none_after_the_last() -> None:
 
 
 def test_chance_keeps_a_pause_between_half_and_all_of_it() -> None:
-    waits = [backoff(OSError, 2, 8.0, 8.0, lambda chance=chance: chance)(OSError(), 1) for chance in (0.0, 0.5, 1.0)]
+    waits = [
+        backoff(OSError, 2, 8.0, 8.0, lambda chance=chance: chance)(OSError(), 1)
+        for chance in (0.0, 0.5, 1.0)
+    ]
     assert waits == [4.0, 6.0, 8.0]
 
 

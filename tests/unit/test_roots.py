@@ -37,19 +37,33 @@ steps:
         (".hidden", "configs", ".hidden"),
     ],
 )
-def test_only_a_path_with_dots_in_front_begins_at_the_recipe(path: str, folder: str, found: str) -> None:
+def test_only_a_path_with_dots_in_front_begins_at_the_recipe(
+    path: str, folder: str, found: str
+) -> None:
     assert from_root(path, folder) == found
 
 
 def test_every_path_of_a_recipe_below_the_root_begins_there() -> None:
     recipe = rooted(parse.recipe(document.parse(RECIPE, "t.yaml")), "/repo/configs/t.yaml", "/repo")
     step = recipe.steps["a"]
-    assert recipe.home == "/repo" and recipe.python is not None and recipe.python.lock == "configs/packages.lock"
-    assert [getattr(each, "pattern", each) for each in recipe.code] == ["src/*.py", "lib.py", "configs/own/*.py"]
+    assert (
+        recipe.home == "/repo"
+        and recipe.python is not None
+        and recipe.python.lock == "configs/packages.lock"
+    )
+    assert [getattr(each, "pattern", each) for each in recipe.code] == [
+        "src/*.py",
+        "lib.py",
+        "configs/own/*.py",
+    ]
     assert getattr(recipe.code[2], "exclude", ()) == ("configs/own/not.py",)
     assert step.deps == ("data/x.txt", "configs/beside.txt", "plain.txt")
     assert step.matrix == {"f": {"glob": "data/*.csv"}}
-    assert step.code is not None and step.code[0] == "configs/a.py" and getattr(step.code[1], "url", "") == "lib.git"
+    assert (
+        step.code is not None
+        and step.code[0] == "configs/a.py"
+        and getattr(step.code[1], "url", "") == "lib.git"
+    )
 
 
 @pytest.mark.parametrize("source", ["/elsewhere/t.yaml", "/repo-2/t.yaml"])

@@ -28,7 +28,10 @@ def world(facts: Mapping[str, object]) -> dict[str, object]:
     for name in (*rules.ALWAYS, *rules.NEEDS):
         given = facts.get(name)
         if given is None or type(given) is dict:
-            found[name] = rules.Facts({key: _inner(value) for key, value in (given or {}).items()}, rules.NEEDS.get(name, ""))
+            found[name] = rules.Facts(
+                {key: _inner(value) for key, value in (given or {}).items()},
+                rules.NEEDS.get(name, ""),
+            )
         else:
             found[name] = given
     return found
@@ -36,7 +39,11 @@ def world(facts: Mapping[str, object]) -> dict[str, object]:
 
 def _inner(value: object) -> object:
     """Mappings inside a namespace are as forgiving as those that gathering makes: what is not in them is null."""
-    return rules.Facts({key: _inner(item) for key, item in value.items()}) if isinstance(value, dict) else value
+    return (
+        rules.Facts({key: _inner(item) for key, item in value.items()})
+        if isinstance(value, dict)
+        else value
+    )
 
 
 @cache
@@ -60,7 +67,9 @@ def test_the_rule_fires_on_its_case_and_says_what_to_do(id: str) -> None:
     verdict = judged(id, cases()[id]["fires"])
     assert [finding.rule.id for finding in verdict.findings] == [id] and verdict.unchecked == ()
     finding = verdict.findings[0]
-    assert finding.message != RULES[id].title, "the message reads a fact that its case does not tell"
+    assert finding.message != RULES[id].title, (
+        "the message reads a fact that its case does not tell"
+    )
     for text in (finding.message, finding.remedy):
         assert len(text) > 10 and "None" not in text and "null" not in text
     for values in finding.fix.values():
@@ -72,8 +81,12 @@ def test_the_rule_is_silent_on_the_other_case(id: str) -> None:
     assert judged(id, cases()[id]["silent"]) == Verdict()
 
 
-@pytest.mark.parametrize("id", [id for id in RULES if set(cases().get(id, {}).get("fires", {})) - set(ASKED)])
-def test_without_what_is_hard_to_know_the_rule_is_not_checked_and_says_what_it_needs(id: str) -> None:
+@pytest.mark.parametrize(
+    "id", [id for id in RULES if set(cases().get(id, {}).get("fires", {})) - set(ASKED)]
+)
+def test_without_what_is_hard_to_know_the_rule_is_not_checked_and_says_what_it_needs(
+    id: str,
+) -> None:
     known = {name: value for name, value in cases()[id]["fires"].items() if name in ASKED}
     verdict = judged(id, known)
     assert verdict.findings == ()
@@ -83,7 +96,10 @@ def test_without_what_is_hard_to_know_the_rule_is_not_checked_and_says_what_it_n
 @pytest.mark.parametrize("id", RULES)
 def test_a_setting_of_another_kind_is_no_crash(id: str) -> None:
     facts = cases()[id]["fires"]
-    odd = {name: "odd" if isinstance(value, (int, float)) else 3 for name, value in facts.get("settings", {}).items()}
+    odd = {
+        name: "odd" if isinstance(value, (int, float)) else 3
+        for name, value in facts.get("settings", {}).items()
+    }
     judged(id, {**facts, "settings": odd})
 
 
@@ -143,29 +159,43 @@ rules:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("severity: error", "severity: fatal", "rules.0.severity must be one of error, warning, note"),
+        (
+            "severity: error",
+            "severity: fatal",
+            "rules.0.severity must be one of error, warning, note",
+        ),
         ("    remedy: wait for a day\n", "", "rules.0 says no remedy"),
         ("settings.day == 'monday'", "setting.day == 'monday'", "there is no `setting`"),
         ("settings.day == 'monday'", "settings.day ==", "not an expression"),
         ("settings.day == 'monday'", "step.gpu_count == 1", "`step` has no `gpu_count`"),
         ("    remedy:", "    given: [setting.day]\n    remedy:", "there is no `setting`"),
         ("    remedy:", "    given: [model.vocab]\n    remedy:", "`model` has no `vocab`"),
-        ("    remedy:", "    fix: {settings: {day: '{{ data.colums }}'}}\n    remedy:", "`data` has no `colums`"),
+        (
+            "    remedy:",
+            "    fix: {settings: {day: '{{ data.colums }}'}}\n    remedy:",
+            "`data` has no `colums`",
+        ),
         ("settings.day == 'monday' }}", "settings.day }} x", "this must be one expression"),
         ("    evidence: [", "    proof: [", 'has no key "proof"'),
         ("no-mondays", "No Mondays", "rules.0.id cannot be"),
         ("rules:", "rule:", 'the file has no key "rule"'),
     ],
 )
-def test_what_is_wrong_with_a_file_of_rules_is_reported_with_its_line(old: str, new: str, words: str) -> None:
+def test_what_is_wrong_with_a_file_of_rules_is_reported_with_its_line(
+    old: str, new: str, words: str
+) -> None:
     assert rule_files.faults(document.parse(FILE, "gotchas.yaml")) == []
     found = rule_files.faults(document.parse(FILE.replace(old, new), "gotchas.yaml"))
     assert any(words in problem.message for problem in found), [str(problem) for problem in found]
     assert all(problem.where is not None for problem in found)
 
 
-def test_rules_beside_a_recipe_join_those_of_the_library_and_replace_what_they_name(tmp_path: Path) -> None:
-    (tmp_path / "gotchas.yaml").write_text(FILE + FILE.replace("rules:\n", "").replace("no-mondays", "model-missing"))
+def test_rules_beside_a_recipe_join_those_of_the_library_and_replace_what_they_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "gotchas.yaml").write_text(
+        FILE + FILE.replace("rules:\n", "").replace("no-mondays", "model-missing")
+    )
     found = {rule.id: rule for rule in rule_files.load((str(tmp_path),)).rules}
     assert set(found) == set(RULES) | {"no-mondays"}
     assert found["model-missing"].title == "A run that begins on a Monday"
@@ -199,14 +229,21 @@ def test_a_rate_that_is_usual_is_right_and_a_hundredth_or_a_hundred_times_of_it_
 ) -> None:
     def findings(learning_rate: float, **more: Any) -> int:
         said = {**settings, "learning_rate": learning_rate, **more}
-        return len(judged("learning-rate-off", {"step": {"tools": tools, "method": method}, "settings": said}).findings)
+        return len(
+            judged(
+                "learning-rate-off", {"step": {"tools": tools, "method": method}, "settings": said}
+            ).findings
+        )
 
     assert [findings(rate * factor) for factor in (0.01, 0.3, 1, 3, 100)] == [1, 0, 0, 0, 1]
     assert findings(1.0, optimizer="Prodigy") == findings(0.5, init="random") == 0
 
 
 def test_a_rate_of_a_program_that_no_rule_knows_is_its_own_affair() -> None:
-    assert judged("learning-rate-off", {"step": {"tools": []}, "settings": {"learning_rate": 0.1}}) == Verdict()
+    assert (
+        judged("learning-rate-off", {"step": {"tools": []}, "settings": {"learning_rate": 0.1}})
+        == Verdict()
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,7 +259,9 @@ def test_a_rate_of_a_program_that_no_rule_knows_is_its_own_affair() -> None:
         (4096, 1, True, 1),
     ],
 )
-def test_alpha_goes_with_rank_or_with_its_root(rank: int, alpha: int, stabilized: bool, off: int) -> None:
+def test_alpha_goes_with_rank_or_with_its_root(
+    rank: int, alpha: int, stabilized: bool, off: int
+) -> None:
     said = {"rank": rank, "alpha": alpha, "rank_stabilized": stabilized}
     assert len(judged("lora-scale-off", {"settings": said}).findings) == off
 
@@ -230,18 +269,33 @@ def test_alpha_goes_with_rank_or_with_its_root(rank: int, alpha: int, stabilized
 def test_a_token_that_ends_a_turn_is_put_right_where_the_recipe_can() -> None:
     case = cases()["turn-end-is-no-stop"]["fires"]
     assert judged("turn-end-is-no-stop", case).findings[0].fix == {}
-    assert judged("turn-end-is-no-stop", {**case, "inputs": {"eos_token": None}}).findings == (), "by default the recipe sets it"
-    wrong = {**case, "inputs": {"eos_token": "<|endoftext|>"}, "settings": {"eos_token": "<|endoftext|>"}}
-    assert judged("turn-end-is-no-stop", wrong).findings[0].fix == {"settings": {"eos_token": "<|im_end|>"}}
+    assert judged("turn-end-is-no-stop", {**case, "inputs": {"eos_token": None}}).findings == (), (
+        "by default the recipe sets it"
+    )
+    wrong = {
+        **case,
+        "inputs": {"eos_token": "<|endoftext|>"},
+        "settings": {"eos_token": "<|endoftext|>"},
+    }
+    assert judged("turn-end-is-no-stop", wrong).findings[0].fix == {
+        "settings": {"eos_token": "<|im_end|>"}
+    }
     right = {**case, "inputs": {"eos_token": "<|im_end|>"}, "settings": {"eos_token": "<|im_end|>"}}
     assert judged("turn-end-is-no-stop", right).findings == ()
 
 
 def test_columns_of_other_names_are_given_their_names_by_fix() -> None:
     called = {"prompt": "question", "chosen": "chosen", "rejected": "rejected"}
-    data = {"rows": 3, "columns": ["question", "chosen", "rejected"], "called": called, "conversational": False}
+    data = {
+        "rows": 3,
+        "columns": ["question", "chosen", "rejected"],
+        "called": called,
+        "conversational": False,
+    }
     case = {"step": {"tools": ["recipe-pairs"]}, "data": data}
-    assert [finding.fix for finding in judged("missing-column", case).findings] == [{"settings": {"columns": {"prompt": "question"}}}]
+    assert [finding.fix for finding in judged("missing-column", case).findings] == [
+        {"settings": {"columns": {"prompt": "question"}}}
+    ]
     unlike = {**data, "columns": ["a", "chosen", "rejected"], "called": called | {"prompt": None}}
     finding = judged("missing-column", {**case, "data": unlike}).findings[0]
     assert finding.fix == {} and '\'columns={"prompt": "NAME"}\'' in finding.remedy

@@ -38,13 +38,19 @@ def programs(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     smi = folder / "nvidia-smi"
-    smi.write_text("#!/bin/sh\nprintf 'GPU-a, 90, 20000, 71, 300.5\\nGPU-b, 10, 1000, 40, [N/A]\\n'\nexec sleep 60\n")
+    smi.write_text(
+        "#!/bin/sh\nprintf 'GPU-a, 90, 20000, 71, 300.5\\nGPU-b, 10, 1000, 40, [N/A]\\n'\nexec sleep 60\n"
+    )
     smi.chmod(0o755)
     return folder
 
 
-def looked(sampler: Sampler, folder: Path, *, locks: str = "", total: str = "", path: str = "/nowhere") -> Mapping[str, float]:
-    sampler.look([(b"train", os.fsencode(folder / "a.log"), locks.encode(), total.encode(), path.encode())])
+def looked(
+    sampler: Sampler, folder: Path, *, locks: str = "", total: str = "", path: str = "/nowhere"
+) -> Mapping[str, float]:
+    sampler.look(
+        [(b"train", os.fsencode(folder / "a.log"), locks.encode(), total.encode(), path.encode())]
+    )
     lines = (folder / "a.host").read_text().splitlines()
     assert (folder / "a.latest").read_text() == f"{lines[-1]}\n"
     found: Mapping[str, float] = json.loads(lines[-1])
@@ -55,21 +61,41 @@ def test_a_look_tells_what_the_machine_has_to_do(sampler: Sampler, tmp_path: Pat
     looked(sampler, tmp_path)
     found = looked(sampler, tmp_path)
     assert HOST - {"cpu_percent"} <= found.keys() and abs(found["at"] - time.time()) < 5
-    assert 0 < found["ram_used_gb"] < 100_000 and found["disk_free_gb"] <= shutil.disk_usage(tmp_path).total / 1e9
+    assert (
+        0 < found["ram_used_gb"] < 100_000
+        and found["disk_free_gb"] <= shutil.disk_usage(tmp_path).total / 1e9
+    )
     assert not any(name.startswith("gpu") for name in found)
 
 
-@pytest.mark.parametrize(("locks", "percent", "used", "heat"), [("GPU-b", 10, 1.049, 40), ("GPU-a", 90, 20.972, 71), ("", 50, 20.972, 71)])
+@pytest.mark.parametrize(
+    ("locks", "percent", "used", "heat"),
+    [("GPU-b", 10, 1.049, 40), ("GPU-a", 90, 20.972, 71), ("", 50, 20.972, 71)],
+)
 def test_the_gpus_are_those_that_the_job_holds_or_all(
-    sampler: Sampler, tmp_path: Path, programs: Path, locks: str, percent: float, used: float, heat: float
+    sampler: Sampler,
+    tmp_path: Path,
+    programs: Path,
+    locks: str,
+    percent: float,
+    used: float,
+    heat: float,
 ) -> None:
-    until(lambda: "gpu_memory_used_gb" in looked(sampler, tmp_path, locks=locks, path=str(programs)))
+    until(
+        lambda: "gpu_memory_used_gb" in looked(sampler, tmp_path, locks=locks, path=str(programs))
+    )
     found = looked(sampler, tmp_path, locks=locks, path=str(programs))
-    assert (found["gpu_utilization_percent"], found["gpu_memory_used_gb"], found["gpu_temperature_c"]) == (percent, used, heat)
+    assert (
+        found["gpu_utilization_percent"],
+        found["gpu_memory_used_gb"],
+        found["gpu_temperature_c"],
+    ) == (percent, used, heat)
     assert found.get("gpu_power_w") == (None if locks == "GPU-b" else 300.5)
 
 
-def test_how_far_a_training_is_comes_from_the_end_of_its_metrics(sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_far_a_training_is_comes_from_the_end_of_its_metrics(
+    sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def tell(step: int) -> None:
         with (tmp_path / "a.metrics").open("a") as file:
             file.write(f'{{"step": {step}, "loss": 1.5}}\n{{"loss": NaN\n{{"torn')
@@ -94,21 +120,44 @@ def test_after_an_hour_a_line_is_written_once_a_minute(sampler: Sampler, tmp_pat
 
 @pytest.mark.parametrize(
     "python",
-    [pytest.param(None, id="this"), pytest.param(OLD, id="3.9", marks=pytest.mark.skipif(OLD is None, reason="there is no Python 3.9 here"))],
+    [
+        pytest.param(None, id="this"),
+        pytest.param(
+            OLD,
+            id="3.9",
+            marks=pytest.mark.skipif(OLD is None, reason="there is no Python 3.9 here"),
+        ),
+    ],
 )
 def test_an_agent_looks_at_its_host_for_a_job_that_lasts_and_for_no_other(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, python: str | None
 ) -> None:
     if python is not None:
         monkeypatch.setattr(reach, "sys", SimpleNamespace(executable=python))
-    monkeypatch.setattr(reach, "BEGIN", reach.BEGIN.replace("; server.main", "; server.SAMPLED = 0.2; server.main"))
-    waits = ("/bin/sh", "-c", f"until grep -q gpu_power_w {tmp_path}/long.host; do sleep 0.02; done 2>/dev/null")
+    monkeypatch.setattr(
+        reach, "BEGIN", reach.BEGIN.replace("; server.main", "; server.SAMPLED = 0.2; server.main")
+    )
+    waits = (
+        "/bin/sh",
+        "-c",
+        f"until grep -q gpu_power_w {tmp_path}/long.host; do sleep 0.02; done 2>/dev/null",
+    )
 
     async def acting() -> None:
         host = client.here(tmp_path / "root")
         try:
-            short = await host.start(Command(("/bin/true",), str(tmp_path), {}, log=f"{tmp_path}/short.log"), "short")
-            long = await host.start(Command(waits, str(tmp_path), {"PATH": f"{programs}:/bin:/usr/bin"}, log=f"{tmp_path}/long.log"), "long")
+            short = await host.start(
+                Command(("/bin/true",), str(tmp_path), {}, log=f"{tmp_path}/short.log"), "short"
+            )
+            long = await host.start(
+                Command(
+                    waits,
+                    str(tmp_path),
+                    {"PATH": f"{programs}:/bin:/usr/bin"},
+                    log=f"{tmp_path}/long.log",
+                ),
+                "long",
+            )
             assert await host.wait(short, timedelta(seconds=60)) is not None
             over = await host.wait(long, timedelta(seconds=60))
             assert over is not None and (over.code, over.strays) == (0, 0)

@@ -8,7 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.planning.schedule import EARLY, FINAL, MOVES, Move, Outcome, Scheduler, Spent, State, Task, backoff, priorities, spent, word
+from runner.planning.schedule import (
+    EARLY,
+    FINAL,
+    MOVES,
+    Move,
+    Outcome,
+    Scheduler,
+    Spent,
+    State,
+    Task,
+    backoff,
+    priorities,
+    spent,
+    word,
+)
 
 CAPACITY = {"cpus": 2.0, "gpus": 1.0}
 
@@ -19,7 +33,9 @@ class World:
 
     tasks: list[Task]
     verdicts: dict[str, str] = field(default_factory=dict)
-    outcomes: dict[str, list[str]] = field(default_factory=dict)  # "ok" or a reason, by number of bad tries so far
+    outcomes: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # "ok" or a reason, by number of bad tries so far
     jobs: int = 2
     keep_going: bool = True
     states: dict[str, State] = field(default_factory=dict)
@@ -28,7 +44,14 @@ class World:
 
     def scheduler(self) -> Scheduler:
         used = {id: spent(reasons) for id, reasons in self.reasons.items()}
-        return Scheduler(self.tasks, CAPACITY, jobs=self.jobs, keep_going=self.keep_going, states=dict(self.states), attempts=used)
+        return Scheduler(
+            self.tasks,
+            CAPACITY,
+            jobs=self.jobs,
+            keep_going=self.keep_going,
+            states=dict(self.states),
+            attempts=used,
+        )
 
     def store(self, moves: list[Move], crash_at: int | None) -> bool:
         """Remember these moves, up to the crash.  False: we died."""
@@ -49,14 +72,19 @@ class World:
         by_id = {task.id: task for task in self.tasks}
         for need in by_id[id].needs + by_id[id].after:
             state = self.states[need]
-            assert state in (State.DONE, State.FRESH, State.SKIPPED) or (state is State.FAILED and by_id[need].allow_failure)
+            assert state in (State.DONE, State.FRESH, State.SKIPPED) or (
+                state is State.FAILED and by_id[need].allow_failure
+            )
         assert not any(self.states[need] is State.SKIPPED for need in by_id[id].needs)
         running = [by_id[other] for other, state in self.states.items() if state is State.RUNNING]
         assert len(running) <= self.jobs
         for pool, size in CAPACITY.items():
             assert sum(min(task.pools.get(pool, 0), size) for task in running) <= size + 1e-6
         if not self.keep_going:
-            assert not any(self.states.get(task.id) is State.FAILED and not task.allow_failure for task in self.tasks)
+            assert not any(
+                self.states.get(task.id) is State.FAILED and not task.allow_failure
+                for task in self.tasks
+            )
 
     def outcome(self, id: str) -> Outcome:
         script = self.outcomes.get(id, [])
@@ -71,7 +99,9 @@ class World:
             return None
         for _ in range(10_000):
             if scheduler.finished:
-                assert scheduler.states() == {task.id: self.states.get(task.id, State.WAITING) for task in self.tasks}
+                assert scheduler.states() == {
+                    task.id: self.states.get(task.id, State.WAITING) for task in self.tasks
+                }
                 return scheduler
             for id in scheduler.ready():
                 if not self.store(scheduler.judge(id, self.verdicts.get(id, "run")), crash_at):  # type: ignore[arg-type]
@@ -93,21 +123,36 @@ def worlds(draw: st.DrawFn) -> World:
     names = [f"s{n}" for n in range(size)]
     tasks = []
     for n, name in enumerate(names):
-        edges = draw(st.lists(st.tuples(st.sampled_from(names[:n]), st.booleans()), max_size=3)) if n else []
+        edges = (
+            draw(st.lists(st.tuples(st.sampled_from(names[:n]), st.booleans()), max_size=3))
+            if n
+            else []
+        )
         tasks.append(
             Task(
                 name,
                 needs=tuple(id for id, hard in edges if hard),
                 after=tuple(id for id, hard in edges if not hard),
-                pools=draw(st.dictionaries(st.sampled_from(["cpus", "gpus", "unlisted"]), st.sampled_from([0, 0.1, 0.7, 1, 2, 5]), max_size=2)),
+                pools=draw(
+                    st.dictionaries(
+                        st.sampled_from(["cpus", "gpus", "unlisted"]),
+                        st.sampled_from([0, 0.1, 0.7, 1, 2, 5]),
+                        max_size=2,
+                    )
+                ),
                 retries=draw(st.integers(0, 2)),
                 preemptions=draw(st.integers(0, 2)),
                 allow_failure=draw(st.booleans()),
                 priority=draw(st.sampled_from([0.0, 1.0, 2.5])),
             )
         )
-    verdicts = {name: draw(st.sampled_from(["run", "run", "run", "fresh", "skip"])) for name in names}
-    outcomes = {name: draw(st.lists(st.sampled_from(["ok", "exit", "oom", "lost"]), max_size=4)) for name in names}
+    verdicts = {
+        name: draw(st.sampled_from(["run", "run", "run", "fresh", "skip"])) for name in names
+    }
+    outcomes = {
+        name: draw(st.lists(st.sampled_from(["ok", "exit", "oom", "lost"]), max_size=4))
+        for name in names
+    }
     return World(tasks, verdicts, outcomes, draw(st.integers(1, 3)))
 
 
@@ -117,19 +162,28 @@ def copy(world: World, **changes: object) -> World:
 
 @settings(max_examples=80, deadline=None)
 @given(worlds(), st.data())
-def test_a_run_that_died_after_any_move_ends_in_the_same_final_states(world: World, data: st.DataObject) -> None:
+def test_a_run_that_died_after_any_move_ends_in_the_same_final_states(
+    world: World, data: st.DataObject
+) -> None:
     whole = copy(world).live()
     assert whole is not None
     broken = copy(world)
     died = 0
-    while (scheduler := broken.live(len(broken.log) + data.draw(st.integers(1, 6)) if died < 8 else None, data.draw(st.booleans()))) is None:
+    while (
+        scheduler := broken.live(
+            len(broken.log) + data.draw(st.integers(1, 6)) if died < 8 else None,
+            data.draw(st.booleans()),
+        )
+    ) is None:
         died += 1
     assert scheduler.states() == whole.states() and scheduler.result == whole.result
 
 
 @settings(max_examples=60, deadline=None)
 @given(worlds(), st.integers(0, 25))
-def test_without_keep_going_nothing_starts_after_a_failure_and_the_result_survives_a_crash(world: World, crash_at: int) -> None:
+def test_without_keep_going_nothing_starts_after_a_failure_and_the_result_survives_a_crash(
+    world: World, crash_at: int
+) -> None:
     whole = copy(world, keep_going=False).live()
     assert whole is not None
     broken = copy(world, keep_going=False)
@@ -138,7 +192,13 @@ def test_without_keep_going_nothing_starts_after_a_failure_and_the_result_surviv
 
 
 @settings(max_examples=100, deadline=None)
-@given(worlds(), st.lists(st.sampled_from([*["judge", "start", "end"] * 2, "gone", "adopt", "drain", "cancel"]), max_size=60))
+@given(
+    worlds(),
+    st.lists(
+        st.sampled_from([*["judge", "start", "end"] * 2, "gone", "adopt", "drain", "cancel"]),
+        max_size=60,
+    ),
+)
 def test_any_interruption_ends_and_what_is_final_stays(world: World, actions: list[str]) -> None:
     world = copy(world)
     scheduler = world.scheduler()
@@ -164,7 +224,10 @@ def test_any_interruption_ends_and_what_is_final_stays(world: World, actions: li
             moves = scheduler.drain() if what == "drain" else scheduler.cancel("asked")
             asked = True
         for move in moves:
-            assert world.states.get(move.id, State.WAITING) == move.before and move.after in MOVES[State(move.before)]
+            assert (
+                world.states.get(move.id, State.WAITING) == move.before
+                and move.after in MOVES[State(move.before)]
+            )
             world.states[move.id] = State(move.after)
             if move.after == "RUNNING":
                 world.check_start(move.id)
@@ -192,18 +255,30 @@ def simple(*tasks: Task, jobs: int = 4, keep_going: bool = False, **capacity: fl
 def test_the_two_budgets_never_mix() -> None:
     s = simple(Task("a", retries=1, preemptions=1))
     run(s, "a")
-    for reason, state in [("lost", State.QUEUED), ("exit", State.QUEUED), ("preempted", State.FAILED)]:
+    for reason, state in [
+        ("lost", State.QUEUED),
+        ("exit", State.QUEUED),
+        ("preempted", State.FAILED),
+    ]:
         s.end("a", Outcome(False, reason))
         assert s.state("a") is state
         if state is State.QUEUED:
             s.start("a")
-    assert spent(["lost", "exit", "stopped", "oom", "preempted"]) == Spent(failures=2, preemptions=2)
+    assert spent(["lost", "exit", "stopped", "oom", "preempted"]) == Spent(
+        failures=2, preemptions=2
+    )
 
 
 def test_a_preemption_after_a_new_checkpoint_costs_nothing_of_the_budget() -> None:
     s = simple(Task("a", preemptions=1))
     run(s, "a")
-    for saved, state in [(True, State.QUEUED), (True, State.QUEUED), (False, State.QUEUED), (True, State.QUEUED), (False, State.FAILED)]:
+    for saved, state in [
+        (True, State.QUEUED),
+        (True, State.QUEUED),
+        (False, State.QUEUED),
+        (True, State.QUEUED),
+        (False, State.FAILED),
+    ]:
         s.end("a", Outcome(False, "preempted", saved=saved))
         assert s.state("a") is state
         if state is State.QUEUED:
@@ -215,7 +290,9 @@ def test_a_failure_blocks_everything_below_it_however_deep() -> None:
     s = simple(Task("s0"), *(Task(f"s{i}", (f"s{i - 1}",)) for i in range(1, n)), keep_going=True)
     run(s, "s0")
     moves = s.end("s0", Outcome(False))
-    assert len(moves) == n and s.counts[State.BLOCKED] == n - 1 and s.finished and s.result == "FAILED"
+    assert (
+        len(moves) == n and s.counts[State.BLOCKED] == n - 1 and s.finished and s.result == "FAILED"
+    )
     assert moves[1].reason == "needs s0"
 
 
@@ -225,22 +302,35 @@ def test_without_keep_going_the_rest_is_cancelled_when_the_last_running_step_end
     s.judge("c", "run")
     assert [m.after for m in s.end("a", Outcome(False))] == ["FAILED"]
     assert s.startable() == [] and s.state("c") is State.QUEUED
-    assert [(m.id, m.after) for m in s.end("b", Outcome(True))] == [("b", "DONE"), ("c", "CANCELLED")]
+    assert [(m.id, m.after) for m in s.end("b", Outcome(True))] == [
+        ("b", "DONE"),
+        ("c", "CANCELLED"),
+    ]
     assert s.result == "FAILED"
 
 
 def test_a_skipped_step_skips_what_mentions_it_and_not_what_follows_it() -> None:
-    s = simple(Task("a"), Task("mentions", ("a",)), Task("follows", after=("a",)), Task("deeper", ("mentions",)))
+    s = simple(
+        Task("a"),
+        Task("mentions", ("a",)),
+        Task("follows", after=("a",)),
+        Task("deeper", ("mentions",)),
+    )
     s.judge("a", "skip", "when is false")
     assert s.state("mentions") is s.state("deeper") is State.SKIPPED and s.ready() == ["follows"]
 
 
 def test_a_step_that_is_stopped_early_skips_what_mentions_it_and_the_run_completes() -> None:
-    scheduler = simple(Task("a"), Task("b"), Task("of a", needs=("a",)), Task("best", after=("a", "b")))
+    scheduler = simple(
+        Task("a"), Task("b"), Task("of a", needs=("a",)), Task("best", after=("a", "b"))
+    )
     run(scheduler, "a", "b")
     scheduler.end("a", Outcome(False, EARLY, "far behind"))
     scheduler.end("b", Outcome(True))
-    assert scheduler.state("a") is scheduler.state("of a") is State.SKIPPED and scheduler.state("best") is State.READY
+    assert (
+        scheduler.state("a") is scheduler.state("of a") is State.SKIPPED
+        and scheduler.state("best") is State.READY
+    )
     run(scheduler, "best")
     scheduler.end("best", Outcome(True))
     assert scheduler.result == "COMPLETED"
@@ -259,7 +349,11 @@ def test_bytes_that_are_gone_put_the_steps_below_back_even_one_that_is_retried()
     s.judge("a", "fresh")
     s.judge("b", "run")
     run(s, "c")
-    assert {m.id: m.after for m in s.gone("a", "blob missing")} == {"a": "QUEUED", "b": "WAITING", "d": "WAITING"}
+    assert {m.id: m.after for m in s.gone("a", "blob missing")} == {
+        "a": "QUEUED",
+        "b": "WAITING",
+        "d": "WAITING",
+    }
     s.end("c", Outcome(False))
     assert s.state("c") is State.WAITING and s.startable() == ["a"]
     s.start("a")
@@ -269,8 +363,18 @@ def test_bytes_that_are_gone_put_the_steps_below_back_even_one_that_is_retried()
 
 @pytest.mark.parametrize("below", [State.READY, State.QUEUED])
 def test_a_crash_before_the_steps_below_went_back_is_made_good(below: State) -> None:
-    s = Scheduler([Task("a"), Task("b", ("a",))], {}, jobs=2, keep_going=False, states={"a": State.QUEUED, "b": below})
-    assert [(m.id, m.after) for m in s.opening] == [("b", "WAITING")] and s.startable() == ["a"] and s.ready() == []
+    s = Scheduler(
+        [Task("a"), Task("b", ("a",))],
+        {},
+        jobs=2,
+        keep_going=False,
+        states={"a": State.QUEUED, "b": below},
+    )
+    assert (
+        [(m.id, m.after) for m in s.opening] == [("b", "WAITING")]
+        and s.startable() == ["a"]
+        and s.ready() == []
+    )
 
 
 def test_a_paused_step_waits_again_at_no_cost_and_nothing_new_starts() -> None:
@@ -318,7 +422,12 @@ def test_a_consumer_of_a_matrix_that_became_empty_is_ready() -> None:
 
 
 def test_the_most_urgent_goes_first_and_smaller_ones_pass_what_does_not_fit() -> None:
-    s = simple(Task("low"), Task("big", pools={"cpus": 2}, priority=5), Task("high", pools={"cpus": 1}, priority=9), cpus=2)
+    s = simple(
+        Task("low"),
+        Task("big", pools={"cpus": 2}, priority=5),
+        Task("high", pools={"cpus": 1}, priority=9),
+        cpus=2,
+    )
     for id in s.ready():
         s.judge(id, "run")
     assert s.startable() == ["high", "low"] and s.startable(resting={"high"}) == ["big", "low"]
@@ -365,7 +474,9 @@ def test_a_move_that_the_table_does_not_have_is_a_bug() -> None:
 
 
 def test_priority_is_the_way_to_the_end() -> None:
-    assert priorities([Task("a"), Task("b", ("a",)), Task("c", after=("a",))], {"a": 2, "b": 5}) == {"a": 7, "b": 5, "c": 1}
+    assert priorities(
+        [Task("a"), Task("b", ("a",)), Task("c", after=("a",))], {"a": 2, "b": 5}
+    ) == {"a": 7, "b": 5, "c": 1}
 
 
 def test_backoff_grows_to_a_limit() -> None:
@@ -388,5 +499,7 @@ def test_backoff_grows_to_a_limit() -> None:
         ("COMPLETED", "", [("DONE", "")], ["RELEASING"], False, "COMPLETED"),
     ],
 )
-def test_people_see_one_word(run: str, reason: str, steps: list[tuple[str, str]], leases: list[str], claimed: bool, seen: str) -> None:
+def test_people_see_one_word(
+    run: str, reason: str, steps: list[tuple[str, str]], leases: list[str], claimed: bool, seen: str
+) -> None:
     assert word(run, reason=reason, steps=steps, leases=leases, claimed=claimed) == seen

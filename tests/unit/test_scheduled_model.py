@@ -57,7 +57,9 @@ class Rented(Place):
         host = SimpleNamespace(free=None, aclose=_nothing)
         stub: Any = SimpleNamespace()
         room = {"cpus": 8.0, "memory": float("inf")}
-        super().__init__(stub, name, host, room, lambda: [Device(n, "") for n in range(CARDS)], Shell("", "", {}))  # type: ignore[arg-type]
+        super().__init__(
+            stub, name, host, room, lambda: [Device(n, "") for n in range(CARDS)], Shell("", "", {})
+        )  # type: ignore[arg-type]
         self.lease, self.machine = lease, machine
 
     def paths(self, attempt: Any) -> Any:
@@ -116,10 +118,17 @@ class Connector:
 
     def here(self, _local: object) -> Any:
         return SimpleNamespace(
-            name="local", capacity=SimpleNamespace(slots=1, processors=1), aclose=_nothing, could=lambda _wants: True, lost="", leaving=""
+            name="local",
+            capacity=SimpleNamespace(slots=1, processors=1),
+            aclose=_nothing,
+            could=lambda _wants: True,
+            lost="",
+            leaving="",
         )
 
-    async def place(self, offer: Offer, lease: Lease, _host: object, _traits: object, **_more: object) -> Rented:
+    async def place(
+        self, offer: Offer, lease: Lease, _host: object, _traits: object, **_more: object
+    ) -> Rented:
         return Rented(f"{offer.driver} {lease.id}", lease, self.schedule.machine(lease))
 
 
@@ -154,20 +163,37 @@ class Worker(Work):
 
     def __init__(self, schedule: ScheduledRuns, run: str, kept: Kept) -> None:
         self.schedule, self.kept = schedule, kept
-        config = SimpleNamespace(driver=lambda _name: {"least": 60.0}, limits={"machines": 1} if schedule.few else {}, stacks={})
-        ws: Any = SimpleNamespace(config=config, environ={}, home=Path("/nowhere"), root=Path("/ws"), delivers=False)
+        config = SimpleNamespace(
+            driver=lambda _name: {"least": 60.0},
+            limits={"machines": 1} if schedule.few else {},
+            stacks={},
+        )
+        ws: Any = SimpleNamespace(
+            config=config, environ={}, home=Path("/nowhere"), root=Path("/ws"), delivers=False
+        )
         local: Any = SimpleNamespace(aclose=_nothing)
         self.ws = ws
-        self.host_pool = HostPool(ws, run, local, schedule.name, limit=schedule.limit, driver=schedule.driver())
+        self.host_pool = HostPool(
+            ws, run, local, schedule.name, limit=schedule.limit, driver=schedule.driver()
+        )
         self.options = Options(jobs=4)
         self.todo = set(kept.takes)
-        self.plan: Any = SimpleNamespace(index=dict.fromkeys(kept.takes, 0), nodes=[SimpleNamespace(id="", upstream=(), outputs=(), flags=0)])
+        self.plan: Any = SimpleNamespace(
+            index=dict.fromkeys(kept.takes, 0),
+            nodes=[SimpleNamespace(id="", upstream=(), outputs=(), flags=0)],
+        )
         self.plan.specs = lambda: [SPEC]
         self.survey: Any = SimpleNamespace(request=SimpleNamespace(current_python=False))
-        self.attempts: Any = SimpleNamespace(hooks_of=lambda _place: SimpleNamespace(setup=_nothing), hooks=())
+        self.attempts: Any = SimpleNamespace(
+            hooks_of=lambda _place: SimpleNamespace(setup=_nothing), hooks=()
+        )
         self.commits: Any = SimpleNamespace(say=lambda _words: None, run=run)
         self.groups: Any = SimpleNamespace(record=self.record)
-        self.orphans: Any = SimpleNamespace(places=lambda: {place for place in self.host_pool.inventory.places if self._left(place) is not None})
+        self.orphans: Any = SimpleNamespace(
+            places=lambda: {
+                place for place in self.host_pool.inventory.places if self._left(place) is not None
+            }
+        )
         self.control, self.running, self.resting = Control(), {}, {}
         self.replacing, self.rented_at = 0, 0.0
         self.ended, self._bell, self._beside = deque(), None, set()
@@ -185,7 +211,9 @@ class Worker(Work):
         wanted = {Need(gpus=1): pools.Takes()}
         await self.host_pool.open(want=1)
         await self.host_pool.offered(wanted)
-        self.scheduler = Scheduler(self.kept.tasks, {}, jobs=4, keep_going=False, states=self.kept.states)
+        self.scheduler = Scheduler(
+            self.kept.tasks, {}, jobs=4, keep_going=False, states=self.kept.states
+        )
         self.record(self.scheduler.opening)
         for id, state in [*self.kept.states.items()]:
             if state is State.RUNNING:
@@ -196,7 +224,9 @@ class Worker(Work):
             renting.rent(self)
             for id in self.scheduler.ready():
                 self.record(self.scheduler.judge(id, "run"))
-            for id in self.scheduler.startable([id for id, at in self.resting.items() if at > time.monotonic()]):
+            for id in self.scheduler.startable(
+                [id for id, at in self.resting.items() if at > time.monotonic()]
+            ):
                 if not self._start(id):
                     break  # a failure: what may be started is another question now
             self._bell = asyncio.get_running_loop().create_future()
@@ -209,13 +239,24 @@ class Worker(Work):
         """What an earlier worker began there, and nobody has seen the end of."""
         watched = [attempt.task.job for attempt in self.running.values()]
         return next(
-            (job for job in self.kept.jobs if job.machine is place.machine and step in ("", job.step) and not job.over and job not in watched), None
+            (
+                job
+                for job in self.kept.jobs
+                if job.machine is place.machine
+                and step in ("", job.step)
+                and not job.over
+                and job not in watched
+            ),
+            None,
         )
 
     def _start(self, id: str) -> bool:
         """Start a step where there is room for it.  False: it failed, for there will never be any."""
         places: Sequence[Any] = self.host_pool.places_of(SPEC, local=False)
-        fit = sorted((place for place in places if place.has_room({"gpus": 1.0})), key=lambda place: self._left(place, id) is None)
+        fit = sorted(
+            (place for place in places if place.has_room({"gpus": 1.0})),
+            key=lambda place: self._left(place, id) is None,
+        )
         if not fit:
             if not self.replacing and not self.host_pool.hopes(SPEC):
                 self.record([self.scheduler.start(id)])
@@ -273,17 +314,32 @@ class ScheduledRuns(Schedule):
 
     def machine(self, lease: Lease) -> Any:
         """What of the World a lease is."""
-        return next(each for each in self.world.account.machines.values() if each.mark.endswith(lease.key))
+        return next(
+            each for each in self.world.account.machines.values() if each.mark.endswith(lease.key)
+        )
 
     def lives(self, job: Job) -> bool:
         return job.machine.gone is None and job.machine.up
 
     def heard(self, before: str, row: LeaseRow) -> None:
         super().heard(before, row)
-        if before == "UP" and row.state == "RELEASING" and row.reason.startswith(("no unfinished step", "it had nothing to do")):
-            jobs = [job for kept in self.steps.values() for job in kept.jobs if job.machine.mark.endswith(row.key)]
-            busy = [job.step for job in jobs if not job.over and not job.stopped and self.lives(job)]
-            self.wrong += [f"{row.key} is given back while {step} runs there: {row.reason}" for step in busy]
+        if (
+            before == "UP"
+            and row.state == "RELEASING"
+            and row.reason.startswith(("no unfinished step", "it had nothing to do"))
+        ):
+            jobs = [
+                job
+                for kept in self.steps.values()
+                for job in kept.jobs
+                if job.machine.mark.endswith(row.key)
+            ]
+            busy = [
+                job.step for job in jobs if not job.over and not job.stopped and self.lives(job)
+            ]
+            self.wrong += [
+                f"{row.key} is given back while {step} runs there: {row.reason}" for step in busy
+            ]
 
     def begins(self, kept: Kept, step: str, now: float) -> None:
         """A step is begun: it may not have ended well before, nor run elsewhere on a machine that is ours still."""
@@ -299,7 +355,14 @@ class ScheduledRuns(Schedule):
     async def work(self, run: str) -> None:
         if run not in self.steps:
             names = [f"s{n}" for n in range(self.luck.randint(1, 4))]
-            tasks = [Task(id, needs=tuple(before for before in names[:n] if self.luck.random() < 0.5), retries=2) for n, id in enumerate(names)]
+            tasks = [
+                Task(
+                    id,
+                    needs=tuple(before for before in names[:n] if self.luck.random() < 0.5),
+                    retries=2,
+                )
+                for n, id in enumerate(names)
+            ]
             self.steps[run] = Kept(tasks, {id: self.luck.uniform(5, 400) for id in names})
         worker = Worker(self, run, self.steps[run])
         began = asyncio.get_running_loop().time()
@@ -328,8 +391,14 @@ class ScheduledRuns(Schedule):
 
 
 @pytest.mark.longer
-def test_no_schedule_of_faults_and_kills_runs_a_step_twice_or_leaks_a_machine(installation: str) -> None:
-    assert {seed: found for seed in range(SCHEDULES) if (found := wrong(seed, installation, ScheduledRuns))} == {}
+def test_no_schedule_of_faults_and_kills_runs_a_step_twice_or_leaks_a_machine(
+    installation: str,
+) -> None:
+    assert {
+        seed: found
+        for seed in range(SCHEDULES)
+        if (found := wrong(seed, installation, ScheduledRuns))
+    } == {}
 
 
 class Blind(Inventory):
@@ -343,11 +412,15 @@ class Ruthless(Inventory):
     """Gives back what has nothing queued, whatever runs there."""
 
     def spare(self, needs: Any, awaited: Any = ()) -> Any:
-        return [(held.place, "it had nothing to do") for held in self.held if not any(needs.values())]
+        return [
+            (held.place, "it had nothing to do") for held in self.held if not any(needs.values())
+        ]
 
 
 @pytest.mark.parametrize("bug", [Blind, Ruthless])
-def test_a_bug_of_renting_is_found(installation: str, monkeypatch: pytest.MonkeyPatch, bug: type[Inventory]) -> None:
+def test_a_bug_of_renting_is_found(
+    installation: str, monkeypatch: pytest.MonkeyPatch, bug: type[Inventory]
+) -> None:
     monkeypatch.setattr(pools, "Inventory", bug)
 
     def fails(seed: int) -> bool:

@@ -19,7 +19,12 @@ from tests.support import calls
 
 SCHEMA = schema.load()
 STEP = Draft202012Validator(
-    {"$defs": SCHEMA["$defs"], "type": "object", **{k: v for k, v in SCHEMA["properties"]["steps"].items()}}, registry=Registry()
+    {
+        "$defs": SCHEMA["$defs"],
+        "type": "object",
+        **{k: v for k, v in SCHEMA["properties"]["steps"].items()},
+    },
+    registry=Registry(),
 )
 
 
@@ -40,14 +45,20 @@ def test_the_schema_is_one() -> None:
 
 
 def test_every_key_is_described() -> None:
-    described = [(key, len(value.get("description", ""))) for node in mappings(SCHEMA) for key, value in node["properties"].items()]
+    described = [
+        (key, len(value.get("description", "")))
+        for node in mappings(SCHEMA)
+        for key, value in node["properties"].items()
+    ]
     assert len(described) > 100
     assert [key for key, length in described if length < 15] == []
 
 
 def test_every_mapping_refuses_unknown_keys() -> None:
     for node in mappings(SCHEMA):
-        assert node["additionalProperties"] is False or node is SCHEMA["$defs"]["preset"]  # a preset's other keys are inputs
+        assert (
+            node["additionalProperties"] is False or node is SCHEMA["$defs"]["preset"]
+        )  # a preset's other keys are inputs
 
 
 def test_no_reference_leaves_the_schema() -> None:
@@ -73,7 +84,11 @@ loose = st.one_of(
     st.lists(st.one_of(words, st.integers(), st.none()), max_size=3),
     st.dictionaries(words, words, max_size=2),
 )
-steps = st.dictionaries(st.sampled_from(["run", "deps", "outputs", "needs", "code", "uses", "env", "shell"]), loose, max_size=4)
+steps = st.dictionaries(
+    st.sampled_from(["run", "deps", "outputs", "needs", "code", "uses", "env", "shell"]),
+    loose,
+    max_size=4,
+)
 
 
 @given(words, st.one_of(steps, loose))
@@ -87,7 +102,10 @@ plain_steps = st.fixed_dictionaries(
     {"run": st.one_of(st.text(min_size=1), st.lists(st.text(), min_size=1))},
     optional={
         "deps": st.lists(st.text(min_size=1), max_size=2),
-        "outputs": st.one_of(st.lists(st.text(min_size=1), max_size=2), st.dictionaries(st.sampled_from("abc"), st.text(min_size=1))),
+        "outputs": st.one_of(
+            st.lists(st.text(min_size=1), max_size=2),
+            st.dictionaries(st.sampled_from("abc"), st.text(min_size=1)),
+        ),
         "needs": st.lists(st.sampled_from("abc"), unique=True),
     },
 )
@@ -112,8 +130,17 @@ def test_the_fast_way_hides_no_fault(some: dict[str, object]) -> None:
 
 
 json_values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["path", "run", "type", "a", "env"]), inner, max_size=3)),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=5),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["path", "run", "type", "a", "env"]), inner, max_size=3),
+    ),
     max_leaves=6,
 )
 KEYS = sorted({key for node in mappings(SCHEMA) for key in node["properties"]})
@@ -121,20 +148,32 @@ KEYS = sorted({key for node in mappings(SCHEMA) for key in node["properties"]})
 
 @given(
     st.dictionaries(st.sampled_from(list(SCHEMA["properties"])), json_values, max_size=4),
-    st.dictionaries(st.sampled_from(["a", "B"]), st.dictionaries(st.sampled_from(KEYS), json_values, max_size=4)),
-    st.dictionaries(st.sampled_from(["a", "B"]), st.dictionaries(st.sampled_from(KEYS), json_values, max_size=4)),
+    st.dictionaries(
+        st.sampled_from(["a", "B"]), st.dictionaries(st.sampled_from(KEYS), json_values, max_size=4)
+    ),
+    st.dictionaries(
+        st.sampled_from(["a", "B"]), st.dictionaries(st.sampled_from(KEYS), json_values, max_size=4)
+    ),
 )
 @settings(max_examples=250, deadline=None)
-def test_every_fault_has_words_of_its_own(top: dict[str, Any], some_inputs: dict[str, Any], some_steps: dict[str, Any]) -> None:
+def test_every_fault_has_words_of_its_own(
+    top: dict[str, Any], some_inputs: dict[str, Any], some_steps: dict[str, Any]
+) -> None:
     value = {"recipe": "a@1", **top, "inputs": some_inputs, "steps": some_steps}
     faults = schema.faults(value)
     assert bool(faults) == bool(list(schema._validator().iter_errors(value)))
     for fault in faults:
-        assert fault.message and "is not of type" not in fault.message and "is not valid under" not in fault.message
+        assert (
+            fault.message
+            and "is not of type" not in fault.message
+            and "is not valid under" not in fault.message
+        )
 
 
 def test_a_problem_stands_where_it_is() -> None:
-    text = "recipe: a@1\nsteps:\n  s:\n    run: [echo]\n    timout: 5m\n    retries: {failures: 1}\n"
+    text = (
+        "recipe: a@1\nsteps:\n  s:\n    run: [echo]\n    timout: 5m\n    retries: {failures: 1}\n"
+    )
     problems = schema.check(document.parse(text, "r.yaml"))
     assert [(p.code, str(p.where), p.fix) for p in problems] == [
         ("unknown-key", "r.yaml:6:15", 'did you mean "failure"?'),
@@ -148,12 +187,17 @@ def test_a_word_of_another_tool_is_translated() -> None:
 
 
 def test_a_key_of_a_step_that_stands_too_far_out_is_sent_back_in() -> None:
-    faults = schema.faults({"recipe": "a@1", "steps": {"s": {"run": "x"}, "outputs": {"o": "x"}, "code": ["x.py"]}})
+    faults = schema.faults(
+        {"recipe": "a@1", "steps": {"s": {"run": "x"}, "outputs": {"o": "x"}, "code": ["x.py"]}}
+    )
     assert [fault.fix for fault in faults if len(fault.path) == 2] == [
         f'indent it further, if it is "{key}" of the step above' for key in ("code", "outputs")
     ]
     faults = schema.faults({"recipe": "a@1", "steps": None, "train": {"run": "x"}})
-    assert [fault.fix for fault in faults] == ['indent what belongs to "steps"', 'a step belongs under "steps": indent "train"']
+    assert [fault.fix for fault in faults] == [
+        'indent what belongs to "steps"',
+        'a step belongs under "steps": indent "train"',
+    ]
 
 
 def test_where_a_step_runs_is_no_key_of_a_recipe_and_no_number_of_nodes() -> None:
@@ -162,13 +206,22 @@ def test_where_a_step_runs_is_no_key_of_a_recipe_and_no_number_of_nodes() -> Non
 
 
 def test_a_type_of_another_language_is_translated() -> None:
-    faults = schema.faults({"recipe": "a@1", "inputs": {"a": {"type": "float"}, "b": {"type": "folder"}}, "steps": {"s": {"run": "x"}}})
+    faults = schema.faults(
+        {
+            "recipe": "a@1",
+            "inputs": {"a": {"type": "float"}, "b": {"type": "folder"}},
+            "steps": {"s": {"run": "x"}},
+        }
+    )
     assert [fault.fix for fault in faults] == ["write number", "write dataset"]
 
 
 def test_a_thousand_simple_steps_cost_next_to_nothing() -> None:
     def steps(number: int) -> dict[str, Any]:
-        return {f"n{n}": {"run": f"cksum < a > out/{n}", "deps": ["a"], "outputs": [f"out/{n}"]} for n in range(number)}
+        return {
+            f"n{n}": {"run": f"cksum < a > out/{n}", "deps": ["a"], "outputs": [f"out/{n}"]}
+            for n in range(number)
+        }
 
     schema.faults({})
     for number in (1000, 10000):
@@ -183,7 +236,9 @@ def test_a_file_of_nothing_but_mistakes_ends_soon() -> None:
     assert calls(lambda: schema.faults(value)) < 200 * 5000
 
 
-def test_nothing_is_fetched_for_a_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_is_fetched_for_a_reference(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: list[object] = []
     monkeypatch.setattr(socket, "create_connection", lambda *args, **kwargs: asked.append(args))
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: asked.append(address))
@@ -191,7 +246,11 @@ def test_nothing_is_fetched_for_a_reference(monkeypatch: pytest.MonkeyPatch, tmp
     for address in ("http://127.0.0.1:9/s.json", (tmp_path / "s.json").as_uri()):
         with pytest.raises(Unresolvable):
             list(schema._validator().evolve(schema={"$ref": address}).iter_errors({}))
-        value = {"recipe": "a@1", "inputs": {"a": {"type": "object", "default": {"$ref": address}, "$ref": address}}, "steps": {"s": {"run": "x"}}}
+        value = {
+            "recipe": "a@1",
+            "inputs": {"a": {"type": "object", "default": {"$ref": address}, "$ref": address}},
+            "steps": {"s": {"run": "x"}},
+        }
         assert [fault.path for fault in schema.faults(value)] == [("inputs", "a", "$ref")]
     assert asked == []
 
@@ -201,5 +260,7 @@ def test_the_deepest_value_that_a_document_may_hold_is_checked() -> None:
         return under(frames - 1) if frames else schema.faults(document.parse(text, "r.yaml").value)
 
     deep = document.MAX_DEPTH - 6
-    text = f"recipe: a@1\nsteps: {{s: {{run: [x], nodes: 0, files: {{a: {'[' * deep}{']' * deep}}}}}}}"
+    text = (
+        f"recipe: a@1\nsteps: {{s: {{run: [x], nodes: 0, files: {{a: {'[' * deep}{']' * deep}}}}}}}"
+    )
     assert [fault.path for fault in under(100)] == [("steps", "s", "nodes")]

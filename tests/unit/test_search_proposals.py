@@ -20,7 +20,9 @@ def bowl(x: float, y: float) -> float:
 
 def sought(where: Space, wanted: int, seed: int = 0, width: int = 4) -> list[Trial]:
     tried: list[Trial] = []
-    while len(tried) < wanted and (new := search.proposed(where, tried, min(width, wanted - len(tried)), least=True, seed=seed)):
+    while len(tried) < wanted and (
+        new := search.proposed(where, tried, min(width, wanted - len(tried)), least=True, seed=seed)
+    ):
         tried += [Trial(point, bowl(*map(float, point))) for point in new]
     return tried
 
@@ -33,8 +35,12 @@ def test_thirty_trials_come_close_to_the_bottom_of_a_bowl() -> None:
 
 def test_the_same_seed_and_results_give_the_same_proposals() -> None:
     tried = sought(PLANE, 8)
-    assert search.proposed(PLANE, tried, 4, least=True, seed=0) == search.proposed(PLANE, tried, 4, least=True, seed=0)
-    assert search.proposed(PLANE, tried, 4, least=True, seed=0) != search.proposed(PLANE, tried, 4, least=True, seed=1)
+    assert search.proposed(PLANE, tried, 4, least=True, seed=0) == search.proposed(
+        PLANE, tried, 4, least=True, seed=0
+    )
+    assert search.proposed(PLANE, tried, 4, least=True, seed=0) != search.proposed(
+        PLANE, tried, 4, least=True, seed=1
+    )
     better = [tried[0]._replace(result=-9.0), *tried[1:]]
     assert sought(PLANE, 12)[:8] == tried and better != tried
 
@@ -49,14 +55,21 @@ def test_a_trial_that_failed_is_known_and_not_learned_from() -> None:
     where = Space({"opt": ["adam", "sgd", "lion"], "betas": [[0.9, 0.99], [0.8, 0.9]]}, {})
     tried = [Trial(["adam", [0.9, 0.99]], None), Trial(["sgd", [0.8, 0.9]], 1.0)]
     found = search.proposed(where, tried, 9, least=False, seed=0)
-    assert len(found) == 4 and ["adam", [0.9, 0.99]] not in found and ["sgd", [0.8, 0.9]] not in found
+    assert (
+        len(found) == 4 and ["adam", [0.9, 0.99]] not in found and ["sgd", [0.8, 0.9]] not in found
+    )
 
 
 def test_numbers_lie_in_their_range_and_are_short() -> None:
     where = Space({"lr": Range(1e-5, 1e-1, True, False), "rank": Range(4, 64, True, True)}, {})
     rates = [float(str(trial.values[0])) for trial in sought(where, 12)]
-    assert all(1e-5 <= rate <= 1e-1 and len(repr(rate)) <= 9 for rate in rates) and any(rate < 1e-3 for rate in rates)
-    assert all(isinstance(trial.values[1], int) and 4 <= trial.values[1] <= 64 for trial in sought(where, 12))
+    assert all(1e-5 <= rate <= 1e-1 and len(repr(rate)) <= 9 for rate in rates) and any(
+        rate < 1e-3 for rate in rates
+    )
+    assert all(
+        isinstance(trial.values[1], int) and 4 <= trial.values[1] <= 64
+        for trial in sought(where, 12)
+    )
 
 
 def test_without_optuna_the_line_that_installs_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

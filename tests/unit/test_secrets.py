@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 from runner.secrets import STARS, Masker, Secret, unusable
 
 VALUES = ("correct-horse", "correct-horse-battery", "aaaaaaab")
-ODD = st.text(st.one_of(st.characters(codec="utf-8", exclude_characters="\0"), st.sampled_from("\"'\\/&<> $`%é\n")), min_size=6, max_size=60)
+ODD = st.text(
+    st.one_of(
+        st.characters(codec="utf-8", exclude_characters="\0"), st.sampled_from("\"'\\/&<> $`%é\n")
+    ),
+    min_size=6,
+    max_size=60,
+)
 FORMS: dict[str, Callable[[str], str]] = {
     "itself": str,
     "hex": lambda text: text.encode().hex(),
@@ -53,7 +59,14 @@ def test_no_form_of_a_secret_is_shown(value: str, before: str) -> None:
 
 
 @settings(max_examples=60)
-@given(ODD, st.binary(max_size=100), st.binary(max_size=10), st.sampled_from([0, 60, 64, 76]), st.booleans(), st.sampled_from([b"\n", b"\r\n"]))
+@given(
+    ODD,
+    st.binary(max_size=100),
+    st.binary(max_size=10),
+    st.sampled_from([0, 60, 64, 76]),
+    st.booleans(),
+    st.sampled_from([b"\n", b"\r\n"]),
+)
 def test_a_secret_is_found_anywhere_in_base64_however_it_is_wrapped(
     value: str, before: bytes, after: bytes, width: int, url: bool, end: bytes
 ) -> None:
@@ -61,12 +74,17 @@ def test_a_secret_is_found_anywhere_in_base64_however_it_is_wrapped(
     text = (base64.urlsafe_b64encode if url else base64.b64encode)(before + raw + after)
     # The characters all of whose bits are the secret's.
     first, last = -(-8 * len(before) // 6), 8 * (len(before) + len(raw)) // 6
-    wrapped = end.join(text[at : at + width] for at in range(0, len(text), width)) if width else text
+    wrapped = (
+        end.join(text[at : at + width] for at in range(0, len(text), width)) if width else text
+    )
     masked = Masker([Secret("t", value)]).mask(wrapped)
     assert STARS in masked and text[first:last] not in flat(masked)
 
 
-@given(st.lists(st.sampled_from([*VALUES, "correct-", "horse", "aaaa", "x", "\n"])), st.lists(st.integers(0, 200)))
+@given(
+    st.lists(st.sampled_from([*VALUES, "correct-", "horse", "aaaa", "x", "\n"])),
+    st.lists(st.integers(0, 200)),
+)
 def test_pieces_are_masked_like_the_whole(words: list[str], cuts: list[int]) -> None:
     text = "".join(words).encode()
     masker = Masker([Secret(f"s{n}", value) for n, value in enumerate(VALUES)])
@@ -83,7 +101,11 @@ def test_secrets_that_overlap_leave_nothing_of_either() -> None:
     masker = Masker([Secret("a", "user:pass-1234"), Secret("b", "1234-the-rest")])
     assert masker.mask(b"<user:pass-1234-the-rest>") == b"<***>"
     stream = masker.stream()
-    assert [stream.feed(b"<user:pass-1234"), stream.feed(b"-the-rest>"), stream.end()] == [b"<***", b">", b""]
+    assert [stream.feed(b"<user:pass-1234"), stream.feed(b"-the-rest>"), stream.end()] == [
+        b"<***",
+        b">",
+        b"",
+    ]
 
 
 def test_what_cannot_be_a_secret_is_shown_at_once() -> None:
@@ -112,13 +134,19 @@ def test_a_secret_that_is_no_utf8_is_masked_in_bytes_and_in_text() -> None:
 
 def test_values_are_masked_in_names_and_numbers_too() -> None:
     masker = Masker([Secret("t", "1234567")])
-    assert masker.value({"a-1234567": [1234567, 0.5, True, None, {"b": "1234567"}]}) == {"a-***": ["***", 0.5, True, None, {"b": "***"}]}
+    assert masker.value({"a-1234567": [1234567, 0.5, True, None, {"b": "1234567"}]}) == {
+        "a-***": ["***", 0.5, True, None, {"b": "***"}]
+    }
     assert masker.value("\ud800 1234567") == "\ud800 ***"
 
 
 def test_what_a_shell_prints_of_a_quoted_secret_is_masked() -> None:
     value = 'it\'s a $ecret & "more" \\ `x`'
-    said = subprocess.run(["bash", "-c", 'printf "%q\\n" "$1"; set -x; true "$1"', "bash", value], capture_output=True, check=True)
+    said = subprocess.run(
+        ["bash", "-c", 'printf "%q\\n" "$1"; set -x; true "$1"', "bash", value],
+        capture_output=True,
+        check=True,
+    )
     masker = Masker([Secret("t", value)])
     assert masker.mask(said.stdout) == b"***\n"
     assert b"***" in masker.mask(said.stderr) and b"ecret" not in masker.mask(said.stderr)
@@ -132,7 +160,11 @@ def test_what_a_shell_prints_of_a_quoted_secret_is_masked() -> None:
         ("", False, ""),
         (None, True, "is not set"),
         ("", True, "is empty: TOKEN is set, but to an empty text"),
-        ("abcde", False, "is too short: TOKEN has 5 characters, and fewer than 6 cannot be masked in a log"),
+        (
+            "abcde",
+            False,
+            "is too short: TOKEN has 5 characters, and fewer than 6 cannot be masked in a log",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_value_is_said(value: str | None, required: bool, words: str) -> None:

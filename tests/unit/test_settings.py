@@ -49,15 +49,21 @@ def test_without_files_nothing_is_set_and_nothing_is_imported(root: Path) -> Non
         f"assert settings.load(Path({str(root)!r}), {{'XDG_CONFIG_HOME': '/nowhere'}}) is settings.NOTHING; "
         "print(sorted({'tomllib', 'jsonschema', 'fsspec', 'asyncio'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=shipped(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=shipped(), capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_a_table_of_the_workspace_replaces_the_users_whole(root: Path, user: Path) -> None:
-    user.write_text('store = "mine"\n[stores.mine]\nurl = "/a"\n[stores.team]\nurl = "s3://theirs"\nprofile = "work"\n[drivers.ssh]\nhosts = ["a"]\n')
+    user.write_text(
+        'store = "mine"\n[stores.mine]\nurl = "/a"\n[stores.team]\nurl = "s3://theirs"\nprofile = "work"\n[drivers.ssh]\nhosts = ["a"]\n'
+    )
     (root / "recipe.toml").write_text('[stores.team]\nurl = "s3://ours/project"\npush = true\n')
     found = loaded(root, user)
-    assert found.stores["team"] == settings.StoreSettings("team", "s3://ours/project", push=True), "no profile of another address"
+    assert found.stores["team"] == settings.StoreSettings("team", "s3://ours/project", push=True), (
+        "no profile of another address"
+    )
     assert found.stores["mine"].url == "/a"
     assert found.store == "mine"
     assert found.driver("ssh") == {"hosts": ["a"]}
@@ -102,7 +108,9 @@ def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:
         ('[drivers.prime]\nmarket = "cheap"\n', 2, 'drivers.prime.market cannot be "cheap"', "on-demand, spot or any"),
     ],
 )  # fmt: skip
-def test_every_mistake_has_its_line_and_what_to_do(root: Path, text: str, line: int, message: str, fix: str) -> None:
+def test_every_mistake_has_its_line_and_what_to_do(
+    root: Path, text: str, line: int, message: str, fix: str
+) -> None:
     ((at, words, advice),) = problems(root, text)
     assert at == line
     assert message in words
@@ -114,7 +122,11 @@ def test_all_mistakes_of_both_files_come_at_once(root: Path, user: Path) -> None
     (root / "recipe.toml").write_text("b = 1\nc = 2\n")
     with pytest.raises(Invalid) as caught:
         loaded(root, user)
-    assert [p.where.path.rpartition("/")[2] for p in caught.value.problems if p.where] == ["recipe.toml", "recipe.toml", "config.toml"]
+    assert [p.where.path.rpartition("/")[2] for p in caught.value.problems if p.where] == [
+        "recipe.toml",
+        "recipe.toml",
+        "config.toml",
+    ]
 
 
 def test_a_file_that_is_not_text_is_reported(root: Path) -> None:
@@ -143,7 +155,9 @@ def test_a_file_that_is_not_text_is_reported(root: Path) -> None:
 def test_our_reading_of_the_schema_is_that_of_jsonschema(value: dict[str, Any]) -> None:
     from jsonschema import Draft202012Validator
 
-    assert (settings._check(SCHEMA, SCHEMA, value, ()) == []) == Draft202012Validator(SCHEMA).is_valid(value)
+    assert (settings._check(SCHEMA, SCHEMA, value, ()) == []) == Draft202012Validator(
+        SCHEMA
+    ).is_valid(value)
 
 
 def test_every_setting_is_described() -> None:
@@ -161,7 +175,9 @@ def test_every_setting_is_described() -> None:
     assert not described({"properties": {"a": {"type": "string"}}})
 
 
-@pytest.mark.parametrize(("name", "place"), [("ssh", "drivers.ssh:Ssh"), ("loopback", "drivers.loopback:Loopback")])
+@pytest.mark.parametrize(
+    ("name", "place"), [("ssh", "drivers.ssh:Ssh"), ("loopback", "drivers.loopback:Loopback")]
+)
 def test_the_settings_of_a_driver_are_what_it_takes(name: str, place: str) -> None:
     from importlib import import_module
     from inspect import signature
@@ -169,7 +185,9 @@ def test_the_settings_of_a_driver_are_what_it_takes(name: str, place: str) -> No
     from runner.hosts.renting.leases import OURS
 
     module, _, attribute = place.partition(":")
-    assert set(SCHEMA["$defs"][name]["properties"]) - set(OURS) == set(signature(getattr(import_module(module), attribute)).parameters)
+    assert set(SCHEMA["$defs"][name]["properties"]) - set(OURS) == set(
+        signature(getattr(import_module(module), attribute)).parameters
+    )
 
 
 def test_the_settings_of_a_provider_are_filters_and_what_one_of_them_takes() -> None:
@@ -177,13 +195,36 @@ def test_the_settings_of_a_provider_are_filters_and_what_one_of_them_takes() -> 
     from runner.hosts.renting.leases import OURS
 
     providers = (gcp.Gcp, prime.Prime, runpod.Runpod, vastai.Vastai)
-    taken = {name for each in providers for name in inspect.signature(each).parameters} - {"filters"}
-    assert set(SCHEMA["$defs"]["rented"]["properties"]) == taken | set(OURS) | set(cloud.Filters._fields)
+    taken = {name for each in providers for name in inspect.signature(each).parameters} - {
+        "filters"
+    }
+    assert set(SCHEMA["$defs"]["rented"]["properties"]) == taken | set(OURS) | set(
+        cloud.Filters._fields
+    )
 
 
-def test_of_several_stores_in_a_bucket_the_one_nearest_to_an_address_says_how_it_is_asked(tmp_path: Path) -> None:
-    stores = {"a": "s3://bucket/team", "b": "s3://bucket/team/deep/", "c": "s3://bucket", "d": "gs://bucket/team", "e": "bucket"}
-    found = settings.Config(stores={name: settings.StoreSettings(name, url) for name, url in stores.items()})
-    asked = ("s3://bucket/team/deep/x", "s3://bucket/team/x", "s3://bucket/other", "gs://bucket/team", "s3://other/team", "s3://bucket")
-    answers = [store.name if (store := found.store_of(address)) is not None else None for address in asked]
+def test_of_several_stores_in_a_bucket_the_one_nearest_to_an_address_says_how_it_is_asked(
+    tmp_path: Path,
+) -> None:
+    stores = {
+        "a": "s3://bucket/team",
+        "b": "s3://bucket/team/deep/",
+        "c": "s3://bucket",
+        "d": "gs://bucket/team",
+        "e": "bucket",
+    }
+    found = settings.Config(
+        stores={name: settings.StoreSettings(name, url) for name, url in stores.items()}
+    )
+    asked = (
+        "s3://bucket/team/deep/x",
+        "s3://bucket/team/x",
+        "s3://bucket/other",
+        "gs://bucket/team",
+        "s3://other/team",
+        "s3://bucket",
+    )
+    answers = [
+        store.name if (store := found.store_of(address)) is not None else None for address in asked
+    ]
     assert answers == ["b", "a", "c", "d", None, "c"]

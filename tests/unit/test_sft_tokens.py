@@ -22,10 +22,14 @@ def siblings() -> Iterator[None]:
 
 
 @given(st.lists(st.integers(2, 50), max_size=60), st.data())
-def test_packing_uses_every_document_once_and_overfills_nothing(lengths: list[int], data: st.DataObject) -> None:
+def test_packing_uses_every_document_once_and_overfills_nothing(
+    lengths: list[int], data: st.DataObject
+) -> None:
     from tokens import pack  # type: ignore[import-not-found]
 
-    documents = data.draw(st.sets(st.sampled_from(range(len(lengths)))) if lengths else st.just(set()))
+    documents = data.draw(
+        st.sets(st.sampled_from(range(len(lengths)))) if lengths else st.just(set())
+    )
     sequences = pack(lengths, sorted(documents), 50)
     assert sorted(document for sequence in sequences for document in sequence) == sorted(documents)
     fill = [sum(lengths[document] for document in sequence) for sequence in sequences]
@@ -34,8 +38,15 @@ def test_packing_uses_every_document_once_and_overfills_nothing(lengths: list[in
     assert sum(total <= 25 for total in fill) <= 1
 
 
-@given(st.integers(1, 30), st.integers(0, 5), st.integers(0, 100), st.lists(st.integers(0, 40), max_size=5))
-def test_the_order_is_one_endless_reading_however_it_is_cut(length: int, seed: int, first: int, cuts: list[int]) -> None:
+@given(
+    st.integers(1, 30),
+    st.integers(0, 5),
+    st.integers(0, 100),
+    st.lists(st.integers(0, 40), max_size=5),
+)
+def test_the_order_is_one_endless_reading_however_it_is_cut(
+    length: int, seed: int, first: int, cuts: list[int]
+) -> None:
     from tokens import order
 
     whole = order(length, seed, first, sum(cuts))
@@ -57,4 +68,6 @@ def test_epochs_and_seeds_differ_and_the_order_never_changes() -> None:
     from tokens import order
 
     assert order(8, 0, 0, 8) == [0, 2, 6, 7, 1, 4, 5, 3]
-    assert len({tuple(order(8, seed, 8 * epoch, 8)) for seed in range(3) for epoch in range(3)}) == 9
+    assert (
+        len({tuple(order(8, seed, 8 * epoch, 8)) for seed in range(3) for epoch in range(3)}) == 9
+    )

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from drivers import slurm_commands as commands
-from drivers.base import Denied, DriverError, HostLost, Need, Rejected, Resources, Throttled, Unreachable, Unsure, Wish
+from drivers.base import (
+    Denied,
+    DriverError,
+    HostLost,
+    Need,
+    Rejected,
+    Resources,
+    Throttled,
+    Unreachable,
+    Unsure,
+    Wish,
+)
 from drivers.slurm import Slurm, _End
 
 
@@ -33,7 +44,9 @@ from drivers.slurm import Slurm, _End
         ("sbatch", "Batch job submission failed: Requested node configuration is not available", Denied, "Slurm refuses the job"),
     ],
 )  # fmt: skip
-def test_what_slurm_complains_of_says_what_to_do(program: str, words: str, kind: type[DriverError], said: str) -> None:
+def test_what_slurm_complains_of_says_what_to_do(
+    program: str, words: str, kind: type[DriverError], said: str
+) -> None:
     error = commands.refused(program, f"{program} ended with 1: {words}", ["main", "short"])
     assert type(error) is kind and said in str(error)
 
@@ -43,7 +56,9 @@ def test_what_slurm_complains_of_says_what_to_do(program: str, words: str, kind:
     [("PartitionConfig", True), ("AssocGrpGRES", True), ("QOSMaxWallDurationPerJobLimit", True), ("ReqNodeNotAvail, UnavailableNodes:n1", True),
      ("Resources", False), ("Priority", False), ("None", False)],
 )  # fmt: skip
-def test_a_reason_that_does_not_pass_is_distinguished_from_one_that_does(reason: str, never: bool) -> None:
+def test_a_reason_that_does_not_pass_is_distinguished_from_one_that_does(
+    reason: str, never: bool
+) -> None:
     assert bool(commands.hopeless(reason)) is never
 
 
@@ -55,7 +70,10 @@ def test_jobs_that_are_over_are_not_listed_and_a_comment_bears_any_key() -> None
         "9|PENDING|Resources|N/A||UNLIMITED|UNLIMITED|other|",
     ]
     found = commands.jobs("\n".join(lines))
-    assert [(job.id, commands.key_of(job.comment, "m")) for job in found] == [("7", key), ("9", None)]
+    assert [(job.id, commands.key_of(job.comment, "m")) for job in found] == [
+        ("7", key),
+        ("9", None),
+    ]
     assert [(job.left, job.walltime) for job in found] == [(62, 86_400), (inf, inf)]
     assert commands.key_of(found[0].comment, "another installation") is None
 
@@ -64,31 +82,49 @@ def test_nodes_that_are_down_are_not_offered_and_the_default_partition_comes_fir
     said = "gpu|4|idle|64|512000|100|2-00:00:00|gpu:a100:8(S:0-1)|a100\nmain*|2|mix|8|2000|0|infinite|(null)|(null)\n"
     said += "main*|9|drained*|8|2000|0|infinite|(null)|(null)\nmain*|1|idle*|8|1|0|infinite||"
     found = commands.groups(said)
-    assert [(group.partition, group.nodes, group.have.gpus) for group in found] == [("main", 2, 0), ("gpu", 4, 8)]
+    assert [(group.partition, group.nodes, group.have.gpus) for group in found] == [
+        ("main", 2, 0),
+        ("gpu", 4, 8),
+    ]
     assert [group.longest for group in found] == [inf, 172_800]
     assert commands.partitions(said) == ["gpu", "main"]
     assert commands.gpus("gpu:2,gpu:h100:4,shard:8") == 6 and commands.gpus("gpu") == 1
 
 
 def test_a_node_that_lacks_something_is_a_persons_affair_and_another_end_is_a_lost_host() -> None:
-    assert isinstance(commands.ended("7", "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=93:0"), Denied)
+    assert isinstance(
+        commands.ended("7", "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=93:0"), Denied
+    )
     lost = commands.ended("7", "JobId=7 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15")
-    assert isinstance(lost, HostLost) and str(lost) == "job 7 of Slurm is over: its walltime ended (TIMEOUT, TimeLimit)"
+    assert (
+        isinstance(lost, HostLost)
+        and str(lost) == "job 7 of Slurm is over: its walltime ended (TIMEOUT, TimeLimit)"
+    )
 
 
 @pytest.mark.parametrize(
     ("story", "record", "said"),
     [
-        ("JobState=CANCELLED Reason=None ExitCode=0:0", "7|CANCELLED by 1000|0:0\n7.batch|CANCELLED|0:15\n", "it was cancelled by ann (CANCELLED)"),
+        (
+            "JobState=CANCELLED Reason=None ExitCode=0:0",
+            "7|CANCELLED by 1000|0:0\n7.batch|CANCELLED|0:15\n",
+            "it was cancelled by ann (CANCELLED)",
+        ),
         ("", "7|NODE_FAIL|1:0\n7.0|CANCELLED|0:15\n", "a node of it failed (NODE_FAIL)"),
         ("", "7|PREEMPTED|0:0\n", "Slurm gave its nodes to another job (PREEMPTED)"),
-        ("JobState=FAILED Reason=NonZeroExitCode", "7|FAILED|137:0\n7.0|OUT_OF_MEMORY|0:125\n", "it used more memory than it had, and `memory`"),
+        (
+            "JobState=FAILED Reason=NonZeroExitCode",
+            "7|FAILED|137:0\n7.0|OUT_OF_MEMORY|0:125\n",
+            "it used more memory than it had, and `memory`",
+        ),
         ("JobState=FAILED Reason=NonZeroExitCode", "7|RUNNING|0:0\n", "FAILED, NonZeroExitCode"),
         ("JobState=COMPLETING Reason=None", "", "job 7 of Slurm is over"),
         ("", "7|FAILED|93:0\n", "no Python 3.9"),
     ],
 )
-def test_accounting_says_how_a_job_ended_where_there_is_any(story: str, record: str, said: str) -> None:
+def test_accounting_says_how_a_job_ended_where_there_is_any(
+    story: str, record: str, said: str
+) -> None:
     """Recorded from slurmdbd 22.05; without it, or before it knows, the controller's word stands."""
     assert said in str(commands.ended("7", story, record, {"1000": "ann"}.__getitem__))
 
@@ -96,24 +132,53 @@ def test_accounting_says_how_a_job_ended_where_there_is_any(story: str, record: 
 def test_settings_that_fight_the_drivers_own_are_named() -> None:
     assert "--nodes=3" in commands.check(["--reservation=x", "--nodes=3"], "")
     assert "--nod=3" in commands.check(["--nod=3"], ""), "sbatch takes it for --nodes"
-    assert not commands.check(["--nodelist=n1", "--nice", "--gres-flags=enforce-binding", "--mail-type=END", "--begin=18:00"], "")
-    assert "-N2" in commands.check(["-N2"], "") and "is no option" in commands.check(["exclusive"], "")
+    assert not commands.check(
+        [
+            "--nodelist=n1",
+            "--nice",
+            "--gres-flags=enforce-binding",
+            "--mail-type=END",
+            "--begin=18:00",
+        ],
+        "",
+    )
+    assert "-N2" in commands.check(["-N2"], "") and "is no option" in commands.check(
+        ["exclusive"], ""
+    )
 
 
 def test_a_queue_is_asked_often_at_first_and_at_last_once_a_minute() -> None:
     asked, age = 0, 0.0
     while age < 3600:
         asked, age = asked + 1, age + max(0.2, commands.pause(age))
-    assert asked < 110 and commands.pause(0) <= 0.1 and commands.pause(40) == 10 and commands.pause(7200) == 60
+    assert (
+        asked < 110
+        and commands.pause(0) <= 0.1
+        and commands.pause(40) == 10
+        and commands.pause(7200) == 60
+    )
 
 
 def test_a_cluster_without_overlap_is_too_old() -> None:
-    assert "20.11 or later" in commands.too_old("19.05.5") and not commands.too_old("22.05.8") and not commands.too_old("")
+    assert (
+        "20.11 or later" in commands.too_old("19.05.5")
+        and not commands.too_old("22.05.8")
+        and not commands.too_old("")
+    )
 
 
 @pytest.mark.parametrize(
     ("time", "seconds"),
-    [("90", 5400), ("1:30", 90), ("2:00:00", 7200), ("1-12", 129_600), ("1-12:30", 131_400), ("0:05", 5), ("UNLIMITED", inf), ("NOT_SET", inf)],
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("2:00:00", 7200),
+        ("1-12", 129_600),
+        ("1-12:30", 131_400),
+        ("0:05", 5),
+        ("UNLIMITED", inf),
+        ("NOT_SET", inf),
+    ],
 )
 def test_times_are_read_as_slurm_writes_them(time: str, seconds: float) -> None:
     assert commands.seconds(time) == seconds
@@ -121,9 +186,18 @@ def test_times_are_read_as_slurm_writes_them(time: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("time", "hours", "longest", "asked"),
-    [("2:00:00", 9, 60, "2:00:00"), ("", 1.5, inf, "90"), ("", 1.5, 3600, "60"), ("", None, 3600, "60"), ("", None, inf, ""), ("", 0.001, inf, "1")],
+    [
+        ("2:00:00", 9, 60, "2:00:00"),
+        ("", 1.5, inf, "90"),
+        ("", 1.5, 3600, "60"),
+        ("", None, 3600, "60"),
+        ("", None, inf, ""),
+        ("", 0.001, inf, "1"),
+    ],
 )
-def test_the_walltime_is_what_is_needed_or_the_longest_that_the_partition_allows(time: str, hours: float | None, longest: float, asked: str) -> None:
+def test_the_walltime_is_what_is_needed_or_the_longest_that_the_partition_allows(
+    time: str, hours: float | None, longest: float, asked: str
+) -> None:
     assert commands.walltime(time, hours, longest) == asked
 
 
@@ -132,8 +206,17 @@ def test_a_short_walltime_has_a_short_grace() -> None:
     assert [commands.grace(300, walltime) for walltime in (60, 3600)] == [57, 300]
 
 
-@pytest.mark.parametrize(("when", "shown"), [("2026-11-23T14:03:00", "2026-11-23 14:03"), ("2026-11-23T12:00:30", ""), ("6109-01-01T00:00:00", "")])
-def test_an_estimate_of_the_start_is_shown_unless_it_is_of_another_age(when: str, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("when", "shown"),
+    [
+        ("2026-11-23T14:03:00", "2026-11-23 14:03"),
+        ("2026-11-23T12:00:30", ""),
+        ("6109-01-01T00:00:00", ""),
+    ],
+)
+def test_an_estimate_of_the_start_is_shown_unless_it_is_of_another_age(
+    when: str, shown: str
+) -> None:
     said = f"sbatch: Job 7 to start at {when} using 2 processors on nodes n[1-2] in partition main"
     assert commands.begins(said, datetime(2026, 11, 23, 12)) == shown
 
@@ -145,14 +228,21 @@ def test_an_estimate_of_the_start_is_shown_unless_it_is_of_another_age(when: str
         (Resources(cpus=None, gpus=0), {}, {}),
         (Resources(cpus=64, gpus=99), {}, {"gres": "gpu:8", "cpus": 16}),
         (Resources(cpus=2.5, memory=3 << 30, gpus=0), {}, {"cpus": 3, "memory": "3072M"}),
-        (Resources(cpus=2, memory=3 << 30, gpus=2), {"cpus": 8, "memory": "9G", "gres": "gpu:1"}, {}),
+        (
+            Resources(cpus=2, memory=3 << 30, gpus=2),
+            {"cpus": 8, "memory": "9G", "gres": "gpu:1"},
+            {},
+        ),
     ],
 )
 def test_an_allocation_is_as_large_as_what_runs_at_once_unless_settings_say_it(
     together: Resources, settings: dict[str, Any], asked: dict[str, object]
 ) -> None:
     driver, wish = Slurm(**settings), Wish(together=together)
-    assert driver._asked(driver._share(Resources(cpus=16, memory=64 << 30, gpus=8), wish), wish) == asked
+    assert (
+        driver._asked(driver._share(Resources(cpus=16, memory=64 << 30, gpus=8), wish), wish)
+        == asked
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -166,15 +256,28 @@ def test_the_end_of_a_program_is_found_in_its_output_however_it_is_cut(size: int
 
 @pytest.mark.parametrize(
     ("gres", "model"),
-    [("gpu:h100:4(S:0-1)", "h100"), ("gpu:2", None), ("gpu:a100:2,gpu:h100:2", None), ("shard:8,gres/gpu:rtx_4090:1", "rtx_4090"), ("(null)", None)],
+    [
+        ("gpu:h100:4(S:0-1)", "h100"),
+        ("gpu:2", None),
+        ("gpu:a100:2,gpu:h100:2", None),
+        ("shard:8,gres/gpu:rtx_4090:1", "rtx_4090"),
+        ("(null)", None),
+    ],
 )
 def test_the_model_of_a_gpu_is_the_name_that_slurm_has_for_it(gres: str, model: str | None) -> None:
     assert commands.model(gres) == model
 
 
-@pytest.mark.parametrize(("gpu", "asked"), [("H100", "gpu:h100:2"), ("RTX 4090", "gpu:rtx_4090:2"), (None, "gpu:2"), ("B200", None)])
-def test_a_model_of_gpu_is_asked_for_by_its_name(gpu: str | None, asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = "a*|2|idle|8|64000|0|1:00:00|gpu:h100:4|x\nb|2|idle|8|64000|0|1:00:00|gpu:rtx_4090:4|x\n"
+@pytest.mark.parametrize(
+    ("gpu", "asked"),
+    [("H100", "gpu:h100:2"), ("RTX 4090", "gpu:rtx_4090:2"), (None, "gpu:2"), ("B200", None)],
+)
+def test_a_model_of_gpu_is_asked_for_by_its_name(
+    gpu: str | None, asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = (
+        "a*|2|idle|8|64000|0|1:00:00|gpu:h100:4|x\nb|2|idle|8|64000|0|1:00:00|gpu:rtx_4090:4|x\n"
+    )
     driver = Slurm()
 
     async def told(*_: object) -> str:
@@ -185,16 +288,27 @@ def test_a_model_of_gpu_is_asked_for_by_its_name(gpu: str | None, asked: str | N
     assert [offer.data["gres"] for offer in offers][:1] == ([asked] if asked else [])
 
 
-def test_a_node_costs_what_the_settings_say_of_its_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_costs_what_the_settings_say_of_its_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def told(*_: object) -> str:
         return "a*|2|idle|8|64000|0|1:00:00|gpu:h100:4|x\nb|2|idle|8|64000|0|1:00:00|(null)|x\n"
 
     def offered(**prices: str) -> list[tuple[str, float]]:
         driver = Slurm(prices=prices)
         monkeypatch.setattr(driver, "_ask", told)
-        return [(offer.id, offer.price) for offer in asyncio.run(driver.offers(Wish(Need(nodes=2))))]
+        return [
+            (offer.id, offer.price) for offer in asyncio.run(driver.offers(Wish(Need(nodes=2))))
+        ]
 
-    assert offered(a="1.20 USD") == [("a", 2.4), ("b", 0.0)] and offered() == [("a", 0.0), ("b", 0.0)]
-    assert Slurm(prices={"a": "1.20 USD"}).traits.billed and not Slurm(prices={"a": "0 USD"}).traits.billed and not Slurm().traits.billed
+    assert offered(a="1.20 USD") == [("a", 2.4), ("b", 0.0)] and offered() == [
+        ("a", 0.0),
+        ("b", 0.0),
+    ]
+    assert (
+        Slurm(prices={"a": "1.20 USD"}).traits.billed
+        and not Slurm(prices={"a": "0 USD"}).traits.billed
+        and not Slurm().traits.billed
+    )
     with pytest.raises(Denied, match=r'`prices` of .* no partition "aa", did you mean "a"'):
         offered(aa="1.20 USD")

@@ -31,18 +31,26 @@ def test_a_moving_address_is_resolved_once(tmp_path: Path, bucket: str) -> None:
 
 def test_a_commit_needs_no_lock_and_no_network(tmp_path: Path) -> None:
     with Workspace.open(tmp_path) as ws:
-        assert sources.resolve(ws, "hf", "hf://org/name@" + "ab" * 20, update=False) == "hf:" + "ab" * 20
+        assert (
+            sources.resolve(ws, "hf", "hf://org/name@" + "ab" * 20, update=False)
+            == "hf:" + "ab" * 20
+        )
         assert not (tmp_path / "recipe.lock").exists()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
 def test_a_damaged_lock_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "recipe.lock").write_text(text)
-    with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match=r"recipe\.lock cannot be read"):
+    with (
+        Workspace.open(tmp_path) as ws,
+        pytest.raises(CannotRun, match=r"recipe\.lock cannot be read"),
+    ):
         sources.resolve(ws, "hf", "hf://org/name", update=False)
 
 
-def test_what_changed_since_it_was_resolved_is_not_taken_for_it(tmp_path: Path, bucket: str) -> None:
+def test_what_changed_since_it_was_resolved_is_not_taken_for_it(
+    tmp_path: Path, bucket: str
+) -> None:
     with Workspace.open(tmp_path) as ws:
         identity = sources.resolve(ws, "s3", bucket, update=False)
         assert identity is not None
@@ -56,9 +64,15 @@ def test_what_changed_since_it_was_resolved_is_not_taken_for_it(tmp_path: Path, 
         assert (sources.fetch(ws, "s3", bucket, now, ()) / "a.txt").read_text() == "bb"
 
 
-def test_another_query_is_asked_about_and_what_it_leads_to_is_not_taken_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_query_is_asked_about_and_what_it_leads_to_is_not_taken_for_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = "https://host/rows"
-    monkeypatch.setattr(sources, "first_byte", lambda _, path, name: sources.Object(name, None, Path(path).read_text()))
+    monkeypatch.setattr(
+        sources,
+        "first_byte",
+        lambda _, path, name: sources.Object(name, None, Path(path).read_text()),
+    )
     for name in ("a", "b"):
         (tmp_path / name).write_text(name * 9)
     with Workspace.open(tmp_path) as ws:
@@ -73,20 +87,30 @@ def test_another_query_is_asked_about_and_what_it_leads_to_is_not_taken_for_the_
         assert sources.resolve(ws, "s3", address, update=True) != first
 
 
-@pytest.mark.parametrize(("address", "extra"), [("hf://a/b", "hub"), ("s3://b/k", "s3"), ("gs://b/k", "gcs"), ("https://h/f", "s3")])
-def test_a_missing_client_is_named_with_what_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "extra"),
+    [("hf://a/b", "hub"), ("s3://b/k", "s3"), ("gs://b/k", "gcs"), ("https://h/f", "s3")],
+)
+def test_a_missing_client_is_named_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, extra: str
+) -> None:
     def missing(*_asked: object) -> str:
         raise ModuleNotFoundError("No module named 'client'")
 
     monkeypatch.setattr(sources, "_ask_hub", missing)
     monkeypatch.setattr(sources, "_ask_store", missing)
-    with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match="No module named 'client'") as caught:
+    with (
+        Workspace.open(tmp_path) as ws,
+        pytest.raises(CannotRun, match="No module named 'client'") as caught,
+    ):
         sources.ask(ws, address.partition("://")[0], address)
     assert caught.value.fix == f"pip install 'recipe-runner[{extra}]'"
 
 
 @pytest.mark.parametrize("word", ["1", "true", "ON", "yes"])
-def test_a_hub_that_may_not_be_asked_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+def test_a_hub_that_may_not_be_asked_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", word)
     with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match="HF_HUB_OFFLINE is set"):
         sources.ask(ws, "hf", "hf://org/name")

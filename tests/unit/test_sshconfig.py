@@ -37,22 +37,36 @@ Host *
 def config(tmp_path: Path) -> Path:
     (tmp_path / ".ssh" / "more").mkdir(parents=True)
     (tmp_path / ".ssh" / "config").write_text(TEXT)
-    (tmp_path / ".ssh" / "more" / "x.conf").write_text("Host included other\n HostName from-include\nInclude more/*.conf\n")
+    (tmp_path / ".ssh" / "more" / "x.conf").write_text(
+        "Host included other\n HostName from-include\nInclude more/*.conf\n"
+    )
     return tmp_path / ".ssh" / "config"
 
 
 def test_the_first_value_wins_and_identities_add_up(config: Path, tmp_path: Path) -> None:
-    assert said("box", config, tmp_path) == Said("box.example.org", "before", 2200, (f"{tmp_path}/.ssh/one", "/keys/with space"), "a@hop:22,second")
+    assert said("box", config, tmp_path) == Said(
+        "box.example.org",
+        "before",
+        2200,
+        (f"{tmp_path}/.ssh/one", "/keys/with space"),
+        "a@hop:22,second",
+    )
 
 
-def test_patterns_choose_and_one_with_an_exclamation_mark_forbids(config: Path, tmp_path: Path) -> None:
+def test_patterns_choose_and_one_with_an_exclamation_mark_forbids(
+    config: Path, tmp_path: Path
+) -> None:
     assert said("gpu.LAB", config, tmp_path).port == 2200
     assert said("secret.lab", config, tmp_path) == Said(user="before", port=22)
 
 
 def test_included_files_count_where_they_stand_in_their_block(config: Path, tmp_path: Path) -> None:
-    assert said("other", config, tmp_path) == Said("from-include", "before", 22, (f"{tmp_path}/keys/other",), "")
-    assert said("included", config, tmp_path).host == ""  # the Include stands in the block of `other`
+    assert said("other", config, tmp_path) == Said(
+        "from-include", "before", 22, (f"{tmp_path}/keys/other",), ""
+    )
+    assert (
+        said("included", config, tmp_path).host == ""
+    )  # the Include stands in the block of `other`
 
 
 def test_no_file_says_nothing_and_a_port_that_is_none_is_reported(tmp_path: Path) -> None:

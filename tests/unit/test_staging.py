@@ -27,7 +27,10 @@ def test_a_source_that_does_not_hold_still_is_stale(tmp_path: Path) -> None:
 
 def test_a_link_whose_target_does_not_hold_still_was_changed(tmp_path: Path) -> None:
     attempt = Attempt(str(tmp_path / "a"), links={"data": ("in", "t:0")})
-    assert attempt.tampered(Restless(tmp_path), Objects(tmp_path)) == "it, or another process meanwhile, changed its input data"
+    assert (
+        attempt.tampered(Restless(tmp_path), Objects(tmp_path))
+        == "it, or another process meanwhile, changed its input data"
+    )
 
 
 def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
@@ -49,10 +52,14 @@ def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
     two = begun("two")
     two.add_path(cache, "lib", None, str(tmp_path / "lib"), "lib")
     two.folder.ready()
-    assert (attempts / "two" / "lib").is_symlink() and (attempts / "two" / "lib/sub/a").read_text() == "lib/sub/a"
+    assert (attempts / "two" / "lib").is_symlink() and (
+        attempts / "two" / "lib/sub/a"
+    ).read_text() == "lib/sub/a"
 
 
-def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(tmp_path: Path) -> None:
+def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a").write_text("a")
     scrap = Scrap(str(tmp_path / "attempts"), "t", 8)
     for name in ("one", "two"):

@@ -30,7 +30,17 @@ class Disk(OverHostStore):
     async def look(self, path: str) -> Look:
         self._here()
         found = [each for each in sorted((self.root / path).rglob("*")) if each.is_file()]
-        return Look({str(each.relative_to(self.root / path)): (each.stat().st_size, each.stat().st_mtime_ns) for each in found}, self.free, 1000)
+        return Look(
+            {
+                str(each.relative_to(self.root / path)): (
+                    each.stat().st_size,
+                    each.stat().st_mtime_ns,
+                )
+                for each in found
+            },
+            self.free,
+            1000,
+        )
 
     async def taken(self, path: str) -> Taken:
         self._here()
@@ -45,7 +55,9 @@ class Disk(OverHostStore):
         for entry in taken.entries:
             place = target / entry.path
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.mkdir(exist_ok=True) if entry.kind == "d" else shutil.copy2(self.root / path / entry.path, place)
+            place.mkdir(exist_ok=True) if entry.kind == "d" else shutil.copy2(
+                self.root / path / entry.path, place
+            )
         return taken.size
 
     async def put(self, source: Path, path: str) -> int:
@@ -77,12 +89,22 @@ def test_what_any_node_wrote_is_brought_and_of_two_the_first_counts(tmp_path: Pa
     write(tmp_path / "0", same="0", alike="x", of_0="a")
     write(tmp_path / "1", same="1", alike="x", of_1="b", below__of_1="c")
     look = asyncio.run(over.look("s"))
-    assert sorted(look.files) == [f"step-1/{name}" for name in ("alike", "below/of_1", "of_0", "of_1", "same")] and look.free == 50
+    assert (
+        sorted(look.files)
+        == [f"step-1/{name}" for name in ("alike", "below/of_1", "of_0", "of_1", "same")]
+        and look.free == 50
+    )
     assert [*asyncio.run(over.held("s")).files] == []
     asyncio.run(over.bring("s/step-1", tmp_path / "here"))
-    here = {str(path.relative_to(tmp_path / "here")): path.read_text() for path in (tmp_path / "here").rglob("*") if path.is_file()}
+    here = {
+        str(path.relative_to(tmp_path / "here")): path.read_text()
+        for path in (tmp_path / "here").rglob("*")
+        if path.is_file()
+    }
     assert here == {"same": "0", "alike": "x", "of_0": "a", "of_1": "b", "below/of_1": "c"}
-    assert told == ["step-1 has other bytes on node 1 than on node 0 in same: those of node 0 are kept"]
+    assert told == [
+        "step-1 has other bytes on node 1 than on node 0 in same: those of node 0 are kept"
+    ]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("here.")] == []
     with pytest.raises(Rejected):
         asyncio.run(over.bring("s/step-2", tmp_path / "none"))

@@ -13,8 +13,41 @@ from hypothesis import strategies as st
 
 from runner.survey.survey import Folders
 
-NAMES = ("a", "ab", "b.txt", "a.txt", ".a", ".b.txt", "[a]", "é", "A", "sub", "sub/a.txt", "sub/.c", "sub/deep/b.txt", "other/a")
-PARTS = st.sampled_from(["*", "a*", "*.txt", "?", "[ab]*", "[!a]*", ".*", "sub", "**", "a", "[[]a]", "*b*", "A*", "s*", "."])
+NAMES = (
+    "a",
+    "ab",
+    "b.txt",
+    "a.txt",
+    ".a",
+    ".b.txt",
+    "[a]",
+    "é",
+    "A",
+    "sub",
+    "sub/a.txt",
+    "sub/.c",
+    "sub/deep/b.txt",
+    "other/a",
+)
+PARTS = st.sampled_from(
+    [
+        "*",
+        "a*",
+        "*.txt",
+        "?",
+        "[ab]*",
+        "[!a]*",
+        ".*",
+        "sub",
+        "**",
+        "a",
+        "[[]a]",
+        "*b*",
+        "A*",
+        "s*",
+        ".",
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +61,23 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
-@given(patterns=st.lists(st.lists(PARTS, min_size=1, max_size=3).map("/".join), min_size=1, max_size=4))
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200
+)
+@given(
+    patterns=st.lists(st.lists(PARTS, min_size=1, max_size=3).map("/".join), min_size=1, max_size=4)
+)
 def test_patterns_match_what_glob_matches(tree: Path, patterns: list[str]) -> None:
     folders = Folders(tree)
     for pattern in [*patterns, f"{tree}/{patterns[0]}", f"none/{patterns[0]}", f"{patterns[0]}/"]:
-        assert folders.matches(pattern) == sorted(glob.glob(pattern, root_dir=tree, recursive=True)), pattern
+        assert folders.matches(pattern) == sorted(
+            glob.glob(pattern, root_dir=tree, recursive=True)
+        ), pattern
 
 
-def test_a_folder_is_listed_once_for_a_thousand_patterns(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_listed_once_for_a_thousand_patterns(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed: list[str] = []
     found: Callable[..., list[str]] = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: listed.append(str(path)) or found(path))

@@ -13,7 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.language.shell import errors, script, warnings
-from runner.language.template import StatePath, TemplateError, args, argv, evaluate, expressions, has, references, render, text_of
+from runner.language.template import (
+    StatePath,
+    TemplateError,
+    args,
+    argv,
+    evaluate,
+    expressions,
+    has,
+    references,
+    render,
+    text_of,
+)
 
 SCOPE = {
     "inputs": {
@@ -46,7 +57,10 @@ def value(text: str) -> object:
         ("{{ inputs['n'] + 1 }}", 4),
         ("{{ inputs[inputs.which] }}", 3),
         ("{{ inputs.xs[1] }}{{ inputs.xs.0 }}", "b c1"),
-        ("{{ inputs.s | stem }}|{{ inputs.s | suffix }}|{{ inputs.s | name }}|{{ inputs.s | parent }}", "x.tar|.gz|x.tar.gz|data"),
+        (
+            "{{ inputs.s | stem }}|{{ inputs.s | suffix }}|{{ inputs.s | name }}|{{ inputs.s | parent }}",
+            "x.tar|.gz|x.tar.gz|data",
+        ),
         ("{{ inputs.xs | join('-') }}", "1-b c"),
         ("{{ inputs.cfg | tojson }}", '{"a": {"c": 2}, "b": 1}'),
         ("{{ inputs.nothing | default(7) }}", 7),
@@ -71,7 +85,16 @@ def test_an_expression_is_rendered_once() -> None:
 
 
 def test_the_text_of_a_number_comes_back_as_that_number() -> None:
-    assert [text_of(each) for each in (True, False, 1, 1.0, 1e-05, 0.1, 1e22, -0.0)] == ["true", "false", "1", "1.0", "1e-05", "0.1", "1e+22", "-0.0"]
+    assert [text_of(each) for each in (True, False, 1, 1.0, 1e-05, 0.1, 1e22, -0.0)] == [
+        "true",
+        "false",
+        "1",
+        "1.0",
+        "1e-05",
+        "0.1",
+        "1e+22",
+        "-0.0",
+    ]
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -85,7 +108,10 @@ def test_decimals_round_trip(number: float) -> None:
 @pytest.mark.parametrize(
     ("text", "reads"),
     [
-        ("{{ inputs.n }}{{ steps.train.lora }}", {"inputs.n": 3, "steps.train.lora": "lora.safetensors"}),
+        (
+            "{{ inputs.n }}{{ steps.train.lora }}",
+            {"inputs.n": 3, "steps.train.lora": "lora.safetensors"},
+        ),
         ("{{ inputs[inputs.which] }}", {"inputs.which": "n", "inputs.n": 3}),
         ("{{ inputs.cfg | tojson }}", {"inputs.cfg.b": 1, "inputs.cfg.a.c": 2}),
         ("{{ inputs.xs[0] }}", {"inputs.xs": [1, "b c"]}),
@@ -136,7 +162,9 @@ def test_the_same_reads_mean_the_same_value(one: object, two: object, text: str)
 word = st.from_regex(r"[a-z][a-z0-9_]{0,6}", fullmatch=True).filter(
     lambda name: name not in {"true", "false", "none", "and", "or", "not", "in", "is", "if", "else"}
 )
-prose = st.text(st.sampled_from("ab é😀\n$'\"{}|"), max_size=12).filter(lambda text: "{{" not in text and not text.endswith("{"))
+prose = st.text(st.sampled_from("ab é😀\n$'\"{}|"), max_size=12).filter(
+    lambda text: "{{" not in text and not text.endswith("{")
+)
 around = st.sampled_from(
     [
         "N",
@@ -157,7 +185,9 @@ around = st.sampled_from(
 
 @settings(max_examples=300)
 @given(before=prose, name=word, form=around, after=prose)
-def test_a_reference_is_exactly_where_it_stands(before: str, name: str, form: str, after: str) -> None:
+def test_a_reference_is_exactly_where_it_stands(
+    before: str, name: str, form: str, after: str
+) -> None:
     text = f"{before}{{{{ {form.replace('N', 'inputs.' + name)} }}}}{after}"
     (found,) = references(text)
     assert found.path[:2] == ("inputs", name)
@@ -166,8 +196,16 @@ def test_a_reference_is_exactly_where_it_stands(before: str, name: str, form: st
 
 
 @settings(max_examples=300)
-@given(before=prose, name=word, form=around.filter(lambda form: "default" not in form), after=prose, good=prose)
-def test_an_unknown_name_is_reported_where_it_was_planted(before: str, name: str, form: str, after: str, good: str) -> None:
+@given(
+    before=prose,
+    name=word,
+    form=around.filter(lambda form: "default" not in form),
+    after=prose,
+    good=prose,
+)
+def test_an_unknown_name_is_reported_where_it_was_planted(
+    before: str, name: str, form: str, after: str, good: str
+) -> None:
     head = f"{good}{{{{ known.n }}}}{before}{{{{ "
     text = f"{head}{form.replace('N', 'known.un' + name)} }}}}{after}"
     with pytest.raises(TemplateError) as caught:
@@ -205,7 +243,11 @@ def test_a_mistake_is_underlined_and_answered(text: str, underlined: str, says: 
 
 @pytest.mark.parametrize(
     ("text", "first"),
-    [("{{ inputs.s | stme | default(f()) }}", "stme"), ("{{ (1 is nne)[2 ** 3] }}", "nne"), ("{{ inputs._a._b }}", "_a")],
+    [
+        ("{{ inputs.s | stme | default(f()) }}", "stme"),
+        ("{{ (1 is nne)[2 ** 3] }}", "nne"),
+        ("{{ inputs._a._b }}", "_a"),
+    ],
 )
 def test_the_leftmost_of_several_mistakes_is_reported(text: str, first: str) -> None:
     with pytest.raises(TemplateError) as caught:
@@ -344,7 +386,23 @@ def test_the_meaning_is_jinjas_where_both_have_one() -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
-    atoms = ["a", "b", "s", "2", "0.5", "'x'", "m.k", "xs[0]", "xs[1:]", "(a - b)", "none", "true", "[1, 2]", "(1 if a else s)", "m.gone"]
+    atoms = [
+        "a",
+        "b",
+        "s",
+        "2",
+        "0.5",
+        "'x'",
+        "m.k",
+        "xs[0]",
+        "xs[1:]",
+        "(a - b)",
+        "none",
+        "true",
+        "[1, 2]",
+        "(1 if a else s)",
+        "m.gone",
+    ]
     signs = ["+", "-", "*", "/", "//", "%", "<", "==", "!=", ">=", "in", "not in", "and", "or"]
     scope = {"a": 7, "b": -2, "s": "xyz", "m": {"k": 4}, "xs": [3, "x"]}
     agreed = 0
@@ -356,7 +414,9 @@ def test_the_meaning_is_jinjas_where_both_have_one() -> None:
                     ours = evaluate("{{ " + text + " }}", scope)
                 except TemplateError:
                     continue
-                assert ours == environment.compile_expression(text, undefined_to_none=False)(**scope), text
+                assert ours == environment.compile_expression(text, undefined_to_none=False)(
+                    **scope
+                ), text
                 agreed += 1
     assert agreed > 1000
 
@@ -389,22 +449,37 @@ def test_a_value_is_one_argument(items: list, expected: list[str]) -> None:  # t
 
 
 def test_arguments_that_cannot_be_are_errors() -> None:
-    for item in ("--resume={{ inputs.nothing }}", "x{{ inputs.xs }}", "{{ inputs.cfg }}", "\0", "{{ [[1]] }}", "{{ [none] }}"):
+    for item in (
+        "--resume={{ inputs.nothing }}",
+        "x{{ inputs.xs }}",
+        "{{ inputs.cfg }}",
+        "\0",
+        "{{ [[1]] }}",
+        "{{ [none] }}",
+    ):
         with pytest.raises(TemplateError):
             argv([item], SCOPE)
 
 
 def test_args_are_flags() -> None:
     made = args(
-        {"rank": "{{ inputs.n }}", "fast": "{{ inputs.on }}", "slow": False, "none": "{{ inputs.nothing }}", "xs": "{{ inputs.xs }}", "no": []}, SCOPE
+        {
+            "rank": "{{ inputs.n }}",
+            "fast": "{{ inputs.on }}",
+            "slow": False,
+            "none": "{{ inputs.nothing }}",
+            "xs": "{{ inputs.xs }}",
+            "no": [],
+        },
+        SCOPE,
     )
     assert made == ["--rank", "3", "--fast", "--xs", "1", "b c"]
 
 
 def test_rendering_a_tree_keeps_types() -> None:
-    assert render({"a": ["{{ inputs.n }}", 1.5, {"b": "{{ inputs.on }}", "c": "n={{ inputs.n }}"}]}, SCOPE) == {
-        "a": [3, 1.5, {"b": True, "c": "n=3"}]
-    }
+    assert render(
+        {"a": ["{{ inputs.n }}", 1.5, {"b": "{{ inputs.on }}", "c": "n={{ inputs.n }}"}]}, SCOPE
+    ) == {"a": [3, 1.5, {"b": True, "c": "n=3"}]}
 
 
 # ---- shell: what can be said without running one ----
@@ -421,10 +496,19 @@ def test_rendering_a_tree_keeps_types() -> None:
             'cat <<A <<-B; echo "${_recipe_1}"\n${_recipe_2}\nA\n\t${_recipe_3}\n\tB\n"${_recipe_4}"',
         ),
         ("echo $(( {{ n }} * 4 ))", "echo $(( ${_recipe_1} * 4 ))"),
-        ("x=$(case a in a) echo {{ s }};; esac); echo {{ s }}", 'x=$(case a in a) echo "${_recipe_1}";; esac); echo "${_recipe_2}"'),
-        ('echo "$(basename "{{ s }}" {{ s }})"', 'echo "$(basename "${_recipe_1}" "${_recipe_2}")"'),
+        (
+            "x=$(case a in a) echo {{ s }};; esac); echo {{ s }}",
+            'x=$(case a in a) echo "${_recipe_1}";; esac); echo "${_recipe_2}"',
+        ),
+        (
+            'echo "$(basename "{{ s }}" {{ s }})"',
+            'echo "$(basename "${_recipe_1}" "${_recipe_2}")"',
+        ),
         ('echo ${a#{{ s }}} "${a%{{ s }}}"', 'echo ${a#"${_recipe_1}"} "${a%"${_recipe_2}"}"'),
-        ("echo a#{{ s }} # {{ gone }} '\necho {{ s }}", 'echo a#"${_recipe_1}" # ${_recipe_2} \'\necho "${_recipe_3}"'),
+        (
+            "echo a#{{ s }} # {{ gone }} '\necho {{ s }}",
+            'echo a#"${_recipe_1}" # ${_recipe_2} \'\necho "${_recipe_3}"',
+        ),
         ("echo \\\"{{ s }}\\'", 'echo \\""${_recipe_1}"\\\''),
         ("_recipe_1=2; echo {{ s }}", '_recipe_1=2; echo "${_recipe___1}"'),
     ],
@@ -471,7 +555,9 @@ def test_a_place_where_no_value_can_stand_is_an_error_before_anything_runs(text:
 )
 def test_a_pipe_is_a_warning_without_bash(text: str, pipes: int) -> None:
     found = warnings(text)
-    assert [text[each.offset : each.offset + each.length] for each in found if each.code == "pipe"] == ["|"] * pipes
+    assert [
+        text[each.offset : each.offset + each.length] for each in found if each.code == "pipe"
+    ] == ["|"] * pipes
     assert not warnings(text, True)
 
 
@@ -487,9 +573,14 @@ def test_a_pipe_is_a_warning_without_bash(text: str, pipes: int) -> None:
         ". {{ x }}",
     ],
 )
-def test_a_value_that_is_source_for_another_interpreter_is_a_warning_with_the_env_way(text: str) -> None:
+def test_a_value_that_is_source_for_another_interpreter_is_a_warning_with_the_env_way(
+    text: str,
+) -> None:
     (doubt,) = warnings(text, True)
-    assert (doubt.code, text[doubt.offset : doubt.offset + doubt.length]) == ("template-in-code", "{{ x }}")
+    assert (doubt.code, text[doubt.offset : doubt.offset + doubt.length]) == (
+        "template-in-code",
+        "{{ x }}",
+    )
     assert "env:" in doubt.fix
 
 
@@ -525,12 +616,23 @@ def test_any_script_is_read_without_a_crash(text: str) -> None:
 def test_a_leaf_knows_its_expressions() -> None:
     text = "a {{ x }} b {{ y ~ '}}' }}"
     assert has(text) and not has("a { { x } }")
-    assert [text[each.offset : each.offset + each.length] for each in expressions(text)] == ["{{ x }}", "{{ y ~ '}}' }}"]
+    assert [text[each.offset : each.offset + each.length] for each in expressions(text)] == [
+        "{{ x }}",
+        "{{ y ~ '}}' }}",
+    ]
 
 
 def test_a_place_is_text_and_has_parts() -> None:
     scope = {"state": {"checkpoints": StatePath("ck/", {"latest": None})}}
-    assert argv(["a", "{{ state.checkpoints }}", "{{ state.checkpoints.latest }}", "{{ state.checkpoints }}/x"], scope) == ["a", "ck/", "ck//x"]
+    assert argv(
+        [
+            "a",
+            "{{ state.checkpoints }}",
+            "{{ state.checkpoints.latest }}",
+            "{{ state.checkpoints }}/x",
+        ],
+        scope,
+    ) == ["a", "ck/", "ck//x"]
     with pytest.raises(TemplateError, match="has no `newest`"):
         evaluate("{{ state.checkpoints.newest }}", scope)
 

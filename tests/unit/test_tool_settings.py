@@ -6,11 +6,23 @@ from typing import Any
 
 import pytest
 
-from runner.advice.tool_settings import Origin, Settings, Unknown, of_inputs, of_tree, of_words, scalar, words
+from runner.advice.tool_settings import (
+    Origin,
+    Settings,
+    Unknown,
+    of_inputs,
+    of_tree,
+    of_words,
+    scalar,
+    words,
+)
 from runner.language.template import StatePath
 from runner.planning.step import StepSpec
 
-NAMES = {"save_every": ["save_steps", "checkpointing_steps", "save.save_every"], "max_steps": ["max_train_steps"]}
+NAMES = {
+    "save_every": ["save_steps", "checkpointing_steps", "save.save_every"],
+    "max_steps": ["max_train_steps"],
+}
 
 
 def step(run: Any = None, accelerate: Any = None) -> StepSpec:
@@ -18,7 +30,12 @@ def step(run: Any = None, accelerate: Any = None) -> StepSpec:
 
 
 def scope(**inputs: Any) -> dict[str, Any]:
-    return {"inputs": inputs, "outputs": {"o": "out"}, "steps": {}, "state": {"c": StatePath("state/c", {"latest": None})}}
+    return {
+        "inputs": inputs,
+        "outputs": {"o": "out"},
+        "steps": {},
+        "state": {"c": StatePath("state/c", {"latest": None})},
+    }
 
 
 def told(spec: StepSpec, **inputs: Any) -> Settings:
@@ -44,14 +61,33 @@ def test_an_option_is_found_however_it_is_written(run: Any) -> None:
 
 
 def test_an_accelerate_block_is_read_as_it_is_started() -> None:
-    args = {"save-steps": "{{ inputs.often }}", "resume": "{{ state.c.latest }}", "use-ema": True, "quiet": False}
+    args = {
+        "save-steps": "{{ inputs.often }}",
+        "resume": "{{ state.c.latest }}",
+        "use-ema": True,
+        "quiet": False,
+    }
     found = told(step(accelerate={"script": "train.py", "args": args}), often=7)
-    assert (found["save_every"], found["resume"], found["use_ema"], found["quiet"]) == (7, None, True, None)
+    assert (found["save_every"], found["resume"], found["use_ema"], found["quiet"]) == (
+        7,
+        None,
+        True,
+        None,
+    )
     assert found.setting("save_every").origin == Origin("input", "often")  # type: ignore[union-attr]
 
 
 def test_what_an_accelerate_block_says_of_precision_is_reported() -> None:
-    found = told(step(accelerate={"module": "a.train", "mixed_precision": "{{ inputs.kind }}", "args": ["--lr", "1"]}), kind="fp16")
+    found = told(
+        step(
+            accelerate={
+                "module": "a.train",
+                "mixed_precision": "{{ inputs.kind }}",
+                "args": ["--lr", "1"],
+            }
+        ),
+        kind="fp16",
+    )
     assert (found["mixed_precision"], found["lr"]) == ("fp16", 1)
     assert found.setting("mixed_precision").origin == Origin("input", "kind")  # type: ignore[union-attr]
 
@@ -77,7 +113,12 @@ def test_what_only_the_running_step_knows_is_unknown() -> None:
 
 
 def test_a_configuration_is_found_by_its_path_its_end_and_our_name() -> None:
-    tree = {"save": {"save_every": "{{ inputs.often }}"}, "datasets": [{"path": "a"}, {"path": "b"}], "model": {"lora": {"rank": 8}}, "off": None}
+    tree = {
+        "save": {"save_every": "{{ inputs.often }}"},
+        "datasets": [{"path": "a"}, {"path": "b"}],
+        "model": {"lora": {"rank": 8}},
+        "off": None,
+    }
     found = Settings(of_tree(tree, scope(often=5), "config.yaml"), NAMES)
     assert found["save_every"] == 5 and found["datasets.path"] == "a"
     assert found["model.lora"] == {"rank": None} and found["lora.rank"] == 8 and found["rank"] == 8
@@ -88,7 +129,10 @@ def test_a_configuration_is_found_by_its_path_its_end_and_our_name() -> None:
 
 def test_what_the_program_is_given_wins_over_what_an_input_is_called() -> None:
     line = of_words(words(step(["t", "--max_train_steps", "10"]), scope()))
-    found = Settings([*line, *of_inputs({"max_steps": 99, "save_steps": 3, "vae": None, "set": {"a.b": 1}})], NAMES)
+    found = Settings(
+        [*line, *of_inputs({"max_steps": 99, "save_steps": 3, "vae": None, "set": {"a.b": 1}})],
+        NAMES,
+    )
     assert found["max_steps"] == 99, "our own name is looked up first"
     assert found["save_every"] == 3 and found["vae"] is None and found["a.b"] == 1
     assert found.place("vae") == Origin("input", "vae") and found.place("nothing") is None
@@ -104,6 +148,15 @@ def test_a_word_is_the_value_that_it_most_likely_is(text: str, value: object) ->
     assert scalar(text) == value and type(scalar(text)) is type(value)
 
 
-@pytest.mark.parametrize("run", ["echo 'unclosed\nt --lr 3", "{{ nonsense", "cat <<E\n{{ inputs.often }}\nE\n", "", "$(x) `y` \\"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        "echo 'unclosed\nt --lr 3",
+        "{{ nonsense",
+        "cat <<E\n{{ inputs.often }}\nE\n",
+        "",
+        "$(x) `y` \\",
+    ],
+)
 def test_a_script_that_cannot_be_read_is_no_error(run: str) -> None:
     told(step(run), often=1)

@@ -35,7 +35,9 @@ def trained(folder: Path, do: str, **more: str) -> tuple[str, int]:
     """The steps that were saved, and the status."""
     program = LOOP.format(trainers=str(shipped() / "recipes/trainers"), at=4, do=do)
     env = {**os.environ, "RECIPE_CONTROL": str(folder / "control"), **more}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
+    )
     assert not done.stderr, done.stderr
     return done.stdout.strip(), done.returncode
 
@@ -46,21 +48,37 @@ def asking(what: str) -> str:
 
 @pytest.mark.parametrize(
     ("what", "saved", "status"),
-    [("pause", "4", -signal.SIGTERM), ("stop", "4", -signal.SIGTERM), ("checkpoint", "4", 0), ("something newer", "", 0)],
+    [
+        ("pause", "4", -signal.SIGTERM),
+        ("stop", "4", -signal.SIGTERM),
+        ("checkpoint", "4", 0),
+        ("something newer", "", 0),
+    ],
 )
-def test_a_training_does_what_it_is_asked_at_the_end_of_its_step(what: str, saved: str, status: int, tmp_path: Path) -> None:
-    assert trained(tmp_path, asking(what).replace("{path}", str(tmp_path / "control"))) == (saved, status)
+def test_a_training_does_what_it_is_asked_at_the_end_of_its_step(
+    what: str, saved: str, status: int, tmp_path: Path
+) -> None:
+    assert trained(tmp_path, asking(what).replace("{path}", str(tmp_path / "control"))) == (
+        saved,
+        status,
+    )
     first = (tmp_path / "control").read_text().splitlines()[0]
     assert json.loads(first)["listens"] == ["stop", "pause", "checkpoint"]
 
 
 def test_a_signal_asks_for_the_same(tmp_path: Path) -> None:
-    assert trained(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGTERM)") == ("4", -signal.SIGTERM)
+    assert trained(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGTERM)") == (
+        "4",
+        -signal.SIGTERM,
+    )
 
 
 def test_half_a_line_asks_for_nothing_and_rubbish_neither(tmp_path: Path) -> None:
     path = str(tmp_path / "control")
-    assert trained(tmp_path, f"open({path!r}, 'a').write('[1]' + chr(10) + 'x' + chr(10) + '{{\"ask\": \"pause\"')") == ("", 0)
+    assert trained(
+        tmp_path,
+        f"open({path!r}, 'a').write('[1]' + chr(10) + 'x' + chr(10) + '{{\"ask\": \"pause\"')",
+    ) == ("", 0)
 
 
 def test_without_a_file_nothing_is_asked(tmp_path: Path) -> None:

@@ -7,7 +7,15 @@ import pytest
 from runner.hosts.variables import in_container, inherited, settled
 from runner.secrets import passwords, tokenlike
 
-LOGIN = {"HOME": "/h", "NO_PROXY": "x", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/data", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/p", "HF_TOKEN": "t" * 9}
+LOGIN = {
+    "HOME": "/h",
+    "NO_PROXY": "x",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_CACHE": "/data",
+    "NCCL_DEBUG": "INFO",
+    "PYTHONPATH": "/p",
+    "HF_TOKEN": "t" * 9,
+}
 
 
 def test_paths_of_the_host_and_its_home_do_not_go_into_a_container() -> None:
@@ -35,4 +43,7 @@ def test_what_looks_like_a_token(name: str, value: str, secret: bool) -> None:
 
 
 def test_the_password_of_a_proxy_is_known_for_masking() -> None:
-    assert [secret.reveal for secret in passwords({"https_proxy": "http://me:hunter2@proxy:3128", "no_proxy": "a@b"})] == ["hunter2"]
+    assert [
+        secret.reveal
+        for secret in passwords({"https_proxy": "http://me:hunter2@proxy:3128", "no_proxy": "a@b"})
+    ] == ["hunter2"]

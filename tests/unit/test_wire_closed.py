@@ -26,7 +26,9 @@ class Greeting:
         self._steps = steps
         self.calls: list[AsyncGenerator[bytes, None]] = []
 
-    def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncGenerator[bytes, None]:
+    def call(
+        self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING
+    ) -> AsyncGenerator[bytes, None]:
         self.calls.append(self._answer(argv[5]))
         return self.calls[-1]
 
@@ -41,7 +43,9 @@ class Greeting:
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("begins", ["open", "ask"])
-def test_no_stream_outlives_its_wire_at_whatever_moment_that_is_closed(steps: int, begins: str) -> None:
+def test_no_stream_outlives_its_wire_at_whatever_moment_that_is_closed(
+    steps: int, begins: str
+) -> None:
     async def closed_after(moment: int) -> list[bool]:
         host = Greeting(steps)
         wire = Wire(host, host.root)
@@ -55,7 +59,9 @@ def test_no_stream_outlives_its_wire_at_whatever_moment_that_is_closed(steps: in
         return [getattr(call, "ag_frame", None) is None for call in host.calls]
 
     for moment in range(40):
-        assert all(asyncio.run(closed_after(moment))), f"one is there that nobody holds, after {moment} steps"
+        assert all(asyncio.run(closed_after(moment))), (
+            f"one is there that nobody holds, after {moment} steps"
+        )
 
 
 def test_all_that_wait_for_a_stream_are_answered_when_their_wire_is_closed() -> None:
@@ -80,18 +86,29 @@ def test_a_program_that_is_given_up_at_any_moment_of_its_beginning_is_ended() ->
         others = {each.pid for each in psutil.Process().children(recursive=True)}  # of other tests
 
         def ours() -> list[psutil.Process]:
-            return [each for each in psutil.Process().children(recursive=True) if each.pid not in others]
+            return [
+                each for each in psutil.Process().children(recursive=True) if each.pid not in others
+            ]
 
         call = calls.call(("sh", "-c", "sleep 1000 <&0 & wait"), _silent(), {"PATH": os.defpath})
         reading = asyncio.create_task(anext(call))
         for _ in range(moment):
             await asyncio.sleep(0)
-        until(lambda: len(ours()) != 1)  # nothing, or the program and its child; the loop stands still
+        until(
+            lambda: len(ours()) != 1
+        )  # nothing, or the program and its child; the loop stands still
         begun = ours()
         reading.cancel()
         done, _ = await asyncio.wait([reading], timeout=10)
         assert done
-        until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in begun), seconds=10)
+        until(
+            lambda: (
+                not any(
+                    each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in begun
+                )
+            ),
+            seconds=10,
+        )
 
     for moment in range(1, 10):
         asyncio.run(given_up(moment))

@@ -41,7 +41,13 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
     """What the first rows of a dataset here say, and the heads of its images.  `limit` is in tokens of the model's tokenizer."""
     if not path.exists():
         return {}
-    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(
+            each for each in path.rglob("*") if each.is_file() and not each.name.startswith(".")
+        )
+    )
     found: dict[str, object] = {"size": round(sum(each.stat().st_size for each in files) / GB, 3)}
     images = [each for each in files if each.suffix.lower() in (*_IMAGES, *_ODD)]
     if images:
@@ -56,27 +62,44 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
         if len(rows) >= ROWS:
             break
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    talk = any(isinstance(row.get(name), list) for row in rows for name in ("messages", "conversations", "prompt", "chosen"))
+    talk = any(
+        isinstance(row.get(name), list)
+        for row in rows
+        for name in ("messages", "conversations", "prompt", "chosen")
+    )
     found |= {"rows": len(rows), "sampled": len(rows), "columns": columns, "conversational": talk}
-    found |= {"tool_rows": sum(map(_has_tools, rows)), "layout": _layout(rows, columns), "called": _called(columns)}
+    found |= {
+        "tool_rows": sum(map(_has_tools, rows)),
+        "layout": _layout(rows, columns),
+        "called": _called(columns),
+    }
     if all("text" in row for row in rows):
         return found | {"truncated": 0.0}  # plain text is cut in pieces, and nothing of it is lost
     lengths = _lengths(rows, model) if limit else None
     if lengths is not None and limit:
         found["longest"] = max(lengths, default=0)
-        found["truncated"] = round(100 * sum(length > limit for length in lengths) / max(1, len(lengths)), 1)
+        found["truncated"] = round(
+            100 * sum(length > limit for length in lengths) / max(1, len(lengths)), 1
+        )
     return found
 
 
 def _tasks(files: Iterable[Path]) -> list[str]:
     """The names that task files of lm-evaluation-harness give: of tasks and of groups."""
     texts = [contents(each, LARGE) or b"" for each in files if each.suffix == ".yaml"]
-    return [name.decode(errors="replace") for data in texts for name in re.findall(rb"^(?:task|group): *([^\s\[#]+)", data, re.MULTILINE)]
+    return [
+        name.decode(errors="replace")
+        for data in texts
+        for name in re.findall(rb"^(?:task|group): *([^\s\[#]+)", data, re.MULTILINE)
+    ]
 
 
 def _called(columns: Sequence[str]) -> dict[str, str | None]:
     """For each name that trainers look for the column that has it, or one by which it usually goes elsewhere; None where there is neither."""
-    return {name: next((each for each in (name, *others) if each in columns), None) for name, others in CALLED.items()}
+    return {
+        name: next((each for each in (name, *others) if each in columns), None)
+        for name, others in CALLED.items()
+    }
 
 
 def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
@@ -84,19 +107,32 @@ def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | 
     if {"instruction", "output"} <= set(columns):
         return "alpaca" if any(row.get("input") for row in rows) else None
     turns = [turn for row in rows for turn in _turns(row, ("conversations", "messages"))]
-    return "sharegpt" if turns and all("from" in turn and "value" in turn for turn in turns) else None
+    return (
+        "sharegpt" if turns and all("from" in turn and "value" in turn for turn in turns) else None
+    )
 
 
 def _has_tools(row: Mapping[str, Any]) -> bool:
     """Whether a row's conversation calls tools, or has a message without text."""
-    turns = [turn for turn in _turns(row, ("messages", "conversations", "prompt", "completion", "chosen", "rejected")) if "role" in turn]
-    return bool(turns) and (bool(row.get("tools")) or any(turn.get("tool_calls") or not isinstance(turn.get("content"), str) for turn in turns))
+    turns = [
+        turn
+        for turn in _turns(
+            row, ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
+        )
+        if "role" in turn
+    ]
+    return bool(turns) and (
+        bool(row.get("tools"))
+        or any(turn.get("tool_calls") or not isinstance(turn.get("content"), str) for turn in turns)
+    )
 
 
 def _turns(row: Mapping[str, Any], names: Iterable[str]) -> Iterator[Mapping[str, Any]]:
     for name in names:
         value = row.get(name)
-        yield from (turn for turn in value if isinstance(turn, Mapping)) if isinstance(value, list) else ()
+        yield from (
+            (turn for turn in value if isinstance(turn, Mapping)) if isinstance(value, list) else ()
+        )
 
 
 def _rows(file: Path, most: int) -> list[dict[str, Any]]:
@@ -114,7 +150,11 @@ def _rows(file: Path, most: int) -> list[dict[str, Any]]:
     with file.open("rb") as opened:
         if suffix == ".json":
             value = json.loads(opened.read(64 * LARGE))
-            return [row for row in value[:most] if isinstance(row, dict)] if isinstance(value, list) else []
+            return (
+                [row for row in value[:most] if isinstance(row, dict)]
+                if isinstance(value, list)
+                else []
+            )
         lines = [opened.readline(LARGE).decode("utf-8", "replace") for _ in range(most)]
     lines = [line for line in lines if line.strip()]
     if suffix == ".jsonl":
@@ -138,17 +178,36 @@ def _lengths(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int]
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
 
     def count(values: Iterable[object]) -> int:
-        return len(tokenizer.encode(" ".join(text for value in values for text in _texts(value))).ids)
+        return len(
+            tokenizer.encode(" ".join(text for value in values for text in _texts(value))).ids
+        )
 
     # A pair is as long as its longer answer with the prompt; other columns are somebody's notes.
     read = [{name: value for name, value in row.items() if name in _LEARNT} or row for row in rows]
-    answers = [[row[name] for name in ("chosen", "rejected") if name in row] or [""] for row in read]
-    rest = [[value for name, value in row.items() if name not in ("chosen", "rejected")] for row in read]
-    return [max(count([*common, answer]) for answer in each) for common, each in zip(rest, answers, strict=True)]
+    answers = [
+        [row[name] for name in ("chosen", "rejected") if name in row] or [""] for row in read
+    ]
+    rest = [
+        [value for name, value in row.items() if name not in ("chosen", "rejected")] for row in read
+    ]
+    return [
+        max(count([*common, answer]) for answer in each)
+        for common, each in zip(rest, answers, strict=True)
+    ]
 
 
 _LEARNT: Final = (
-    *("messages", "conversations", "prompt", "completion", "chosen", "rejected", "instruction", "input", "output"),
+    *(
+        "messages",
+        "conversations",
+        "prompt",
+        "completion",
+        "chosen",
+        "rejected",
+        "instruction",
+        "input",
+        "output",
+    ),
     *("question", "answer", "response", "content"),
 )
 """Columns that trainers learn from, by their usual names."""
@@ -168,8 +227,13 @@ def _texts(value: object) -> Iterator[str]:
 
 def _image_facts(images: Sequence[Path], files: Sequence[Path]) -> dict[str, object]:
     stems = [each.with_suffix("") for each in images]
-    written = {each.with_suffix("") for each in files if each.suffix.lower() in (".txt", ".caption")}
-    tables = any(each.name in ("metadata.jsonl", "metadata.csv", "captions.csv", "captions.jsonl") for each in files)
+    written = {
+        each.with_suffix("") for each in files if each.suffix.lower() in (".txt", ".caption")
+    }
+    tables = any(
+        each.name in ("metadata.jsonl", "metadata.csv", "captions.csv", "captions.jsonl")
+        for each in files
+    )
     return {
         "images": len(images),
         "captions_missing": 0 if tables else sum(stem not in written for stem in stems),

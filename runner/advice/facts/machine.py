@@ -30,7 +30,11 @@ def facts(name: str, said: bytes) -> dict[str, object]:
     facts = driven.facts(said)
     have = driven.resources(facts)
     found: dict[str, object] = {"name": name, "gpus": have.gpus or 0, "gpu": have.gpu}
-    for key, value in (("memory", have.memory), ("disk", have.disk), ("gpu_memory", have.gpu_memory)):
+    for key, value in (
+        ("memory", have.memory),
+        ("disk", have.disk),
+        ("gpu_memory", have.gpu_memory),
+    ):
         if value:
             found[key] = round(value / GB, 3 if key == "gpu_memory" else 1)
     said_first = {key: texts[0] for key, texts in facts.items() if texts}
@@ -42,7 +46,9 @@ def facts(name: str, said: bytes) -> dict[str, object]:
     if numbers := re.findall(r"\d+", said_first.get("gpu_driver", "")):
         found["driver"] = [int(part) for part in numbers]
     provider = next((name for name in facts.get("rented", ()) if name in _PROVIDERS), None)
-    found["rented"] = provider or next((each for each, address in _PROVIDERS.items() if address in name), None)
+    found["rented"] = provider or next(
+        (each for each, address in _PROVIDERS.items() if address in name), None
+    )
     found["auto_tmux"] = found["rented"] == "vast" and not facts.get("no_tmux")
     return found
 
@@ -55,7 +61,11 @@ def offer(host: Facts) -> dict[str, object]:
     """What is known of a rented machine by looking at it.  How long it may be had, and whose it is, only its provider can tell."""
     if (provider := host["rented"]) is None:
         return dict.fromkeys(("provider", "ssh", "auto_tmux", "hours_left", "verified"))
-    return {"provider": provider, "ssh": "proxy" if "@ssh.runpod.io" in str(host["name"]) else "direct", "auto_tmux": host["auto_tmux"]}
+    return {
+        "provider": provider,
+        "ssh": "proxy" if "@ssh.runpod.io" in str(host["name"]) else "direct",
+        "auto_tmux": host["auto_tmux"],
+    }
 
 
 def here(root: Path) -> dict[str, object]:
@@ -77,7 +87,9 @@ async def ask(driver: Any) -> dict[str, object]:
                 failed = failed or host
                 continue
             try:
-                said = b"".join([data async for data in host.call(driven.question(host.root, SCRIPT))])
+                said = b"".join(
+                    [data async for data in host.call(driven.question(host.root, SCRIPT))]
+                )
                 return facts(name, said)
             except DriverError as error:
                 failed = failed or error
@@ -94,7 +106,11 @@ def gpu(step: Facts, host: Facts) -> dict[str, object]:
     try:
         if (host["gpus"] or 0) > 0:  # type: ignore[operator]
             found["name"] = host["gpu"]
-            for name, key in (("capability", "capability"), ("cuda_max", "cuda"), ("memory", "gpu_memory")):
+            for name, key in (
+                ("capability", "capability"),
+                ("cuda_max", "cuda"),
+                ("memory", "gpu_memory"),
+            ):
                 try:
                     found[name] = host[key]
                 except Unknown:

@@ -29,8 +29,14 @@ def _above(found: Survey, n: int) -> str:
     from ...language.imports import started
 
     spec = found.plan.specs()[n]
-    names = [start.name for start in started(spec.run, spec.accelerate) if start.name.startswith("../")]
-    return f"; a step runs there, wherever its recipe is: write {names[0].replace('../', '')} for {names[0]}" if names else ""
+    names = [
+        start.name for start in started(spec.run, spec.accelerate) if start.name.startswith("../")
+    ]
+    return (
+        f"; a step runs there, wherever its recipe is: write {names[0].replace('../', '')} for {names[0]}"
+        if names
+        else ""
+    )
 
 
 def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
@@ -42,12 +48,25 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     absent = "does not exist"
     wrong = [(dep, absent) for dep in node.deps if dep in facts.files and facts.files[dep] is None]
     home = found.plan.homes[node.home]
-    for pattern in (unspelled(each)[0] for each in node.code if facts.code.get((node.home, each)) == []):
+    for pattern in (
+        unspelled(each)[0] for each in node.code if facts.code.get((node.home, each)) == []
+    ):
         if pattern == AUTO:
-            wrong.append(("its code, `auto`", f"finds no script below {home} that its command starts{_above(found, n)}"))
+            wrong.append(
+                (
+                    "its code, `auto`",
+                    f"finds no script below {home} that its command starts{_above(found, n)}",
+                )
+            )
         else:
-            wrong.append((pattern, f"matches no file below {home}{_beside(found.source, home, pattern)}"))
-    if node.lock and (node.home, node.lock) in facts.locks and facts.locks[node.home, node.lock] is None:
+            wrong.append(
+                (pattern, f"matches no file below {home}{_beside(found.source, home, pattern)}")
+            )
+    if (
+        node.lock
+        and (node.home, node.lock) in facts.locks
+        and facts.locks[node.home, node.lock] is None
+    ):
         wrong.append((node.lock, absent))
     for source in node.takes:
         if source.kind != "path":
@@ -67,12 +86,16 @@ class Member(NamedTuple):
 
     given: str
     wrong: str  # why it cannot be had, or ""
-    bases: tuple[str, ...] | None  # of a class: those that come from other files; None where that is not known
+    bases: (
+        tuple[str, ...] | None
+    )  # of a class: those that come from other files; None where that is not known
 
 
 def members(ws: Workspace, found: Survey, n: int) -> Iterator[Member]:
     """Those of files that are on this disk, as their syntax tells."""
-    files = {source.name: source.address for source in found.plan.nodes[n].takes if source.kind == "path"}
+    files = {
+        source.name: source.address for source in found.plan.nodes[n].takes if source.kind == "path"
+    }
     for value in found.plan.specs()[n].names.inputs.values():
         for text in value if isinstance(value, list) else [value]:
             path, _, name = text.rpartition(":") if isinstance(text, str) else ("", "", "")
@@ -93,7 +116,9 @@ def _member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
         return "", tuple(dict.fromkeys(_bases(classes[name], classes)))
     if any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body):
         return "", ()
-    said = {getattr(node, word, None) for node in ast.walk(tree) for word in ("id", "name", "asname")}
+    said = {
+        getattr(node, word, None) for node in ast.walk(tree) for word in ("id", "name", "asname")
+    }
     if name in said or "*" in said:
         return "", None
     return "is not in that file" + (f" (it has {', '.join(classes)})" if classes else ""), None

@@ -18,7 +18,9 @@ from . import GB, LARGE, contents
 _PATIENCE: Final = 5.0  # seconds for an answer of the Hub
 
 
-def facts(folder: Path, address: str, template: Path | None = None, adapter: Path | None = None) -> dict[str, object]:
+def facts(
+    folder: Path, address: str, template: Path | None = None, adapter: Path | None = None
+) -> dict[str, object]:
     """What a model's own files say: those of a folder here, of the Hub's cache, or of the Hub.  What is not to be had is left out: unknown.
 
     `template` is a chat template that is used instead of the model's own, `adapter` a folder here with what is put on the model.
@@ -31,11 +33,24 @@ def facts(folder: Path, address: str, template: Path | None = None, adapter: Pat
 
 
 def _of_files(folder: Path, address: str, template: Path | None) -> dict[str, object]:
-    given = (contents(template, LARGE) or b"").decode(errors="replace") if template is not None else None
+    given = (
+        (contents(template, LARGE) or b"").decode(errors="replace")
+        if template is not None
+        else None
+    )
     name = bare(address)
     if folder.is_dir():
-        known: dict[str, object] = {"exists": True, "hub": False, "gated": False, "access": "granted"}
-        weights = [path.stat().st_size for path in folder.glob("**/*") if path.suffix in (".safetensors", ".bin", ".pt") and path.is_file()]
+        known: dict[str, object] = {
+            "exists": True,
+            "hub": False,
+            "gated": False,
+            "access": "granted",
+        }
+        weights = [
+            path.stat().st_size
+            for path in folder.glob("**/*")
+            if path.suffix in (".safetensors", ".bin", ".pt") and path.is_file()
+        ]
         known["size"] = round(sum(weights) / GB, 3)
         return known | _modules(folder) | _read_model(lambda file: contents(folder / file), given)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
@@ -43,13 +58,26 @@ def _of_files(folder: Path, address: str, template: Path | None) -> dict[str, ob
     hub = {"hub": True} | _ask_hub(name)
     snapshot = _cached(name)
     if snapshot is not None:
-        return {"exists": True} | hub | _modules(snapshot) | _read_model(lambda file: contents(snapshot / file), given)
-    return hub | (_read_model(partial(_fetched, name), given) if hub.get("access") == "granted" else {})
+        return (
+            {"exists": True}
+            | hub
+            | _modules(snapshot)
+            | _read_model(lambda file: contents(snapshot / file), given)
+        )
+    return hub | (
+        _read_model(partial(_fetched, name), given) if hub.get("access") == "granted" else {}
+    )
 
 
 def _read_model(read: Callable[[str], bytes | None], given: str | None) -> dict[str, object]:
-    config, pipeline, tokens = (_mapping(read(name)) for name in ("config.json", "model_index.json", "tokenizer_config.json"))
-    found: dict[str, object] = {"pipeline": pipeline.get("_class_name") if pipeline else None, "adapter": _mapping(read(_ADAPTER)) or None}
+    config, pipeline, tokens = (
+        _mapping(read(name))
+        for name in ("config.json", "model_index.json", "tokenizer_config.json")
+    )
+    found: dict[str, object] = {
+        "pipeline": pipeline.get("_class_name") if pipeline else None,
+        "adapter": _mapping(read(_ADAPTER)) or None,
+    }
     if config:
         inner = config.get("text_config")
         text = inner if isinstance(inner, dict) else config
@@ -58,15 +86,22 @@ def _read_model(read: Callable[[str], bytes | None], given: str | None) -> dict[
             "config": config,
             "architecture": architectures[0],
             "type": config.get("model_type"),
-            "vision": "vision_config" in config or "visual" in config or str(architectures[0]).endswith("VisionModel"),
+            "vision": "vision_config" in config
+            or "visual" in config
+            or str(architectures[0]).endswith("VisionModel"),
             "vocabulary": text.get("vocab_size"),
             "positions": text.get("max_position_embeddings"),
         }
     elif pipeline:
-        found |= dict.fromkeys(("architecture", "type", "vocabulary", "positions")) | {"vision": False}
+        found |= dict.fromkeys(("architecture", "type", "vocabulary", "positions")) | {
+            "vision": False
+        }
     if tokens:
         template = (
-            given if given is not None else _template(tokens.get("chat_template")) or (read("chat_template.jinja") or b"").decode(errors="replace")
+            given
+            if given is not None
+            else _template(tokens.get("chat_template"))
+            or (read("chat_template.jinja") or b"").decode(errors="replace")
         )
         begin = _token(tokens.get("bos_token"))
         found |= {
@@ -74,9 +109,12 @@ def _read_model(read: Callable[[str], bytes | None], given: str | None) -> dict[
             "eos": _token(tokens.get("eos_token")),
             "chat_template": bool(template),
             "template_bos": bool(begin) and ("bos_token" in template or str(begin) in template),
-            "adds_bos": bool(tokens.get("add_bos_token", False)) or _adds(read("tokenizer.json"), begin),
+            "adds_bos": bool(tokens.get("add_bos_token", False))
+            or _adds(read("tokenizer.json"), begin),
         }
-        if template or given is None:  # one that is given by a name that only its tool knows is not known here
+        if (
+            template or given is None
+        ):  # one that is given by a name that only its tool knows is not known here
             found |= _ends(template, tokens, config, read)
     return found
 
@@ -86,22 +124,50 @@ _PIECES: Final = 10_000  # parts of a rendered template that are read, at most
 _MARKS: Final = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 
-def _ends(template: str, tokens: Mapping[str, Any], config: Mapping[str, Any], read: Callable[[str], bytes | None]) -> dict[str, object]:
+def _ends(
+    template: str,
+    tokens: Mapping[str, Any],
+    config: Mapping[str, Any],
+    read: Callable[[str], bytes | None],
+) -> dict[str, object]:
     """What a chat template writes behind an answer, and the tokens at which generation stops.  What is unknown is left out."""
-    added = {int(id): _token(each) for id, each in (tokens.get("added_tokens_decoder") or {}).items() if str(id).isdecimal()}
+    added = {
+        int(id): _token(each)
+        for id, each in (tokens.get("added_tokens_decoder") or {}).items()
+        if str(id).isdecimal()
+    }
     if not added:
-        added = {each["id"]: each["content"] for each in _mapping(read("tokenizer.json")).get("added_tokens") or () if {"id", "content"} <= set(each)}
+        added = {
+            each["id"]: each["content"]
+            for each in _mapping(read("tokenizer.json")).get("added_tokens") or ()
+            if {"id", "content"} <= set(each)
+        }
     found: dict[str, object] = {}
     ids = (_mapping(read("generation_config.json")) or config).get("eos_token_id")
     listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if all(id in added for id in listed):
-        found["stops"] = [text for text in dict.fromkeys((_token(tokens.get("eos_token")), *(added[id] for id in listed))) if text]
-    special = {name: _token(tokens.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        found["stops"] = [
+            text
+            for text in dict.fromkeys(
+                (_token(tokens.get("eos_token")), *(added[id] for id in listed))
+            )
+            if text
+        ]
+    special = {
+        name: _token(tokens.get(name))
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+    }
     if not template:
         found["turn_end"] = None
     elif (behind := _behind_answer(template, special)) is not None:
-        ends = [text for text in (*added.values(), special["eos_token"]) if text and behind.startswith(text)]
-        found["turn_end"] = max(ends, key=len, default=behind.split()[0] if behind.startswith("<") else "")
+        ends = [
+            text
+            for text in (*added.values(), special["eos_token"])
+            if text and behind.startswith(text)
+        ]
+        found["turn_end"] = max(
+            ends, key=len, default=behind.split()[0] if behind.startswith("<") else ""
+        )
     return found
 
 
@@ -109,11 +175,18 @@ def _behind_answer(template: str, special: Mapping[str, str | None]) -> str | No
     """The text that a chat template writes behind the assistant's last word; None where it does not take a plain conversation."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    messages = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": _ANSWER}]
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    messages = [
+        {"role": "user", "content": "a question"},
+        {"role": "assistant", "content": _ANSWER},
+    ]
     names = {name: text for name, text in special.items() if text is not None}
     try:
-        made = environment.from_string(_MARKS.sub("", template)).generate(messages=messages, add_generation_prompt=False, **names)
+        made = environment.from_string(_MARKS.sub("", template)).generate(
+            messages=messages, add_generation_prompt=False, **names
+        )
         _, answer, behind = "".join(islice(made, _PIECES)).rpartition(_ANSWER)
     except Exception:  # it is a program of somebody else: what it raises is its own
         return None
@@ -133,7 +206,19 @@ def _modules(folder: Path) -> dict[str, object]:
     names = set(_mapping(contents(folder / "model.safetensors.index.json")).get("weight_map") or ())
     if not names and (folder / "model.safetensors").is_file():
         names = set(_tensors(folder / "model.safetensors"))
-    return {"modules": sorted({name.split(".")[-2] for name in names if name.endswith(".weight") and "." in name[:-7]})} if names else {}
+    return (
+        {
+            "modules": sorted(
+                {
+                    name.split(".")[-2]
+                    for name in names
+                    if name.endswith(".weight") and "." in name[:-7]
+                }
+            )
+        }
+        if names
+        else {}
+    )
 
 
 _ADAPTER: Final = "adapter_config.json"
@@ -162,7 +247,11 @@ def _tensors(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             head = file.read(8)
-            return _mapping(file.read(min(struct.unpack("<Q", head)[0], 64 * LARGE))) if len(head) == 8 else {}
+            return (
+                _mapping(file.read(min(struct.unpack("<Q", head)[0], 64 * LARGE)))
+                if len(head) == 8
+                else {}
+            )
     except OSError:
         return {}
 
@@ -216,7 +305,11 @@ def _ask_hub(name: str) -> dict[str, object]:
         refused = getattr(getattr(error, "response", None), "status_code", None) == 401
         return {"access": "unknown token"} if refused and _has_token() else {}
     found: dict[str, object] = {"exists": True, "gated": bool(info.gated), "access": "granted"}
-    sizes = [each.size for each in info.siblings or () if each.size and each.rfilename.endswith((".safetensors", ".bin"))]
+    sizes = [
+        each.size
+        for each in info.siblings or ()
+        if each.size and each.rfilename.endswith((".safetensors", ".bin"))
+    ]
     if sizes:
         found["size"] = round(sum(sizes) / GB, 1)
     if info.gated:
@@ -246,4 +339,6 @@ def _fetched(name: str, file: str) -> bytes | None:
 
 
 def bare(address: str) -> str:
-    return address.removeprefix("hf://").partition("@")[0] if address.startswith("hf://") else address
+    return (
+        address.removeprefix("hf://").partition("@")[0] if address.startswith("hf://") else address
+    )

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-_PINNED: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*==\s*([^\s;\\]+)", re.MULTILINE)
+_PINNED: Final = re.compile(
+    r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*==\s*([^\s;\\]+)", re.MULTILINE
+)
 
 
 def locked(path: Path) -> dict[str, object]:
@@ -22,7 +24,9 @@ def locked(path: Path) -> dict[str, object]:
         import tomllib
 
         try:
-            listed = tomllib.loads(text).get("package" if path.name == "uv.lock" else "packages", ())
+            listed = tomllib.loads(text).get(
+                "package" if path.name == "uv.lock" else "packages", ()
+            )
             rows = [(str(each.get("name", "")), str(each.get("version", ""))) for each in listed]
         except (tomllib.TOMLDecodeError, AttributeError):
             return {}

@@ -50,7 +50,9 @@ def method(line: Sequence[str]) -> str | None:
 def called_training(names: Sequence[str]) -> bool:
     """Whether a step, or the program that it starts, is called a training: `train`, `my_train.py`, `trl sft`."""
     parts = [re.split(r"[^a-z]+", name.rpartition("/")[2].lower()) for name in names]
-    verbs = takewhile(lambda name: not name.startswith("-"), names[1:])  # behind an option the same word is its value
+    verbs = takewhile(
+        lambda name: not name.startswith("-"), names[1:]
+    )  # behind an option the same word is its value
     return any("train" in each for each in parts) or any(name in _METHODS for name in verbs)
 
 
@@ -63,14 +65,21 @@ def launcher(line: Sequence[str], tools: Sequence[str]) -> str:
             return word
         if word in ("trl", "axolotl", "llamafactory-cli", "simpletuner", "unsloth"):
             return word
-    return "python" if heads and (heads[0].startswith("python") or heads[0].endswith(".py")) else "other"
+    return (
+        "python"
+        if heads and (heads[0].startswith("python") or heads[0].endswith(".py"))
+        else "other"
+    )
 
 
 def logins() -> list[str]:
     """Where this user is logged in for good, so that a step which runs here needs no key: `wandb`, `huggingface`."""
     home = Path.home()
     hub = Path(os.environ.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
-    return [*(["wandb"] if b"wandb" in (contents(home / ".netrc", LARGE) or b"") else []), *(["huggingface"] if hub.is_file() else [])]
+    return [
+        *(["wandb"] if b"wandb" in (contents(home / ".netrc", LARGE) or b"") else []),
+        *(["huggingface"] if hub.is_file() else []),
+    ]
 
 
 def parsed(name: str, data: bytes) -> object:
@@ -87,7 +96,9 @@ def parsed(name: str, data: bytes) -> object:
         return document.parse(data, name).value
     except Invalid as error:
         first = error.problems[0]
-        raise ValueError(first.message + (f", line {first.where.line}" if first.where else "")) from None
+        raise ValueError(
+            first.message + (f", line {first.where.line}" if first.where else "")
+        ) from None
 
 
 def code(found: Survey, n: int) -> tuple[list[str], list[str]]:
@@ -120,7 +131,13 @@ def _module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     keywords = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else node.func.id
+                if isinstance(node.func, ast.Name)
+                else ""
+            )
             if called.endswith(("Arguments", "Config")):
                 keywords += [word.arg for word in node.keywords if word.arg]
     return of_tree(tree).dotted, tuple(keywords)

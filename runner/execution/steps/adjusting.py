@@ -27,7 +27,11 @@ def smaller(work: Work, id: str) -> str:
     n = work.plan.index[id]
     spec = work.plan.specs()[n]
     known = {**spec.names.inputs, **work.smaller.get(id, {})}
-    given = {name: value for name, by in spec.oom.items() if (value := divided(known.get(name), by)) is not None}
+    given = {
+        name: value
+        for name, by in spec.oom.items()
+        if (value := divided(known.get(name), by)) is not None
+    }
     if not given or not _adjust(work, id, {**work.smaller.get(id, {}), **given}):
         return ""
     return _words(given)
@@ -47,7 +51,11 @@ def _adjust(work: Work, id: str, given: Mapping[str, int]) -> bool:
     other = None
     with contextlib.suppress(RecipeError):  # the recipe does not take so small a value
         other = compiled(work.ws, work.survey.source, request, work.survey.globs)
-    if other is None or other.index != work.plan.index or other.nodes[n].author == work.plan.nodes[n].author:
+    if (
+        other is None
+        or other.index != work.plan.index
+        or other.nodes[n].author == work.plan.nodes[n].author
+    ):
         return False
     work.asked.setdefault(id, work.verdicts[id].key)
     work.smaller[id] = dict(given)

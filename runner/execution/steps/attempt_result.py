@@ -22,7 +22,11 @@ from ...storage.records import links
 TAIL = 8 << 10
 NOTHING_LEFT = 16 << 10
 """Free bytes at which a disk is full: not even a log grows any more."""
-_MEANT = {126: "its program cannot be executed", 127: "its program was not found", 137: "its program was killed (SIGKILL), perhaps for memory"}
+_MEANT = {
+    126: "its program cannot be executed",
+    127: "its program was not found",
+    137: "its program was killed (SIGKILL), perhaps for memory",
+}
 LOG_CAP = 64 << 20
 """Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
 
@@ -54,7 +58,9 @@ def said(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
             name = signal.Signals(exit.signal).name
         except ValueError:
             name = f"signal {exit.signal}"
-        return f"killed by {name}" + (", perhaps for memory" if exit.signal == signal.SIGKILL else "")
+        return f"killed by {name}" + (
+            ", perhaps for memory" if exit.signal == signal.SIGKILL else ""
+        )
     if exit.code in _MEANT:
         return f"exit {exit.code}: {_MEANT[exit.code]}"
     return f"exit {exit.code}"
@@ -63,10 +69,14 @@ def said(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
 def full(said: bytes, room: tuple[int, int | None], host: str) -> str:
     """Words for a disk that is full, if a command that failed says so, or could not even say so.  `host` is where it ran, empty for here."""
     free, inodes = room
-    says_full = os.strerror(errno.ENOSPC).encode() in said or os.strerror(errno.EDQUOT).encode() in said
+    says_full = (
+        os.strerror(errno.ENOSPC).encode() in said or os.strerror(errno.EDQUOT).encode() in said
+    )
     if not says_full and free > NOTHING_LEFT and inodes != 0:
         return ""
-    left = f"{free} bytes are free" if inodes is None else f"{free} bytes and {inodes} inodes are free"
+    left = (
+        f"{free} bytes are free" if inodes is None else f"{free} bytes and {inodes} inodes are free"
+    )
     return f"no space left on a disk{f' of {host}' if host else ''} ({left} for attempts)"
 
 
@@ -85,7 +95,9 @@ def speaks(path: str, masker: Masker) -> bytes:
     try:
         with open(path, "rb") as file:
             stream, size = masker.stream(), os.fstat(file.fileno()).st_size
-            head = stream.feed(file.read(links.HEAD)) + (stream.end() if size <= links.HEAD else b"\n")
+            head = stream.feed(file.read(links.HEAD)) + (
+                stream.end() if size <= links.HEAD else b"\n"
+            )
             return head if size <= links.HEAD else head + tail(path, masker)
     except OSError:
         return b""
@@ -129,7 +141,9 @@ def _keep(source: str, target: str, masker: Masker, size: int) -> None:
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
                 raise
-    with contextlib.suppress(FileNotFoundError):  # it may be the source, linked by a worker that was killed
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # it may be the source, linked by a worker that was killed
         os.unlink(target)
     _copy_masked(source, target, masker, size)
 
@@ -137,14 +151,20 @@ def _keep(source: str, target: str, masker: Masker, size: int) -> None:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except FileExistsError:  # a worker of this run that was killed had kept it, and stored nothing of it
+    except (
+        FileExistsError
+    ):  # a worker of this run that was killed had kept it, and stored nothing of it
         os.unlink(target)
         os.link(source, target)
 
 
 def image(spec: StepSpec, world: World) -> dict[str, object]:
     """What is stored of the way in which an attempt was made: the pre-image of its key, and how its metrics are read where that is not in it."""
-    rule = {"metrics": list(spec.metrics)} if spec.metrics is not None and not spec.metrics.in_environment else {}
+    rule = (
+        {"metrics": list(spec.metrics)}
+        if spec.metrics is not None and not spec.metrics.in_environment
+        else {}
+    )
     return {"author": spec.author, "world": world, **rule}
 
 
@@ -179,7 +199,11 @@ def measured(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) ->
     if pattern:
         found = metrics.match(Path(log), pattern, masker)
     else:
-        paths = sorted(path for path in Path(attempt).glob(file) if path.is_file()) if file else [Path(attempt + ".metrics")]
+        paths = (
+            sorted(path for path in Path(attempt).glob(file) if path.is_file())
+            if file
+            else [Path(attempt + ".metrics")]
+        )
         found = {name: value for path in paths for name, value in metrics.read(path).items()}
     return dict(masker.value(found))
 

@@ -56,7 +56,11 @@ if TYPE_CHECKING:
 
 AGAIN: Final = 0.1
 """Seconds after which a database that did not answer is asked again."""
-INTERVALS: Final = ("METRICS_REPORT_INTERVAL_STEPS", "CHECKPOINT_INTERVAL_STEPS", "GPU_MEMORY_FRACTION")
+INTERVALS: Final = (
+    "METRICS_REPORT_INTERVAL_STEPS",
+    "CHECKPOINT_INTERVAL_STEPS",
+    "GPU_MEMORY_FRACTION",
+)
 """Of the caller's environment: how often a training reports and saves, how much of its GPU it takes.  What it learns does not depend on them."""
 LONG: Final = 60.0
 """Seconds from which on a step is worth a shell that knows its end should the agent be killed.  One that never ran may take longer."""
@@ -78,9 +82,13 @@ class Running:
     lock: Lock | None
     place: Place
     wants: Mapping[str, float]
-    devices: tuple[Device, ...] = ()  # GPUs that it holds; of one that was taken up they are not known
+    devices: tuple[
+        Device, ...
+    ] = ()  # GPUs that it holds; of one that was taken up they are not known
     goes_on: int | None = None  # the step of the checkpoint that it resumes from
-    begins: Mapping[str, checkpoints.Newest] = field(default_factory=dict)  # the checkpoints that it resumes from
+    begins: Mapping[str, checkpoints.Newest] = field(
+        default_factory=dict
+    )  # the checkpoints that it resumes from
     taken_up: bool = False  # begun by an earlier worker
     task: HostTask = field(init=False)
     carried: asyncio.Task[None] | None = None  # what carries the task out
@@ -108,7 +116,11 @@ class Running:
 
     @property
     def _part(self) -> HostTask | None:
-        return self.task.parts[self.brought.node] if self.brought is not None and self.brought.node else None
+        return (
+            self.task.parts[self.brought.node]
+            if self.brought is not None and self.brought.node
+            else None
+        )
 
 
 def saved(running: Running, spec: StepSpec) -> bool:
@@ -120,7 +132,9 @@ def saved(running: Running, spec: StepSpec) -> bool:
     before = running.begins or running.task.restored
     for each in spec.state:
         found = checkpoints.newest(running.state.folder(each.name), each.checkpoint, thorough=False)
-        if found.name is not None and (each.name not in before or before[each.name].name != found.name):
+        if found.name is not None and (
+            each.name not in before or before[each.name].name != found.name
+        ):
             return True
     return False
 
@@ -128,7 +142,10 @@ def saved(running: Running, spec: StepSpec) -> bool:
 def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
     """Take away what an attempt that never began has on this disk."""
     running.attempt.retire(scrap, objects)
-    for path, give in ((f"{running.attempt.path}.sh", scrap.give_script), (running.log, scrap.give_log)):
+    for path, give in (
+        (f"{running.attempt.path}.sh", scrap.give_script),
+        (running.log, scrap.give_log),
+    ):
         if os.path.exists(path):
             give(path)
 
@@ -146,13 +163,32 @@ class _Seat(NamedTuple):
 class Attempts:
     """The attempts of one run.  `made` is what its steps have left so far, as it grows."""
 
-    def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, host_pool: HostPool, scrap: Scrap, made: Mapping[int, Made]) -> None:
-        self.ws, self.survey, self.commits, self.host_pool, self.scrap, self.made = ws, survey, commits, host_pool, scrap, made
+    def __init__(
+        self,
+        ws: Workspace,
+        survey: Survey,
+        commits: GroupCommit,
+        host_pool: HostPool,
+        scrap: Scrap,
+        made: Mapping[int, Made],
+    ) -> None:
+        self.ws, self.survey, self.commits, self.host_pool, self.scrap, self.made = (
+            ws,
+            survey,
+            commits,
+            host_pool,
+            scrap,
+            made,
+        )
         self._top = str(ws.root)
-        self._base: dict[tuple[object, ...], Passed] = {}  # what attempts inherit, by what they ask for
+        self._base: dict[
+            tuple[object, ...], Passed
+        ] = {}  # what attempts inherit, by what they ask for
         self._env_files = EnvFiles(ws.own)
         self._hooks: dict[str, Hooks] = {}
-        self._pythons: dict[tuple[Place, Wanted], asyncio.Task[str]] = {}  # interpreters of environments, by place
+        self._pythons: dict[
+            tuple[Place, Wanted], asyncio.Task[str]
+        ] = {}  # interpreters of environments, by place
         self._boxes: dict[str, Containers] = {}
         self._buckets = BucketInputs(ws, survey, commits, host_pool.name)
 
@@ -163,7 +199,13 @@ class Attempts:
 
     def hooks_of(self, place: Place) -> Hooks:
         if place.name not in self._hooks:
-            self._hooks[place.name] = Hooks(place, self.commits.run, self.commits.fence, self.survey.plan.settings, self.survey.plan.inputs)
+            self._hooks[place.name] = Hooks(
+                place,
+                self.commits.run,
+                self.commits.fence,
+                self.survey.plan.settings,
+                self.survey.plan.inputs,
+            )
         return self._hooks[place.name]
 
     def image(self, spec: StepSpec) -> str:
@@ -181,7 +223,9 @@ class Attempts:
         if place.name not in self._boxes:
             box = self.host_pool.box if place.elsewhere else self.ws.config.driver("local")
             near = None if place.elsewhere else self.ws.environ
-            self._boxes[place.name] = Containers(place.host, f"{place.folder.root}/attempts", self.commits.say, box, near)
+            self._boxes[place.name] = Containers(
+                place.host, f"{place.folder.root}/attempts", self.commits.say, box, near
+            )
         return self._boxes[place.name]
 
     def environment(self, node: Node, spec: StepSpec) -> Wanted | None:
@@ -203,11 +247,19 @@ class Attempts:
         if wanted is None:
             return place.python
         # Installing takes minutes: hosts do it at the same time, also those whose turn comes later.
-        others = [other for other in self.host_pool.places if not other.lost] if place in self.host_pool.places else []
+        others = (
+            [other for other in self.host_pool.places if not other.lost]
+            if place in self.host_pool.places
+            else []
+        )
         for each in [place, *others]:
             if (each, wanted) not in self._pythons:
-                self._pythons[each, wanted] = asyncio.get_running_loop().create_task(self._built(node.lock, each, wanted))
-                self._pythons[each, wanted].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may not be awaited
+                self._pythons[each, wanted] = asyncio.get_running_loop().create_task(
+                    self._built(node.lock, each, wanted)
+                )
+                self._pythons[each, wanted].add_done_callback(
+                    lambda task: task.cancelled() or task.exception()
+                )  # it may not be awaited
         return await self._pythons[place, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, place: Place) -> str:
@@ -228,7 +280,9 @@ class Attempts:
         what = f"{lock or f'Python {wanted.version}'}{f' on {place.elsewhere}' if place.elsewhere else ''}"
         if lock and not await built(place, wanted):
             self.commits.say(f"installing the packages of {what}, once")
-        return await python_of(self.hooks_of(place), wanted, lambda words: self.commits.say(f"{what}: {words}"))
+        return await python_of(
+            self.hooks_of(place), wanted, lambda words: self.commits.say(f"{what}: {words}")
+        )
 
     async def end_installs(self) -> None:
         """Stop waiting for what hosts still install."""
@@ -245,36 +299,78 @@ class Attempts:
         """How many processes an accelerate step runs as; None for any other command, whose checkpoints do not tell."""
         if spec.accelerate is None:
             return None
-        scope = judging.scope_of(spec, self.survey.plan, n, self.made) | {"host": place.capacity.seen(spec.resources.gpus)}
+        scope = judging.scope_of(spec, self.survey.plan, n, self.made) | {
+            "host": place.capacity.seen(spec.resources.gpus)
+        }
         return launch.processes(spec.accelerate, scope) * len(place.members)
 
-    def restored(self, spec: StepSpec, generation: checkpoints.Generation | None, world: int | None) -> dict[str, checkpoints.Newest]:
+    def restored(
+        self, spec: StepSpec, generation: checkpoints.Generation | None, world: int | None
+    ) -> dict[str, checkpoints.Newest]:
         """From which checkpoint each state goes on, as far as what is here shows."""
         if generation is None:
             return {}
         from ...storage import checkpoints
 
-        return {each.name: checkpoints.newest(generation.folder(each.name), each.checkpoint, world=world) for each in spec.state}
+        return {
+            each.name: checkpoints.newest(
+                generation.folder(each.name), each.checkpoint, world=world
+            )
+            for each in spec.state
+        }
 
-    def task(self, running: Running, spec: StepSpec, pythons: Sequence[str], restored: Mapping[str, checkpoints.Newest]) -> HostTask:
+    def task(
+        self,
+        running: Running,
+        spec: StepSpec,
+        pythons: Sequence[str],
+        restored: Mapping[str, checkpoints.Newest],
+    ) -> HostTask:
         """What carries an attempt out, on the host that it runs on, or on several; `pythons` are the interpreters there."""
         if len(running.place.members) == 1:
-            return self._task(running, spec, _Seat(0, running.place, running.attempt, pythons[0], running.name), restored)
+            return self._task(
+                running,
+                spec,
+                _Seat(0, running.place, running.attempt, pythons[0], running.name),
+                restored,
+            )
         running.attempt.called = f"{running.name}.0"
         parts = []
         for rank, (place, python) in enumerate(zip(running.place.members, pythons, strict=True)):
             name = f"{running.name}.{rank}"
-            attempt = Attempt(f"{os.path.dirname(running.attempt.path)}/{name}") if rank else running.attempt
-            parts.append(self._task(running, spec, _Seat(rank, place, attempt, python, name), restored))
+            attempt = (
+                Attempt(f"{os.path.dirname(running.attempt.path)}/{name}")
+                if rank
+                else running.attempt
+            )
+            parts.append(
+                self._task(running, spec, _Seat(rank, place, attempt, python, name), restored)
+            )
             parts[-1].python = "" if self.wrapped(spec, place) else python
         return dataclasses.replace(parts[0], name=running.name, parts=parts)
 
-    def _task(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> HostTask:
+    def _task(
+        self,
+        running: Running,
+        spec: StepSpec,
+        seat: _Seat,
+        restored: Mapping[str, checkpoints.Newest],
+    ) -> HostTask:
         node, place, generation, attempt = running.node, seat.place, running.state, seat.attempt
         states: list[StateFolder] = []
         if generation is not None:
             for name, path, pattern, every, keep, _shared in spec.state:
-                states.append(StateFolder(name, path, generation.folder(name), f"states/{generation.id}/{name}", pattern, every, keep))
+                states.append(
+                    StateFolder(
+                        name,
+                        path,
+                        generation.folder(name),
+                        f"states/{generation.id}/{name}",
+                        pattern,
+                        every,
+                        keep,
+                    )
+                )
                 states[-1].here.mkdir(parents=True, exist_ok=True)
 
         def compose(found: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
@@ -283,12 +379,25 @@ class Attempts:
             self.stage(node, spec, attempt, place)
             place.give_states(attempt, states)
             running.begins = found
-            running.goes_on = max((newest.step for newest in found.values() if newest.step is not None), default=None)
+            running.goes_on = max(
+                (newest.step for newest in found.values() if newest.step is not None), default=None
+            )
             return self.command(running, spec, seat, found)
 
         say = functools.partial(self._say, node.id)
         outputs = () if seat.rank else node.outputs
-        task = HostTask(seat.name, outputs, attempt, compose, self.scrap, say, self._confirmed, spec.metrics, states, restored)
+        task = HostTask(
+            seat.name,
+            outputs,
+            attempt,
+            compose,
+            self.scrap,
+            say,
+            self._confirmed,
+            spec.metrics,
+            states,
+            restored,
+        )
         task.bring = functools.partial(self._buckets.bring, node, attempt, place)
         if states:
             task.processes = self.processes(spec, running.number, running.place)
@@ -311,20 +420,37 @@ class Attempts:
     def _say(self, id: str, words: str) -> None:
         self.commits.say(f"{id}: {words}")
 
-    def command(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
+    def command(
+        self,
+        running: Running,
+        spec: StepSpec,
+        seat: _Seat,
+        restored: Mapping[str, checkpoints.Newest],
+    ) -> tuple[Command, bytes | None]:
         """What is run on one node, and the script that has to lie beside the attempt for it."""
         node, (rank, place, attempt, python, _) = running.node, seat
-        gpus = 0 if place.port and spec.resources.gpus else spec.resources.gpus  # those of a step under a head are its workers'
-        members, devices = running.place.members, running.place.capacity.share(rank, running.devices)
+        gpus = (
+            0 if place.port and spec.resources.gpus else spec.resources.gpus
+        )  # those of a step under a head are its workers'
+        members, devices = (
+            running.place.members,
+            running.place.capacity.share(rank, running.devices),
+        )
         addresses = [each.address for each in members] if len(members) > 1 else ["127.0.0.1"]
         paths = place.paths(attempt)
         attempt.prepare_outputs(node.outputs)  # after the state, below which some may lie
         scope: dict[str, object] = {}
         if not launch.plain(spec):
-            last = {each.name: f"{each.path}/{name}" if (name := restored[each.name].name) else None for each in spec.state}
+            last = {
+                each.name: f"{each.path}/{name}" if (name := restored[each.name].name) else None
+                for each in spec.state
+            }
             scope = judging.scope_of(spec, self.survey.plan, running.number, self.made)
             scope |= {
-                "state": {each.name: StatePath(each.path, {"latest": last[each.name]}) for each in spec.state},
+                "state": {
+                    each.name: StatePath(each.path, {"latest": last[each.name]})
+                    for each in spec.state
+                },
                 "run": {"id": self.commits.run, "recipe": self.survey.plan.recipe},
                 "step": {"id": node.id, "key": running.key or ""},
                 "node": {"rank": rank},
@@ -340,7 +466,9 @@ class Attempts:
         image = self.wrapped(spec, place)
         inherited = self._inherited(spec, place, image)
         env = {**inherited.plain, "RECIPE_STEP": node.id}
-        if gpus is not None and not (image and gpus):  # a container that is given some sees no other, and counts them anew
+        if gpus is not None and not (
+            image and gpus
+        ):  # a container that is given some sees no other, and counts them anew
             from drivers.devices import assigned
 
             env |= assigned(devices, env)
@@ -352,22 +480,37 @@ class Attempts:
             env["RECIPE_CONTROL"] = control_file.control_file(paths.cwd)
         if "RECIPE_METRICS" in env and (total := steps_of(self.survey, node.id)):
             env["RECIPE_TOTAL_STEPS"] = f"{total:.0f}"
-        env |= {name: self.ws.environ[name] for name in INTERVALS if name in self.ws.environ and (spec.state or "RECIPE_METRICS" in env)}
+        env |= {
+            name: self.ws.environ[name]
+            for name in INTERVALS
+            if name in self.ws.environ and (spec.state or "RECIPE_METRICS" in env)
+        }
         if len(members) > 1:
-            env |= {"NODE_RANK": str(rank), "NNODES": str(len(members)), "RECIPE_NODES": ",".join(addresses)}
+            env |= {
+                "NODE_RANK": str(rank),
+                "NNODES": str(len(members)),
+                "RECIPE_NODES": ",".join(addresses),
+            }
             env |= {"MASTER_ADDR": addresses[0], "MASTER_PORT": launch.PORT}
         env |= made.env
-        secrets = {secret.name: secret.reveal for secret in (*inherited.secrets, *given(spec, self.ws.environ))}
+        secrets = {
+            secret.name: secret.reveal
+            for secret in (*inherited.secrets, *given(spec, self.ws.environ))
+        }
         locks = tuple(device.lock for device in devices)
         short = self.commits.expected.get(node.id, LONG) < LONG
         # Of several nodes the first one's silence counts: as a rule it alone prints.
         idle = None if rank else spec.idle_timeout
-        command = Command(argv, paths.cwd, env, secrets, spec.timeout, idle, paths.log, locks, outlives=not short)
+        command = Command(
+            argv, paths.cwd, env, secrets, spec.timeout, idle, paths.log, locks, outlives=not short
+        )
         if image:
             limited = "CUDA_VISIBLE_DEVICES" in place.login
             held = devices if gpus is not None else place.capacity.devices if limited else None
             mounts = place.mounts(attempt, command, running.task.states)
-            command = self.containers_of(place).wrap(command, image, mounts, held, needed=bool(gpus))
+            command = self.containers_of(place).wrap(
+                command, image, mounts, held, needed=bool(gpus)
+            )
         return command, script
 
     def _inherited(self, spec: StepSpec, place: Place, image: str) -> Passed:
@@ -394,7 +537,12 @@ class Attempts:
         for url, commit, at in spec.git:
             from ...storage.git_checkout import checkout, located
 
-            checkout(self.ws, located(url, self.survey.plan.homes[node.home]), commit, Path(attempt.target_of(at)))
+            checkout(
+                self.ws,
+                located(url, self.survey.plan.homes[node.home]),
+                commit,
+                Path(attempt.target_of(at)),
+            )
         for taken in node.takes:
             name, kind, address, only = taken
             if kind == "path":
@@ -402,13 +550,25 @@ class Attempts:
                 if only and os.path.isdir(source):
                     identity, contents = chosen(cache, source, only)
                     for path in contents:
-                        attempt.add_path(cache, f"{source}/{path}", contents[path], f"{source}/{path}", f"{name}/{path}")
+                        attempt.add_path(
+                            cache,
+                            f"{source}/{path}",
+                            contents[path],
+                            f"{source}/{path}",
+                            f"{name}/{path}",
+                        )
                     if identity != self.survey.facts.takes[taken.asked]:
-                        attempt.doubtful.append(source)  # one came, went or changed since the key was made
+                        attempt.doubtful.append(
+                            source
+                        )  # one came, went or changed since the key was made
                     continue
                 attempt.add_path(cache, source, self.survey.facts.takes[taken.asked], source, name)
-            elif kind != "stream" and name not in attempt.objects:  # else its host has it from its bucket
-                source = str(fetch(self.ws, kind, address, str(self.survey.facts.takes[taken.asked]), only))
+            elif (
+                kind != "stream" and name not in attempt.objects
+            ):  # else its host has it from its bucket
+                source = str(
+                    fetch(self.ws, kind, address, str(self.survey.facts.takes[taken.asked]), only)
+                )
                 if address in self.ws.addresses:
                     self.ws.store.runs.opened(self.commits.run, address)
                 attempt.add_path(cache, source, None, source, name)
@@ -437,10 +597,16 @@ class Attempts:
 
     def recall(self, node: Node, attempt: Attempt) -> bool:
         """Whether what an earlier worker staged is what the step's key says now; from then on it is looked at as if this worker had staged it."""
-        same = [attempt.recall_path(self.ws.cache, at, content or "", name) for at, content, _, name, _ in self._declared(node)]
+        same = [
+            attempt.recall_path(self.ws.cache, at, content or "", name)
+            for at, content, _, name, _ in self._declared(node)
+        ]
         for name, kind, address, only in node.takes:
             if kind == "path" and not only:
-                source, identity = str(self.ws.absolute(address)), self.survey.facts.takes[kind, address]
+                source, identity = (
+                    str(self.ws.absolute(address)),
+                    self.survey.facts.takes[kind, address],
+                )
                 same.append(attempt.recall_path(self.ws.cache, source, identity or "", name))
         for producer, output, name, below in node.upstream:
             made = self.made[producer].outputs.get(output)

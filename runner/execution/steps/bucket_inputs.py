@@ -35,8 +35,12 @@ class BucketInputs:
     def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, driver: str) -> None:
         self._ws, self._survey, self._commits = ws, survey, commits
         self._secret = ws.config.driver(driver).get("secrets", "send") != "deny"
-        self._turns: dict[tuple[str, str], asyncio.Lock] = {}  # by host and input: what two steps take goes there once
-        self._passed: set[tuple[str, str]] = set()  # host and address: that goes through this machine
+        self._turns: dict[
+            tuple[str, str], asyncio.Lock
+        ] = {}  # by host and input: what two steps take goes there once
+        self._passed: set[tuple[str, str]] = (
+            set()
+        )  # host and address: that goes through this machine
         self._learned = 0
 
     async def bring(self, node: Node, attempt: Attempt, place: Place) -> None:
@@ -44,7 +48,11 @@ class BucketInputs:
         for taken in node.takes:
             if taken.in_bucket and place.folder.pulls:
                 identity = str(self._survey.facts.takes[taken.asked])
-                note = self._ws.home / "cache" / f"content-{of_value('content', [taken.address, identity, *taken.only])[:32]}"
+                note = (
+                    self._ws.home
+                    / "cache"
+                    / f"content-{of_value('content', [taken.address, identity, *taken.only])[:32]}"
+                )
                 async with self._turns.setdefault((place.name, note.name), asyncio.Lock()):
                     if content := await self._content(place, taken, identity, note):
                         attempt.objects[taken.name] = content
@@ -85,7 +93,9 @@ class BucketInputs:
         try:
             if copy.exists():
                 os.utime(copy.parent)
-                return self._ws.cache.content_of(str(copy)) or "", copy.stat().st_size if copy.is_file() else -1
+                return self._ws.cache.content_of(
+                    str(copy)
+                ) or "", copy.stat().st_size if copy.is_file() else -1
             content, size = json.loads(note.read_bytes())
             os.utime(note)  # `gc` goes by when it was last wanted
             return str(content), int(size)

@@ -66,7 +66,12 @@ class Chunks:
         if not self._wanted or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY
-        rows = [row for id, running in self._running.items() for text in self._of(id, running) for row in self._new(text)]
+        rows = [
+            row
+            for id, running in self._running.items()
+            for text in self._of(id, running)
+            for row in self._new(text)
+        ]
         self._send(rows)
 
     def over(self, id: str, running: Running) -> None:
@@ -93,9 +98,18 @@ class Chunks:
 
     def _of(self, id: str, running: Running) -> list[_Text]:
         if id not in self._texts:
-            name, masker = f"{id.replace('/', '%2F')}.{self._commits.tries(id)}", self._commits.masker
-            logs = [_Text(f"{name}.{rank}" if rank else name, "log", path, masker.stream()) for rank, path in enumerate(running.logs)]
-            rest = [_Text(name, stream, f"{running.attempt.path}.{stream}", masker.stream()) for stream in ("metrics", "host")]
+            name, masker = (
+                f"{id.replace('/', '%2F')}.{self._commits.tries(id)}",
+                self._commits.masker,
+            )
+            logs = [
+                _Text(f"{name}.{rank}" if rank else name, "log", path, masker.stream())
+                for rank, path in enumerate(running.logs)
+            ]
+            rest = [
+                _Text(name, stream, f"{running.attempt.path}.{stream}", masker.stream())
+                for stream in ("metrics", "host")
+            ]
             self._texts[id] = [*logs, *rest]
         return self._texts[id]
 
@@ -134,7 +148,16 @@ class Chunks:
                 continue
             try:
                 content = await asyncio.to_thread(files.scan, kept)
-                await asyncio.to_thread(remote_states.keep, cache.remote, [commits.run, text.name, text.stream], {content: kept})
-                self._ws.store.runs.exchange.fold(commits.run, commits.fence, Chunk(text.name, text.stream, 0, b"", content))
+                await asyncio.to_thread(
+                    remote_states.keep,
+                    cache.remote,
+                    [commits.run, text.name, text.stream],
+                    {content: kept},
+                )
+                self._ws.store.runs.exchange.fold(
+                    commits.run, commits.fence, Chunk(text.name, text.stream, 0, b"", content)
+                )
             except RecipeError as error:  # its rows stay
-                commits.say(f"the log of {text.name} is not put into the store {cache.name}: {error}")
+                commits.say(
+                    f"the log of {text.name} is not put into the store {cache.name}: {error}"
+                )

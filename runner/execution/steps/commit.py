@@ -69,9 +69,15 @@ class Keys:
         """
         try:
             if sys.platform == "linux":
-                kind = {fcntl.LOCK_EX: fcntl.F_WRLCK, fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_UN: fcntl.F_UNLCK}[how & ~fcntl.LOCK_NB]
+                kind = {
+                    fcntl.LOCK_EX: fcntl.F_WRLCK,
+                    fcntl.LOCK_SH: fcntl.F_RDLCK,
+                    fcntl.LOCK_UN: fcntl.F_UNLCK,
+                }[how & ~fcntl.LOCK_NB]
                 do = fcntl.F_OFD_SETLK if how & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
-                fcntl.fcntl(self._handle, do, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))  # struct flock
+                fcntl.fcntl(
+                    self._handle, do, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
+                )  # struct flock
             else:
                 fcntl.lockf(self._handle, how, 1, byte)
         except (BlockingIOError, PermissionError):
@@ -90,7 +96,9 @@ class _Group:
 
     moves: list[Move] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
-    again: set[str] = field(default_factory=set)  # keys whose trace stands instead of an earlier one
+    again: set[str] = field(
+        default_factory=set
+    )  # keys whose trace stands instead of an earlier one
     attempts: list[AttemptRow] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)
     tiny: dict[Content, bytes] = field(default_factory=dict)
@@ -122,15 +130,26 @@ class GroupCommit:
         tries: Mapping[str, int] = MappingProxyType({}),
         made: Collection[str] = (),
     ) -> None:
-        self.ws, self.run, self.fence, self.recipe, self.expected, self.masker = ws, run, fence, recipe, expected, masker
+        self.ws, self.run, self.fence, self.recipe, self.expected, self.masker = (
+            ws,
+            run,
+            fence,
+            recipe,
+            expected,
+            masker,
+        )
         self._say = say
         self.keys = Keys(str(ws.home / "locks" / "keys"))
         self._listener = listener
         self._sent: _Group | None = None
         self._next = _Group()
         self._tries: dict[str, int] = dict(tries)
-        self._holders: dict[str, str] = {}  # key -> the step of this run that holds it: the kernel's locks do not exclude our own process
-        self._uploading: dict[str, None] = {}  # keys that other machines wait for until the shared store has what they gave
+        self._holders: dict[
+            str, str
+        ] = {}  # key -> the step of this run that holds it: the kernel's locks do not exclude our own process
+        self._uploading: dict[
+            str, None
+        ] = {}  # keys that other machines wait for until the shared store has what they gave
         self.made: set[str] = set(made)
         """Keys whose traces this run stored."""
         self.answers = ""
@@ -147,7 +166,9 @@ class GroupCommit:
     def move(self, move: Move) -> None:
         """Note a move.  No secret is in what is stored and shown of it."""
         if self.masker:
-            move = move._replace(reason=self.masker.text(move.reason), data=self.masker.value(move.data))
+            move = move._replace(
+                reason=self.masker.text(move.reason), data=self.masker.value(move.data)
+            )
         self._next.moves.append(move)
         if move.subject == "run" and move.before != move.after:
             self._next.state = (str(move.after), move.reason)
@@ -166,7 +187,15 @@ class GroupCommit:
         return self._tries.get(step, 0)
 
     def trace(
-        self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit, facts: Mapping[str, Any], *, again: bool
+        self,
+        key: str,
+        node: Node,
+        outputs: Mapping[str, str],
+        metrics: Mapping[str, Any],
+        exit: Exit,
+        facts: Mapping[str, Any],
+        *,
+        again: bool,
     ) -> Trace:
         """What a step left under its key, or made `again`.  `facts` are what `why` shows beside it."""
         import json
@@ -177,7 +206,9 @@ class GroupCommit:
         used = f'{{"cpu": {round(exit.cpu, 3)}, "peak_memory": {exit.peak_memory}'
         provenance = f"{used}, {json.dumps(dict(facts))[1:]}" if facts else f"{used}}}"
         numbers = json.dumps(dict(metrics)) if metrics else "{}"
-        trace = Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, numbers, provenance)
+        trace = Trace(
+            key, self.recipe, node.id, self.run, time.time(), seconds, made, numbers, provenance
+        )
         if node.rule:
             trace = trace._replace(metrics_json="{}", measured_json=f'{{"{node.rule}": {numbers}}}')
         self._next.traces.append(trace)
@@ -191,7 +222,9 @@ class GroupCommit:
         """What was made under one key is the result for another, too; `note` says why."""
         import json
 
-        self._next.traces.append(trace._replace(key=key, facts_json=json.dumps({**trace.facts, **note})))
+        self._next.traces.append(
+            trace._replace(key=key, facts_json=json.dumps({**trace.facts, **note}))
+        )
 
     def attempt(
         self,
@@ -208,7 +241,9 @@ class GroupCommit:
         saved: bool = False,
         links: Sequence[Link] = (),
     ) -> None:
-        ended: dict[str, object] = {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}
+        ended: dict[str, object] = (
+            {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}
+        )
         if python:
             ended["python"] = python
         if saved:
@@ -233,7 +268,9 @@ class GroupCommit:
         self._next.attempts.append(row)
 
     def published(self, path: str, content: str, step: str) -> None:
-        self._next.published.append(Published(path, Content(content), "", self.run, step, self.recipe))
+        self._next.published.append(
+            Published(path, Content(content), "", self.run, step, self.recipe)
+        )
 
     def expanded(self, globs: Mapping[str, Sequence[str]], steps: int) -> None:
         """What a glob below an output turned out to be, and how many steps there are more: part of the run's history."""
@@ -330,7 +367,11 @@ class GroupCommit:
         group.tiny |= tiny
         group.logs += logs
         if group.moves or group.traces or group.attempts or group.published or group.tiny or state:
-            steps = {move.id: StepRow(self.run, move.id, move.after, "", move.reason) for move in group.moves if move.subject == "step"}
+            steps = {
+                move.id: StepRow(self.run, move.id, move.after, "", move.reason)
+                for move in group.moves
+                if move.subject == "step"
+            }
             begun = time.monotonic()
             group.last = self.ws.store.runs.group(
                 self.run,
@@ -338,12 +379,24 @@ class GroupCommit:
                 group.moves,
                 steps=steps.values(),
                 attempts=group.attempts,
-                changes=Changes(group.traces, group.again, self.ws.cache.changes(), self.ws.objects.seals.changes(), group.tiny, group.published),
+                changes=Changes(
+                    group.traces,
+                    group.again,
+                    self.ws.cache.changes(),
+                    self.ws.objects.seals.changes(),
+                    group.tiny,
+                    group.published,
+                ),
                 run_state=state,
                 answers=self.answers if state is not None and state[0] in LET_GO else "",
                 landed=landed,
             )
-            _log.debug("group of %d moves, %d traces: %.1f ms", len(group.moves), len(group.traces), 1000 * (time.monotonic() - begun))
+            _log.debug(
+                "group of %d moves, %d traces: %.1f ms",
+                len(group.moves),
+                len(group.traces),
+                1000 * (time.monotonic() - begun),
+            )
         group.at, self._next = time.time(), _Group()
         return group
 
@@ -362,5 +415,10 @@ class GroupCommit:
         if self._listener is not None and group.moves:
             first = group.last - len(group.moves) + 1
             self._listener.events(
-                [Event(self.run, n, group.at, m.subject, m.id, m.before, m.after, m.reason, m.data) for n, m in enumerate(group.moves, first)]
+                [
+                    Event(
+                        self.run, n, group.at, m.subject, m.id, m.before, m.after, m.reason, m.data
+                    )
+                    for n, m in enumerate(group.moves, first)
+                ]
             )

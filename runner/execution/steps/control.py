@@ -41,7 +41,9 @@ def interrupt(work: Work) -> None:
         work.groups.record(work.scheduler.drain())
         for hooks in work.attempts.hooks:
             work.beside(hooks.stop(INSTALL))  # what would be started in it is not
-        work.commits.say(f"finishing {len(work.running)} running step(s); press Ctrl-C again to stop now{_kept(work)}")
+        work.commits.say(
+            f"finishing {len(work.running)} running step(s); press Ctrl-C again to stop now{_kept(work)}"
+        )
     elif control.interrupts == 2:
         terminate(work)
         work.commits.say("stopping; press Ctrl-C again to go without waiting for that")
@@ -59,9 +61,15 @@ def _kept(work: Work) -> str:
                 continue
             if each.checkpoint is None:
                 names += [each.name] if os.listdir(folder) else []
-            elif (newest := checkpoints.newest(folder, each.checkpoint, thorough=False).name) is not None:
+            elif (
+                newest := checkpoints.newest(folder, each.checkpoint, thorough=False).name
+            ) is not None:
                 names.append(newest)
-        nothing = "keeps what it saved there" if running.place.elsewhere and work.spec(running.node.id).state else "starts over next time"
+        nothing = (
+            "keeps what it saved there"
+            if running.place.elsewhere and work.spec(running.node.id).state
+            else "starts over next time"
+        )
         words.append(f"{running.node.id} " + (f"keeps {', '.join(names)}" if names else nothing))
     return f" ({'; '.join(words)})" if words else ""
 
@@ -99,7 +107,9 @@ def hand_over(work: Work) -> None:
         control.handing_over = control.disturbed = True
         work.scheduler.pause()
         asyncio.get_running_loop().call_later(HANDOVER.total_seconds(), _leave, work)
-        work.commits.say(f"handing over: waiting up to {HANDOVER.total_seconds():.0f} s for {len(work.running)} running step(s)")
+        work.commits.say(
+            f"handing over: waiting up to {HANDOVER.total_seconds():.0f} s for {len(work.running)} running step(s)"
+        )
         work.wake()
     if asked > 1:
         _leave(work)
@@ -130,7 +140,9 @@ def heed(work: Work) -> None:
         work.commits.say(f"cancelled: stopping {len(work.running)} running step(s)")
         _stop_all(work, SAVING)
     elif request == "pause":
-        asked_for = [event for event in store.runs.events(work.commits.run) if event.subject == "request"]
+        asked_for = [
+            event for event in store.runs.events(work.commits.run) if event.subject == "request"
+        ]
         control.keep_hosts = bool(asked_for and asked_for[-1].data.get("keep_hosts"))
         work.scheduler.pause()
         work.commits.say(f"pausing: stopping {len(work.running)} running step(s)")
@@ -154,12 +166,17 @@ async def stop(running: Running, grace: timedelta = GRACE, *, may_save: bool = F
         if running.carried is not None:
             running.carried.cancel()
         return
-    with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
+    with contextlib.suppress(
+        DriverError
+    ):  # the wait for its end finds that the host is gone, or cannot be reached
         cwd = running.place.paths(running.attempt).cwd
         if may_save and running.task.states and running.carried is not None:
             running.asked = True  # before the question: a quick trainer has saved and ended before the answer is here
             running.asked = await asked(running.place.host, cwd, "pause")
-            if running.asked and (await asyncio.wait({running.carried}, timeout=STEP.total_seconds()))[0]:
+            if (
+                running.asked
+                and (await asyncio.wait({running.carried}, timeout=STEP.total_seconds()))[0]
+            ):
                 return
         await running.place.stop(job, grace)
 

@@ -45,13 +45,21 @@ async def _watch(work: Work, goal: Goal) -> None:
         began = time.monotonic()
         for id in work.todo - whole - work.running.keys():
             # Stored in groups: a moment after it is done.
-            if work.scheduler.state(id) is State.DONE and (tries := work.ws.store.runs.attempts(work.commits.run, id)):
+            if work.scheduler.state(id) is State.DONE and (
+                tries := work.ws.store.runs.attempts(work.commits.run, id)
+            ):
                 whole.add(id)
-                known[id] = [each for row in tries for each in stream(points(work.ws, row) or (), goal.metric)]
+                known[id] = [
+                    each
+                    for row in tries
+                    for each in stream(points(work.ws, row) or (), goal.metric)
+                ]
         for id, running in work.running.items():
             known[id] = _read(work, running, goal.metric)
         for id, running in list(work.running.items()):
-            others = [said for other, said in known.items() if other != id and bare(other) == bare(id)]
+            others = [
+                said for other, said in known.items() if other != id and bare(other) == bare(id)
+            ]
             if not running.stopped and (words := behind(known[id], others, goal.least)):
                 work.early[id] = f"{goal.metric} {words}"
                 work.commits.say(f"{readable(id)} is stopped early: {work.early[id]}")
@@ -66,7 +74,14 @@ def _read(work: Work, running: Running, metric: str) -> Stream:
         return ()
     with contextlib.suppress(Invalid, OSError):  # a pattern that takes too long, or nothing yet
         if rule.pattern:
-            return stream(list(metrics.matches(Path(running.log), rule.pattern, work.commits.masker)), metric)
+            return stream(
+                list(metrics.matches(Path(running.log), rule.pattern, work.commits.masker)), metric
+            )
         folder = Path(running.attempt.path)
-        return stream(metrics.points(Path(f"{folder}.metrics") if rule.in_environment else folder / str(rule.file)), metric)
+        return stream(
+            metrics.points(
+                Path(f"{folder}.metrics") if rule.in_environment else folder / str(rule.file)
+            ),
+            metric,
+        )
     return ()

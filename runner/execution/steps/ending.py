@@ -59,13 +59,22 @@ async def end(work: Work, id: str, end: End) -> None:
     """Take what an attempt gave, or note that it failed."""
     running = work.running.pop(id)
     if isinstance(end, Exit):
-        _log.info("%s ended on %s: %s %s after %.3f s", readable(id), running.place.name, end.reason, end.code, end.ended - end.started)
+        _log.info(
+            "%s ended on %s: %s %s after %.3f s",
+            readable(id),
+            running.place.name,
+            end.reason,
+            end.code,
+            end.ended - end.started,
+        )
     running.place.capacity.leave(running.wants, running.devices)
     spec = work.spec(id)
     image = work.attempts.wrapped(spec, running.place)
     try:
         if image and isinstance(end, Exit):
-            for each, part in zip(running.place.members, running.task.parts or [running.task], strict=True):
+            for each, part in zip(
+                running.place.members, running.task.parts or [running.task], strict=True
+            ):
                 with contextlib.suppress(DriverError):
                     await work.attempts.containers_of(each).over(each.paths(part.attempt).cwd, end)
         if isinstance(end, HostLost):
@@ -74,7 +83,9 @@ async def end(work: Work, id: str, end: End) -> None:
             _discard(work, running)
             wait_again(work, id)
         elif (why := await _why(work, id, running, spec, end)) is not None:
-            (_stopped if why.reason == EARLY else _failed)(work, id, running, spec, why, end if isinstance(end, Exit) else None)
+            (_stopped if why.reason == EARLY else _failed)(
+                work, id, running, spec, why, end if isinstance(end, Exit) else None
+            )
         elif isinstance(end, Exit) and running.brought is not None:
             _succeeded(work, id, running, spec, end, running.brought)
     finally:
@@ -93,7 +104,9 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
         return _Why("error", str(end), end.fix)
     if isinstance(end, DriverError):
         if isinstance(end, HostLost):
-            return _Why("preempted" if work.host_pool.spot.preemptible(running.place) else "lost", str(end))
+            return _Why(
+                "preempted" if work.host_pool.spot.preemptible(running.place) else "lost", str(end)
+            )
         return _Why("driver", str(end))
     if end.reason == "stopped" and id in work.early and not work.control.stopping:
         return _Why(EARLY, work.early[id])
@@ -101,7 +114,11 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
         return _limit(work)
     if end.reason == "stopped" and end.detail:
         running.place.ending(end.detail)
-    if end.reason == "stopped" and not work.control.stopping and (taken := [place for place in running.place.members if place.leaving]):
+    if (
+        end.reason == "stopped"
+        and not work.control.stopping
+        and (taken := [place for place in running.place.members if place.leaving])
+    ):
         return _Why("preempted", f"{taken[0].name}: {taken[0].leaving}")
     if end.reason == "stopped" and id in work.sick:
         work.sick.discard(id)
@@ -132,7 +149,10 @@ def _not_taken(running: Running) -> _Why | None:
 
 async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> _Why:
     """What a bad exit means, by what the step printed and by where it ran."""
-    tail, image = attempt_result.tail(running.last_log, work.commits.masker), work.attempts.wrapped(spec, running.place)
+    tail, image = (
+        attempt_result.tail(running.last_log, work.commits.masker),
+        work.attempts.wrapped(spec, running.place),
+    )
     reason, words = attempt_result.reason(exit), attempt_result.said(exit, spec, image, tail)
     node = running.brought.node if running.brought is not None else 0
     where = running.place.members[node].elsewhere
@@ -144,43 +164,66 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
         # This machine runs on, or we would not: what ends with it each time is not bad luck, and counts as the step's failure.
         work.unwatched[id] += 1
         if work.unwatched[id] >= UNWATCHED:
-            return _Why("unwatched", f"the agent of this machine was killed {UNWATCHED} times while it ran")
+            return _Why(
+                "unwatched", f"the agent of this machine was killed {UNWATCHED} times while it ran"
+            )
     if reason == "exit":
         if where and exit.code == 127 and not image:
-            words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` shows what there is"
-        if full := attempt_result.full(tail, await running.place.members[node].folder.free(), where):
+            words += (
+                f" on {where}; `recipe doctor --driver {work.host_pool.name}` shows what there is"
+            )
+        if full := attempt_result.full(
+            tail, await running.place.members[node].folder.free(), where
+        ):
             return _Why("disk", f"{words}: {full}")
-    if exit.signal == signal.SIGTERM and where and work.host_pool.spot.preemptible(running.place) and not running.stopped:
+    if (
+        exit.signal == signal.SIGTERM
+        and where
+        and work.host_pool.spot.preemptible(running.place)
+        and not running.stopped
+    ):
         return _Why("preempted", f"{words}: {where} is being taken away")
-    if reason in ("timeout", "idle") and causes.is_stalled(*metrics.pace(Path(f"{running.attempt.path}.metrics"))):
+    if reason in ("timeout", "idle") and causes.is_stalled(
+        *metrics.pace(Path(f"{running.attempt.path}.metrics"))
+    ):
         reason = "stalled"
     return _Why(causes.of_exit(reason, tail.decode(errors="replace")), words)
 
 
-def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit, brought: TaskResult) -> None:
+def _succeeded(
+    work: Work, id: str, running: Running, spec: StepSpec, exit: Exit, brought: TaskResult
+) -> None:
     node, attempt = running.node, running.attempt
     seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
     outputs = brought.outputs
     crashpoint("outputs-stored")
     try:
-        values = attempt_result.measured(attempt.path, running.log, spec.metrics, work.commits.masker)
+        values = attempt_result.measured(
+            attempt.path, running.log, spec.metrics, work.commits.masker
+        )
     except Invalid as error:  # what it made is good: a better pattern reads the numbers later
         work.commits.say(f"{id}: {error.problems[0].message}: its numbers are not read")
         values = {}
     if running.goes_on is not None:
         from ...storage import checkpoints
 
-        if words := checkpoints.went_back(running.goes_on, metrics.first_step(Path(f"{attempt.path}.metrics"))):
+        if words := checkpoints.went_back(
+            running.goes_on, metrics.first_step(Path(f"{attempt.path}.metrics"))
+        ):
             work.commits.say(f"{id}: {words}")
     made = Made(True, outputs, values)
     work.made[running.number] = made
     data: dict[str, object] = {"seconds": round(seconds, 3)}
     if stale := attempt.stale(work.ws.cache):
         where = str(work.ws.root / stale[0]).removeprefix(f"{work.ws.root}/")
-        data["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
+        data["note"] = (
+            f"{where} changed while it ran: its result is used now, and it will run again"
+        )
     elif running.key is not None:
         again = work.facts.traces.get(running.key) is not None
-        trace = work.commits.trace(running.key, node, outputs, values, exit, _facts(work, running, spec), again=again)
+        trace = work.commits.trace(
+            running.key, node, outputs, values, exit, _facts(work, running, spec), again=again
+        )
         stand_for(work, id, trace)
     if not work.survey.library:
         try:
@@ -190,7 +233,18 @@ def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit
         crashpoint("published")
     python = work.attempts.interpreter(node, spec, running.place)
     image = attempt_result.image(spec, running.world)
-    work.commits.attempt(id, running.name, running.key, running.started, "done", "", image, exit, python, links=_links(work, id, running, outputs))
+    work.commits.attempt(
+        id,
+        running.name,
+        running.key,
+        running.started,
+        "done",
+        "",
+        image,
+        exit,
+        python,
+        links=_links(work, id, running, outputs),
+    )
     work.tidying.keep_log(id, running, spec)
     work.chunks.over(id, running)
     if values:
@@ -203,12 +257,21 @@ def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit
     return None
 
 
-def _links(work: Work, id: str, running: Running, outputs: Mapping[str, str] = NO_OUTPUTS) -> list[Link]:
+def _links(
+    work: Work, id: str, running: Running, outputs: Mapping[str, str] = NO_OUTPUTS
+) -> list[Link]:
     """Where else the numbers of an attempt can be looked at.  `outputs` are the contents of what it made."""
     trees = {name: Content(content) for name, content in outputs.items() if content[0] == "t"}
-    boards = [Link(id, "TensorBoard", f"{id}.{name}") for name, content in trees.items() if work.ws.objects.manifests.mentions(content, links.EVENTS)]
+    boards = [
+        Link(id, "TensorBoard", f"{id}.{name}")
+        for name, content in trees.items()
+        if work.ws.objects.manifests.mentions(content, links.EVENTS)
+    ]
     paths = {output.name: output.path for output in running.node.outputs if output.name in trees}
-    return [*links.printed(id, attempt_result.speaks(running.log, work.commits.masker), paths), *boards]
+    return [
+        *links.printed(id, attempt_result.speaks(running.log, work.commits.masker), paths),
+        *boards,
+    ]
 
 
 def _facts(work: Work, running: Running, spec: StepSpec) -> dict[str, object]:
@@ -229,52 +292,119 @@ def _facts(work: Work, running: Running, spec: StepSpec) -> dict[str, object]:
     return found
 
 
-def _stopped(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None) -> None:
+def _stopped(
+    work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None
+) -> None:
     """Keep what an attempt reported that others had left behind, and its state, from which a later run goes on."""
     work.tidying.keep_log(id, running, spec)
     work.chunks.over(id, running)
-    python, image = work.attempts.interpreter(running.node, spec, running.place), attempt_result.image(spec, running.world)
+    python, image = (
+        work.attempts.interpreter(running.node, spec, running.place),
+        attempt_result.image(spec, running.world),
+    )
     found = _links(work, id, running)
-    work.commits.attempt(id, running.name, running.key, running.started, STOPPED, f"{why.reason}: {why.words}", image, exit, python, links=found)
+    work.commits.attempt(
+        id,
+        running.name,
+        running.key,
+        running.started,
+        STOPPED,
+        f"{why.reason}: {why.words}",
+        image,
+        exit,
+        python,
+        links=found,
+    )
     attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
     work.tidying.tidy(running, spec, success=False)
     work.made[running.number] = NOTHING
     work.groups.record(work.scheduler.end(id, Outcome(False, EARLY, why.words)))
 
 
-def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None) -> None:
+def _failed(
+    work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None
+) -> None:
     """Keep what a failed attempt printed and wrote, with what helps to mend it."""
     attempt, (reason, words, hint) = running.attempt, why
     tail = attempt_result.tail(running.last_log, work.commits.masker)
     if reason == "disk":
-        delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
+        delete(
+            Path(attempt.path)
+        )  # what it wrote is likely what fills the disk, and there has to be room to say so
     found = _links(work, id, running)
     try:
         log = work.tidying.keep_log(id, running, spec)
         work.chunks.over(id, running)
         attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
     except OSError as error:
-        log, words = running.log, f"{words}; its log stays where it is ({no_space(error, running.log)})"
+        log, words = (
+            running.log,
+            f"{words}; its log stays where it is ({no_space(error, running.log)})",
+        )
     if reason == "unwatched":
         hint = "let the step end only processes that it started, by their ids"
     if reason in ("exit", "output"):
-        declared = [*attempt.staged, *attempt.links, *attempt.objects, *(output.path for output in running.node.outputs)]
+        declared = [
+            *attempt.staged,
+            *attempt.links,
+            *attempt.objects,
+            *(output.path for output in running.node.outputs),
+        ]
         said, base = tail.decode(errors="replace"), work.plan.homes[running.node.home]
         hint = imports.advice(said, id, base, declared, started(spec.run, spec.accelerate))
-        missing = undeclared(said, work.ws.root, running.place.paths(attempt).cwd, declared) if not hint else None
-        hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else hint
+        missing = (
+            undeclared(said, work.ws.root, running.place.paths(attempt).cwd, declared)
+            if not hint
+            else None
+        )
+        hint = (
+            f"{missing} is in the workspace but not declared: add it to `deps` of {id}"
+            if missing
+            else hint
+        )
     python = work.attempts.interpreter(running.node, spec, running.place)
     if exit is not None and not hint:
         lock = "" if work.survey.request.current_python else running.node.lock
-        ran = hints.Ran(python, lock, work.attempts.wrapped(spec, running.place), running.place.elsewhere)
+        ran = hints.Ran(
+            python, lock, work.attempts.wrapped(spec, running.place), running.place.elsewhere
+        )
         hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
-        hint = hint or hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.own).names(".env"))
+        hint = hint or hints.fix(
+            exit,
+            tail.decode(errors="replace"),
+            spec,
+            ran,
+            work.ws.environ,
+            EnvFiles(work.ws.own).names(".env"),
+        )
     image = attempt_result.image(spec, running.world)
     advanced = reason in PREEMPTIONS and saved(running, spec)
     name = work.tidying.failed_name(id)
-    work.commits.attempt(id, name, running.key, running.started, "failed", reason, image, None, python, saved=advanced, links=found)
+    work.commits.attempt(
+        id,
+        name,
+        running.key,
+        running.started,
+        "failed",
+        reason,
+        image,
+        None,
+        python,
+        saved=advanced,
+        links=found,
+    )
     work.tidying.tidy(running, spec, success=False)
-    fail(work, id, reason, words, hint, attempt_result.words(tail), log, work.tidying.left(running), saved=advanced)
+    fail(
+        work,
+        id,
+        reason,
+        words,
+        hint,
+        attempt_result.words(tail),
+        log,
+        work.tidying.left(running),
+        saved=advanced,
+    )
 
 
 def _discard(work: Work, running: Running) -> None:

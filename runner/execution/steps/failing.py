@@ -22,7 +22,16 @@ UNPLACED: Final = "unplaced"
 
 
 def fail(
-    work: Work, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "", left: str = "", *, saved: bool = False
+    work: Work,
+    id: str,
+    reason: str,
+    words: str,
+    hint: str = "",
+    tail: bytes = b"",
+    log: str = "",
+    left: str = "",
+    *,
+    saved: bool = False,
 ) -> None:
     """End a RUNNING step's attempt badly.
 
@@ -35,14 +44,29 @@ def fail(
     own = next(move for move in moves if move.id == id)
     if own.after == State.QUEUED and adjusted:
         work.commits.say(f"{id} ran out of memory: it is tried with {adjusted}")
-        work.groups.record(work.scheduler.adopt(id, f"it ran out of memory, and is tried with {adjusted}"))
+        work.groups.record(
+            work.scheduler.adopt(id, f"it ran out of memory, and is tried with {adjusted}")
+        )
     elif own.after == State.QUEUED:
         wait = own.data.get("wait", 0.0)
-        work.resting[id] = time.monotonic() + (float(wait) if isinstance(wait, (int, float)) else 0.0)
+        work.resting[id] = time.monotonic() + (
+            float(wait) if isinstance(wait, (int, float)) else 0.0
+        )
     elif own.after == State.FAILED:
         work.made[work.plan.index[id]] = NOTHING
         text = work.commits.masker.text
-        work.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason not in ("error", UNPLACED), left, reason == UNPLACED))
+        work.failures.append(
+            Failure(
+                id,
+                text(words or reason),
+                tail,
+                log,
+                text(hint),
+                reason not in ("error", UNPLACED),
+                left,
+                reason == UNPLACED,
+            )
+        )
 
 
 def fail_unstarted(work: Work, id: str, reason: str, words: str, hint: str = "") -> None:
@@ -74,7 +98,9 @@ async def replaced(work: Work, place: Place, asking: Awaitable[Sequence[Place]])
     try:
         for found in await asking:
             await work.attempts.hooks_of(found).setup()
-            work.commits.say(f"{found.name} takes {'its place' if place.lost else f'the place of {place.name}'}")
+            work.commits.say(
+                f"{found.name} takes {'its place' if place.lost else f'the place of {place.name}'}"
+            )
     except (RecipeError, DriverError) as error:
         work.commits.say(str(error))
     finally:

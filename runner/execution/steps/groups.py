@@ -24,7 +24,9 @@ GROUP_MOVES: Final = 1024
 class Groups:
     """The groups of one run.  `wake` is called when one is on the disk."""
 
-    def __init__(self, commits: GroupCommit, running: Mapping[str, Running], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, commits: GroupCommit, running: Mapping[str, Running], wake: Callable[[], None]
+    ) -> None:
         self.commits, self.running, self._wake = commits, running, wake
         self.landed = False  # the last group is on the disk, and `land` was not called yet
         self._dirty = 0.0
@@ -36,14 +38,20 @@ class Groups:
     def due(self) -> bool:
         """Whether the next group is to be sent."""
         size = self.commits.size
-        return size > 0 and not self.commits.busy and (size >= GROUP_MOVES or time.monotonic() - self._dirty >= self._pace)
+        return (
+            size > 0
+            and not self.commits.busy
+            and (size >= GROUP_MOVES or time.monotonic() - self._dirty >= self._pace)
+        )
 
     def send(self) -> None:
         """Begin to store the group.  The loop goes on: what its end waits for is the disk."""
         loop = asyncio.get_running_loop()
 
         def landed() -> None:
-            with contextlib.suppress(RuntimeError):  # the run is over, and waits for this group by itself
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the run is over, and waits for this group by itself
                 loop.call_soon_threadsafe(self._ring_landed)
 
         self._sent = time.monotonic()
@@ -85,4 +93,9 @@ class Groups:
 
 def with_data(moves: Sequence[Move], id: str, data: Mapping[str, object]) -> list[Move]:
     """The same moves, with more to say of the step `id`."""
-    return [move._replace(data={**move.data, **data}) if move.id == id and move.subject == "step" else move for move in moves]
+    return [
+        move._replace(data={**move.data, **data})
+        if move.id == id and move.subject == "step"
+        else move
+        for move in moves
+    ]

@@ -14,11 +14,17 @@ from ...secrets import tokenlike
 _VARIABLE: Final = r"([A-Za-z_][A-Za-z0-9_]*): (?:parameter (?:null or )?not set|unbound variable)"
 _KEY_ERROR: Final = r"^(?:.*<frozen os>|.*\bos\.environ\b|.*/os\.py\").*\n(?:.*\n)*?KeyError: '([A-Za-z_][A-Za-z0-9_]*)'"
 _MODULE: Final = r"ModuleNotFoundError: No module named '([\w.]+)'"
-_GPU_MEMORY: Final = r"OutOfMemoryError|(?:CUDA|HIP|XPU)\b.{0,20} out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+_GPU_MEMORY: Final = (
+    r"OutOfMemoryError|(?:CUDA|HIP|XPU)\b.{0,20} out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+)
 _DENIED: Final = r"(?:cannot run |: )(\S+): Permission denied"
-_ABSENT: Final = r"(?:cannot run |: )(\S+): (?:no such program in PATH|not found|command not found|No such file)"
+_ABSENT: Final = (
+    r"(?:cannot run |: )(\S+): (?:no such program in PATH|not found|command not found|No such file)"
+)
 _ABOVE: Final = r"can't open file '[^']*?/((?:\.\./)+)([^']+)'"
-_EXISTS: Final = r"(?:FileExistsError: .*File exists: '|mkdir: .*[‘'])([^'’\n]+)[’'](?:: File exists)?$"
+_EXISTS: Final = (
+    r"(?:FileExistsError: .*File exists: '|mkdir: .*[‘'])([^'’\n]+)[’'](?:: File exists)?$"
+)
 KILLED: Final = 137
 """The exit of a shell whose program got SIGKILL."""
 
@@ -34,7 +40,14 @@ class Ran(NamedTuple):
     """Empty for this machine."""
 
 
-def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, str], dotenv: Collection[str] = ()) -> str:
+def fix(
+    exit: Exit,
+    log: str,
+    spec: StepSpec,
+    ran: Ran,
+    environ: Mapping[str, str],
+    dotenv: Collection[str] = (),
+) -> str:
     """A sentence that can be acted on; empty when nothing is known.
 
     `log` is the end of what it printed, `environ` the caller's environment, `dotenv` the names in the workspace's `.env`.
@@ -50,7 +63,9 @@ def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, st
         return _absent_module(found[1].partition(".")[0], ran)
     if (found := re.search(_EXISTS, log, re.MULTILINE)) and _made_ahead(found[1], spec):
         return f"the folders of outputs are there before {spec.step} begins: create {found[1]} with `exist_ok=True`, or `mkdir -p`"
-    killed = exit.reason in ("exit", "signal") and (exit.signal == 9 or exit.code == KILLED)  # not by us, as at a limit of time
+    killed = exit.reason in ("exit", "signal") and (
+        exit.signal == 9 or exit.code == KILLED
+    )  # not by us, as at a limit of time
     if exit.reason == "oom" or killed:
         return (
             "most often it is memory that runs out (`dmesg` shows it): run fewer steps at once with `-j`, take smaller batches, or say what it needs "
@@ -66,7 +81,11 @@ def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, st
 
 def _made_ahead(path: str, spec: StepSpec) -> bool:
     """Whether a path that is there already is an output's folder, or above one."""
-    return any(f"/{path.strip('/')}/".endswith(f"/{above}/") for output in spec.names.outputs.values() for above in _folders(output))
+    return any(
+        f"/{path.strip('/')}/".endswith(f"/{above}/")
+        for output in spec.names.outputs.values()
+        for above in _folders(output)
+    )
 
 
 def _folders(output: str) -> list[str]:
@@ -74,7 +93,9 @@ def _folders(output: str) -> list[str]:
     return ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
-def unset(name: str, spec: StepSpec, environ: Mapping[str, str], dotenv: Collection[str] = ()) -> str:
+def unset(
+    name: str, spec: StepSpec, environ: Mapping[str, str], dotenv: Collection[str] = ()
+) -> str:
     """What to write so that a step finds an environment variable which it missed."""
     if listed := next((each for each in spec.secrets if each.variable == name), None):
         return f'{name} is the secret "{listed.input}", and {listed.source} is not set in your shell: export it'
@@ -103,7 +124,11 @@ def _absent_module(name: str, ran: Ran) -> str:
     if ran.lock:
         return f"the environment of {ran.lock} has no module {name}: add it to what the lock is made from, and lock again"
     where = f" on {ran.host}" if ran.host else ""
-    other = "`python` in the driver's settings" if ran.host else "`--python PYTHON`, a .venv in the root,"
+    other = (
+        "`python` in the driver's settings"
+        if ran.host
+        else "`--python PYTHON`, a .venv in the root,"
+    )
     return f"{ran.python}{where} has no module {name}: install it there, choose another Python with {other} or name a lock with `python: {{lock: …}}`"
 
 

@@ -29,8 +29,13 @@ def judge_ready(work: Work) -> bool:
 
 
 def _judge(work: Work, id: str, n: int) -> None:
-    for need in work.plan.needs(n) - work.made.keys():  # skipped because of another, or failed under an earlier worker, and left out
-        if (other := work.plan.nodes[need].id) in work.todo and work.scheduler.state(other) in (State.SKIPPED, State.FAILED):
+    for need in (
+        work.plan.needs(n) - work.made.keys()
+    ):  # skipped because of another, or failed under an earlier worker, and left out
+        if (other := work.plan.nodes[need].id) in work.todo and work.scheduler.state(other) in (
+            State.SKIPPED,
+            State.FAILED,
+        ):
             work.made[need] = NOTHING
     try:
         verdict = _verdict(work, n)
@@ -61,11 +66,17 @@ def _reuse(work: Work, id: str, n: int, verdict: Verdict, made: Made) -> None:
     """A step need not run: what it made earlier is taken, if the steps that need it can have it."""
     if not _can_be_taken(work, n, made):
         gone = "its stored output is gone"
-        if work.downloads is None or not _sent_for(work, work.downloads, id, n, Verdict("run", verdict.key, (gone,), None)):
+        if work.downloads is None or not _sent_for(
+            work, work.downloads, id, n, Verdict("run", verdict.key, (gone,), None)
+        ):
             work.groups.record(work.scheduler.judge(id, "run", gone))
         return
     work.made[n] = made
-    if id in work.asked and verdict.key is not None and (trace := work.ws.store.index.trace(verdict.key)) is not None:
+    if (
+        id in work.asked
+        and verdict.key is not None
+        and (trace := work.ws.store.index.trace(verdict.key)) is not None
+    ):
         stand_for(work, id, trace)
     if verdict.answer == RESTORE:
         try:
@@ -73,7 +84,9 @@ def _reuse(work: Work, id: str, n: int, verdict: Verdict, made: Made) -> None:
         except RecipeError as error:
             return _refuse(work, id, "publish", str(error), error.fix)
     moves = work.scheduler.judge(id, "fresh", "; ".join(verdict.reasons))
-    work.groups.record(with_data(moves, id, {"restored": True}) if verdict.answer == RESTORE else moves)
+    work.groups.record(
+        with_data(moves, id, {"restored": True}) if verdict.answer == RESTORE else moves
+    )
     grow(work)
 
 
@@ -85,8 +98,17 @@ def _refuse(work: Work, id: str, reason: str, words: str, fix: str = "") -> None
 
 def _verdict(work: Work, n: int) -> Verdict:
     id = work.plan.nodes[n].id
-    verdict = judge(work.plan, n, work.facts, work.made, force=work.survey.forces(id), targets=work.survey.targets)
-    if verdict.reasons == FORCED and verdict.key in work.commits.made:  # this run has made it anew already
+    verdict = judge(
+        work.plan,
+        n,
+        work.facts,
+        work.made,
+        force=work.survey.forces(id),
+        targets=work.survey.targets,
+    )
+    if (
+        verdict.reasons == FORCED and verdict.key in work.commits.made
+    ):  # this run has made it anew already
         return judge(work.plan, n, work.facts, work.made, targets=work.survey.targets)
     return verdict
 
@@ -94,32 +116,62 @@ def _verdict(work: Work, n: int) -> Verdict:
 def is_made(work: Work, n: int) -> bool:
     """Whether a step that was to run need not any more."""
     verdict = _verdict(work, n)
-    return verdict.answer in (FRESH, RESTORE) and verdict.made is not None and _can_be_taken(work, n, verdict.made)
+    return (
+        verdict.answer in (FRESH, RESTORE)
+        and verdict.made is not None
+        and _can_be_taken(work, n, verdict.made)
+    )
 
 
 def _can_be_taken(work: Work, n: int, made: Made) -> bool:
     contents = [made.outputs[name] for name in _taken(work, n) if name in made.outputs]
     cache = work.ws.remote_cache
-    there = {each for each in contents if cache is not None and work.ws.delivers and cache.has(Content(each))}
+    there = {
+        each
+        for each in contents
+        if cache is not None and work.ws.delivers and cache.has(Content(each))
+    }
     return all(
-        each in there or work.ws.objects.has(Content(each)) or any(place.folder.holds(each) for place in work.host_pool.places) for each in contents
+        each in there
+        or work.ws.objects.has(Content(each))
+        or any(place.folder.holds(each) for place in work.host_pool.places)
+        for each in contents
     )
 
 
 def _taken(work: Work, n: int) -> set[str]:
     """The outputs of a step that others of this run take."""
-    return {u.output for id in work.consumers(n) for u in work.plan.nodes[work.plan.index[id]].upstream if u.producer == n}
+    return {
+        u.output
+        for id in work.consumers(n)
+        for u in work.plan.nodes[work.plan.index[id]].upstream
+        if u.producer == n
+    }
 
 
 def _sent_for(work: Work, downloads: Downloads, id: str, n: int, verdict: Verdict) -> bool:
     """Whether the shared store is asked for something that this step needs, or what made it runs again: it is judged anew when that is there."""
     node, contents = work.plan.nodes[n], dict[str, int]()
     if verdict.made is not None:
-        shown = [output for output, path in work.survey.targets.get(n, ()) if work.facts.there.get(path) != verdict.made.outputs.get(output)]
-        contents = {verdict.made.outputs[name]: n for name in {*shown, *_taken(work, n)} if name in verdict.made.outputs}
+        shown = [
+            output
+            for output, path in work.survey.targets.get(n, ())
+            if work.facts.there.get(path) != verdict.made.outputs.get(output)
+        ]
+        contents = {
+            verdict.made.outputs[name]: n
+            for name in {*shown, *_taken(work, n)}
+            if name in verdict.made.outputs
+        }
     elif verdict.answer == "run":
-        contents = {work.made[u.producer].outputs[u.output]: u.producer for u in node.upstream if u.output in work.made[u.producer].outputs}
-    missing = [Content(content) for content in contents if not work.ws.objects.has(Content(content))]
+        contents = {
+            work.made[u.producer].outputs[u.output]: u.producer
+            for u in node.upstream
+            if u.output in work.made[u.producer].outputs
+        }
+    missing = [
+        Content(content) for content in contents if not work.ws.objects.has(Content(content))
+    ]
     if downloads.ask(id, node, verdict, missing):
         return True
     lost = {contents[content] for content in missing} if verdict.made is None else set()
@@ -141,7 +193,10 @@ def _revive(work: Work, id: str) -> None:
 
 def _behind(work: Work, id: str) -> bool:
     """Whether a step that could be judged waits for one that was found to have to run again."""
-    return any(work.scheduler.state(other) in (State.WAITING, State.READY, State.QUEUED, State.RUNNING) for other in work.held.get(id, ()))
+    return any(
+        work.scheduler.state(other) in (State.WAITING, State.READY, State.QUEUED, State.RUNNING)
+        for other in work.held.get(id, ())
+    )
 
 
 def grow(work: Work) -> None:
@@ -155,7 +210,11 @@ def grow(work: Work) -> None:
     work.survey.globs.update(fresh)
     old = work.plan
     work.plan = compiled(work.ws, work.survey.source, work.survey.request, work.survey.globs)
-    made = {work.plan.index[old.nodes[n].id]: m for n, m in work.made.items() if old.nodes[n].id in work.plan.index}
+    made = {
+        work.plan.index[old.nodes[n].id]: m
+        for n, m in work.made.items()
+        if old.nodes[n].id in work.plan.index
+    }
     work.made.clear()
     work.made.update(made)
     for id, running in work.running.items():  # nodes have other numbers now
@@ -166,7 +225,11 @@ def grow(work: Work) -> None:
     before = {path for targets in work.survey.targets.values() for _, path in targets}
     work.survey.targets = work.survey.targets_of(work.ws, work.plan)
     facts = look(work.ws, work.plan, work.survey.request)
-    facts.there = dict(work.ws.cache.contents(path for targets in work.survey.targets.values() for _, path in targets))
+    facts.there = dict(
+        work.ws.cache.contents(
+            path for targets in work.survey.targets.values() for _, path in targets
+        )
+    )
     facts.ours = work.ws.published()
     work.facts = work.survey.facts = facts
     known = {node.id for node in old.nodes}
@@ -174,7 +237,9 @@ def grow(work: Work) -> None:
     new = wanted - known | wanted & work.survey.aside
     work.survey.aside -= new
     if work.survey.begin:
-        work.survey.forced |= {work.plan.nodes[n].id for n in work.plan.after(work.plan.named(work.survey.begin))}
+        work.survey.forced |= {
+            work.plan.nodes[n].id for n in work.plan.after(work.plan.named(work.survey.begin))
+        }
     work.commits.expanded(fresh, len(new))
     work.add(new | _unpublished(work, before) & wanted)
 
@@ -184,7 +249,12 @@ def _unpublished(work: Work, before: Container[str]) -> set[str]:
     found = set()
     for n, targets in work.survey.targets.items():
         left = work.made.get(n)
-        if left is None or not left.ok or work.survey.library or all(path in before for _, path in targets):
+        if (
+            left is None
+            or not left.ok
+            or work.survey.library
+            or all(path in before for _, path in targets)
+        ):
             continue
         id = work.plan.nodes[n].id
         if id not in work.todo:

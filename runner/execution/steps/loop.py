@@ -43,7 +43,11 @@ class Report:
 async def run(work: Work) -> Report:
     """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
     ours = work.handover is None  # else signals end the worker, which does more than this run
-    with signals(functools.partial(interrupt, work), functools.partial(terminate, work)) if ours else contextlib.nullcontext():
+    with (
+        signals(functools.partial(interrupt, work), functools.partial(terminate, work))
+        if ours
+        else contextlib.nullcontext()
+    ):
         try:
             with _clock(work):
                 await _set_up(work)
@@ -55,7 +59,9 @@ async def run(work: Work) -> Report:
         work.scrap.clear()
     counts = {str(state): count for state, count in work.scheduler.counts.items() if count}
     left = work.control.abandoned
-    return Report(work.scheduler.result, counts, work.failures, sorted(work.running) if left else [], left)
+    return Report(
+        work.scheduler.result, counts, work.failures, sorted(work.running) if left else [], left
+    )
 
 
 def publish_all(work: Work) -> None:
@@ -65,7 +71,11 @@ def publish_all(work: Work) -> None:
 
 
 async def _turn(work: Work) -> None:
-    while not work.scheduler.finished and not work.control.abandoned and work.scheduler.result != "PAUSED":
+    while (
+        not work.scheduler.finished
+        and not work.control.abandoned
+        and work.scheduler.result != "PAUSED"
+    ):
         # One end at a time: what takes its place runs while the next is looked at.
         moved = bool(work.ended)
         if moved:
@@ -103,7 +113,9 @@ async def _leave(work: Work) -> None:
         for hooks in work.attempts.hooks:
             for problem in await hooks.cleanup() if not hooks.place.lost else ():
                 work.commits.say(problem)
-    if work.scheduler.finished and work.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
+    if (
+        work.scheduler.finished and work.scheduler.result == "COMPLETED"
+    ):  # else a step that ended well may still wait to be collected
         await work.orphans.sweep()
 
 
@@ -111,7 +123,10 @@ async def _set_up(work: Work) -> None:
     """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
     here = {work.stays(id) for id in work.todo}
     pool = work.host_pool
-    places = [*([*pool.head.places, *pool.places] if pool.away and False in here else ()), *([pool.here] if True in here else ())]
+    places = [
+        *([*pool.head.places, *pool.places] if pool.away and False in here else ()),
+        *([pool.here] if True in here else ()),
+    ]
     try:
         await asyncio.gather(*(work.attempts.hooks_of(place).setup() for place in places))
     except CannotRun:
@@ -125,7 +140,11 @@ async def _set_up(work: Work) -> None:
 def _clock(work: Work) -> Iterator[None]:
     """End the run when it reaches its `limits.time`."""
     limit = work.plan.settings.limits.time
-    clock = asyncio.get_running_loop().call_later(limit, functools.partial(time_is_up, work), limit) if limit else None
+    clock = (
+        asyncio.get_running_loop().call_later(limit, functools.partial(time_is_up, work), limit)
+        if limit
+        else None
+    )
     try:
         yield
     finally:
@@ -166,7 +185,9 @@ def _pulse(work: Work) -> Iterator[None]:
         timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
         work.wake()
         hand_over(work)
-        with contextlib.suppress(Infrastructure):  # a database that does not answer: the next beat asks again
+        with contextlib.suppress(
+            Infrastructure
+        ):  # a database that does not answer: the next beat asks again
             heed(work)
             work.commits.let_go()
             work.chunks.tick()

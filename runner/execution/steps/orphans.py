@@ -24,7 +24,9 @@ from ...storage.workspace import Workspace
 from .commit import GroupCommit
 
 GRACE = timedelta(seconds=10)
-_LEFT = re.compile(r"(?:spare[.-]|[0-9a-f]{24}-|[a-z]+-)?(\d{8}-\d{6}-[0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\d+)?(?:\.\w+)?")
+_LEFT = re.compile(
+    r"(?:spare[.-]|[0-9a-f]{24}-|[a-z]+-)?(\d{8}-\d{6}-[0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\d+)?(?:\.\w+)?"
+)
 """What a worker leaves in `attempts`: its run, and its fence."""
 
 _FAILED = frozenset({"exit", "signal", "oom", "timeout", "idle"})
@@ -64,7 +66,9 @@ class Orphans:
         path = f"{self._attempts}/{name}"
         place = self.place_of(name)
         if place is None:
-            self.commits.say(f"{node.id} was begun by an earlier run on a host that this one does not use; what it makes there is not waited for")
+            self.commits.say(
+                f"{node.id} was begun by an earlier run on a host that this one does not use; what it makes there is not waited for"
+            )
             clear(path)
             return None
         paths = place.paths(Attempt(path))
@@ -72,17 +76,29 @@ class Orphans:
         exit = await place.contact.insist(lambda: place.wait(job, timedelta(0)))
         if exit is None:
             return job, place
-        if exit.code == 0 and exit.reason == "exit" and not always and place.may_have_made(Attempt(path), node.outputs):
+        if (
+            exit.code == 0
+            and exit.reason == "exit"
+            and not always
+            and place.may_have_made(Attempt(path), node.outputs)
+        ):
             return job, place
         tag = _LEFT.fullmatch(name)
-        if exit.reason in _FAILED and (exit.code != 0 or exit.reason != "exit") and tag is not None and tag[1] == self.commits.run:
+        if (
+            exit.reason in _FAILED
+            and (exit.code != 0 or exit.reason != "exit")
+            and tag is not None
+            and tag[1] == self.commits.run
+        ):
             return job, place
         await self._clear(place, path)
         return None
 
     async def end(self, node: Node, job: Job, place: Place) -> None:
         """Stop an attempt that an earlier worker left with other inputs than its key says, and delete it."""
-        self.commits.say(f"{node.id} was begun by an earlier run, and an input that it was given was changed since: it is started anew")
+        self.commits.say(
+            f"{node.id} was begun by an earlier run, and an input that it was given was changed since: it is started anew"
+        )
         await place.stop(job, GRACE)
         await place.contact.insist(lambda: place.wait(job, 2 * GRACE))
         await self._clear(place, f"{self._attempts}/{job.key}")
@@ -123,12 +139,19 @@ class Orphans:
         folder, own = self._attempts, self.commits.run
         left: dict[str, list[str]] = {}
         for name in os.listdir(folder):
-            if (tag := _LEFT.fullmatch(name)) and (tag[1], tag[2]) != (own, str(self.commits.fence)):
+            if (tag := _LEFT.fullmatch(name)) and (tag[1], tag[2]) != (
+                own,
+                str(self.commits.fence),
+            ):
                 left.setdefault(tag[1], []).append(name)
         for run, names in left.items():
             if run != self.commits.run and not self._is_abandoned(run):
                 continue
-            begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}
+            begun = {
+                name.removesuffix(".site")
+                for name in names
+                if "." not in name or name.endswith(".site")
+            }
             going, unseen = list[str](), set[str]()
             for name in sorted(begun):
                 try:
@@ -172,7 +195,9 @@ def left_by(folder: str, run: str) -> tuple[list[str], dict[str, str]]:
         if "." in name or not (tag := _LEFT.fullmatch(name)) or tag[1] != run:
             continue
         try:
-            elsewhere[name] = Path(folder, f"{name}.site").read_text(encoding="utf-8").replace("\n", ", ")
+            elsewhere[name] = (
+                Path(folder, f"{name}.site").read_text(encoding="utf-8").replace("\n", ", ")
+            )
         except FileNotFoundError:
             here.append(name)
     return here, elsewhere

@@ -18,13 +18,31 @@ from .commit import GroupCommit
 class Publisher:
     """Publishes the outputs of one run."""
 
-    def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, scrap: Scrap, *, overwrite: bool, link: bool) -> None:
-        self.ws, self.survey, self.commits, self.scrap, self.overwrite, self.link = ws, survey, commits, scrap, overwrite, link
+    def __init__(
+        self,
+        ws: Workspace,
+        survey: Survey,
+        commits: GroupCommit,
+        scrap: Scrap,
+        *,
+        overwrite: bool,
+        link: bool,
+    ) -> None:
+        self.ws, self.survey, self.commits, self.scrap, self.overwrite, self.link = (
+            ws,
+            survey,
+            commits,
+            scrap,
+            overwrite,
+            link,
+        )
         self._top = str(ws.root)
 
     def conflicts(self, n: int) -> list[str]:
         """Where step `n` publishes, and something is that is not ours."""
-        return [path for _, path in self.survey.targets.get(n, ()) if self.survey.facts.strange(path)]
+        return [
+            path for _, path in self.survey.targets.get(n, ()) if self.survey.facts.strange(path)
+        ]
 
     def publish(self, n: int, made: Made) -> None:
         """Publish what step `n` made.  Raises CannotRun where something was changed by hand, and Infrastructure."""
@@ -35,7 +53,9 @@ class Publisher:
             if content is None or flags.get(output, 0) & TEMPORARY:
                 continue
             if facts.there.get(path) == content:
-                if facts.ours.get(path) != content:  # a worker put it there and died before it could say so
+                if (
+                    facts.ours.get(path) != content
+                ):  # a worker put it there and died before it could say so
                     self.commits.published(path, content, self.survey.plan.nodes[n].id)
                     facts.ours[path] = content
                 continue

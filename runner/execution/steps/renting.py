@@ -50,7 +50,12 @@ def rent(work: Work) -> None:
                 crews[need] = max(crews.get(need, 1), crew)
     for need, count in queued.items():
         wanted = min(count, max(crews[need], work.options.machines))
-        while not work.scheduler.held and need not in pool.refused and not pool.full and pool.inventory.machines(need) < wanted:
+        while (
+            not work.scheduler.held
+            and need not in pool.refused
+            and not pool.full
+            and pool.inventory.machines(need) < wanted
+        ):
             pool.inventory.coming.append(need)
             work.replacing += 1
             work.beside(_get(work, need))
@@ -61,7 +66,11 @@ def rent(work: Work) -> None:
 
 def _is_spent(pool: HostPool) -> bool:
     """Whether what the run has up must be left now, so that the cost stays below its limit."""
-    return pool.inventory.spent if pool.priced else pool.leases is not None and pool.leases.budget.spent(SAVING)
+    return (
+        pool.inventory.spent
+        if pool.priced
+        else pool.leases is not None and pool.leases.budget.spent(SAVING)
+    )
 
 
 def _save_in_time(work: Work) -> None:
@@ -69,7 +78,9 @@ def _save_in_time(work: Work) -> None:
     for place in work.host_pool.inventory.leaving():
         for running in work.running.values():
             if place in running.place.members and not running.stopped:
-                work.commits.say(f"{place.name} is about to be taken away: {running.node.id} saves, and continues elsewhere")
+                work.commits.say(
+                    f"{place.name} is about to be taken away: {running.node.id} saves, and continues elsewhere"
+                )
                 running.stopped = True
                 work.beside(stop(running, place.notice))
 
@@ -81,7 +92,9 @@ def _succeed_in_time(work: Work) -> None:
     if not pool.inventory.leaving():
         return
     states = work.scheduler.states()
-    needed = not (work.scheduler.held or work.control.stopping) and any(states[id] not in FINAL and not work.stays(id) for id in work.todo)
+    needed = not (work.scheduler.held or work.control.stopping) and any(
+        states[id] not in FINAL and not work.stays(id) for id in work.todo
+    )
     for place in pool.inventory.ending() if needed else ():
         work.replacing += 1
         work.beside(replaced(work, place, pool.allocate()))
@@ -94,12 +107,21 @@ def note(work: Work) -> None:
     moves, work.host_pool.moves = work.host_pool.moves, []
     for _before, row in moves:
         log_remote(work.ws, work.commits.run, row.driver, str(row.lease.get("id", "")), row.state)
-    work.groups.record([Move("lease", row.key, before, row.state, row.reason, _facts(work, row)) for before, row in moves])
+    work.groups.record(
+        [
+            Move("lease", row.key, before, row.state, row.reason, _facts(work, row))
+            for before, row in moves
+        ]
+    )
 
 
 def _facts(work: Work, row: LeaseRow) -> dict[str, object]:
     """What is said of a lease: of one that costs nothing also what a worker of another machine needs to take it over."""
-    found: dict[str, object] = {"driver": row.driver, "offer": row.offer.get("id", ""), "price": row.price}
+    found: dict[str, object] = {
+        "driver": row.driver,
+        "offer": row.offer.get("id", ""),
+        "price": row.price,
+    }
     if work.ws.delivers and not work.host_pool.priced:
         found |= {"offered": dict(row.offer), "need": dict(row.need), "until": row.until}
     return found
@@ -111,7 +133,9 @@ def _needs(work: Work, id: str) -> Iterator[Need]:
         yield work.host_pool.need(work.spec(id))
     for each in work.plan.nodes[work.plan.index[id]].upstream:
         node = work.plan.nodes[each.producer]
-        if any(name == each.output and flags & TEMPORARY for name, _, flags in node.outputs) and not work.stays(node.id):
+        if any(
+            name == each.output and flags & TEMPORARY for name, _, flags in node.outputs
+        ) and not work.stays(node.id):
             yield work.host_pool.need(work.spec(node.id))
 
 
@@ -140,6 +164,8 @@ async def _get(work: Work, need: Need) -> None:
 async def _give_back(work: Work, place: Place, reason: str) -> None:
     try:
         if not await work.host_pool.give_back(place, reason):
-            work.commits.say(f"{place.name} is not given back yet; it is asked again at the end of the run")
+            work.commits.say(
+                f"{place.name} is not given back yet; it is asked again at the end of the run"
+            )
     except (RecipeError, DriverError) as error:
         work.commits.say(f"{place.name} could not be given back: {error}; `recipe reap` asks again")

@@ -26,22 +26,36 @@ def shared(work: Work, spec: StepSpec) -> Sequence[StateSpec]:
     cache = work.ws.remote_cache
     if cache is None:
         return ()
-    return spec.state if work.ws.delivers or cache.checkpoints else [state for state in spec.state if state.shared]
+    return (
+        spec.state
+        if work.ws.delivers or cache.checkpoints
+        else [state for state in spec.state if state.shared]
+    )
 
 
 async def restore(work: Work, id: str, spec: StepSpec, key: str, root: Path) -> None:
     """Bring what the shared store has of a state.  What cannot be had is said: the training starts over then, or where this machine left it."""
     cache = work.ws.remote_cache
     if any(state.shared for state in spec.state) and (cache is None or not cache.pushes):
-        why = "no shared store is named" if cache is None else f"the store {cache.name} is only read (`push = true` in its settings)"
-        work.commits.say(f"{id}: its checkpoints stay here, though its state says `to: store`: {why}")
+        why = (
+            "no shared store is named"
+            if cache is None
+            else f"the store {cache.name} is only read (`push = true` in its settings)"
+        )
+        work.commits.say(
+            f"{id}: its checkpoints stay here, though its state says `to: store`: {why}"
+        )
     if not shared(work, spec) or cache is None:
         return
     from ...storage.remote import states as remote_states
 
     def bring() -> list[str]:
         note = remote_states.load(cache.remote, key)
-        return remote_states.restore(cache.remote, note, root, Objects(work.ws.home)) if note is not None else []
+        return (
+            remote_states.restore(cache.remote, note, root, Objects(work.ws.home))
+            if note is not None
+            else []
+        )
 
     try:
         if brought := await asyncio.to_thread(bring):
@@ -71,7 +85,9 @@ async def sent(work: Work, running: Running, spec: StepSpec) -> AsyncIterator[No
 class _Sender:
     """The checkpoints of one attempt that the store has, and those that it lacks."""
 
-    def __init__(self, work: Work, running: Running, spec: StepSpec, states: Sequence[StateSpec]) -> None:
+    def __init__(
+        self, work: Work, running: Running, spec: StepSpec, states: Sequence[StateSpec]
+    ) -> None:
         self._work, self._running, self._states = work, running, states
         self._sent: Mapping[str, tuple[str, tuple[object, ...]]] = {}
         self._key = checkpoints.key(spec, running.world, running.node.id)
@@ -103,10 +119,14 @@ class _Sender:
         try:
             if not self._sent:
                 await asyncio.to_thread(cache.remote.mark)
-            await asyncio.to_thread(remote_states.save, cache.remote, self._key, generation.path, names)
+            await asyncio.to_thread(
+                remote_states.save, cache.remote, self._key, generation.path, names
+            )
             self._sent = found
         except (RecipeError, OSError) as error:
-            self._work.commits.say(f"{self._running.node.id}: its checkpoint is not put into the store {cache.name}: {error}")
+            self._work.commits.say(
+                f"{self._running.node.id}: its checkpoint is not put into the store {cache.name}: {error}"
+            )
 
     def _look(self) -> dict[str, tuple[str, tuple[object, ...]]]:
         """The newest whole checkpoint of each state, and what the disk says of its files."""
@@ -115,7 +135,11 @@ class _Sender:
         found = {}
         for state in self._states:
             folder = generation.folder(state.name)
-            name = checkpoints.newest(folder, state.checkpoint, thorough=False).name if state.checkpoint is not None else ""
+            name = (
+                checkpoints.newest(folder, state.checkpoint, thorough=False).name
+                if state.checkpoint is not None
+                else ""
+            )
             if name is not None and (seen := _seen(folder / name)):
                 found[state.name] = (name, seen)
         return found

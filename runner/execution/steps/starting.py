@@ -100,7 +100,9 @@ async def _start(work: Work, id: str) -> bool:
         work.resting[id] = time.monotonic() + NO_ROOM
         return _without_room(work, id, node)
     gpus: tuple[Device, ...] = ()
-    if wants.get("gpus") and not (key is not None and key[:24] in work.orphans):  # what an earlier worker left may hold its own
+    if wants.get("gpus") and not (
+        key is not None and key[:24] in work.orphans
+    ):  # what an earlier worker left may hold its own
         try:
             gpus = await _pick(work, id, place, int(wants["gpus"]))
         except HostLost as error:
@@ -124,7 +126,9 @@ async def _start(work: Work, id: str) -> bool:
     if not opened:
         # Another attempt holds the state, under other `continues` values: two trainers in one folder would spoil it.
         work.resting[id] = time.monotonic() + NO_ROOM
-    if not opened or work.control.disturbed:  # an interrupt or the run's limit came meanwhile: nothing new starts
+    if (
+        not opened or work.control.disturbed
+    ):  # an interrupt or the run's limit came meanwhile: nothing new starts
         _give_back(work, held)
         return False
     await _launch(work, id, held)
@@ -153,7 +157,11 @@ def _hold(work: Work, id: str, n: int, key: Digest) -> bool | None:
         work.ws.remote_cache.look_again(key)  # another machine may have made it meanwhile
     if (contended or key in work.commits.made) and is_made(work, n):
         work.commits.release(key)
-        work.groups.record(work.scheduler.adopt(id, f"another {'step of this run' if key in work.commits.made else 'run'} made it"))
+        work.groups.record(
+            work.scheduler.adopt(
+                id, f"another {'step of this run' if key in work.commits.made else 'run'} made it"
+            )
+        )
         return True
     return None
 
@@ -177,7 +185,10 @@ async def _launch(work: Work, id: str, held: Held) -> None:
             from ...survey.explain import replaced
 
             (words,) = replaced(work.ws, conflicts[:1])
-            raise CannotRun(f"it would replace {words}", fix="move it away, give --overwrite, or `recipe adopt` it")
+            raise CannotRun(
+                f"it would replace {words}",
+                fix="move it away, give --overwrite, or `recipe adopt` it",
+            )
         running = taken or await _begin(work, held)
     except (_Taken, RecipeError, OSError, DriverError) as error:
         if held.lock is not None:
@@ -188,10 +199,14 @@ async def _launch(work: Work, id: str, held: Held) -> None:
             return wait_again(work, id, held.key)
         if held.key is not None:
             work.commits.release_after_flush(held.key)
-        trouble = no_space(error, error.filename or held.name) if isinstance(error, OSError) else error
+        trouble = (
+            no_space(error, error.filename or held.name) if isinstance(error, OSError) else error
+        )
         if work.control.limit:
             return fail(work, id, LIMIT, f"stopped: {work.control.limit}")
-        if work.control.interrupts and isinstance(error, CannotRun):  # an install that we ended ourselves has not failed
+        if work.control.interrupts and isinstance(
+            error, CannotRun
+        ):  # an install that we ended ourselves has not failed
             return fail(work, id, "stopped", "interrupted")
         return fail(work, id, "error", str(trouble), getattr(trouble, "fix", ""))
     work.running[id] = running
@@ -208,7 +223,11 @@ def _record(work: Work, id: str, held: Held, taken: Running | None) -> None:
         work.commits.next_attempt(id)
     data = shown(work, id, taken.name if taken is not None else held.name, held.spec)
     if taken is None:
-        if held.state is not None and (note := "; ".join(filter(None, (held.state.note, *(found.words for found in held.restored.values()))))):
+        if held.state is not None and (
+            note := "; ".join(
+                filter(None, (held.state.note, *(found.words for found in held.restored.values())))
+            )
+        ):
             data["note"] = note
         for found in held.restored.values():
             if found.passed and found.name is None:
@@ -245,7 +264,9 @@ def name_of(work: Work, held: Held) -> str:
     work.named[what] = number = work.named.get(what, 0) + 1
     # A job is known by its name: none of this worker's is one of a worker that had the run before.
     ordinal = f"{work.commits.fence}-{number}"
-    return f"{held.key[:24]}-{run}-{ordinal}" if held.key is not None else f"{run}-{held.n}-{ordinal}"
+    return (
+        f"{held.key[:24]}-{run}-{ordinal}" if held.key is not None else f"{run}-{held.n}-{ordinal}"
+    )
 
 
 async def _begin(work: Work, held: Held) -> Running:
@@ -266,11 +287,15 @@ async def _begin(work: Work, held: Held) -> Running:
 
         checkpoints.hold(held.state.path.parent, held.name)
     if place.elsewhere:
-        Path(f"{running.attempt.path}.site").write_text("\n".join(each.name for each in place.members), encoding="utf-8")
+        Path(f"{running.attempt.path}.site").write_text(
+            "\n".join(each.name for each in place.members), encoding="utf-8"
+        )
     return running
 
 
-def _running(work: Work, held: Held, name: str, pythons: Sequence[str], place: Place | None = None) -> Running:
+def _running(
+    work: Work, held: Held, name: str, pythons: Sequence[str], place: Place | None = None
+) -> Running:
     attempt = Attempt(f"{work.folder}/{name}")
     running = Running(
         held.node,
@@ -295,7 +320,9 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
     """The attempt of an earlier worker with the same key, if it runs still or ended well unseen."""
     if held.key is None:
         return None
-    always = work.verdicts[held.node.id].reasons == FORCED or bool(held.node.flags & UNCACHED)  # although it was made already
+    always = work.verdicts[held.node.id].reasons == FORCED or bool(
+        held.node.flags & UNCACHED
+    )  # although it was made already
     for name in work.orphans.pop(held.key[:24]):
         try:
             found = await work.orphans.taken_up(held.node, name, always)
@@ -349,7 +376,9 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(stop(running), 2 * GRACE.total_seconds())
     words = f"internal error of recipe: {type(error).__name__}: {error}"
-    return Infrastructure(words, fix="run again; if it comes back, report it with the end of this step's log")
+    return Infrastructure(
+        words, fix="run again; if it comes back, report it with the end of this step's log"
+    )
 
 
 # -- places, GPUs and state
@@ -367,7 +396,9 @@ def _place_for(work: Work, node: Node, spec: StepSpec) -> Place | None:
             return None
     elif len(places) == 1 and not places[0].elsewhere and not work.host_pool.priced:
         return places[0]  # the scheduler has seen to it that there is room on this machine
-    places = sorted((place for place in places if place.has_room(wants)), key=lambda place: place.contact.silent)
+    places = sorted(
+        (place for place in places if place.has_room(wants)), key=lambda place: place.contact.silent
+    )
     if spec.node_count > 1:
         from ...hosts.place.group import group_of
 
@@ -381,15 +412,23 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
     absent = stayed.absent(work, node)
     for content in absent:
         if not stayed.holders(work, [content]):
-            producer = next(each.producer for each in node.upstream if work.made[each.producer].outputs.get(each.output) == content)
+            producer = next(
+                each.producer
+                for each in node.upstream
+                if work.made[each.producer].outputs.get(each.output) == content
+            )
             name = work.plan.nodes[producer].id
             work.made.pop(producer)
-            work.groups.record(work.scheduler.gone(name, "its output stayed on a host that is lost"))
+            work.groups.record(
+                work.scheduler.gone(name, "its output stayed on a host that is lost")
+            )
             return True
     if work.coming.intersection(absent) or work.replacing or work.host_pool.hopes(work.spec(id)):
         return False
     fix = f"`recipe offers --driver {work.host_pool.name}` shows what there is, `recipe doctor --driver {work.host_pool.name}` the account"
-    words = f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}"
+    words = (
+        f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}"
+    )
     fail_unstarted(work, id, UNPLACED, words, fix if work.host_pool.priced else "")
     return True
 
@@ -430,7 +469,11 @@ async def _open_state(work: Work, held: Held) -> bool:
         return False
     held.lock = lock
     await shared_states.restore(work, held.node.id, spec, key, root)
-    for begun in (left.generation for name, left in work.inherited.items() if left.generation and name.startswith(own)):
+    for begun in (
+        left.generation
+        for name, left in work.inherited.items()
+        if left.generation and name.startswith(own)
+    ):
         checkpoints.adopt(root, {"continues": dict(spec.continues), "id": begun})
     held.state = checkpoints.choose(root, spec.continues, world=processes)
     held.restored = await asyncio.to_thread(work.attempts.restored, spec, held.state, processes)

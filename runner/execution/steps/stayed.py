@@ -21,12 +21,22 @@ def absent(work: Work, node: Node) -> list[str]:
     if not work.host_pool.away:
         return []
     found = [work.made[each.producer].outputs.get(each.output) for each in node.upstream]
-    return [content for content in found if content is not None and not work.ws.objects.has(Content(content))]
+    return [
+        content
+        for content in found
+        if content is not None and not work.ws.objects.has(Content(content))
+    ]
 
 
-def holders(work: Work, contents: Collection[str], wants: Mapping[str, float] = NOTHING) -> list[Place]:
+def holders(
+    work: Work, contents: Collection[str], wants: Mapping[str, float] = NOTHING
+) -> list[Place]:
     """The places that have all of these, and on which a step that takes so much could run."""
-    return [place for place in work.host_pool.places if place.could(wants) and all(place.folder.holds(content) for content in contents)]
+    return [
+        place
+        for place in work.host_pool.places
+        if place.could(wants) and all(place.folder.holds(content) for content in contents)
+    ]
 
 
 def send_for(work: Work, id: str, contents: Sequence[str]) -> None:

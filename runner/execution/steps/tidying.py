@@ -62,10 +62,18 @@ class Tidying:
         if success:
             # Not before the trace is stored: until then a worker that comes after us has to find all of it.
             self.commits.after_flush(functools.partial(self._forget, running, spec))
-        clearing = functools.partial(running.place.clear_after, running.task, running.task.states if success and not spec.continues else ())
+        clearing = functools.partial(
+            running.place.clear_after,
+            running.task,
+            running.task.states if success and not spec.continues else (),
+        )
         self.commits.after_flush(lambda: self._beside(clearing()))
         self._scrap.give_script(path + ".sh")
-        failed = f"{self._attempts}/{self.failed_name(running.node.id)}" if self._failures_kept or not success else ""
+        failed = (
+            f"{self._attempts}/{self.failed_name(running.node.id)}"
+            if self._failures_kept or not success
+            else ""
+        )
         if failed and os.path.lexists(failed):
             delete(Path(failed))
         if not success:
@@ -88,11 +96,19 @@ class Tidying:
     def keep_log(self, id: str, running: Running, spec: StepSpec) -> str:
         """Keep what the attempt printed and measured: where the log that tells of its end is from now on, if it has one."""
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.commits.tries(id)}"
-        found = {running.log: attempt_result.keep(running.log, self.measured(running, spec), kept, self.commits.masker)}
+        found = {
+            running.log: attempt_result.keep(
+                running.log, self.measured(running, spec), kept, self.commits.masker
+            )
+        }
         for rank, log in enumerate(running.logs[1:], 1):
             found[log] = attempt_result.keep(log, "", f"{kept}.{rank}", self.commits.masker)
         return found[running.last_log]
 
     def measured(self, running: Running, spec: StepSpec) -> str:
         """The file that an attempt may write metrics to; empty when its step has none."""
-        return f"{running.attempt.path}.metrics" if spec.metrics is not None and spec.metrics.in_environment else ""
+        return (
+            f"{running.attempt.path}.metrics"
+            if spec.metrics is not None and spec.metrics.in_environment
+            else ""
+        )

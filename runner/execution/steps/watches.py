@@ -16,7 +16,12 @@ PATIENCE: Final = 3
 """Bad looks at a host in a row that end what runs there."""
 
 
-async def watch(hosts: Collection[Hooks], command: str | Sequence[Tree], every: float, sick: Callable[[Place], Awaitable[None]]) -> None:
+async def watch(
+    hosts: Collection[Hooks],
+    command: str | Sequence[Tree],
+    every: float,
+    sick: Callable[[Place], Awaitable[None]],
+) -> None:
     """Run the recipe's health check on each host every `every` seconds, and call `sick` with one where it failed `PATIENCE` times in a row."""
     bad: dict[str, int] = {}
     while True:
@@ -24,7 +29,11 @@ async def watch(hosts: Collection[Hooks], command: str | Sequence[Tree], every: 
         for hooks in [hooks for hooks in hosts if not hooks.place.lost]:
             place = hooks.place
             try:
-                bad[place.name] = 0 if await hooks.healthy(command, max(every, 1.0)) else bad.get(place.name, 0) + 1
+                bad[place.name] = (
+                    0
+                    if await hooks.healthy(command, max(every, 1.0))
+                    else bad.get(place.name, 0) + 1
+                )
             except DriverError:
                 continue  # who waits for its jobs says what is wrong with the host
             if bad[place.name] == PATIENCE:

@@ -117,7 +117,14 @@ class Work:
         handover: Handover | None = None,
     ) -> None:
         self.handover = handover
-        self.ws, self.survey, self.commits, self.host_pool, self.options, self.tick = ws, survey, commits, host_pool, options, tick
+        self.ws, self.survey, self.commits, self.host_pool, self.options, self.tick = (
+            ws,
+            survey,
+            commits,
+            host_pool,
+            options,
+            tick,
+        )
         self.folder = f"{ws.home}/attempts"
         self.plan, self.facts = survey.plan, survey.facts
         self.made = dict(survey.made)
@@ -131,42 +138,80 @@ class Work:
 
         self.running: dict[str, Running] = {}
         self.resting: dict[str, float] = {}  # step -> the time at which it may be tried again
-        self.refused: dict[str, tuple[str, str, str]] = {}  # steps that cannot even be judged: reason, words, fix
-        self.held: dict[str, set[str]] = {}  # steps that wait for others which were found to have to run again
-        self.named: dict[str, int] = {}  # attempts of each key, or step without one, that were prepared: no two have one name
+        self.refused: dict[
+            str, tuple[str, str, str]
+        ] = {}  # steps that cannot even be judged: reason, words, fix
+        self.held: dict[
+            str, set[str]
+        ] = {}  # steps that wait for others which were found to have to run again
+        self.named: dict[
+            str, int
+        ] = {}  # attempts of each key, or step without one, that were prepared: no two have one name
         self.early: dict[str, str] = {}  # steps that are stopped early, and why
         self.sick: set[str] = set()  # steps on a host whose health check failed
-        self.unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their agent was killed
+        self.unwatched: Counter[str] = (
+            Counter()
+        )  # of each step: attempts that ended because their agent was killed
         self.queued_for: set[str] = set()  # places whose GPUs others hold, as people know
-        self.smaller: dict[str, dict[str, int]] = {}  # of steps that ran out of memory: the inputs that were divided, as they are now
+        self.smaller: dict[
+            str, dict[str, int]
+        ] = {}  # of steps that ran out of memory: the inputs that were divided, as they are now
         self.asked: dict[str, Digest | None] = {}  # of these: the keys that they had at first
-        self.short: Counter[str] = Counter()  # of each step: attempts under earlier workers that ran out of memory, until it is judged
+        self.short: Counter[str] = (
+            Counter()
+        )  # of each step: attempts under earlier workers that ran out of memory, until it is judged
         if claimed.resumed:
             tries = ws.store.runs.attempts(claimed.id)
-            self.short.update(each.step for each in tries if (each.outcome, each.reason) == ("failed", "oom"))
+            self.short.update(
+                each.step for each in tries if (each.outcome, each.reason) == ("failed", "oom")
+            )
         self.coming: set[str] = set()  # contents that stayed on a host, and are on their way here
         self.replacing = 0  # hosts that are being replaced, or asked for
         self.rented_at = 0.0  # the last look at which machines are needed
         self.failures: list[Failure] = []
         self.ended: deque[tuple[str, End]] = deque()
 
-        self._bell: asyncio.Future[None] | None = None  # what the loop waits for when it has nothing to do
+        self._bell: asyncio.Future[None] | None = (
+            None  # what the loop waits for when it has nothing to do
+        )
         self._beside: set[asyncio.Task[None]] = set()
         self._consumers: dict[int, list[str]] | None = None
 
-        self.inherited = takeover.attempts(ws, claimed.id) if claimed.resumed and ws.delivers else {}
+        self.inherited = (
+            takeover.attempts(ws, claimed.id) if claimed.resumed and ws.delivers else {}
+        )
         """Attempts that a worker of another machine began on hosts that this one may reach."""
         self.orphans = Orphans(ws, commits, host_pool)
         self.scrap = Scrap(self.folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
         self.attempts = Attempts(ws, survey, commits, host_pool, self.scrap, self.made)
-        self.publisher = Publisher(ws, survey, commits, self.scrap, overwrite=options.overwrite, link=options.link)
-        self.tidying = Tidying(ws, commits, self.scrap, self.plan.recipe, self.beside, failures_kept=self.orphans.any_failed)
-        self.chunks = Chunks(ws, commits, self.running, self.beside, telemetry(ws, commits.run, survey, commits.say))
+        self.publisher = Publisher(
+            ws, survey, commits, self.scrap, overwrite=options.overwrite, link=options.link
+        )
+        self.tidying = Tidying(
+            ws,
+            commits,
+            self.scrap,
+            self.plan.recipe,
+            self.beside,
+            failures_kept=self.orphans.any_failed,
+        )
+        self.chunks = Chunks(
+            ws, commits, self.running, self.beside, telemetry(ws, commits.run, survey, commits.say)
+        )
         self.groups = Groups(commits, self.running, self.wake)
-        self.downloads = Downloads(ws.remote_cache, self.wake, commits.say) if ws.remote_cache is not None else None
+        self.downloads = (
+            Downloads(ws.remote_cache, self.wake, commits.say)
+            if ws.remote_cache is not None
+            else None
+        )
         tasks = tasks_of(self.plan, self.todo, self.todo, commits.expected)
         self.scheduler = Scheduler(
-            tasks, self._capacity(), jobs=options.jobs, keep_going=options.keep_going, states=claimed.states, attempts=claimed.spent
+            tasks,
+            self._capacity(),
+            jobs=options.jobs,
+            keep_going=options.keep_going,
+            states=claimed.states,
+            attempts=claimed.spent,
         )
         for move in self.scheduler.opening:
             commits.move(move)
@@ -200,7 +245,11 @@ class Work:
             key = self.verdicts[node.id].key
             trace = self.facts.traces.get(key) if names and key is not None else None
             if trace is not None:
-                found |= {content for name, _, content in trace.outputs if name in names and not self.ws.objects.has(Content(content))}
+                found |= {
+                    content
+                    for name, _, content in trace.outputs
+                    if name in names and not self.ws.objects.has(Content(content))
+                }
         return found
 
     def consumers(self, n: int) -> Sequence[str]:
@@ -216,7 +265,9 @@ class Work:
         """These steps are to run, too."""
         self.todo |= ids
         self._consumers = None
-        self.groups.record(self.scheduler.extend(tasks_of(self.plan, ids, self.todo, self.commits.expected)))
+        self.groups.record(
+            self.scheduler.extend(tasks_of(self.plan, ids, self.todo, self.commits.expected))
+        )
 
     # -- waiting
 
@@ -247,7 +298,9 @@ class Work:
 
     async def settle(self, seconds: float) -> None:
         """Wait for what is done beside the loop; at most so long."""
-        await asyncio.wait([*self._beside, asyncio.ensure_future(asyncio.sleep(0))], timeout=seconds)
+        await asyncio.wait(
+            [*self._beside, asyncio.ensure_future(asyncio.sleep(0))], timeout=seconds
+        )
 
     def leave(self) -> None:
         """Cancel what is still done beside the loop."""
@@ -257,5 +310,9 @@ class Work:
     def _capacity(self) -> dict[str, float]:
         wanted = [spec.resources for spec in self.plan.specs()]
         named = {pool for wants in wanted for pool in wants.pools}
-        sizes = self.host_pool.machine(name for name in ("cpus", "memory", "gpus") if any(name in wants.room for wants in wanted))
+        sizes = self.host_pool.machine(
+            name
+            for name in ("cpus", "memory", "gpus")
+            if any(name in wants.room for wants in wanted)
+        )
         return {**sizes, **dict.fromkeys(named, 1.0), **self.options.pools}

@@ -20,7 +20,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from drivers.base import NOTHING, Argv, Command, Denied, DriverError, Exit, Host, HostLost, Job, Rejected, Unreachable, file_name
+from drivers.base import (
+    NOTHING,
+    Argv,
+    Command,
+    Denied,
+    DriverError,
+    Exit,
+    Host,
+    HostLost,
+    Job,
+    Rejected,
+    Unreachable,
+    file_name,
+)
 
 from ...agent.protocol import NUMBER
 from ...agent.reach import reach
@@ -30,12 +43,19 @@ if TYPE_CHECKING:
     from .wire import Wire
 
 CHUNK = 1 << 20
-BEATS = 9  # signs of life in the time after which an agent ends the jobs of a client that gives none
+BEATS = (
+    9  # signs of life in the time after which an agent ends the jobs of a client that gives none
+)
 FOREVER = 1e8  # seconds; a longer patience needs no alarm
-ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
+ROOM = (
+    1 << 15
+)  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
 REMEMBERED = 10_000
 SIGN = 5.0  # seconds between signs of life on a stream
-PROTOCOLS = (NUMBER - 1, NUMBER)  # those that we speak: an agent with jobs still serves a newer recipe
+PROTOCOLS = (
+    NUMBER - 1,
+    NUMBER,
+)  # those that we speak: an agent with jobs still serves a newer recipe
 UNUSED = 3.0  # seconds after which an agent that no client has and that has no jobs is gone
 FAREWELL = 10.0  # seconds in which what was asked for last must have been sent
 SILENCE = 20.0  # seconds without an answer to any after which it is taken for broken
@@ -53,7 +73,9 @@ class Line(Protocol):
     deadman: float | None
     """Seconds without any client after which the agent is to end all jobs."""
 
-    def open(self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> bool:
+    def open(
+        self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
+    ) -> bool:
         """Connect, or begin to; False when it cannot be now.  Raises Denied, Unreachable."""
         ...
 
@@ -97,8 +119,12 @@ class Client:
         self._received = bytearray()
         self._until_greeted = bytearray()  # what an agent that was just leaving may never have read
         self._going: set[str] = set()
-        self._pending: set[str] = set()  # what this connection has asked for, and the agent has not answered
-        self._starts: dict[str, bytes] = {}  # of jobs that are not over: an agent that was killed may never have read it
+        self._pending: set[str] = (
+            set()
+        )  # what this connection has asked for, and the agent has not answered
+        self._starts: dict[
+            str, bytes
+        ] = {}  # of jobs that are not over: an agent that was killed may never have read it
         self._stops: dict[str, bytes] = {}
         self._over: dict[str, Exit] = {}
         self._printed: dict[str, int] = {}  # bytes, of jobs that are over
@@ -126,9 +152,16 @@ class Client:
         if name not in self._over or self._over[name].reason == "busy":
             self._over.pop(name, None)
             limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
-            env = (text for pairs in (command.env, command.secrets) for pair in pairs.items() for text in pair)
+            env = (
+                text
+                for pairs in (command.env, command.secrets)
+                for pair in pairs.items()
+                for text in pair
+            )
             how = (" ".join(command.locks), "1" if command.outlives else "", f"{len(command.argv)}")
-            self._starts[name] = _frame("start", name, command.cwd, job.data["log"], *limits, *how, *command.argv, *env)
+            self._starts[name] = _frame(
+                "start", name, command.cwd, job.data["log"], *limits, *how, *command.argv, *env
+            )
             try:
                 self._ask(name)
             except DriverError:
@@ -167,7 +200,11 @@ class Client:
             woken: asyncio.Future[None] = loop.create_future()
             waiter = (woken, give_up_at)
             self._waiting.setdefault(name, []).append(waiter)
-            alarm = loop.call_at(give_up_at, _resolve, woken) if now < give_up_at < now + FOREVER else None
+            alarm = (
+                loop.call_at(give_up_at, _resolve, woken)
+                if now < give_up_at < now + FOREVER
+                else None
+            )
             try:
                 await woken
             finally:
@@ -210,7 +247,13 @@ class Client:
     # --- the connection
 
     def _forget(self) -> None:
-        for of_this_loop in (self._until_greeted, self._going, self._pending, self._starts, self._stops):
+        for of_this_loop in (
+            self._until_greeted,
+            self._going,
+            self._pending,
+            self._starts,
+            self._stops,
+        ):
             of_this_loop.clear()
 
     def _ask(self, name: str) -> None:
@@ -263,7 +306,9 @@ class Client:
         now = self._loop.time()
         if self._failing_since is None:
             self._failing_since = now
-        reason = error or Unreachable(f"the agent of {self.root} does not answer; what it said is in agent.log there")
+        reason = error or Unreachable(
+            f"the agent of {self.root} does not answer; what it said is in agent.log there"
+        )
         if now - self._failing_since >= self._line.patience:
             self._until_greeted.clear()
             self._fail(reason, None)
@@ -271,7 +316,9 @@ class Client:
             if self._line.hurried:
                 self._fail(reason, now)
             pauses = self._line.pauses
-            self._retry = self._loop.call_later(max(least, pauses[min(self._tries, len(pauses) - 1)]), self._reconnect)
+            self._retry = self._loop.call_later(
+                max(least, pauses[min(self._tries, len(pauses) - 1)]), self._reconnect
+            )
             self._tries += 1
 
     def _reconnect(self) -> None:
@@ -334,7 +381,9 @@ class Client:
                 try:
                     self._understand(json.loads(line))
                 except (ValueError, TypeError, KeyError):
-                    self._lost(Unreachable(f"the agent of {self.root} says something that makes no sense"))
+                    self._lost(
+                        Unreachable(f"the agent of {self.root} says something that makes no sense")
+                    )
                     return
             elif (number := _greeted(line)) in PROTOCOLS:
                 self._greeted = True
@@ -396,7 +445,9 @@ class Socket:
             with suppress(OSError):
                 self._awake = reach(self._root)
 
-    def open(self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> bool:
+    def open(
+        self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
+    ) -> bool:
         try:
             self._socket, self._awake = self._awake or reach(self._root), None
         except OSError as error:
@@ -459,7 +510,12 @@ class Socket:
             self._awake.close()
             self._awake = None
 
-    def _read(self, ours: socket.socket, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> None:
+    def _read(
+        self,
+        ours: socket.socket,
+        hear: Callable[[bytes], None],
+        lost: Callable[[DriverError | None], None],
+    ) -> None:
         try:
             data = ours.recv(ROOM)
         except BlockingIOError:
@@ -498,7 +554,9 @@ class Streamed:
         self._leaving = False
         self._carrying: asyncio.Task[None] | None = None
 
-    def open(self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> bool:
+    def open(
+        self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
+    ) -> bool:
         self._unsent.clear()
         self._news = asyncio.Event()
         self._carrying = asyncio.get_running_loop().create_task(self._carry(hear, lost))
@@ -538,7 +596,9 @@ class Streamed:
             await asyncio.wait([carrying])
         self._leaving = False
 
-    async def _carry(self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> None:
+    async def _carry(
+        self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
+    ) -> None:
         """Hold a stream until it ends; then say why."""
         from .stream import Stream
 
@@ -550,7 +610,9 @@ class Streamed:
                     async with asyncio.timeout(SILENCE):
                         payload = await stream.receive()
                     if payload[:1] == b"d":
-                        await stream.send(b"d")  # says nothing: a connection that waits for an answer lets the next word through
+                        await stream.send(
+                            b"d"
+                        )  # says nothing: a connection that waits for an answer lets the next word through
                         hear(payload[1:])
                     if self._carrying is not asyncio.current_task():
                         return
@@ -610,7 +672,8 @@ def _foreign_agent(root: str, number: int | None) -> str:
         return f"what serves {root} is no agent of ours"
     if number > NUMBER:
         return (
-            f"{root} is served by the agent of a newer recipe (protocol {number}, this one has {NUMBER}): use that one, or wait for its jobs to end"
+            f"{root} is served by the agent of a newer recipe (protocol {number}, "
+            f"this one has {NUMBER}): use that one, or wait for its jobs to end"
         )
     return f"{root} is served by the agent of an older recipe (protocol {number}, this one has {NUMBER}): wait for its jobs to end"
 
@@ -623,11 +686,17 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def _frame(*fields: str) -> bytes:
     body = "\0".join(fields)
     if body.count("\0") != len(fields) - 1:
-        raise Rejected("a command's arguments, environment and paths cannot contain a NUL character")
+        raise Rejected(
+            "a command's arguments, environment and paths cannot contain a NUL character"
+        )
     data = body.encode("utf-8", "surrogateescape")
     return len(data).to_bytes(4, "little") + data
 
 
 def _foreign(error: OSError, root: str) -> Denied | Unreachable:
     words = f"{error.filename or root}: {error.strerror or error}"
-    return Denied(words) if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR) else Unreachable(words)
+    return (
+        Denied(words)
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+        else Unreachable(words)
+    )

@@ -59,9 +59,13 @@ class RemoteContact(Contact):
         now = time.monotonic()
         if not self.silent:
             self.silent, self._silent_since = True, now
-            self._say(f"{self.name} cannot be reached ({error}); what runs there continues, and is asked for again")
+            self._say(
+                f"{self.name} cannot be reached ({error}); what runs there continues, and is asked for again"
+            )
         if now - self._silent_since > OUT_OF_SIGHT:
-            raise HostLost(f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}") from error
+            raise HostLost(
+                f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}"
+            ) from error
 
 
 def patient(tries: float = math.inf) -> Policy:

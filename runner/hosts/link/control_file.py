@@ -22,7 +22,9 @@ def control_file(cwd: str) -> str:
 async def asked(host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]) -> bool:
     """Ask the program that runs in the directory `cwd`; False when it never said that it listens.  Raises DriverError."""
     try:
-        async for _ in host.call(("/bin/sh", "-c", _ASK, "sh", control_file(cwd), json.dumps({"ask": what}))):
+        async for _ in host.call(
+            ("/bin/sh", "-c", _ASK, "sh", control_file(cwd), json.dumps({"ask": what}))
+        ):
             pass
     except Rejected:
         return False

@@ -46,7 +46,13 @@ OWN = "python/bin/python3"
 """Where below our root one may have been unpacked, which is looked at last."""
 TOO_OLD = 93
 """How our program ends under a Python that is too old, or is not CPython: the next is tried."""
-_FULL = ("Permission denied", "No space left on device", "Read-only file system", "Disk quota exceeded", "Not a directory")
+_FULL = (
+    "Permission denied",
+    "No space left on device",
+    "Read-only file system",
+    "Disk quota exceeded",
+    "Not a directory",
+)
 
 # $1 the root, $2 what marks our words, $3 the program below, then what it is given, then Pythons.
 _FIND = f"""\
@@ -121,14 +127,18 @@ def program() -> Program:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(Path(agent.__file__).parent.glob("*.py")):
-            archive.writestr(zipfile.ZipInfo(f"agent/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
+            archive.writestr(
+                zipfile.ZipInfo(f"agent/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED
+            )
     return Program(made.getvalue(), hashlib.sha256(made.getvalue()).hexdigest())
 
 
 class Stream:
     """One of the agent's two programs, running on a host.  `root` is what it serves there, absolute."""
 
-    def __init__(self, call: AsyncGenerator[bytes, None], sent: asyncio.Queue[bytes], received: bytes) -> None:
+    def __init__(
+        self, call: AsyncGenerator[bytes, None], sent: asyncio.Queue[bytes], received: bytes
+    ) -> None:
         self.root = ""
         self._call, self._sent = call, sent
         self._frames = Frames()
@@ -142,7 +152,19 @@ class Stream:
         """
         mark, ours = secrets.token_hex(8), program()
         pythons = tuple(dict.fromkeys(each for each in (host.python, *PYTHONS) if each))
-        argv = ("/bin/sh", "-c", _FIND, "sh", root, mark, _LOAD, ours.digest, str(len(ours.data)), part, *pythons)
+        argv = (
+            "/bin/sh",
+            "-c",
+            _FIND,
+            "sh",
+            root,
+            mark,
+            _LOAD,
+            ours.digest,
+            str(len(ours.data)),
+            part,
+            *pythons,
+        )
         sent: asyncio.Queue[bytes] = asyncio.Queue(AHEAD)
         call = cast("AsyncGenerator[bytes, None]", host.call(argv, _queued(sent)))
         words = _Words(mark)

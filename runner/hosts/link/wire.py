@@ -130,7 +130,9 @@ class Wire:
             self._begin()
         return lanes
 
-    async def side_by_side(self, jobs: Sequence[Callable[[], Awaitable[object]]], size: int) -> BaseException | None:
+    async def side_by_side(
+        self, jobs: Sequence[Callable[[], Awaitable[object]]], size: int
+    ) -> BaseException | None:
         """Do all these, of so many bytes, on a few streams.  Answers what broke the connection, if anything did: no job begins after that."""
         left, trouble = iter(jobs), list[BaseException]()
 
@@ -161,7 +163,9 @@ class Wire:
         for opening in self._opening:
             opening.cancel()
         if self._opening:
-            await asyncio.wait(self._opening, timeout=FAREWELL)  # one that was open just now is idle then
+            await asyncio.wait(
+                self._opening, timeout=FAREWELL
+            )  # one that was open just now is idle then
         idle, self._idle = self._idle, []
         self._count -= len(idle)
         await asyncio.gather(*(stream.leave() for stream in idle))
@@ -173,7 +177,13 @@ class Wire:
         """
         return await self.patiently(lambda: self.once(function, *arguments, read=read))
 
-    async def once(self, function: str, *arguments: object, read: Callable[[Any], _T], data: bytes | Iterator[bytes] = b"") -> _T:
+    async def once(
+        self,
+        function: str,
+        *arguments: object,
+        read: Callable[[Any], _T],
+        data: bytes | Iterator[bytes] = b"",
+    ) -> _T:
         """The same, asked once; `data` goes with the question.  Raises what keeps `data` from coming, and CorruptReply where the answer is."""
         answer, _ = await self._asked(function, arguments, data)
         try:
@@ -196,7 +206,9 @@ class Wire:
                     raise CorruptReply from error
             self._answer(payload)
 
-    async def _asked(self, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]) -> tuple[Any, bytes]:
+    async def _asked(
+        self, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]
+    ) -> tuple[Any, bytes]:
         async with self._held() as stream:
             asked = time.monotonic()
             sending = asyncio.ensure_future(self._ask(stream, function, arguments, data))
@@ -205,7 +217,10 @@ class Wire:
                 while (payload := await stream.receive())[:1] == b"d":
                     said += payload[1:]
                     if len(said) > LONGEST_ANSWER:
-                        raise Infrastructure(f"{self.name} does not stop answering", fix="look at what runs there, and at who it is")
+                        raise Infrastructure(
+                            f"{self.name} does not stop answering",
+                            fix="look at what runs there, and at who it is",
+                        )
                 failed = await sending
             finally:
                 sending.cancel()
@@ -214,10 +229,18 @@ class Wire:
         self._round_trip = min(self._round_trip, time.monotonic() - asked)
         return self._answer(payload), bytes(said)
 
-    async def _ask(self, stream: Stream, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]) -> Exception | None:
+    async def _ask(
+        self,
+        stream: Stream,
+        function: str,
+        arguments: tuple[object, ...],
+        data: bytes | Iterator[bytes],
+    ) -> Exception | None:
         """Send a question, and the bytes that go with it; what kept those from coming is answered, for the question is over only with its answer."""
         failed: Exception | None = None
-        squeeze = self.far or (isinstance(data, bytes) and len(data) <= SMALL)  # srun holds back what is longer than 1 KiB
+        squeeze = self.far or (
+            isinstance(data, bytes) and len(data) <= SMALL
+        )  # srun holds back what is longer than 1 KiB
         await stream.send(b"q", json.dumps([self.sender, function, *arguments]).encode())
         try:
             for parts in _pieces((data,) if isinstance(data, bytes) else data):
@@ -288,7 +311,11 @@ class Wire:
         self._idle.append(stream)
 
     def _more(self) -> None:
-        if not self._closed and len(self._wanting) > len(self._opening) and self._count < (MOST if self.far else LANES) + BESIDE:
+        if (
+            not self._closed
+            and len(self._wanting) > len(self._opening)
+            and self._count < (MOST if self.far else LANES) + BESIDE
+        ):
             self._begin()
 
     def _begin(self) -> None:
@@ -322,19 +349,32 @@ class Wire:
     async def patiently(self, what: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again when the connection broke or bytes came wrong, `TRIES` times.  Raises Unreachable, or Corrupt when no answer comes whole."""
         try:
-            return await retry_async(what, _again, on_retry=lambda error: _log.info("%s is asked again: %s", self.name, error))
+            return await retry_async(
+                what,
+                _again,
+                on_retry=lambda error: _log.info("%s is asked again: %s", self.name, error),
+            )
         except CorruptReply as error:
-            raise Corrupt(f"the answers of {self.name} do not arrive whole", fix="look at the connection to it") from error
+            raise Corrupt(
+                f"the answers of {self.name} do not arrive whole",
+                fix="look at the connection to it",
+            ) from error
 
     def complain(self, words: str) -> None:
         """A disk that is full there has words of its own."""
         if any(sign in words for sign in _FULL):
             text = " ".join(words.split())
-            raise Infrastructure(f"the disk of {self.name} is full ({text})", fix=f"free some space below {self.root} there, or give it another root")
+            raise Infrastructure(
+                f"the disk of {self.name} is full ({text})",
+                fix=f"free some space below {self.root} there, or give it another root",
+            )
 
     def full(self, free: int, needed: int) -> Infrastructure:
         """The error for too little room there, in bytes."""
-        return Infrastructure(f"{self.name} has {about(free)} free, and needs {about(needed)}", fix=f"free some space below {self.root} there")
+        return Infrastructure(
+            f"{self.name} has {about(free)} free, and needs {about(needed)}",
+            fix=f"free some space below {self.root} there",
+        )
 
     @contextlib.contextmanager
     def measured(self, what: str, total: int) -> Iterator[Meter]:
@@ -386,7 +426,15 @@ class Meter:
     def tell(self) -> None:
         self._last = time.monotonic()
         rate = self.done / max(1e-6, self._last - self._begun)
-        self._show(Progress(self._what, self.done, self.total, rate, (self.total - self.done) / rate if rate else None))
+        self._show(
+            Progress(
+                self._what,
+                self.done,
+                self.total,
+                rate,
+                (self.total - self.done) / rate if rate else None,
+            )
+        )
 
 
 def nothing(answer: object) -> None:

@@ -43,7 +43,9 @@ class Capacity:
         self._running = 0
         self._used: dict[str, float] = {}
         self._given: set[Device] = set()
-        self._crowded: dict[int, float] = {}  # GPUs that could not be had at once -> the time of the next look
+        self._crowded: dict[
+            int, float
+        ] = {}  # GPUs that could not be had at once -> the time of the next look
         self._pause = SOONEST_LOOK
 
     @functools.cached_property
@@ -78,7 +80,10 @@ class Capacity:
             return False
         if self._crowded.get(int(wants.get("gpus", 0)), 0.0) > time.monotonic():
             return False
-        return all(self._used.get(name, 0.0) + amount <= self.has(name) + 1e-9 for name, amount in wants.items())
+        return all(
+            self._used.get(name, 0.0) + amount <= self.has(name) + 1e-9
+            for name, amount in wants.items()
+        )
 
     @property
     def busy(self) -> bool:
@@ -95,7 +100,9 @@ class Capacity:
             return Pick((), again - now, 0)
         ours = [device for device in others(self.devices, but) if device not in self._given]
         free: Sequence[str] = ()
-        with contextlib.suppress(Unreachable, TimeoutError):  # there will be another look; what runs there says what is wrong
+        with contextlib.suppress(
+            Unreachable, TimeoutError
+        ):  # there will be another look; what runs there says what is wrong
             async with asyncio.timeout(LONGEST_QUESTION):
                 free = await self._free([device.lock for device in ours])
         found = tuple(device for device in ours if device.lock in free)

@@ -97,7 +97,9 @@ class _Seen:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     newest: tuple[str, Listing] | None = None  # the newest one there, when it was last looked at
-    bad: dict[str, Listing] = field(default_factory=dict)  # those that were found broken, as they were then
+    bad: dict[str, Listing] = field(
+        default_factory=dict
+    )  # those that were found broken, as they were then
     level: int = 0  # of the disk there, when it was last spoken of
 
 
@@ -113,7 +115,13 @@ class CheckpointSync:
         world: int | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._host, self._states, self._tell, self._world, self._pause = host, states, tell, world, pause
+        self._host, self._states, self._tell, self._world, self._pause = (
+            host,
+            states,
+            tell,
+            world,
+            pause,
+        )
         self._seen = {state.name: _Seen() for state in states}
 
     async def restore(self) -> dict[str, Newest]:
@@ -148,12 +156,18 @@ class CheckpointSync:
         doing = Round()
         async with self._seen[state.name].lock:
             try:
-                await retry_async(lambda: self._bring(state, doing, over=over), backoff(Unreachable, tries, 1.0, 30.0), self._pause)
+                await retry_async(
+                    lambda: self._bring(state, doing, over=over),
+                    backoff(Unreachable, tries, 1.0, 30.0),
+                    self._pause,
+                )
             except (DriverError, RecipeError, OSError) as error:
                 doing.problem = f"what was saved there is not all here: {_words(error)}"
                 if not isinstance(error, DriverError):
                     with contextlib.suppress(OSError, RecipeError):
-                        await asyncio.to_thread(_afresh, state)  # half of something may be what fills our disk
+                        await asyncio.to_thread(
+                            _afresh, state
+                        )  # half of something may be what fills our disk
         self._tell(doing)
 
     async def _restore(self, state: StateFolder) -> Newest:
@@ -165,17 +179,28 @@ class CheckpointSync:
                 await self._bring(state, doing, over=True, newer=True)
                 look = await self._host.held(state.below)
             there = _parts(look.files, state.pattern)
-            found = await asyncio.to_thread(checkpoints.newest, state.here, state.pattern, world=self._world)
+            found = await asyncio.to_thread(
+                checkpoints.newest, state.here, state.pattern, world=self._world
+            )
             here = await asyncio.to_thread(_listings, state.here, state.pattern)
-            wanted = [name for name in here if name == found.name or state.pattern is None or not _is_checkpoint(name, state.pattern)]
+            wanted = [
+                name
+                for name in here
+                if name == found.name
+                or state.pattern is None
+                or not _is_checkpoint(name, state.pattern)
+            ]
             wrong = [name for name in wanted if here[name] != there.get(name)]
             need = sum(_total(here[name]) for name in wrong)
             if need > look.free:
                 raise Infrastructure(
-                    f"the disk there has {about(look.free)} free, the state {state.name} needs {about(need)}", fix="free some space there"
+                    f"the disk there has {about(look.free)} free, the state {state.name} needs {about(need)}",
+                    fix="free some space there",
                 )
             for name in wrong:
-                doing.size += await self._host.put(_below(state.here, name), _join(state.below, name))
+                doing.size += await self._host.put(
+                    _below(state.here, name), _join(state.below, name)
+                )
             if wrong:
                 there = _parts((await self._host.held(state.below)).files, state.pattern)
                 for name in wrong:
@@ -183,7 +208,9 @@ class CheckpointSync:
         self._tell(doing)
         return found
 
-    async def _bring(self, state: StateFolder, doing: Round, *, over: bool, newer: bool = False) -> None:
+    async def _bring(
+        self, state: StateFolder, doing: Round, *, over: bool, newer: bool = False
+    ) -> None:
         """One round.  `over`: the process has exited.  `newer`: only checkpoints newer than the newest complete local one.
 
         What cannot be brought keeps nothing else from coming; the first such error is raised at the end.
@@ -193,28 +220,51 @@ class CheckpointSync:
         look = await self._host.look(state.below)
         there = _parts(look.files, state.pattern)
         await asyncio.to_thread(_afresh, state, {f"{name or WHOLE}.coming" for name in there})
-        age = {name: _age(name, listing) for name, listing in there.items() if _is_checkpoint(name, state.pattern)}
+        age = {
+            name: _age(name, listing)
+            for name, listing in there.items()
+            if _is_checkpoint(name, state.pattern)
+        }
         names = sorted(age, key=lambda name: age[name], reverse=True)
         whole = await asyncio.to_thread(_whole, state)
-        floor = max((_age(name, listing) for name, listing in whole.items()), default=None) if newer else None
+        floor = (
+            max((_age(name, listing) for name, listing in whole.items()), default=None)
+            if newer
+            else None
+        )
         good: list[str] = []
         failed: list[Exception] = []
         for name, before in zip_longest(names, names[1:], fillvalue=""):
             if state.keep is not None and len(good) >= max(1, state.keep):
                 break
             listing = there[name]
-            if (have := whole.get(name)) == listing or (have and state.pattern is not None and listing.items() <= have.items()):
+            if (have := whole.get(name)) == listing or (
+                have and state.pattern is not None and listing.items() <= have.items()
+            ):
                 good.append(name)  # or with more: what a node wrote that is lost since
                 continue
             if seen.bad.get(name) == listing or (floor is not None and age[name] <= floor):
                 continue
             if name == names[0] and not over and not await self._closed(state, name, listing):
                 continue
-            if await self._take(state, name, listing, incoming, doing, failed, over=over, before=(before, there.get(before, {}))):
+            if await self._take(
+                state,
+                name,
+                listing,
+                incoming,
+                doing,
+                failed,
+                over=over,
+                before=(before, there.get(before, {})),
+            ):
                 good.append(name)
         if over:
             for name in sorted(set(there) - set(names)):
-                if not any(TEMPORARY.match(part) for part in name.split("/")) and _listing(_below(state.here, name)) != there[name] and not newer:
+                if (
+                    not any(TEMPORARY.match(part) for part in name.split("/"))
+                    and _listing(_below(state.here, name)) != there[name]
+                    and not newer
+                ):
                     await self._take(state, name, there[name], incoming, doing, failed, over=True)
         if not newer:
             await self._care(state, names, good, there, look, doing)
@@ -250,12 +300,21 @@ class CheckpointSync:
             doing.size += await self._host.bring(_join(state.below, name), target)
         except (Rejected, RecipeError, OSError) as error:
             # The trainer deletes old checkpoints of its own accord, and goes on writing: neither is an error.
-            if _parts((await self._host.look(state.below)).files, state.pattern).get(name) == listing:
+            if (
+                _parts((await self._host.look(state.below)).files, state.pattern).get(name)
+                == listing
+            ):
                 failed.append(error)
             return False
-        if _is_checkpoint(name, state.pattern) and (self._host.partial or not (name == "" and over)):
-            verdict = await asyncio.to_thread(checkpoints.examine, target, world=self._world, thorough=True)
-            why = verdict.why or checkpoints.unlike(list(listing), list(before[1]), before[0], verdict)
+        if _is_checkpoint(name, state.pattern) and (
+            self._host.partial or not (name == "" and over)
+        ):
+            verdict = await asyncio.to_thread(
+                checkpoints.examine, target, world=self._world, thorough=True
+            )
+            why = verdict.why or checkpoints.unlike(
+                list(listing), list(before[1]), before[0], verdict
+            )
             if not why and self._host.partial and verdict.kind in ("file", "files"):
                 why = "a node is gone that may have had a part of it"
             if why:
@@ -264,7 +323,11 @@ class CheckpointSync:
                     self._seen[state.name].bad[name] = listing
                     doing.passed.append((name, why))
                 return False
-        if not over and _parts((await self._host.look(state.below)).files, state.pattern).get(name) != listing:
+        if (
+            not over
+            and _parts((await self._host.look(state.below)).files, state.pattern).get(name)
+            != listing
+        ):
             await asyncio.to_thread(delete, target)
             return False
         await asyncio.to_thread(_put_there, target, _below(state.here, name), listing)
@@ -272,7 +335,13 @@ class CheckpointSync:
         return True
 
     async def _care(
-        self, state: StateFolder, names: Sequence[str], good: Sequence[str], there: Mapping[str, Listing], look: Look, doing: Round
+        self,
+        state: StateFolder,
+        names: Sequence[str],
+        good: Sequence[str],
+        there: Mapping[str, Listing],
+        look: Look,
+        doing: Round,
     ) -> None:
         """Delete what is older than the checkpoints that stay, and say so when the disk there gets full."""
         if state.pattern is None:
@@ -283,7 +352,9 @@ class CheckpointSync:
         if state.keep is not None and len(good) >= max(1, state.keep):
             old = list(names[names.index(good[max(1, state.keep) - 1]) + 1 :])
         if look.free < need:
-            old += [name for name in good[1:] if name not in old]  # they are here: there they only take the room of the next one
+            old += [
+                name for name in good[1:] if name not in old
+            ]  # they are here: there they only take the room of the next one
         if old and (spared := await asyncio.to_thread(checkpoints.best, state.here / good[0])):
             old = [name for name in old if name != spared]
         if old:
@@ -304,7 +375,11 @@ class OverHostStore:
 
     async def look(self, path: str) -> Look:
         found, free, total = await self._host_store.look(self._at(path))
-        files = {name: (LINK if link else size, written) for name, size, written, link in found if not {"", ".", ".."} & set(name.split("/"))}
+        files = {
+            name: (LINK if link else size, written)
+            for name, size, written, link in found
+            if not {"", ".", ".."} & set(name.split("/"))
+        }
         return Look(files, free, total)
 
     async def bring(self, path: str, target: Path) -> int:
@@ -356,13 +431,24 @@ class CheckpointPruner:
         """
         if self._pattern is None or not self._folder.is_dir():
             return [], ""
-        there = {name: _listing(self._folder / name) for name in checkpoints.newest_first(self._folder, self._pattern)}
+        there = {
+            name: _listing(self._folder / name)
+            for name in checkpoints.newest_first(self._folder, self._pattern)
+        }
         newest = next(iter(there.items()), None)
         settled, self._newest = newest == self._newest, newest
-        good = [name for name, verdict in checkpoints.judged(self._folder, self._pattern) if verdict.ok and (settled or name != next(iter(there)))]
+        good = [
+            name
+            for name, verdict in checkpoints.judged(self._folder, self._pattern)
+            if verdict.ok and (settled or name != next(iter(there)))
+        ]
         sizes = {name: _total(listing) for name, listing in there.items()}
         disk = os.statvfs(self._folder)
-        free, total, need = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, int(max(sizes.values(), default=0) * MARGIN)
+        free, total, need = (
+            disk.f_bavail * disk.f_frsize,
+            disk.f_blocks * disk.f_frsize,
+            int(max(sizes.values(), default=0) * MARGIN),
+        )
         old: list[str] = []
         if self._keep is not None and good:
             spared = checkpoints.best(self._folder / good[0])
@@ -377,7 +463,10 @@ class CheckpointPruner:
 def strained(free: int, total: int, need: int) -> tuple[int, str]:
     """How badly off a disk is, all in bytes: 0, 1 when it is nearly full, 2 when the next checkpoint finds no room; and words for it."""
     if need and free < need:
-        return 2, f"the disk has {about(free)} free, and the next checkpoint needs about {about(need)}: free some space, or lower `keep`"
+        return (
+            2,
+            f"the disk has {about(free)} free, and the next checkpoint needs about {about(need)}: free some space, or lower `keep`",
+        )
     if total and free < LOW * total:
         return 1, f"the disk is nearly full: {about(free)} of {about(total)} are free"
     return 0, ""
@@ -388,12 +477,20 @@ def _words(error: Exception) -> str:
 
 
 def _is_checkpoint(name: str, pattern: str | None) -> bool:
-    return name == "" if pattern is None else fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)
+    return (
+        name == ""
+        if pattern is None
+        else fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)
+    )
 
 
 def _age(name: str, listing: Listing) -> tuple[int, int, str]:
     """How new a checkpoint is: by the number in its name, then by the time of its last change."""
-    return checkpoints.number(name), max((changed for _, changed in listing.values()), default=0), name
+    return (
+        checkpoints.number(name),
+        max((changed for _, changed in listing.values()), default=0),
+        name,
+    )
 
 
 def _parts(files: Listing, pattern: str | None) -> dict[str, Listing]:
@@ -430,7 +527,15 @@ def _listings(folder: Path, pattern: str | None) -> dict[str, Listing]:
     if pattern is None:
         whole = _listing(folder)
         return {"": whole} if whole else {}
-    return {name: _listing(folder / name) for name in sorted(os.listdir(folder)) if not (folder / name).is_symlink()} if folder.is_dir() else {}
+    return (
+        {
+            name: _listing(folder / name)
+            for name in sorted(os.listdir(folder))
+            if not (folder / name).is_symlink()
+        }
+        if folder.is_dir()
+        else {}
+    )
 
 
 def _below(folder: Path, name: str) -> Path:
@@ -445,7 +550,11 @@ def _whole(state: StateFolder) -> dict[str, Listing]:
     """The checkpoints here that count."""
     if state.pattern is None:
         return _listings(state.here, None)
-    return {name: _listing(state.here / name) for name, verdict in checkpoints.judged(state.here, state.pattern) if verdict.ok}
+    return {
+        name: _listing(state.here / name)
+        for name, verdict in checkpoints.judged(state.here, state.pattern)
+        if verdict.ok
+    }
 
 
 def _afresh(state: StateFolder, going: Collection[str] | None = ()) -> None:
@@ -454,7 +563,9 @@ def _afresh(state: StateFolder, going: Collection[str] | None = ()) -> None:
     incoming.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(incoming):
         place = _below(state.here, "" if state.pattern is None else name.removesuffix(".old"))
-        if name.endswith(".old") and (not os.path.lexists(place) or (place == state.here and not os.listdir(place))):
+        if name.endswith(".old") and (
+            not os.path.lexists(place) or (place == state.here and not os.listdir(place))
+        ):
             os.rename(incoming / name, place)
         elif going is not None and name not in going:
             delete(incoming / name)

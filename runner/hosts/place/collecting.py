@@ -26,20 +26,49 @@ REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
 class Collector:
     """Of one attempt.  `paths` are those there, `folder` says which contents lie there."""
 
-    def __init__(self, ws: Workspace, host_store: HostStore, folder: RemoteFolder, task: HostTask, paths: Paths) -> None:
-        self._ws, self._host_store, self._folder, self._task, self._paths = ws, host_store, folder, task, paths
+    def __init__(
+        self,
+        ws: Workspace,
+        host_store: HostStore,
+        folder: RemoteFolder,
+        task: HostTask,
+        paths: Paths,
+    ) -> None:
+        self._ws, self._host_store, self._folder, self._task, self._paths = (
+            ws,
+            host_store,
+            folder,
+            task,
+            paths,
+        )
 
     async def outputs(self, exit: Exit) -> TaskResult:
         """Hash what it made there, fetch what has to come home, and let the host keep all of it."""
         task, paths, outputs = self._task, self._paths, self._task.outputs
-        if not outputs and not task.attempt.staged and not task.attempt.links and not task.attempt.objects and not task.rejoined:
+        if (
+            not outputs
+            and not task.attempt.staged
+            and not task.attempt.links
+            and not task.attempt.objects
+            and not task.rejoined
+        ):
             return TaskResult(exit)  # it was given nothing, and left nothing that was asked for
-        harvest = await self._host_store.take(paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs])
+        harvest = await self._host_store.take(
+            paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs]
+        )
         if harvest.changed:
             self._folder.contents.difference_update(harvest.changed)
-            return TaskResult(exit, problem="input", words=f"it changed its input {_called(task.attempt, harvest.changed[0])}")
+            return TaskResult(
+                exit,
+                problem="input",
+                words=f"it changed its input {_called(task.attempt, harvest.changed[0])}",
+            )
         in_place = self._host_store.neighbour.reads  # it may have read an input here
-        if in_place and (words := await asyncio.to_thread(task.attempt.tampered, self._ws.cache, self._ws.objects)):
+        if in_place and (
+            words := await asyncio.to_thread(
+                task.attempt.tampered, self._ws.cache, self._ws.objects
+            )
+        ):
             return TaskResult(exit, problem="input", words=words)
         noted = task.attempt.taken()  # by a worker that was killed while the host put them away
         found: dict[str, str] = {}
@@ -53,7 +82,9 @@ class Collector:
             elif not taken.content:
                 if not flags & OPTIONAL:
                     wrong.append(f"declared output {path} was not made")
-            elif flags & NONEMPTY and not (taken.entries if taken.content[0] == "t" else taken.size):
+            elif flags & NONEMPTY and not (
+                taken.entries if taken.content[0] == "t" else taken.size
+            ):
                 wrong.append(f"declared output {path} is empty, which the recipe forbids")
             else:
                 found[name] = taken.content
@@ -62,28 +93,48 @@ class Collector:
         for name, path, flags in outputs:
             if name in found and name not in noted and not flags & TEMPORARY:
                 taken = harvest.outputs[path]
-                await self._folder.fetch(f"{paths.cwd}/{path}", taken, f"{task.name}-{taken.content[2:18]}")
+                await self._folder.fetch(
+                    f"{paths.cwd}/{path}", taken, f"{task.name}-{taken.content[2:18]}"
+                )
         for name, content in found.items():
             if name not in noted:
                 task.attempt.note(name, content)
         states = [state.path for state in task.states]
-        below = {path for _, path, _ in outputs if any(path == state or path.startswith(f"{state}/") for state in states)}
-        moved = {path: found[name] for name, path, _ in outputs if name in found and name not in noted}
+        below = {
+            path
+            for _, path, _ in outputs
+            if any(path == state or path.startswith(f"{state}/") for state in states)
+        }
+        moved = {
+            path: found[name] for name, path, _ in outputs if name in found and name not in noted
+        }
         if moved:
-            self._folder.contents |= await self._host_store.keep(paths.cwd, moved, copy=below & moved.keys())
-        if stayed := {found[name] for name, _, flags in outputs if flags & TEMPORARY and name in found and name in noted}:
+            self._folder.contents |= await self._host_store.keep(
+                paths.cwd, moved, copy=below & moved.keys()
+            )
+        if stayed := {
+            found[name]
+            for name, _, flags in outputs
+            if flags & TEMPORARY and name in found and name in noted
+        }:
             await self._folder.look_for(stayed)
         return TaskResult(exit, found)
 
     async def remains(self) -> None:
         """What a failed attempt wrote, as far as it is small: somebody will want to look at it, and it does not stay there."""
-        with contextlib.suppress(DriverError, RecipeError, OSError):  # the failure is what is to be shown
-            found, others = await self._host_store.remains(self._paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT)
+        with contextlib.suppress(
+            DriverError, RecipeError, OSError
+        ):  # the failure is what is to be shown
+            found, others = await self._host_store.remains(
+                self._paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT
+            )
             for name, data in found.items():
                 _leave(self._task.attempt.path, name, data)
             if others:
                 of = f"{others} of {others + len(found)} files that it left on {self._host_store.wire.name}"
-                self._task.say(f"{of} do not come here: they are too large or too many, or cannot be read")
+                self._task.say(
+                    f"{of} do not come here: they are too large or too many, or cannot be read"
+                )
 
 
 def _leave(top: str, name: str, data: bytes) -> None:
@@ -100,5 +151,7 @@ def _leave(top: str, name: str, data: bytes) -> None:
 
 def _called(attempt: Attempt, name: str) -> str:
     """What a step calls an input: some are known to their host by content only."""
-    names = {content: path for path, (_, content) in attempt.links.items()} | {content: path for path, content in attempt.objects.items()}
+    names = {content: path for path, (_, content) in attempt.links.items()} | {
+        content: path for path, content in attempt.objects.items()
+    }
     return names.get(name, name)

@@ -86,7 +86,9 @@ class Folder:
         """Whether an input from a bucket should come here past this machine: not where our disk is seen."""
         return False
 
-    async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> str:
+    async def pull(
+        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+    ) -> str:
         """Let the host have an input from its bucket: see `HostStore.pull`.  Answers its content; empty where it does not."""
         return ""
 
@@ -94,7 +96,9 @@ class Folder:
 class RemoteFolder(Folder):
     """On a disk of the host's own.  `busy`: whether steps run there."""
 
-    def __init__(self, ws: Workspace, host_store: HostStore, contact: Contact, busy: Callable[[], bool]) -> None:
+    def __init__(
+        self, ws: Workspace, host_store: HostStore, contact: Contact, busy: Callable[[], bool]
+    ) -> None:
         super().__init__(ws)
         self._host_store, self._contact, self._busy = host_store, contact, busy
         self.contents: set[str] = set()
@@ -109,7 +113,10 @@ class RemoteFolder(Folder):
     async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
         from ..transfer.host_store import Parcel
 
-        parcel = Parcel({path: (data, False) for path, data in files.items()}, beside={} if script is None else {".sh": script})
+        parcel = Parcel(
+            {path: (data, False) for path, data in files.items()},
+            beside={} if script is None else {".sh": script},
+        )
         return Paths.at(await self._contact.insist(lambda: self._host_store.stage(name, parcel)))
 
     async def program(self, path: str) -> str:
@@ -128,11 +135,17 @@ class RemoteFolder(Folder):
                     break
             spent, self._spent = self._spent, []
             if spent:
-                with contextlib.suppress(DriverError):  # a host that cannot be reached keeps it until it is swept
+                with contextlib.suppress(
+                    DriverError
+                ):  # a host that cannot be reached keeps it until it is swept
                     await self._host_store.clear(spent)
 
     async def noted(self, path: str) -> bool:
-        return bool(await self._contact.insist(lambda: self._host_store.read(f"{self.root}/{path}", limit=16)))
+        return bool(
+            await self._contact.insist(
+                lambda: self._host_store.read(f"{self.root}/{path}", limit=16)
+            )
+        )
 
     async def note(self, path: str) -> None:
         await self._host_store.note(path)
@@ -155,7 +168,11 @@ class RemoteFolder(Folder):
         """What is not there any more, or is not what it was, is not held from then on."""
         path = self._host_store.path(content)
         name = path.removeprefix(f"{self.root}/")
-        taken = (await self._contact.insist(lambda: self._host_store.take(self.root, [(name, content[0] == "t")]))).outputs[name]
+        taken = (
+            await self._contact.insist(
+                lambda: self._host_store.take(self.root, [(name, content[0] == "t")])
+            )
+        ).outputs[name]
         if taken.content == content:
             await self._contact.insist(lambda: self.fetch(path, taken, content[2:18]))
         else:
@@ -177,7 +194,9 @@ class RemoteFolder(Folder):
     def pulls(self) -> bool:
         return not self._host_store.neighbour.reads
 
-    async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> str:
+    async def pull(
+        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+    ) -> str:
         content = await self._contact.insist(lambda: self._host_store.pull(source, known, learn))
         self.contents.add(content)
         return content

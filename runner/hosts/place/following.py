@@ -30,8 +30,23 @@ ROOM = 8 << 20
 class Follower:
     """Of one attempt.  `paths` are those there; here they begin with the attempt's own."""
 
-    def __init__(self, host: Client, host_store: HostStore, contact: Contact, task: HostTask, job: Job, paths: Paths) -> None:
-        self._host, self._host_store, self._contact, self.task, self._job, self._there = host, host_store, contact, task, job, paths
+    def __init__(
+        self,
+        host: Client,
+        host_store: HostStore,
+        contact: Contact,
+        task: HostTask,
+        job: Job,
+        paths: Paths,
+    ) -> None:
+        self._host, self._host_store, self._contact, self.task, self._job, self._there = (
+            host,
+            host_store,
+            contact,
+            task,
+            job,
+            paths,
+        )
         self._here = Paths.at(task.attempt.path)
 
     async def end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
@@ -39,11 +54,15 @@ class Follower:
         # What is printed first at once: a step that is over by then is not asked twice.
         doing = [
             _again(self._append, FIRST_GLANCE),
-            _again(partial(self._file, self._there.host, self._here.host), SAMPLED, SAMPLED, SAMPLED),
+            _again(
+                partial(self._file, self._there.host, self._here.host), SAMPLED, SAMPLED, SAMPLED
+            ),
             *beside,
         ]
         if self.task.metrics is not None and self.task.metrics.in_environment:
-            doing.append(_again(partial(self._file, self._there.metrics, self._here.metrics), GLANCE))
+            doing.append(
+                _again(partial(self._file, self._there.metrics, self._here.metrics), GLANCE)
+            )
         futures = [asyncio.ensure_future(each) for each in doing]
         try:
             exit: Exit | None = None
@@ -60,19 +79,25 @@ class Follower:
         task, here, paths = self.task, self._here, self._there
         await self._append()
         sampled = exit.ended - exit.started >= SAMPLED
-        while sampled and (data := await self._host_store.read(paths.host, _size(here.host), limit=ROOM)):
+        while sampled and (
+            data := await self._host_store.read(paths.host, _size(here.host), limit=ROOM)
+        ):
             _append(here.host, data)
         if task.metrics is None or task.metrics[1]:
             return
         if not task.metrics[0]:
-            while data := await self._host_store.read(paths.metrics, _size(here.metrics), limit=ROOM):
+            while data := await self._host_store.read(
+                paths.metrics, _size(here.metrics), limit=ROOM
+            ):
                 _append(here.metrics, data)
             return
         for name in await self._host_store.matching(paths.cwd, task.metrics[0]):
             target = Path(task.attempt.path, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)  # an earlier worker may have brought it
-            while data := await self._host_store.read(f"{paths.cwd}/{name}", _size(str(target)), limit=ROOM):
+            while data := await self._host_store.read(
+                f"{paths.cwd}/{name}", _size(str(target)), limit=ROOM
+            ):
                 _append(str(target), data)
 
     async def _append(self) -> bool:
@@ -90,7 +115,12 @@ class Follower:
         return bool(data)
 
 
-async def _again(look: Callable[[], Awaitable[bool]], pause: float, least: float = GLANCE, most: float = LONGEST_GLANCE) -> None:
+async def _again(
+    look: Callable[[], Awaitable[bool]],
+    pause: float,
+    least: float = GLANCE,
+    most: float = LONGEST_GLANCE,
+) -> None:
     """Look, first after `pause` seconds, then again and again, less often while there is nothing new, as long as we are not cancelled."""
     while True:
         await asyncio.sleep(pause)

@@ -53,7 +53,11 @@ class GroupCapacity(Capacity):
         """GPUs of every host, those of node 0 first."""
         found = list[Pick]()
         for each in self._members[self._heads :]:
-            found.append(await each.pick(count, [*but, *(device for pick in found for device in pick.devices)]))
+            found.append(
+                await each.pick(
+                    count, [*but, *(device for pick in found for device in pick.devices)]
+                )
+            )
         if all(each.devices for each in found):
             return Pick(tuple(device for each in found for device in each.devices), 0.0, 0)
         return Pick((), max(each.again for each in found), sum(each.others for each in found))
@@ -89,7 +93,10 @@ class GroupFolder(Folder):
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
         name = Path(paths.cwd).name.partition(".")[0]
-        await together(each.clear(Paths.at(f"{each.root}/attempts/{name}.{rank}")) for rank, each in enumerate(self._members))
+        await together(
+            each.clear(Paths.at(f"{each.root}/attempts/{name}.{rank}"))
+            for rank, each in enumerate(self._members)
+        )
 
 
 class Group(Place):
@@ -98,7 +105,14 @@ class Group(Place):
     def __init__(self, members: Sequence[RemotePlace]) -> None:
         first = members[0]
         name = ", ".join(each.name for each in members)
-        super().__init__(first.ws, name, first.host, first.capacity.machine, lambda: first.capacity.devices, first.shell)
+        super().__init__(
+            first.ws,
+            name,
+            first.host,
+            first.capacity.machine,
+            lambda: first.capacity.devices,
+            first.shell,
+        )
         self._members = tuple(members)
         self._gone: dict[Place, str] = {}
         self.contact = first.contact
@@ -114,7 +128,11 @@ class Group(Place):
         return self._gone
 
     def paths(self, attempt: Attempt) -> Paths:
-        return self._members[0].paths(attempt if attempt.called else Attempt(attempt.path, called=f"{Path(attempt.path).name}.0"))
+        return self._members[0].paths(
+            attempt
+            if attempt.called
+            else Attempt(attempt.path, called=f"{Path(attempt.path).name}.0")
+        )
 
     def described(self, python: str) -> str:
         return self._members[0].described(python)
@@ -123,7 +141,10 @@ class Group(Place):
         return True
 
     async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
-        await together(each.clear_after(part, states) for each, part in zip(self._members, task.parts, strict=True))
+        await together(
+            each.clear_after(part, states)
+            for each, part in zip(self._members, task.parts, strict=True)
+        )
         for part in task.parts[1:]:
             delete(Path(part.attempt.path))
             for ending in (".log", ".metrics", ".host", ".sh"):
@@ -137,13 +158,18 @@ class Group(Place):
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
         """The end of all of them.  One that ended badly ends the others, before it is returned."""
-        ends = await together(each.host.wait(Job(f"{job.key}.{rank}"), patience) for rank, each in enumerate(self._members))
+        ends = await together(
+            each.host.wait(Job(f"{job.key}.{rank}"), patience)
+            for rank, each in enumerate(self._members)
+        )
         over = {rank: exit for rank, exit in enumerate(ends) if exit is not None}
         if all(_good(exit) for exit in over.values()):
             return over[0] if len(over) == len(ends) else None
         going = [rank for rank in range(len(ends)) if rank not in over]
         await self._stop(job.key, GRACE, going)
-        others = await together(self._members[rank].host.wait(Job(f"{job.key}.{rank}"), 2 * GRACE) for rank in going)
+        others = await together(
+            self._members[rank].host.wait(Job(f"{job.key}.{rank}"), 2 * GRACE) for rank in going
+        )
         over |= {rank: exit for rank, exit in zip(going, others, strict=True) if exit is not None}
         return over[_first(over, UNTOUCHED)]
 
@@ -151,7 +177,9 @@ class Group(Place):
         try:
             return await self._carry(task)
         except HostLost as error:
-            self._gone = dict(each for each in await together(map(self._missing, self._members)) if each[1]) or {self._members[0]: str(error)}
+            self._gone = dict(
+                each for each in await together(map(self._missing, self._members)) if each[1]
+            ) or {self._members[0]: str(error)}
             raise
 
     async def _missing(self, member: RemotePlace) -> tuple[Place, str]:
@@ -167,11 +195,19 @@ class Group(Place):
     async def _carry(self, task: HostTask) -> TaskResult:
         met, states = UNTOUCHED, self._states(task)
         if task.job is None:
-            found = await self._members[0].contact.insist(states.restore) if states is not None else {}
+            found = (
+                await self._members[0].contact.insist(states.restore) if states is not None else {}
+            )
             try:
                 met = await self._begin(task, found)
             except TimeoutError:
-                return TaskResult(Exit(None, reason="stopped", detail=f"not all nodes had begun after {BEGIN:.0f} s"))
+                return TaskResult(
+                    Exit(
+                        None,
+                        reason="stopped",
+                        detail=f"not all nodes had begun after {BEGIN:.0f} s",
+                    )
+                )
             task.job = Job(task.name)
         else:
             for part in task.parts:
@@ -200,15 +236,22 @@ class Group(Place):
         """Give every node what it needs, have them meet, start all.  Whatever goes wrong, none is left running."""
         pairs = list(zip(self._members, task.parts, strict=True))
         commands = await together(each.prepare(part, found) for each, part in pairs)
-        nodes = [Node(each.name, each.host, each.address, part.python or each.python, bool(part.python)) for each, part in pairs]
-        met = await self._members[0].contact.insist(lambda: rendezvous.meet(nodes, self._members[0].port))
+        nodes = [
+            Node(each.name, each.host, each.address, part.python or each.python, bool(part.python))
+            for each, part in pairs
+        ]
+        met = await self._members[0].contact.insist(
+            lambda: rendezvous.meet(nodes, self._members[0].port)
+        )
 
         async def start(each: RemotePlace, part: HostTask, command: Command) -> None:
             part.job = await each.begin(part, _with_port(command, met.port))
 
         try:
             async with asyncio.timeout(BEGIN):
-                await together(start(*pair, command) for pair, command in zip(pairs, commands, strict=True))
+                await together(
+                    start(*pair, command) for pair, command in zip(pairs, commands, strict=True)
+                )
         except BaseException:
             await self._stop(task.name, GRACE, range(len(pairs)))
             raise
@@ -264,7 +307,9 @@ class Group(Place):
 
     async def _stop(self, name: str, grace: timedelta, ranks: Collection[int]) -> None:
         async def one(rank: int) -> None:
-            with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
+            with contextlib.suppress(
+                DriverError
+            ):  # the wait for its end finds that the host is gone, or cannot be reached
                 await self._members[rank].host.stop(Job(f"{name}.{rank}"), grace)
 
         await asyncio.gather(*map(one, ranks))
@@ -272,7 +317,11 @@ class Group(Place):
 
 def group_of(places: Sequence[Place]) -> Place:
     """These hosts as one place, the first of them node 0."""
-    return places[0] if len(places) == 1 else Group([place for place in places if isinstance(place, RemotePlace)])
+    return (
+        places[0]
+        if len(places) == 1
+        else Group([place for place in places if isinstance(place, RemotePlace)])
+    )
 
 
 def ranked(name: str, rank: int) -> str:
@@ -289,7 +338,9 @@ def _first(bad: Mapping[int, Exit], met: Meeting) -> int:
 
     One that was lost, as a host that restarts loses it, is seen to be over only later: what others ended with meanwhile came of that.
     """
-    own = {rank: exit for rank, exit in bad.items() if exit.reason != "stopped" and not _good(exit)} or bad
+    own = {
+        rank: exit for rank, exit in bad.items() if exit.reason != "stopped" and not _good(exit)
+    } or bad
     own = {rank: exit for rank, exit in own.items() if exit.reason == "lost"} or own
     ahead = dict(enumerate(met.ahead))
     return min(own, key=lambda rank: (own[rank].ended - ahead.get(rank, 0.0), rank))
@@ -312,4 +363,8 @@ def _with_port(command: Command, port: int) -> Command:
     def put(text: str) -> str:
         return text.replace(launch.PORT, str(port))
 
-    return replace(command, argv=tuple(map(put, command.argv)), env={name: put(value) for name, value in command.env.items()})
+    return replace(
+        command,
+        argv=tuple(map(put, command.argv)),
+        env={name: put(value) for name, value in command.env.items()},
+    )

@@ -32,7 +32,9 @@ NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 class Hooks:
     """The hooks of one run on one host.  `fence` is its worker's: what an earlier one began has other names."""
 
-    def __init__(self, place: Place, run: str, fence: int, settings: RunSettings, inputs: Mapping[str, Tree]) -> None:
+    def __init__(
+        self, place: Place, run: str, fence: int, settings: RunSettings, inputs: Mapping[str, Tree]
+    ) -> None:
         self.place, self._run, self._fence, self._settings = place, run, fence, settings
         self._scope = {"inputs": inputs, "host": place.capacity.seen(None)}
         self._doing: dict[str, Job] = {}
@@ -56,7 +58,10 @@ class Hooks:
                 if exit.reason == "lost":
                     raise HostLost(f"{self.place.name} was lost in its setup")
                 if exit.code != 0:
-                    raise CannotRun(f"setup failed ({_shown(command)}: {_how(exit)}){said}", fix="no step was started; correct `setup` and run again")
+                    raise CannotRun(
+                        f"setup failed ({_shown(command)}: {_how(exit)}){said}",
+                        fix="no step was started; correct `setup` and run again",
+                    )
             await self.place.folder.note(note)
 
     async def cleanup(self) -> list[str]:
@@ -104,12 +109,20 @@ class Hooks:
         script = None if made.script is None else made.script.encode("utf-8", "surrogateescape")
         paths = await self.place.folder.scratch(name, files, script)
         argv = made.argv if script is None else (*made.argv, paths.script)
-        passed = {name: self.place.ws.environ[name] for name in pass_env if name in self.place.ws.environ}
+        passed = {
+            name: self.place.ws.environ[name] for name in pass_env if name in self.place.ws.environ
+        }
         env = {**self.place.env(passed), **passed, "RECIPE_RUN": self._run, **made.env}
         try:
-            job = await self.place.host.start(Command(tuple(argv), paths.cwd, env, {}, seconds, None, paths.log), name)
+            job = await self.place.host.start(
+                Command(tuple(argv), paths.cwd, env, {}, seconds, None, paths.log), name
+            )
             self._doing[name] = job
-            exit = await self.place.host.wait(job, FOREVER) if hear is None else await self._listen(job, hear)
+            exit = (
+                await self.place.host.wait(job, FOREVER)
+                if hear is None
+                else await self._listen(job, hear)
+            )
             assert exit is not None
             said = (await self.place.host.log(job, 0)).decode(errors="replace")[-TAIL:].strip()
             return exit, "".join(f"\n  {line}" for line in said.splitlines())

@@ -70,7 +70,9 @@ class Round:
 
     brought: list[str] = field(default_factory=list)
     size: int = 0  # bytes that travelled
-    passed: list[tuple[str, str]] = field(default_factory=list)  # (checkpoint, why it does not count), each shown once
+    passed: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # (checkpoint, why it does not count), each shown once
     warning: str = ""  # of a disk, shown once until it is better
     problem: str = ""  # what kept it from being done; it is tried again
 

@@ -43,7 +43,11 @@ class Launch(NamedTuple):
 
 def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
     """Render everything of a step.  `scope` has the late names too.  Raises CannotRun naming the leaf that cannot be rendered."""
-    env = {name: _text(value, scope, f"env.{name}") for name, value in spec.env.items() if value is not None}
+    env = {
+        name: _text(value, scope, f"env.{name}")
+        for name, value in spec.env.items()
+        if value is not None
+    }
     files = {path: _file(path, tree, scope) for path, tree in spec.files.items()}
     try:
         if spec.accelerate is not None:
@@ -90,7 +94,9 @@ def processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
         raise CannotRun(f"accelerate.processes: {error}") from error
 
 
-def _accelerate(block: Mapping[str, Any], scope: Mapping[str, Any], python: str) -> tuple[list[str], dict[str, str]]:
+def _accelerate(
+    block: Mapping[str, Any], scope: Mapping[str, Any], python: str
+) -> tuple[list[str], dict[str, str]]:
     from ...language.template import args, render
 
     fields = render({k: v for k, v in block.items() if k != "args"}, scope)
@@ -103,16 +109,34 @@ def _accelerate(block: Mapping[str, Any], scope: Mapping[str, Any], python: str)
     if fields.get("config"):
         words += ["--config_file", str(fields["config"])]
     precision = str(fields.get("mixed_precision") or "no")
-    words += ["--num_processes", str(world), "--num_machines", str(nodes), "--mixed_precision", precision, "--dynamo_backend", "no"]
+    words += [
+        "--num_processes",
+        str(world),
+        "--num_machines",
+        str(nodes),
+        "--mixed_precision",
+        precision,
+        "--dynamo_backend",
+        "no",
+    ]
     if world > 1:
         # Also without GPUs: `--cpu --num_processes 2` would silently run one process.
         words += ["--multi_gpu"]
     if nodes > 1:
-        words += ["--machine_rank", str(rank), "--main_process_ip", scope["nodes"]["addresses"][0], "--main_process_port", PORT]
+        words += [
+            "--machine_rank",
+            str(rank),
+            "--main_process_ip",
+            scope["nodes"]["addresses"][0],
+            "--main_process_port",
+            PORT,
+        ]
         words += ["--rdzv_backend", "static", "--same_network"]
     elif world > 1:
         words += ["--main_process_port", "0"]
-    kind, name = ("module", fields["module"]) if fields.get("module") else ("script", fields["script"])
+    kind, name = (
+        ("module", fields["module"]) if fields.get("module") else ("script", fields["script"])
+    )
     words += [SHIM, kind, str(name)]
     given = block.get("args")
     if isinstance(given, Mapping):
@@ -121,7 +145,12 @@ def _accelerate(block: Mapping[str, Any], scope: Mapping[str, Any], python: str)
         from ...language.template import argv as render_argv
 
         words += render_argv(list(given), scope)
-    env = {"RECIPE_WORLD_SIZE": str(world), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(scope["host"]["cpus"]) // each)))}
+    env = {
+        "RECIPE_WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": os.environ.get(
+            "OMP_NUM_THREADS", str(max(1, int(scope["host"]["cpus"]) // each))
+        ),
+    }
     if gpus == 0:
         env["ACCELERATE_USE_CPU"] = "true"
     return words, env
@@ -146,14 +175,19 @@ def _file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
     if suffix == ".toml" and isinstance(value, dict):
         return "\n".join(_toml(value, ())).encode() + b"\n"
     raise CannotRun(
-        f"files.{path}: a mapping or list can be written as .json, .yaml or .toml", fix="give the file one of these suffixes, or its text"
+        f"files.{path}: a mapping or list can be written as .json, .yaml or .toml",
+        fix="give the file one of these suffixes, or its text",
     )
 
 
 def _toml(table: Mapping[str, Any], name: tuple[str, ...]) -> list[str]:
     """A table as TOML lines: plain values first, then its tables.  Null has no TOML form and is left out."""
     lines = [f"[{'.'.join(json.dumps(part) for part in name)}]"] if name else []
-    lines += [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in table.items() if value is not None and not isinstance(value, dict)]
+    lines += [
+        f"{json.dumps(key)} = {_toml_value(value)}"
+        for key, value in table.items()
+        if value is not None and not isinstance(value, dict)
+    ]
     for key, value in table.items():
         if isinstance(value, dict):
             lines += ["", *_toml(value, (*name, key))]

@@ -30,7 +30,14 @@ class Synced(NamedTuple):
     every: float
 
 
-async def follow(host_store: HostStore, there: str, here: str, partial: str, outputs: Sequence[Synced], say: Callable[[str], None]) -> None:
+async def follow(
+    host_store: HostStore,
+    there: str,
+    here: str,
+    partial: str,
+    outputs: Sequence[Synced],
+    say: Callable[[str], None],
+) -> None:
     """Bring `outputs` of the attempt at `there` into the directory `here`, until cancelled.  `partial` is a path of ours on the same disk as `here`.
 
     Each is shown once, when it came for the first time.  A host that does not answer, and a file that changed on its way, are asked for next time.
@@ -42,7 +49,9 @@ async def follow(host_store: HostStore, there: str, here: str, partial: str, out
             await asyncio.sleep(max(0.0, min(due.values()) - time.monotonic()))
             for output in [output for output, at in due.items() if at <= time.monotonic()]:
                 try:
-                    content = await _bring(host_store, there, here, partial, output, had.get(output.path, ""))
+                    content = await _bring(
+                        host_store, there, here, partial, output, had.get(output.path, "")
+                    )
                     if content and output.path not in had:
                         say(f"{output.path} as it is so far: {os.path.relpath(here)}/{output.path}")
                     had[output.path] = content or had.get(output.path, "")
@@ -56,7 +65,9 @@ async def follow(host_store: HostStore, there: str, here: str, partial: str, out
         _clear(partial)
 
 
-async def _bring(host_store: HostStore, there: str, here: str, partial: str, output: Synced, had: str) -> str:
+async def _bring(
+    host_store: HostStore, there: str, here: str, partial: str, output: Synced, had: str
+) -> str:
     """Its content now; empty when there is nothing yet.  What has not changed since the last time is not sent again."""
     taken = (await host_store.take(there, [(output.path, output.folder)])).outputs[output.path]
     if not taken.content or taken.content == had:
@@ -75,7 +86,12 @@ def _seed(last: Path, coming: str, entries: Sequence[Entry]) -> None:
         return
     for entry in entries:
         old = last / entry.path
-        if entry.kind in "fx" and old.is_file() and not old.is_symlink() and old.stat().st_size <= entry.size:
+        if (
+            entry.kind in "fx"
+            and old.is_file()
+            and not old.is_symlink()
+            and old.stat().st_size <= entry.size
+        ):
             new = Path(coming, entry.path)
             new.parent.mkdir(parents=True, exist_ok=True)
             os.link(old, new)

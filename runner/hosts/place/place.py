@@ -140,7 +140,9 @@ class Place:
         for state in states:
             os.symlink(state.here.resolve(), attempt.target_of(state.path))
 
-    def mounts(self, attempt: Attempt, command: Command, states: Sequence[StateFolder]) -> Sequence[Mount]:
+    def mounts(
+        self, attempt: Attempt, command: Command, states: Sequence[StateFolder]
+    ) -> Sequence[Mount]:
         """What a container there has to see: the attempt, and all that it leads to."""
         from ..containers import mounts
 
@@ -183,7 +185,12 @@ class Place:
         if words := attempt.tampered(self.ws.cache, self.ws.objects):
             return TaskResult(exit, problem="input", words=words)
         try:
-            return TaskResult(exit, attempt.collect(task.outputs, self.ws.objects, [state.path for state in task.states]))
+            return TaskResult(
+                exit,
+                attempt.collect(
+                    task.outputs, self.ws.objects, [state.path for state in task.states]
+                ),
+            )
         except OutputProblem as error:
             return TaskResult(exit, problem="output", words=str(error))
         except Infrastructure as error:

@@ -57,18 +57,28 @@ class RemotePlace(Place):
         self.host_store = host_store
         self.installer = shell.python
         self.contact = RemoteContact(name, say)
-        self.folder: RemoteFolder = RemoteFolder(ws, host_store, self.contact, lambda: self.capacity.busy)
+        self.folder: RemoteFolder = RemoteFolder(
+            ws, host_store, self.contact, lambda: self.capacity.busy
+        )
 
     def paths(self, attempt: Attempt) -> Paths:
-        return Paths.at(f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}")
+        return Paths.at(
+            f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}"
+        )
 
     def described(self, python: str) -> str:
-        return f"{python} ({self.shell.version})" if self.shell.version and python == self.python else python
+        return (
+            f"{python} ({self.shell.version})"
+            if self.shell.version and python == self.python
+            else python
+        )
 
     def give_states(self, attempt: Attempt, states: Sequence[StateFolder]) -> None:
         """They are links there: see `_parcel`."""
 
-    def mounts(self, attempt: Attempt, command: Command, states: Sequence[StateFolder]) -> Sequence[Mount]:
+    def mounts(
+        self, attempt: Attempt, command: Command, states: Sequence[StateFolder]
+    ) -> Sequence[Mount]:
         from ..containers import leads
         from ..engines import Mount
 
@@ -78,7 +88,11 @@ class RemotePlace(Place):
             *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
             *([Mount(paths.metrics, True)] if "RECIPE_METRICS" in command.env else ()),
             Mount(f"{self.folder.root}/objects"),
-            *(map(Mount, leads(attempt.path, f"{self.ws.home}/objects")) if self.host_store.neighbour.reads else ()),
+            *(
+                map(Mount, leads(attempt.path, f"{self.ws.home}/objects"))
+                if self.host_store.neighbour.reads
+                else ()
+            ),
             *(Mount(f"{self.folder.root}/{state.below}", True) for state in states),
         ]
 
@@ -88,7 +102,9 @@ class RemotePlace(Place):
     async def carry(self, task: HostTask) -> TaskResult:
         checkpoints = self._checkpoint_sync(task)
         if task.job is None:
-            found = await self.contact.insist(checkpoints.restore) if checkpoints is not None else {}
+            found = (
+                await self.contact.insist(checkpoints.restore) if checkpoints is not None else {}
+            )
             task.job = await self.begin(task, await self.prepare(task, found))
         return await self.attend(task, task.job, checkpoints)
 
@@ -106,13 +122,20 @@ class RemotePlace(Place):
         crashpoint("job-started")
         return job
 
-    async def attend(self, task: HostTask, job: Job, checkpoints: CheckpointSync | None) -> TaskResult:
+    async def attend(
+        self, task: HostTask, job: Job, checkpoints: CheckpointSync | None
+    ) -> TaskResult:
         """Wait for the end of what was started, and take what it made."""
         paths = self.paths(task.attempt)
         follower = Follower(self.host, self.host_store, self.contact, task, job, paths)
         collector = Collector(self.ws, self.host_store, self.folder, task, paths)
         try:
-            exit = await follower.end([*self._copied(task, paths), *([checkpoints.run()] if checkpoints is not None else ())])
+            exit = await follower.end(
+                [
+                    *self._copied(task, paths),
+                    *([checkpoints.run()] if checkpoints is not None else ()),
+                ]
+            )
         finally:
             if checkpoints is not None:
                 await checkpoints.finish()
@@ -127,7 +150,9 @@ class RemotePlace(Place):
             await rest  # before outputs are moved there: they may be what metrics are read from
             brought = await self.contact.insist(lambda: collector.outputs(exit))
         else:
-            brought, _ = await asyncio.gather(self.contact.insist(lambda: collector.outputs(exit)), rest)
+            brought, _ = await asyncio.gather(
+                self.contact.insist(lambda: collector.outputs(exit)), rest
+            )
         if brought.problem == "output":
             await collector.remains()
         return brought
@@ -138,12 +163,21 @@ class RemotePlace(Place):
             from . import output_sync
 
             partial = f"{self.ws.home}/partial/{os.getpid()}-{task.name}-synced"
-            yield output_sync.follow(self.host_store, paths.cwd, Paths.at(task.attempt.path).cwd, partial, task.synced, task.say)
+            yield output_sync.follow(
+                self.host_store,
+                paths.cwd,
+                Paths.at(task.attempt.path).cwd,
+                partial,
+                task.synced,
+                task.say,
+            )
 
     async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
         """Until what it used is gone from there, a note here says where it was."""
         if not self.lost:
-            await self.folder.clear(self.paths(task.attempt), [f"{self.folder.root}/{state.below}" for state in states])
+            await self.folder.clear(
+                self.paths(task.attempt), [f"{self.folder.root}/{state.below}" for state in states]
+            )
         for note in (".taken", ".site"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(task.attempt.path + note)
@@ -155,7 +189,9 @@ class RemotePlace(Place):
             return None
         from .checkpoint_sync import CheckpointSync, OverHostStore
 
-        return CheckpointSync(OverHostStore(self.host_store), task.states, task.round, world=task.processes)
+        return CheckpointSync(
+            OverHostStore(self.host_store), task.states, task.round, world=task.processes
+        )
 
     async def _begin(self, command: Command, task: HostTask) -> Job:
         await task.confirm()
@@ -176,7 +212,9 @@ class RemotePlace(Place):
         if task.metrics is not None and task.metrics.in_environment:
             parcel.beside[".metrics"] = b""  # a container can only be shown a file that is there
         name = attempt.called or os.path.basename(attempt.path)
-        wanted = {content for content in parcel.links.values() if content not in self.folder.contents}
+        wanted = {
+            content for content in parcel.links.values() if content not in self.folder.contents
+        }
         if not wanted:
             await self.host_store.stage(name, parcel)
             return
@@ -203,11 +241,16 @@ class RemotePlace(Place):
         """What it is given that the host sees on our disk: name -> path."""
         if not self.host_store.neighbour.reads:
             return {}
-        given = {name: os.path.realpath(f"{attempt.path}/{name}") for name in (*attempt.links, *attempt.objects)}
+        given = {
+            name: os.path.realpath(f"{attempt.path}/{name}")
+            for name in (*attempt.links, *attempt.objects)
+        }
         seen = await self.host_store.neighbour.same(list(given.values()))
         return {name: path for name, path in given.items() if path in seen}
 
-    def _sources(self, attempt: Attempt, wanted: set[str]) -> tuple[dict[str, str], dict[str, list[Entry]]]:
+    def _sources(
+        self, attempt: Attempt, wanted: set[str]
+    ) -> tuple[dict[str, str], dict[str, list[Entry]]]:
         """Where these contents lie here, and the manifests of those that are trees."""
         sources: dict[str, str] = {}
         manifests: dict[str, list[Entry]] = {}

@@ -137,7 +137,10 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
     loop = asyncio.get_running_loop()
     said: list[asyncio.Future[_Said]] = [loop.create_future() for _ in nodes]
     listening = asyncio.ensure_future(
-        together(_listen(node, answer, over, 0 if rank else port) for rank, (node, answer) in enumerate(zip(nodes, said, strict=True)))
+        together(
+            _listen(node, answer, over, 0 if rank else port)
+            for rank, (node, answer) in enumerate(zip(nodes, said, strict=True))
+        )
     )
     try:
         telling = asyncio.gather(*said)
@@ -150,7 +153,10 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
         _compare(nodes, answers)
         dialled = range(1 if port else len(nodes))
         try:
-            await together(_dial(rank, [n for n in dialled if n != rank], nodes, answers) for rank in range(len(nodes)))
+            await together(
+                _dial(rank, [n for n in dialled if n != rank], nodes, answers)
+                for rank in range(len(nodes))
+            )
         except CannotRun:
             await asyncio.wait({listening}, timeout=AWAY)
             if listening.done():
@@ -173,7 +179,9 @@ async def free(node: Node, port: int) -> None:
     said.result()
 
 
-async def _listen(node: Node, answer: asyncio.Future[_Said], over: asyncio.Event, port: int) -> None:
+async def _listen(
+    node: Node, answer: asyncio.Future[_Said], over: asyncio.Event, port: int
+) -> None:
     async def input() -> AsyncIterator[bytes]:
         await over.wait()
         return
@@ -181,12 +189,16 @@ async def _listen(node: Node, answer: asyncio.Future[_Said], over: asyncio.Event
 
     line = b""
     try:
-        async for data in node.host.call((node.python, "-c", LISTEN, node.address, str(port)), input()):
+        async for data in node.host.call(
+            (node.python, "-c", LISTEN, node.address, str(port)), input()
+        ):
             line += data
             if line.endswith(b"\n") and not answer.done():
                 port, now, have = json.loads(line.splitlines()[-1])  # a Python may greet
                 ahead = now - time.time()
-                answer.set_result(_Said(port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {}))
+                answer.set_result(
+                    _Said(port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {})
+                )
         if not answer.done():
             raise CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")
     except Exception as error:
@@ -195,7 +207,8 @@ async def _listen(node: Node, answer: asyncio.Future[_Said], over: asyncio.Event
         if port and isinstance(error, Rejected) and "OSError" in str(error):
             why = str(error).strip().rpartition("\n")[2]
             taken = CannotRun(
-                f"nothing can listen at port {port} of {node.name}: {why}", fix="end what uses it there, or name another `port` of the head"
+                f"nothing can listen at port {port} of {node.name}: {why}",
+                fix="end what uses it there, or name another `port` of the head",
             )
             return answer.set_exception(taken)
         strange = CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")
@@ -203,11 +216,15 @@ async def _listen(node: Node, answer: asyncio.Future[_Said], over: asyncio.Event
     return None
 
 
-async def _dial(rank: int, others: Sequence[int], nodes: Sequence[Node], answers: Sequence[_Said]) -> None:
+async def _dial(
+    rank: int, others: Sequence[int], nodes: Sequence[Node], answers: Sequence[_Said]
+) -> None:
     if not others:
         return
     pairs = json.dumps([[nodes[n].address, answers[n].port] for n in others])
-    said = b"".join([data async for data in nodes[rank].host.call((nodes[rank].python, "-c", DIAL, pairs))])
+    said = b"".join(
+        [data async for data in nodes[rank].host.call((nodes[rank].python, "-c", DIAL, pairs))]
+    )
     for n, why in zip(others, json.loads(said), strict=True):
         if why:
             raise CannotRun(

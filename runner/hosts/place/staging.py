@@ -50,7 +50,9 @@ class Workdir:
         self._scrap: Scrap | None = None
         self._spare: list[str] = []  # files of an earlier attempt, to be written over
         self._aside = 0  # spare files that had a name which was wanted
-        self._idle: dict[str, None] = {}  # folders of an earlier attempt that were not asked for yet
+        self._idle: dict[
+            str, None
+        ] = {}  # folders of an earlier attempt that were not asked for yet
 
     @property
     def begun(self) -> bool:
@@ -91,7 +93,9 @@ class Workdir:
         elif target in self._idle:
             for name in [name for name in self._spare if name.startswith(f"{target}/")]:
                 self._set_aside(name)
-            for folder in [folder for folder in reversed(self._idle) if f"{folder}/".startswith(f"{target}/")]:
+            for folder in [
+                folder for folder in reversed(self._idle) if f"{folder}/".startswith(f"{target}/")
+            ]:
                 os.rmdir(folder)
                 del self._idle[folder]
         return target
@@ -127,7 +131,11 @@ class Workdir:
                 return _mark(overwrite(target, data))
             if self._scrap.take_file(target):
                 return _mark(overwrite(target, data))
-        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755 if executable else 0o644)
+        handle = os.open(
+            target,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+            0o755 if executable else 0o644,
+        )
         try:
             view = memoryview(data)
             while view:
@@ -151,13 +159,25 @@ class Attempt:
 
     path: str
     called: str = ""  # its name on the host that it runs on, where that is another
-    staged: dict[str, Mark] = field(default_factory=dict)  # name -> what the file system says of our copy
-    links: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> the caller's file or tree that it is a link to, and its content
-    objects: dict[str, str] = field(default_factory=dict)  # name -> the stored object that it is a link to
-    sources: dict[str, str] = field(default_factory=dict)  # caller's file that was copied -> the content that stands in the key
-    doubtful: list[str] = field(default_factory=list)  # caller's files that were not what the key says when they were staged
+    staged: dict[str, Mark] = field(
+        default_factory=dict
+    )  # name -> what the file system says of our copy
+    links: dict[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # name -> the caller's file or tree that it is a link to, and its content
+    objects: dict[str, str] = field(
+        default_factory=dict
+    )  # name -> the stored object that it is a link to
+    sources: dict[str, str] = field(
+        default_factory=dict
+    )  # caller's file that was copied -> the content that stands in the key
+    doubtful: list[str] = field(
+        default_factory=list
+    )  # caller's files that were not what the key says when they were staged
     _tiny: list[str] = field(default_factory=list)  # outputs that the store has a copy of
-    _taken: dict[str, Content] = field(default_factory=dict)  # outputs whose files are links to stored objects
+    _taken: dict[str, Content] = field(
+        default_factory=dict
+    )  # outputs whose files are links to stored objects
     folder: Workdir = field(init=False)
     """It, while it is filled."""
 
@@ -168,7 +188,16 @@ class Attempt:
         """The absolute path of `name`, whose parent exists afterwards.  Raises CannotRun for one outside, or in what is linked to."""
         return self.folder.target_of(name, (self.links, self.objects))
 
-    def add_path(self, cache: DigestCache, at: str, content: str | None, source: str, name: str, *, copy: bool = False) -> None:
+    def add_path(
+        self,
+        cache: DigestCache,
+        at: str,
+        content: str | None,
+        source: str,
+        name: str,
+        *,
+        copy: bool = False,
+    ) -> None:
         """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything."""
         if name in self.staged or self._linked(at, name):
             return  # two patterns of the recipe name one file, or one names the folder that it is in
@@ -179,7 +208,9 @@ class Attempt:
                 data = file.read(found.st_size + 1)
                 if len(data) != found.st_size:
                     data += file.readall()
-            self.staged[name] = self.folder.put(target, data, executable=bool(found.st_mode & 0o100))
+            self.staged[name] = self.folder.put(
+                target, data, executable=bool(found.st_mode & 0o100)
+            )
             if content is not None:
                 self.sources[at] = content
             return
@@ -204,7 +235,9 @@ class Attempt:
 
     def recall_object(self, content: str, name: str) -> bool:
         """The same of what `add_object` put there."""
-        if os.path.islink(f"{self.path}/{name}") or not os.path.lexists(f"{self.path}/{name}"):  # one that its host has, and we have not
+        if os.path.islink(f"{self.path}/{name}") or not os.path.lexists(
+            f"{self.path}/{name}"
+        ):  # one that its host has, and we have not
             self.objects[name] = content
             return True
         return self._recall_copy(content, name)
@@ -216,7 +249,11 @@ class Attempt:
 
     def _linked(self, at: str, name: str) -> bool:
         """Whether a file of the caller's is there already, in a folder that is linked as a whole."""
-        return any(self.links[head][0] + name[len(head) :] == at for head in (heads(name) if self.links else ()) if head in self.links)
+        return any(
+            self.links[head][0] + name[len(head) :] == at
+            for head in (heads(name) if self.links else ())
+            if head in self.links
+        )
 
     def add_object(self, objects: Objects, content: str, name: str) -> None:
         """An output of an earlier step."""
@@ -243,18 +280,30 @@ class Attempt:
 
         It alone can have changed a copy or an object, and it or its caller what it read in place.
         """
-        changed = [name for name, mark in self.staged.items() if _look(f"{self.path}/{name}") != mark]
-        here = {name: content for name, content in self.objects.items() if os.path.islink(f"{self.path}/{name}")}  # another may be at its host alone
+        changed = [
+            name for name, mark in self.staged.items() if _look(f"{self.path}/{name}") != mark
+        ]
+        here = {
+            name: content
+            for name, content in self.objects.items()
+            if os.path.islink(f"{self.path}/{name}")
+        }  # another may be at its host alone
         changed += [name for name, content in here.items() if not objects.intact(Content(content))]
         if changed:
             return f"it changed its input {changed[0]}"
-        changed = [name for name, (at, content) in self.links.items() if _content_now(cache, at) != content]
-        return f"it, or another process meanwhile, changed its input {changed[0]}" if changed else ""
+        changed = [
+            name for name, (at, content) in self.links.items() if _content_now(cache, at) != content
+        ]
+        return (
+            f"it, or another process meanwhile, changed its input {changed[0]}" if changed else ""
+        )
 
     def stale(self, cache: DigestCache) -> list[str]:
         """Sources that are no longer, or were not, what the key says: what the step read is not certain."""
         try:
-            return self.doubtful + [at for at, now in cache.contents(self.sources).items() if now != self.sources[at]]
+            return self.doubtful + [
+                at for at, now in cache.contents(self.sources).items() if now != self.sources[at]
+            ]
         except Changed as error:
             return [*self.doubtful, error.path]
 
@@ -269,7 +318,9 @@ class Attempt:
                 return True
         return False
 
-    def collect(self, outputs: Sequence[OutputSpec], objects: Objects, below_state: Iterable[str] = ()) -> dict[str, str]:
+    def collect(
+        self, outputs: Sequence[OutputSpec], objects: Objects, below_state: Iterable[str] = ()
+    ) -> dict[str, str]:
         """Take every output into the store: output name -> content.  Raises OutputProblem naming all that is wrong.
 
         All of it stays here until `retire`, so that a worker that comes after a kill can do the same again.
@@ -286,7 +337,9 @@ class Attempt:
                     wrong.append(f"declared output {path} was not made{self._elsewhere(path)}")
                 continue
             if self._leads_out(path, kept):
-                wrong.append(f"declared output {path} is behind a link that leads out of the attempt directory")
+                wrong.append(
+                    f"declared output {path} is behind a link that leads out of the attempt directory"
+                )
                 continue
             plain = stat.S_ISREG(here.st_mode)
             if flags & NONEMPTY and (here.st_size == 0 if plain else _empty(target)):
@@ -296,7 +349,9 @@ class Attempt:
                 wrong.append(f"declared output {path}/ is not a directory")
                 continue
             try:
-                if stat.S_ISLNK(here.st_mode) or (kept and any(path == k or path.startswith(k + "/") for k in kept)):
+                if stat.S_ISLNK(here.st_mode) or (
+                    kept and any(path == k or path.startswith(k + "/") for k in kept)
+                ):
                     content = scan(target)
                     objects.put(Path(os.path.realpath(target)), content, move=False)
                 elif plain and (tiny := objects.tiny.remember(target, here)) is not None:
@@ -326,13 +381,23 @@ class Attempt:
 
     def whole(self, outputs: Sequence[OutputSpec]) -> bool:
         """Whether every output that has to be there is."""
-        return all(os.path.lexists(f"{self.path}/{path}") for _, path, flags in outputs if not flags & OPTIONAL)
+        return all(
+            os.path.lexists(f"{self.path}/{path}")
+            for _, path, flags in outputs
+            if not flags & OPTIONAL
+        )
 
     def _leads_out(self, path: str, kept: Iterable[str]) -> bool:
         """Whether a folder above an output is a link to somewhere else; a state, where outputs may lie, is one of ours."""
-        links = [head for head in heads(path)[1:] if os.path.islink(f"{self.path}/{head}") and head not in kept]
+        links = [
+            head
+            for head in heads(path)[1:]
+            if os.path.islink(f"{self.path}/{head}") and head not in kept
+        ]
         root = f"{os.path.realpath(self.path)}/"
-        return any(not f"{os.path.realpath(f'{self.path}/{head}')}/".startswith(root) for head in links)
+        return any(
+            not f"{os.path.realpath(f'{self.path}/{head}')}/".startswith(root) for head in links
+        )
 
     def taken(self) -> dict[str, str]:
         """Outputs that a host was moving among its objects when a worker died: name -> content."""
@@ -381,11 +446,21 @@ def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[
     import re
 
     have = set(declared)
-    for word in re.findall(r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")):
+    for word in re.findall(
+        r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")
+    ):
         name: str = posixpath.normpath(word.removeprefix(f"{workspace}/"))
         # A program may call what it was given by its last name: inputs/dataset/rows.csv is rows.csv to it.
-        inside = any(name.startswith(f"{folder}/") or posixpath.basename(folder) == name for folder in have)
-        if not name.startswith(("/", "..", ".recipe")) and name != "." and name not in have and not inside and (workspace / name).exists():
+        inside = any(
+            name.startswith(f"{folder}/") or posixpath.basename(folder) == name for folder in have
+        )
+        if (
+            not name.startswith(("/", "..", ".recipe"))
+            and name != "."
+            and name not in have
+            and not inside
+            and (workspace / name).exists()
+        ):
             return name
     return None
 

@@ -43,10 +43,16 @@ class OverNodes:
         """What every node has in the same bytes, with the time that the first knows; of a folder in the state all or nothing."""
         looks = list((await self._each(lambda node: node.look(path))).values())
         first, others = looks[0], looks[1:]
-        same = {name: known for name, known in first.files.items() if all(each.files.get(name, ())[:1] == known[:1] for each in others)}
+        same = {
+            name: known
+            for name, known in first.files.items()
+            if all(each.files.get(name, ())[:1] == known[:1] for each in others)
+        }
         for top in sorted({name.partition("/")[0] for name in same}):
             if len({each.content for each in (await self._taken(f"{path}/{top}")).values()}) > 1:
-                same = {name: known for name, known in same.items() if name.partition("/")[0] != top}
+                same = {
+                    name: known for name, known in same.items() if name.partition("/")[0] != top
+                }
         return _room(same, looks)
 
     async def bring(self, path: str, target: Path) -> int:
@@ -58,7 +64,11 @@ class OverNodes:
         have = {entry.path: entry for entry in whole.entries}
         for rank, each in others:
             new = [entry for entry in each.entries if entry.path not in have]
-            if other := [entry.path for entry in each.entries if entry.path in have and entry != have[entry.path] and entry.kind in "fx"]:
+            if other := [
+                entry.path
+                for entry in each.entries
+                if entry.path in have and entry != have[entry.path] and entry.kind in "fx"
+            ]:
                 self._differ(path, other, first, rank)
             if new and whole.content[0] == each.content[0] == "t":
                 size += await self._add(rank, path, each, new, target)
@@ -81,11 +91,18 @@ class OverNodes:
 
         return await self._each(taken)
 
-    async def _add(self, rank: int, path: str, taken: Taken, new: Sequence[files.Entry], target: Path) -> int:
+    async def _add(
+        self, rank: int, path: str, taken: Taken, new: Sequence[files.Entry], target: Path
+    ) -> int:
         """Bring what only this node has, and put it beside the rest."""
         part = Path(f"{target}.node-{rank}")
         delete(part)
-        some = replace(taken, entries=tuple(new), content=files.tree_id(new), size=sum(entry.size for entry in new if entry.kind in "fx"))
+        some = replace(
+            taken,
+            entries=tuple(new),
+            content=files.tree_id(new),
+            size=sum(entry.size for entry in new if entry.kind in "fx"),
+        )
         size = await self._nodes[rank].fetch(path, some, part)
         for entry in new:
             place = target / entry.path
@@ -102,7 +119,9 @@ class OverNodes:
         if called not in self._warned:
             self._warned.add(called)
             some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            self._say(f"{called} has other bytes on node {rank} than on node {first} in {some or called}: those of node {first} are kept")
+            self._say(
+                f"{called} has other bytes on node {rank} than on node {first} in {some or called}: those of node {first} are kept"
+            )
 
     async def _each(self, ask: Callable[[OverHostStore], Awaitable[_T]]) -> dict[int, _T]:
         """What each node answers, by rank, but those that are lost."""

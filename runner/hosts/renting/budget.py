@@ -49,7 +49,11 @@ class Budget:
         return min(self._of_run(beside), self._of_day(beside))
 
     def _of_run(self, beside: str) -> float:
-        return math.inf if self.limit is None else self.limit - self._bound(self._ledger.of_run(self._run), beside, 0.0)
+        return (
+            math.inf
+            if self.limit is None
+            else self.limit - self._bound(self._ledger.of_run(self._run), beside, 0.0)
+        )
 
     def _of_day(self, beside: str) -> float:
         if (most := self.limits.get("cost_per_day")) is None:
@@ -64,8 +68,12 @@ class Budget:
         gone = self._ledger.costs([row.key for row in rows if row.state == "GONE"])
         now, bound = time.time(), 0.0
         for row in rows:
-            if row.state != "GONE" and row.paid_from is not None:  # a kept machine's future is no run's
-                until = now if row.kept or row.offer.get("queued") else row.until  # an allocation ends when nothing runs there
+            if (
+                row.state != "GONE" and row.paid_from is not None
+            ):  # a kept machine's future is no run's
+                until = (
+                    now if row.kept or row.offer.get("queued") else row.until
+                )  # an allocation ends when nothing runs there
                 bound += committed(row.price, max(since, row.paid_from), until)
         return bound + sum(spent.usd for spent in gone.values())
 
@@ -73,7 +81,14 @@ class Budget:
     def full(self) -> bool:
         """Whether this user has as many machines as `[limits] machines` allows."""
         most = self.limits.get("machines")
-        return most is not None and sum(row.price > 0 and not (row.kept or row.offer.get("queued")) for row in self._ledger.living()) >= most
+        return (
+            most is not None
+            and sum(
+                row.price > 0 and not (row.kept or row.offer.get("queued"))
+                for row in self._ledger.living()
+            )
+            >= most
+        )
 
     def until(self, price: float, left: float, shares: int = 1) -> datetime:
         """When a machine is to end that is rented now, or asked to stay."""
@@ -83,7 +98,11 @@ class Budget:
 
     def spent(self, ahead: float) -> bool:
         """Whether the limit of the run is reached when what is up stays for so many seconds more."""
-        rate = sum(row.price for row in self._ledger.of_run(self._run) if row.state == "UP") if self.limit is not None else 0.0
+        rate = (
+            sum(row.price for row in self._ledger.of_run(self._run) if row.state == "UP")
+            if self.limit is not None
+            else 0.0
+        )
         return rate > 0 and self._of_run("") <= committed(rate, 0.0, ahead)
 
     def pays(self, need: Need, offer: Offer, shares: int = 1) -> str:
@@ -98,7 +117,11 @@ class Budget:
             return ""
         left, seconds = max(0.0, left) / shares, max(0.0, seconds)
         which = "limits.cost" if self._of_run("") <= self._of_day("") else "[limits] cost_per_day"
-        parts = f" ({self._comes_up:.0f} s to come up, and {INTERVALS} checkpoints, {every:.0f} s apart)" if every is not None else ""
+        parts = (
+            f" ({self._comes_up:.0f} s to come up, and {INTERVALS} checkpoints, {every:.0f} s apart)"
+            if every is not None
+            else ""
+        )
         wanted = f"it takes at least {least:.0f} s{parts}, ${least * offer.price / 3600:.2f}"
         return f"${left:.4g} is left for it of `{which}`, which pays for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour; {wanted}"
 

@@ -58,19 +58,31 @@ class Inventory:
     def drop(self, place: Place) -> tuple[list[LeaseRow], list[Place]]:
         """Hold a place no more, nor the others on its leases: these leases, and those others."""
         rows = {row.key: row for held in self.held if held.place is place for row in held.leases}
-        with_it = [held.place for held in self.held if held.place is not place and any(row.key in rows for row in held.leases)]
-        self.held = [held for held in self.held if held.place is not place and held.place not in with_it]
+        with_it = [
+            held.place
+            for held in self.held
+            if held.place is not place and any(row.key in rows for row in held.leases)
+        ]
+        self.held = [
+            held for held in self.held if held.place is not place and held.place not in with_it
+        ]
         return list(rows.values()), with_it
 
     def serving(self, need: Need) -> list[Place]:
         """Places that do for a need, and on which something may begin."""
-        return [held.place for held in self.held if held.serves(need) and not held.place.lost and not held.place.leaving]
+        return [
+            held.place
+            for held in self.held
+            if held.serves(need) and not held.place.lost and not held.place.leaving
+        ]
 
     def machines(self, need: Need) -> int:
         """How many machines that do for this need are up, or were asked for."""
         return self.coming.count(need) + len(self.serving(need))
 
-    def spare(self, needs: Mapping[Need, int], awaited: Collection[Place] = ()) -> list[tuple[Place, str]]:
+    def spare(
+        self, needs: Mapping[Need, int], awaited: Collection[Place] = ()
+    ) -> list[tuple[Place, str]]:
         """Rented machines that are to be given back, and why: no step has such a need any more, or there was nothing to do for a while.
 
         `needs` are those of unfinished steps, with how many of these are QUEUED.  On those `awaited` an earlier worker's attempt may still run.
@@ -93,7 +105,9 @@ class Inventory:
     def spent(self) -> bool:
         """Whether what runs on a machine has to stop now, to be brought home before its lease ends."""
         now = time.time()
-        return any(now >= leave_at(row.asked, row.until) for held in self.held for row in held.leases)
+        return any(
+            now >= leave_at(row.asked, row.until) for held in self.held for row in held.leases
+        )
 
     def leaving(self) -> list[Place]:
         """Places that are about to be taken away, or whose time is over."""
@@ -106,18 +120,32 @@ class Inventory:
 
     def ending(self) -> list[Place]:
         """One place of each lease that has begun to end since the last look."""
-        found = {row.key: held.place for held in self.held if held.place.leaving for row in held.leases if row.key not in self._succeeded}
+        found = {
+            row.key: held.place
+            for held in self.held
+            if held.place.leaving
+            for row in held.leases
+            if row.key not in self._succeeded
+        }
         self._succeeded |= found.keys()
         return list(found.values())
 
     def succeeded(self, place: Place) -> bool:
         """Whether another place was asked for in the place of this one, or it is not held any more."""
-        return not any(held.place is place and self._succeeded.isdisjoint(row.key for row in held.leases) for held in self.held)
+        return not any(
+            held.place is place and self._succeeded.isdisjoint(row.key for row in held.leases)
+            for held in self.held
+        )
 
     def unused_leases(self) -> list[Place]:
         """One place of each lease that is about to end and on which nothing runs any more."""
         found: dict[str, Place] = {}
-        busy = {row.key for held in self.held if held.place.capacity.busy or not held.place.leaving for row in held.leases}
+        busy = {
+            row.key
+            for held in self.held
+            if held.place.capacity.busy or not held.place.leaving
+            for row in held.leases
+        }
         for held in self.held:
             found |= {row.key: held.place for row in held.leases if row.key not in busy}
         return list(found.values())

@@ -50,11 +50,18 @@ class KeptLeases(Leases):
 
     def machine(self) -> LeaseRow | None:
         """The machine that is kept for the stack, made or on its way."""
-        return next((row for row in self.ledger.living(self.name) if row.kept and row.stack == self.stack), None)
+        return next(
+            (row for row in self.ledger.living(self.name) if row.kept and row.stack == self.stack),
+            None,
+        )
 
     def uses(self, machine: LeaseRow) -> list[LeaseRow]:
         """The uses of a kept machine that are not over: one, where nothing went wrong."""
-        return [row for row in self.ledger.living(self.name) if row.machine == machine.key and not row.kept]
+        return [
+            row
+            for row in self.ledger.living(self.name)
+            if row.machine == machine.key and not row.kept
+        ]
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """What would satisfy `wish`: the kept machine alone, once there is one.  Raises DriverError, and CannotRun when that one does not do."""
@@ -64,7 +71,10 @@ class KeptLeases(Leases):
         offer = offer_of(machine)
         if not enough(offer.resources, Wish(replace(wish.need, market="any"))):
             fix = f"`recipe stack down {self.keeping.name}` ends it, and the next run rents one that does; or take another stack"
-            raise CannotRun(f"the machine that is kept for the stack {self.keeping.name} ({offer.id}) has less than a step needs", fix=fix)
+            raise CannotRun(
+                f"the machine that is kept for the stack {self.keeping.name} ({offer.id}) has less than a step needs",
+                fix=fix,
+            )
         return [offer]
 
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
@@ -106,7 +116,10 @@ class KeptLeases(Leases):
         for row in self.uses(machine) if machine is not None else ():
             if row.run not in ("", self.run):
                 words = f"the machine of the stack is in use by run {row.run}"
-                raise Busy(words, fix=f"`recipe resume {row.run}` continues it, `recipe reap {row.key}` stops the machine")
+                raise Busy(
+                    words,
+                    fix=f"`recipe resume {row.run}` continues it, `recipe reap {row.key}` stops the machine",
+                )
 
     async def _running(self) -> LeaseRow | None:
         """The use of a machine that runs for no run, if there is one; what is left of others is ended.  Raises Busy, DriverError."""
@@ -118,7 +131,10 @@ class KeptLeases(Leases):
             if row.state == "UP" and await self.stands(machine) == "runs":
                 return row
             if not await self.release(row, "it does not run any more"):
-                raise Busy(f"the machine {machine.key} is not stopped yet", fix="wait a little, and run again")
+                raise Busy(
+                    f"the machine {machine.key} is not stopped yet",
+                    fix="wait a little, and run again",
+                )
         return None
 
     async def _started(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
@@ -153,7 +169,9 @@ class KeptLeases(Leases):
             return self._move(row, "GONE", reason=machine.reason)
         if machine.state == "COMING":  # it runs from its order on
             return self._move(row, "COMING", lease=machine.lease)
-        return await self._start(row, machine, datetime.fromtimestamp(row.until, UTC)) or self.ledger.row(row.key)
+        return await self._start(
+            row, machine, datetime.fromtimestamp(row.until, UTC)
+        ) or self.ledger.row(row.key)
 
     def measured(self, row: LeaseRow) -> None:
         """Note that the machine of a use is up as it was sold: from now on it is kept."""
@@ -167,7 +185,9 @@ class KeptLeases(Leases):
         machine = self.ledger.row(row.machine)
         if machine.state == "UP":
             return await self._stopped(machine)
-        return machine.state == "GONE" or await self.release(self.ledger.take(machine, self.holder), reason)
+        return machine.state == "GONE" or await self.release(
+            self.ledger.take(machine, self.holder), reason
+        )
 
     async def _stopped(self, machine: LeaseRow) -> bool:
         """Whether the provider stops a machine."""
@@ -180,12 +200,18 @@ class KeptLeases(Leases):
     def cost(self, machine: LeaseRow) -> float:
         """US dollars that a kept machine has cost, with all of its uses."""
         now = time.time()
-        uses = [row for row in self.ledger.since(machine.asked) if row.machine == machine.key and not row.kept]
+        uses = [
+            row
+            for row in self.ledger.since(machine.asked)
+            if row.machine == machine.key and not row.kept
+        ]
         for row in uses:
             if row.state not in ("ASKED", "GONE"):
                 self.ledger.accrue(row)
         spent = self.ledger.costs([row.key for row in uses])
-        return committed(machine.price, machine.asked, now) + sum(each.usd for each in spent.values())
+        return committed(machine.price, machine.asked, now) + sum(
+            each.usd for each in spent.values()
+        )
 
     def leave(self, row: LeaseRow) -> None:
         """Let go of a use that need not end before its time."""
@@ -202,5 +228,8 @@ class KeptLeases(Leases):
 
     def _pausing(self) -> Pausing:
         if not isinstance(self.driver, Pausing):
-            raise CannotRun(f"{self.name} has no machines that can be stopped and started", fix='take `keep = "stopped"` out of the stack')
+            raise CannotRun(
+                f"{self.name} has no machines that can be stopped and started",
+                fix='take `keep = "stopped"` out of the stack',
+            )
         return self.driver

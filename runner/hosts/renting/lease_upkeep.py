@@ -29,8 +29,21 @@ NOTICED: Final = 5.0
 class LeaseUpkeep:
     """The tasks beside one run that see to its leases.  `name` is the driver's, `environ` what the program of a hook gets."""
 
-    def __init__(self, leases: KeptLeases, inventory: Inventory, name: str, say: Callable[[str], None], environ: Mapping[str, str]) -> None:
-        self._leases, self._inventory, self._name, self._say, self._environ = leases, inventory, name, say, environ
+    def __init__(
+        self,
+        leases: KeptLeases,
+        inventory: Inventory,
+        name: str,
+        say: Callable[[str], None],
+        environ: Mapping[str, str],
+    ) -> None:
+        self._leases, self._inventory, self._name, self._say, self._environ = (
+            leases,
+            inventory,
+            name,
+            say,
+            environ,
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -84,7 +97,9 @@ class LeaseUpkeep:
             await asyncio.sleep(RENEW)
             for held in self._inventory.held:
                 for n, row in enumerate(held.leases):
-                    with contextlib.suppress(DriverError, Busy):  # there is time for many tries before it ends
+                    with contextlib.suppress(
+                        DriverError, Busy
+                    ):  # there is time for many tries before it ends
                         held.leases[n] = await self._leases.renew(row)
 
     async def _accrue(self) -> None:
@@ -104,9 +119,14 @@ class LeaseUpkeep:
             with contextlib.suppress(Busy):
                 self._leases.accrue()
                 for row in await self._leases.again():
-                    if time.monotonic() - began.setdefault(row.key, time.monotonic()) >= ALARM and row.key not in said:
+                    if (
+                        time.monotonic() - began.setdefault(row.key, time.monotonic()) >= ALARM
+                        and row.key not in said
+                    ):
                         said.add(row.key)
-                        self._say(f"{self._name} has not ended the lease {row.key} for {ALARM / 60:g} minutes{self.console}")
+                        self._say(
+                            f"{self._name} has not ended the lease {row.key} for {ALARM / 60:g} minutes{self.console}"
+                        )
             if time.monotonic() - looked >= LOOK:
                 looked = time.monotonic()
                 from . import reaper

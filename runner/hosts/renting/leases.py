@@ -64,7 +64,17 @@ OVERDUE: Final = "its time is over"
 TAKEN_AWAY: Final = "it was taken away"
 """How the reason begins for which a spot machine was given back that the provider took."""
 QUARTER: Final = "a quarter of an hour"
-OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least", "term", "secrets")
+OURS: Final = (
+    "container_engine",
+    "engine_args",
+    "container_args",
+    "idle",
+    "market",
+    "confirm",
+    "least",
+    "term",
+    "secrets",
+)
 """Settings of a driver's table that are not the driver's, unless it takes them."""
 
 _log = Log("leases")
@@ -73,7 +83,9 @@ Heard: TypeAlias = Callable[[str, LeaseRow], None]
 """Called with each move of a lease: the state before, and the lease as it is now."""
 
 
-def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: str, python: str = "") -> Driver:
+def driver_of(
+    name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: str, python: str = ""
+) -> Driver:
     """The driver with these settings, `hosts` and `python` instead of those in them.  Raises CannotRun, Invalid for a setting that is wrong."""
     given = dict(settings)
     if hosts:
@@ -85,10 +97,14 @@ def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home
     try:
         make = load(name, extensions.drivers(name))
         takes = inspect.signature(make).parameters
-        made: Driver = make(**{key: value for key, value in given.items() if key in takes or key not in OURS})
+        made: Driver = make(
+            **{key: value for key, value in given.items() if key in takes or key not in OURS}
+        )
     except TypeError as error:
         fix = "see `recipe config` and docs/remote-hosts.md"
-        raise CannotRun(f"the driver {name} does not take these settings: {error}", fix=fix) from error
+        raise CannotRun(
+            f"the driver {name} does not take these settings: {error}", fix=fix
+        ) from error
     except (NoCapacity, Rejected) as error:
         fix = f"correct `[drivers.{name}]`: `recipe config` shows it and the file that it is in"
         if isinstance(error, NoCapacity):  # a place that the provider does not have
@@ -117,8 +133,23 @@ async def _vitals(driver: Driver, name: str, row: LeaseRow) -> str:
 class Leases:
     """The leases of one run, of one driver.  `holder` is this process, as the ledger knows it."""
 
-    def __init__(self, driver: Driver, name: str, ledger: Ledger, run: str, workspace: str, heard: Heard = lambda _before, _row: None) -> None:
-        self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = driver, name, ledger, run, workspace, heard
+    def __init__(
+        self,
+        driver: Driver,
+        name: str,
+        ledger: Ledger,
+        run: str,
+        workspace: str,
+        heard: Heard = lambda _before, _row: None,
+    ) -> None:
+        self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = (
+            driver,
+            name,
+            ledger,
+            run,
+            workspace,
+            heard,
+        )
         self.budget = Budget(ledger, run, driver.traits.comes_up.total_seconds())
         self.stack = ""
         """The stack of the run, as the ledger calls it."""
@@ -133,7 +164,10 @@ class Leases:
     @property
     def most(self) -> float:
         """How many machines may be rented at once, whatever other runs have."""
-        return min(self.driver.traits.hosts_at_once or math.inf, self.budget.limits.get("machines", math.inf))
+        return min(
+            self.driver.traits.hosts_at_once or math.inf,
+            self.budget.limits.get("machines", math.inf),
+        )
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """What would satisfy `wish`.  Raises DriverError."""
@@ -159,7 +193,16 @@ class Leases:
     def intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
         """A lease that is about to be asked for."""
         return LeaseRow(
-            os.urandom(8).hex(), self.name, self.run, self.workspace, plain(need), self.holder, "ASKED", plain(offer), until.timestamp(), offer.price
+            os.urandom(8).hex(),
+            self.name,
+            self.run,
+            self.workspace,
+            plain(need),
+            self.holder,
+            "ASKED",
+            plain(offer),
+            until.timestamp(),
+            offer.price,
         )._replace(asked=time.time(), stack=self.stack)
 
     async def order(self, row: LeaseRow, until: datetime) -> LeaseRow | None:
@@ -171,7 +214,11 @@ class Leases:
             lease = await retry_async(partial(self.driver.acquire, order), patient(LONG))
         except (NoCapacity, Denied, Rejected) as error:
             if error.lease is None:
-                why = denial(self.settings, await _account(self), str(error)) if isinstance(error, Denied) else f"{TAKEN}: {error}"
+                why = (
+                    denial(self.settings, await _account(self), str(error))
+                    if isinstance(error, Denied)
+                    else f"{TAKEN}: {error}"
+                )
                 self._move(row, "GONE", reason=why)
             else:  # refused, and yet there: it is given back
                 await self.release(self._move(row, "COMING", lease=plain(error.lease)), str(error))
@@ -199,8 +246,13 @@ class Leases:
         deadline, slow = began + traits.comes_up.total_seconds(), row.state == "COMING"
         while not (hosts := await self._hosts(row)):
             if slow and time.monotonic() >= began + SLOW and self.driver.traits.priced:
-                slow, words = False, f"it has been coming up for {SLOW / 60:g} minutes{await _vitals(self.driver, self.name, row)}"
-                self.say(f"{self.name} {row.key}: {words}; it is given up after {traits.comes_up.total_seconds() / 60:g}")
+                slow, words = (
+                    False,
+                    f"it has been coming up for {SLOW / 60:g} minutes{await _vitals(self.driver, self.name, row)}",
+                )
+                self.say(
+                    f"{self.name} {row.key}: {words}; it is given up after {traits.comes_up.total_seconds() / 60:g}"
+                )
                 self.heard("COMING", row._replace(reason=words))
             if time.monotonic() > deadline:
                 late = f"{FAILED} within {traits.comes_up.total_seconds() / 60:g} minutes{await _vitals(self.driver, self.name, row)}"
@@ -216,13 +268,19 @@ class Leases:
         return row, hosts
 
     async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
-        ours = row.state == "UP" and not row.price  # a host that costs nothing, and on which a step of this run may be running
+        ours = (
+            row.state == "UP" and not row.price
+        )  # a host that costs nothing, and on which a step of this run may be running
 
         def waiting(error: Exception) -> None:
             if ours and not self._asked_again:
                 self._asked_again = True
-                words = "then the run goes on without it (at once, if it is taken out of the settings)"
-                self.say(f"{error}; steps of this run may be running there: it is asked again for {QUARTER}, {words}")
+                words = (
+                    "then the run goes on without it (at once, if it is taken out of the settings)"
+                )
+                self.say(
+                    f"{error}; steps of this run may be running there: it is asked again for {QUARTER}, {words}"
+                )
 
         try:
             return await self.call(partial(self.driver.hosts, lease_of(row)), LONG, waiting)
@@ -232,7 +290,14 @@ class Leases:
             raise HostLost(f"it could not be reached for {QUARTER}: {error}") from error
         except HostLost as error:
             taken = row.state == "UP" and offer_of(row).market == "spot"
-            await self.release(row, f"{TAKEN_AWAY}: {error}" if taken else str(error) if row.state == "UP" else f"{FAILED}: {error}")
+            await self.release(
+                row,
+                f"{TAKEN_AWAY}: {error}"
+                if taken
+                else str(error)
+                if row.state == "UP"
+                else f"{FAILED}: {error}",
+            )
             raise
 
     async def release(self, row: LeaseRow, reason: str) -> bool:
@@ -253,7 +318,11 @@ class Leases:
     async def _given_back(self, row: LeaseRow, reason: str) -> bool:
         """Whether nothing of a lease is billed any more."""
         # A place that costs nothing ends by itself, and its host may be gone for good.
-        lease = lease_of(row) if row.lease else await self._find(row, LONG if self.driver.traits.priced else SOON)
+        lease = (
+            lease_of(row)
+            if row.lease
+            else await self._find(row, LONG if self.driver.traits.priced else SOON)
+        )
         return lease is None or await ended(self, partial(self.driver.release, lease))
 
     async def adopt(self) -> list[LeaseRow]:
@@ -268,9 +337,19 @@ class Leases:
             row = self.ledger.take(found, self.holder)
             if row.state == "ASKED":
                 row = await self._looked_for(row)
-            if row.price and row.state in ("COMING", "UP") and row.until <= time.time() and self.driver.traits.ends == "nothing":
+            if (
+                row.price
+                and row.state in ("COMING", "UP")
+                and row.until <= time.time()
+                and self.driver.traits.ends == "nothing"
+            ):
                 row = await self.renew(row)
-            if row.state == "RELEASING" or (self.driver.traits.priced and row.price and row.state in ("COMING", "UP") and row.until <= time.time()):
+            if row.state == "RELEASING" or (
+                self.driver.traits.priced
+                and row.price
+                and row.state in ("COMING", "UP")
+                and row.until <= time.time()
+            ):
                 with suppress(DriverError):  # asked again by `again`
                     await self.release(row, OVERDUE)
             elif row.state in ("COMING", "UP"):
@@ -281,7 +360,11 @@ class Leases:
     async def _looked_for(self, row: LeaseRow) -> LeaseRow:
         """What came of an intent of an earlier worker: COMING, or GONE."""
         lease = await self._find(row)
-        return self._move(row, "GONE", reason="it was never rented") if lease is None else self._move(row, "COMING", lease=plain(lease))
+        return (
+            self._move(row, "GONE", reason="it was never rented")
+            if lease is None
+            else self._move(row, "COMING", lease=plain(lease))
+        )
 
     def inherit(self, row: LeaseRow) -> None:
         """Note a lease that a worker of another machine had for this run: `adopt` looks for it."""
@@ -291,12 +374,18 @@ class Leases:
     async def renew(self, row: LeaseRow) -> LeaseRow:
         """Keep a lease for another term, where the driver can."""
         price = 0.0 if offer_of(row).queued else row.price
-        until = self.budget.until(price, self.budget.left(row.key) - committed(row.price, row.asked, time.time()))
-        if until.timestamp() <= max(row.until, time.time() + ENDING):  # of one past its time, where nothing is left
+        until = self.budget.until(
+            price, self.budget.left(row.key) - committed(row.price, row.asked, time.time())
+        )
+        if until.timestamp() <= max(
+            row.until, time.time() + ENDING
+        ):  # of one past its time, where nothing is left
             return row
         if self.driver.traits.replays:
             row = self.ledger.extend(row, until.timestamp())
-            order = Order(offer_of(row), row.machine or row.key, until, bool(row.machine), need_of(row).image)
+            order = Order(
+                offer_of(row), row.machine or row.key, until, bool(row.machine), need_of(row).image
+            )
             await self.call(partial(self.driver.acquire, order))
         elif self.driver.traits.ends == "nothing":
             row = self.ledger.extend(row, until.timestamp())
@@ -309,7 +398,11 @@ class Leases:
         """Ask once more for the end of what this process is giving back.  Answers what is there still."""
         left = []
         for row in self.ledger.of_run(self.run):
-            if row.state == "RELEASING" and row.holder == self.holder and row.key not in self._ending:
+            if (
+                row.state == "RELEASING"
+                and row.holder == self.holder
+                and row.key not in self._ending
+            ):
                 with suppress(DriverError):
                     if await self.release(row, row.reason):
                         continue
@@ -319,7 +412,11 @@ class Leases:
     async def denied(self) -> None:
         """Raises Denied while the provider rests that refused the last order to this account with these settings."""
         row = self.ledger.last(self.name)
-        if row is not None and denied(row, time.time()) and row.reason.startswith(begins := denial(self.settings, await _account(self), "")):
+        if (
+            row is not None
+            and denied(row, time.time())
+            and row.reason.startswith(begins := denial(self.settings, await _account(self), ""))
+        ):
             again = f"it is asked again with other settings of [drivers.{self.name}], or in {RESTS['denied'] / 60:g} minutes"
             raise Denied(f"{row.reason.removeprefix(begins)} ({again})")
 
@@ -338,7 +435,9 @@ class Leases:
         if not isinstance(self.driver, Charging):
             return
         for row in self.ledger.of_run(self.run):
-            if row.lease and row.driver == self.name and not row.machine:  # of a kept machine the provider tells all that it ever cost
+            if (
+                row.lease and row.driver == self.name and not row.machine
+            ):  # of a kept machine the provider tells all that it ever cost
                 since = datetime.fromtimestamp(row.asked, UTC)
                 if charged := await self.call(partial(self.driver.charges, lease_of(row), since)):
                     self.ledger.charge(row, sum(charge.usd for charge in charged))
@@ -356,7 +455,9 @@ class Leases:
                 await self.call(partial(self.driver.release, lease))
         return [lease for lease in found if lease.key not in states]
 
-    async def close(self, keys: Collection[str] | None = None, reason: str = "the run is over") -> list[tuple[LeaseRow, str]]:
+    async def close(
+        self, keys: Collection[str] | None = None, reason: str = "the run is over"
+    ) -> list[tuple[LeaseRow, str]]:
         """Give back what this process still holds of the run, or those of its `keys`.  Answers what could not be given back, and why."""
 
         async def kept(row: LeaseRow) -> str:
@@ -365,10 +466,18 @@ class Leases:
             except DriverError as error:
                 return str(error)
 
-        ours = [row for row in self.ledger.of_run(self.run) if row.state != "GONE" and row.holder == self.holder]
+        ours = [
+            row
+            for row in self.ledger.of_run(self.run)
+            if row.state != "GONE" and row.holder == self.holder
+        ]
         rows = [row for row in ours if keys is None or row.key in keys]
         # At once: while one takes long to end, no other costs money.
-        return [(row, why) for row, why in zip(rows, await asyncio.gather(*map(kept, rows)), strict=True) if why]
+        return [
+            (row, why)
+            for row, why in zip(rows, await asyncio.gather(*map(kept, rows)), strict=True)
+            if why
+        ]
 
     async def _find(self, row: LeaseRow, tries: int = LONG) -> Lease | None:
         """The lease of a key, if the provider has it: None is believed after two listings, `settles` apart.  Raises DriverError."""
@@ -380,13 +489,22 @@ class Leases:
                     return lease
         return None
 
-    def _move(self, row: LeaseRow, after: Any, *, lease: Mapping[str, object] | None = None, reason: str = "") -> LeaseRow:
+    def _move(
+        self,
+        row: LeaseRow,
+        after: Any,
+        *,
+        lease: Mapping[str, object] | None = None,
+        reason: str = "",
+    ) -> LeaseRow:
         moved = self.ledger.move(row, after, lease=lease, reason=reason)
         _log.info("%s %s: %s -> %s %s", self.name, row.key, row.state, after, reason)
         self.heard(row.state, moved)
         return moved
 
-    async def call(self, ask: Callable[[], Awaitable[_T]], tries: int = SOON, on_retry: OnRetry = nothing) -> _T:
+    async def call(
+        self, ask: Callable[[], Awaitable[_T]], tries: int = SOON, on_retry: OnRetry = nothing
+    ) -> _T:
         """The answer of a driver.  One that cannot be read is no answer: it is asked again, like a driver that cannot be reached."""
 
         async def readable() -> _T:
@@ -395,7 +513,9 @@ class Leases:
             except DriverError:
                 raise
             except Exception as error:
-                raise Unreachable(f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}") from error
+                raise Unreachable(
+                    f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}"
+                ) from error
 
         return await retry_async(readable, patient(tries), on_retry=on_retry)
 
@@ -415,7 +535,9 @@ async def ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
 async def _account(leases: Leases) -> Sequence[tuple[str, str]]:
     """What the provider says of the account now, where it can be asked."""
     with suppress(DriverError):
-        return await leases.call(leases.driver.account) if isinstance(leases.driver, Accounted) else ()
+        return (
+            await leases.call(leases.driver.account) if isinstance(leases.driver, Accounted) else ()
+        )
     return ()
 
 

@@ -53,7 +53,9 @@ class Spot:
 
     def gone(self, places: Iterable[Place]) -> bool:
         """Note which of the places that are given back were taken away; whether any was."""
-        taken = sum(place.name in self._names and bool(place.lost or place.leaving) for place in places)
+        taken = sum(
+            place.name in self._names and bool(place.lost or place.leaving) for place in places
+        )
         self.taken += taken
         return taken > 0
 
@@ -62,7 +64,16 @@ def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = 
     """What a step needs of a machine.  `images`: a machine is a container of the step's image, where it has one."""
     wants = spec.resources
     image = spec.image or "" if images else ""
-    return Need(wants.cpus, wants.memory, wants.gpus, wants.gpu, wants.gpu_memory, wants.disk, market=market, image=image)
+    return Need(
+        wants.cpus,
+        wants.memory,
+        wants.gpus,
+        wants.gpu,
+        wants.gpu_memory,
+        wants.disk,
+        market=market,
+        image=image,
+    )
 
 
 def wish_for(need: Need, taking: Mapping[Need, Takes], filters: Mapping[str, str]) -> Wish:
@@ -79,7 +90,10 @@ def market_of(settings: Mapping[str, Any]) -> AnyMarket:
     known: dict[object, AnyMarket] = {"on-demand": "on-demand", "spot": "spot", "any": "any"}
     found = known.get(settings.get("market", "on-demand"))
     if found is None:
-        raise CannotRun(f'the market "{settings["market"]}" is not known', fix=f"write market = one of {', '.join(map(str, known))}")
+        raise CannotRun(
+            f'the market "{settings["market"]}" is not known',
+            fix=f"write market = one of {', '.join(map(str, known))}",
+        )
     return found
 
 
@@ -90,4 +104,6 @@ def least_of(settings: Mapping[str, Any]) -> float | None:
 
 def covers(offer: Offer, need: Need) -> bool:
     """Whether a machine that was offered so does for a need."""
-    return need.market in (offer.market, "any") and machine.enough(offer.resources, Wish(replace(need, market="any")))
+    return need.market in (offer.market, "any") and machine.enough(
+        offer.resources, Wish(replace(need, market="any"))
+    )

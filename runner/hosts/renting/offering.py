@@ -25,7 +25,9 @@ ENDS: Final = {
     "nothing": "nothing ends it when this program is dead",
 }
 FIRST_USE: Final = "the first host key that it shows is believed"
-UNSAID: Final = "totals are without egress: what would be brought home is not known before the first run"
+UNSAID: Final = (
+    "totals are without egress: what would be brought home is not known before the first run"
+)
 VIRTUAL: Final = "what is rented is a virtual machine, which boots no image of a container"
 
 
@@ -46,7 +48,11 @@ class Shelf(NamedTuple):
 
     def unsaid(self) -> str:
         """That totals lack what egress costs, where some offer charges for it and its size is not known; empty otherwise."""
-        lacks = self.wish.hours is not None and self.wish.home is None and any(offer.egress_price for offer in self.offers)
+        lacks = (
+            self.wish.hours is not None
+            and self.wish.home is None
+            and any(offer.egress_price for offer in self.offers)
+        )
         return UNSAID if lacks else ""
 
     def left_out(self) -> str:
@@ -75,12 +81,18 @@ def cheapest(offers: Sequence[Offer], wish: Wish) -> Sequence[Offer]:
 def left_out(excluded: Mapping[str, int]) -> str:
     """Why offers were left out, by count; empty when none was."""
     count = sum(excluded.values())
-    return f"{count} left out: {', '.join(f'{count} {why}' for why, count in excluded.items())}" if count else ""
+    return (
+        f"{count} left out: {', '.join(f'{count} {why}' for why, count in excluded.items())}"
+        if count
+        else ""
+    )
 
 
 def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
     """The driver of that name, if what it has costs money; `hosts` instead of those in its settings.  Raises RecipeError."""
-    driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name not in FREE else None
+    driver = (
+        driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name not in FREE else None
+    )
     return driver if driver is not None and _costs(driver) else None
 
 
@@ -94,10 +106,21 @@ def priced(ws: Workspace, asked: str) -> dict[str, Driver]:
     Raises CannotRun for one that rents nothing.
     """
     if asked != "all":
-        found = {name: driver_of(name, ws.config.driver(name), (), str(ws.home)) for name in asked.split(",") if name not in FREE}
-        free = [name for name in asked.split(",") if name in FREE or not (_costs(found[name]) or found[name].traits.allocates)]
+        found = {
+            name: driver_of(name, ws.config.driver(name), (), str(ws.home))
+            for name in asked.split(",")
+            if name not in FREE
+        }
+        free = [
+            name
+            for name in asked.split(",")
+            if name in FREE or not (_costs(found[name]) or found[name].traits.allocates)
+        ]
         if free:
-            raise CannotRun(f"the driver {free[0]} rents nothing", fix="`recipe offers --driver all` asks those that do")
+            raise CannotRun(
+                f"the driver {free[0]} rents nothing",
+                fix="`recipe offers --driver all` asks those that do",
+            )
         return found
     able: dict[str, Driver] = {}
     for name in {*DRIVERS, *ws.config.drivers} - {*FREE}:
@@ -112,9 +135,15 @@ def priced(ws: Workspace, asked: str) -> dict[str, Driver]:
 async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
     """Fetch the newest prices of those that offer by a list: name -> what it is now.  Raises Infrastructure where one cannot be fetched."""
     try:
-        return {name: await driver.update() for name, driver in drivers.items() if isinstance(driver, Listing)}
+        return {
+            name: await driver.update()
+            for name, driver in drivers.items()
+            if isinstance(driver, Listing)
+        }
     except DriverError as error:
-        raise Infrastructure(str(error), fix="`recipe offers` without --update goes by the prices that are known") from error
+        raise Infrastructure(
+            str(error), fix="`recipe offers` without --update goes by the prices that are known"
+        ) from error
 
 
 async def shelves(asking: Mapping[str, tuple[Driver, Sequence[Wish]]]) -> list[Shelf]:
@@ -123,14 +152,26 @@ async def shelves(asking: Mapping[str, tuple[Driver, Sequence[Wish]]]) -> list[S
     for name, (driver, wishes) in asking.items():
         for wish in wishes:
             try:
-                offers = cheapest(await retry_async(partial(driver.offers, wish), patient(SOON)), wish)
+                offers = cheapest(
+                    await retry_async(partial(driver.offers, wish), patient(SOON)), wish
+                )
                 excluded = driver.excluded if isinstance(driver, Excluding) else {}
-                image = wish.need.image and not driver.traits.images and f"{wish.need.image} runs in a container engine there: {VIRTUAL}"
+                image = (
+                    wish.need.image
+                    and not driver.traits.images
+                    and f"{wish.need.image} runs in a container engine there: {VIRTUAL}"
+                )
                 trusted = FIRST_USE if driver.traits.identity == "first_use" else ""
-                ends = "; ".join(words for words in (ENDS[driver.traits.ends], trusted, driver.traits.prices, image) if words)
+                ends = "; ".join(
+                    words
+                    for words in (ENDS[driver.traits.ends], trusted, driver.traits.prices, image)
+                    if words
+                )
                 found.append(Shelf(name, wish, offers, dict(excluded), ends))
             except Rejected as error:
-                raise Invalid([Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]) from error
+                raise Invalid(
+                    [Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]
+                ) from error
             except DriverError as error:
                 found.append(Shelf(name, wish, failed=str(error)))
         if isinstance(driver, Closing):
@@ -140,9 +181,14 @@ async def shelves(asking: Mapping[str, tuple[Driver, Sequence[Wish]]]) -> list[S
     return found
 
 
-def to_confirm(ws: Workspace, found: Sequence[Shelf], limit: float | None, machines: int = 1) -> float | None:
+def to_confirm(
+    ws: Workspace, found: Sequence[Shelf], limit: float | None, machines: int = 1
+) -> float | None:
     """What all wishes cost together, in US dollars, with so many machines for each, where that is more than is spent without asking."""
     usd = sum(shelf.total or 0.0 for shelf in found) * machines
     usd = usd if limit is None else min(usd, limit)
-    most = min((float(ws.config.driver(shelf.driver).get("confirm", CONFIRM)) for shelf in found), default=CONFIRM)
+    most = min(
+        (float(ws.config.driver(shelf.driver).get("confirm", CONFIRM)) for shelf in found),
+        default=CONFIRM,
+    )
     return usd if usd > most else None

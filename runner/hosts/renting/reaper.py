@@ -49,7 +49,10 @@ def fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
     if row.until <= now:
         return Fate(True, OVERDUE)
     if row.machine and not row.run and row.state != "RELEASING":
-        return Fate(False, f"{KEPT} {row.stack}, until {time.strftime('%Y-%m-%d %H:%M', time.localtime(row.until))}")
+        return Fate(
+            False,
+            f"{KEPT} {row.stack}, until {time.strftime('%Y-%m-%d %H:%M', time.localtime(row.until))}",
+        )
     if run_status == "live":
         return Fate(False, AT_WORK)
     if row.state == "RELEASING":
@@ -65,7 +68,9 @@ def run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
     """How the run of a lease stands, by its workspace.  With runs in a database, `gone` is also one that is not submitted yet."""
     root = home(Path(row.workspace), environ)
     try:
-        with Store.open(root, read_only=True, shared=environ.get("RECIPE_RUNS", ""), workspace=row.workspace) as store:
+        with Store.open(
+            root, read_only=True, shared=environ.get("RECIPE_RUNS", ""), workspace=row.workspace
+        ) as store:
             try:
                 found = store.runs.get(row.run)
             except NotFound:
@@ -104,18 +109,28 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
             continue
         if why.startswith(KEPT):
             continue
-        ours, tell = (row.driver, row.stack) == (leases.name, leases.stack), bool(row.price)  # a stack may have another account
+        ours, tell = (
+            (row.driver, row.stack) == (leases.name, leases.stack),
+            bool(row.price),
+        )  # a stack may have another account
         if ours and row.lease and why in (DEAD, UNKNOWN) and leases.driver.traits.allocates:
-            tell = await leases.listed(row)  # what runs there would end with it, and it ends itself when it is idle
+            tell = await leases.listed(
+                row
+            )  # what runs there would end with it, and it ends itself when it is idle
             ends = not tell
         if ends and ours:
             if left := await end(leases, row, why):
                 said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
         elif tell and why != AT_WORK:
-            said.append(f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it")
+            said.append(
+                f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it"
+            )
     if leases.driver.traits.priced:
         with suppress(DriverError):  # the run itself meets what is wrong
-            said += [f"{unknown(lease)}; `recipe reap --adopt {lease.key}` enters it in the ledger" for lease in await leases.strangers()]
+            said += [
+                f"{unknown(lease)}; `recipe reap --adopt {lease.key}` enters it in the ledger"
+                for lease in await leases.strangers()
+            ]
     return said
 
 
@@ -124,7 +139,19 @@ def enter(ledger: Ledger, lease: Lease, workspace: str) -> None:
     now = time.time()
     offer: dict[str, object] = {"driver": lease.driver, "id": lease.id, "price": lease.price}
     until = now + TERM.total_seconds()
-    row = LeaseRow(lease.key, lease.driver, "", workspace, {}, "recipe reap", "ASKED", offer, until, lease.price, asked=now)
+    row = LeaseRow(
+        lease.key,
+        lease.driver,
+        "",
+        workspace,
+        {},
+        "recipe reap",
+        "ASKED",
+        offer,
+        until,
+        lease.price,
+        asked=now,
+    )
     ledger.ask(row)
     ledger.move(row, "COMING", lease=plain(lease), reason="it was found at the provider")
 
@@ -165,5 +192,9 @@ def described(row: LeaseRow, now: float) -> str:
         hours = max(0.0, now - row.asked) / 3600
         return f"{row.driver} {row.key} (machine {row.lease.get('id', '?')}), its disk ${24 * row.price:.2f} a day, ${row.price * hours:.2f} so far"
     hours = max(0.0, now - (now if row.paid_from is None else row.paid_from)) / 3600
-    cost = f"${row.price:.2f} an hour, ${row.price * hours:.2f} so far" if row.price else "costs nothing"
+    cost = (
+        f"${row.price:.2f} an hour, ${row.price * hours:.2f} so far"
+        if row.price
+        else "costs nothing"
+    )
     return f"{row.driver} {row.key} of run {row.run} in {row.workspace}, {cost}"

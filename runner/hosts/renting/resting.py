@@ -33,7 +33,12 @@ LACKS: Final = "it is less than was sold"
 """How the reason begins for which such a machine was given back."""
 DENIED: Final = "the account is refused"
 """How the reason begins of an order that the provider refuses, whatever is asked for: it rests until the settings change, or its time is over."""
-_BY_REASON: Final[Mapping[str, Failure]] = {TAKEN: "taken", FAILED: "failed", LACKS: "lacks", DENIED: "denied"}
+_BY_REASON: Final[Mapping[str, Failure]] = {
+    TAKEN: "taken",
+    FAILED: "failed",
+    LACKS: "lacks",
+    DENIED: "denied",
+}
 
 
 class Resting(NamedTuple):
@@ -54,14 +59,20 @@ def resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
         what = failure(row) if row.driver == driver else None
         if what is not None and what != "denied" and now - (row.gone or now) < RESTS[what]:
             data = row.offer.get("data")
-            zones[str(row.offer.get("id", ""))] = str(data.get("zone", "")) if isinstance(data, Mapping) else ""
+            zones[str(row.offer.get("id", ""))] = (
+                str(data.get("zone", "")) if isinstance(data, Mapping) else ""
+            )
     several = {zone for zone, count in Counter(zones.values()).items() if zone and count >= ZONE}
     return Resting(frozenset(zones), frozenset(several))
 
 
 def failure(row: LeaseRow) -> Failure | None:
     """How a lease failed; None where it did not: one that was cancelled on its way up says nothing of its offer."""
-    return next((what for begins, what in _BY_REASON.items() if row.reason.startswith(begins)), None) if row.state == "GONE" else None
+    return (
+        next((what for begins, what in _BY_REASON.items() if row.reason.startswith(begins)), None)
+        if row.state == "GONE"
+        else None
+    )
 
 
 def denial(settings: Mapping[str, object], account: Iterable[tuple[str, str]], why: str) -> str:
@@ -72,4 +83,6 @@ def denial(settings: Mapping[str, object], account: Iterable[tuple[str, str]], w
 
 def denied(row: LeaseRow | None, now: float) -> bool:
     """Whether a provider rests whose last lease is `row`, unless settings or account are others than they were."""
-    return row is not None and failure(row) == "denied" and now - (row.gone or now) < RESTS["denied"]
+    return (
+        row is not None and failure(row) == "denied" and now - (row.gone or now) < RESTS["denied"]
+    )

@@ -48,7 +48,9 @@ class _Span(NamedTuple):
 class Fetch:
     """One file or tree on its way home.  What is not here yet are `holes` in files; an earlier try that ended leaves files with holes."""
 
-    def __init__(self, wire: Wire, path: str, taken: Taken, target: str, *, near: bool = False) -> None:
+    def __init__(
+        self, wire: Wire, path: str, taken: Taken, target: str, *, near: bool = False
+    ) -> None:
         """`near`: the path there is one that we see, too."""
         self._wire, self._path, self._taken, self._target = wire, path, taken, target
         self._seen = near
@@ -110,7 +112,8 @@ class Fetch:
         if (needed := self._owed()) > free.f_bavail * free.f_frsize:
             have = about(free.f_bavail * free.f_frsize)
             raise Infrastructure(
-                f"there is {have} free here for {self._target}, which needs {about(needed)}", fix="free some space, or run `recipe gc`"
+                f"there is {have} free here for {self._target}, which needs {about(needed)}",
+                fix="free some space, or run `recipe gc`",
             )
 
     def _clear(self) -> None:
@@ -119,10 +122,14 @@ class Fetch:
             remove(self._near)
         if not os.path.isdir(self._near):
             return
-        kinds = dict.fromkeys(folders(self._taken.entries), "d") | {path: "f" for path in self._missing}
+        kinds = dict.fromkeys(folders(self._taken.entries), "d") | {
+            path: "f" for path in self._missing
+        }
         for path, kind in list(below(self._near)):
             if kinds.get(path, "") != kind.replace("x", "f"):
-                with contextlib.suppress(NotADirectoryError):  # it was in a folder that is gone already
+                with contextlib.suppress(
+                    NotADirectoryError
+                ):  # it was in a folder that is gone already
                     remove(f"{self._near}/{path}")
 
     def _copy(self) -> None:
@@ -147,14 +154,18 @@ class Fetch:
         folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
         asked = self._wire.ask("chunks", folder, name, self._wire.chunk, "", "", 0, read=chunks_of)
         try:
-            (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, size, self._wire.chunk))
+            (_, theirs), ours = await asyncio.gather(
+                asked, asyncio.to_thread(chunks, near, size, self._wire.chunk)
+            )
         except Gone:
             raise self._changed(entry) from None
         wrong = [at for at, there in enumerate(theirs) if at >= len(ours) or ours[at] != there]
         if not wrong:
             raise self._changed(entry)
         starts = [at * self._wire.chunk for at in wrong if at * self._wire.chunk < entry.size]
-        self._holes[entry.path] = [_Span(entry, start, min(self._wire.chunk, entry.size - start)) for start in starts]
+        self._holes[entry.path] = [
+            _Span(entry, start, min(self._wire.chunk, entry.size - start)) for start in starts
+        ]
 
     async def _judge(self) -> None:
         """Which files are whole now, and which of those are right.  Of a wrong one it is found out what is."""
@@ -162,7 +173,9 @@ class Fetch:
         hashed = {entry.path: self._hashed.pop(entry.path, "") for entry in whole}
 
         async def judge(entry: Entry) -> None:
-            if (hashed[entry.path] or await asyncio.to_thread(digest_of, self._at(entry))) == entry.value:
+            if (
+                hashed[entry.path] or await asyncio.to_thread(digest_of, self._at(entry))
+            ) == entry.value:
                 del self._missing[entry.path]
                 del self._holes[entry.path]
             else:
@@ -177,14 +190,19 @@ class Fetch:
 
     def _jobs(self) -> list[list[_Span]]:
         """What is asked for at once: a large file alone, or, on a long way, a chunk of it; small ones together, first: a cut costs least."""
-        spans = sorted((span for spans in self._holes.values() for span in spans), key=lambda span: span.size)
+        spans = sorted(
+            (span for spans in self._holes.values() for span in spans), key=lambda span: span.size
+        )
         most = max(LEAST, self._owed() // MOST) if self._wire.far else self._owed()
         found: list[list[_Span]] = []
         room = 0
         for span in spans:
             if self._wire.far and span.size > self._wire.chunk:
                 self._holes[span.entry.path].remove(span)
-                cut = [span._replace(start=at, size=min(self._wire.chunk, span.start + span.size - at)) for at in _steps(span, self._wire.chunk)]
+                cut = [
+                    span._replace(start=at, size=min(self._wire.chunk, span.start + span.size - at))
+                    for at in _steps(span, self._wire.chunk)
+                ]
                 self._holes[span.entry.path] += cut
                 found += [[each] for each in cut]
                 continue
@@ -199,8 +217,13 @@ class Fetch:
         """Some bytes, from one answer."""
         sink = _Sink([(span, self._at(span.entry)) for span in spans])
         folder = self._path if self._tree else os.path.split(self._path)[0]
-        wanted = [(span.entry.path if self._tree else os.path.basename(self._path), span.start, span.size) for span in spans]
-        stream = cast("AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted, self._wire.far))
+        wanted = [
+            (span.entry.path if self._tree else os.path.basename(self._path), span.start, span.size)
+            for span in spans
+        ]
+        stream = cast(
+            "AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted, self._wire.far)
+        )
         try:
             async with contextlib.aclosing(stream):
                 async for data in stream:
@@ -225,7 +248,10 @@ class Fetch:
 
     def _changed(self, entry: Entry) -> Corrupt:
         path = f"{self._path}/{entry.path}".rstrip("/")
-        return Corrupt(f"{path} of {self._wire.name} is not what it was when the step ended", fix="run the step again")
+        return Corrupt(
+            f"{path} of {self._wire.name} is not what it was when the step ended",
+            fix="run the step again",
+        )
 
     def _finish(self) -> None:
         for entry in self._taken.entries:
@@ -282,7 +308,15 @@ class _Sink:
             return
         span, path = self._wanted[self.position]
         self._hasher, self._whole = hashlib.sha256(), span.size == span.entry.size
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if self._whole else 0), 0o644)
+        self._handle = os.open(
+            path,
+            os.O_WRONLY
+            | os.O_CREAT
+            | os.O_NOFOLLOW
+            | os.O_CLOEXEC
+            | (os.O_TRUNC if self._whole else 0),
+            0o644,
+        )
         os.lseek(self._handle, span.start, os.SEEK_SET)
         self._left = span.size
 

@@ -102,7 +102,9 @@ class HostStore(Sender):
         """Where an object is there, if it does."""
         return f"{self.root}/{path_of(content)}"
 
-    async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> Content:
+    async def pull(
+        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+    ) -> Content:
         """Let the host have an input from its bucket, as an object.  Answers its content, which is `known` where that is not empty.
 
         `learn` hears what is a secret from now on.  Raises Passed when it cannot be had this way, and CannotRun when it is not what it was.
@@ -124,16 +126,37 @@ class HostStore(Sender):
         It stands once the contents `coming`, which are being sent, are there.  Raises Gone when that takes long.
         """
         at = f"at/{name}"
-        plain = [(Entry(f"{at}/{path}", "x" if executable else "f", len(data), ""), data) for path, (data, executable) in parcel.files.items()]
-        plain += [(Entry(f"{at}{ending}", "f", len(data), ""), data) for ending, data in parcel.beside.items()]
+        plain = [
+            (Entry(f"{at}/{path}", "x" if executable else "f", len(data), ""), data)
+            for path, (data, executable) in parcel.files.items()
+        ]
+        plain += [
+            (Entry(f"{at}{ending}", "f", len(data), ""), data)
+            for ending, data in parcel.beside.items()
+        ]
         pointing = {path: self.path(content) for path, content in parcel.links.items()}
-        pointing |= parcel.paths | {path: f"{self.root}/{folder}" for path, folder in parcel.states.items()}
+        pointing |= parcel.paths | {
+            path: f"{self.root}/{folder}" for path, folder in parcel.states.items()
+        }
         below = [Entry(f"{at}/{folder}", "d", 0, "") for folder in parcel.folders]
-        below += [Entry(f"{at}/{path}", "l", len(os.fsencode(to)), to) for path, to in pointing.items()]
-        given = [f"{self.root}/attempts/{name}/{path}" for path in parcel.files] + [self.path(content) for content in parcel.links.values()]
+        below += [
+            Entry(f"{at}/{path}", "l", len(os.fsencode(to)), to) for path, to in pointing.items()
+        ]
+        given = [f"{self.root}/attempts/{name}/{path}" for path in parcel.files] + [
+            self.path(content) for content in parcel.links.values()
+        ]
         note = "".join(f"{path}\0" for path in given).encode("utf-8", "surrogateescape")
-        plain.append((Entry(f"{at}.in", "f", len(note), ""), note))  # last: nothing that is given may look as if it had changed since
-        pieces = [tar.member(entry, data) for entry, data in ((Entry(at, "d", 0, ""), b""), *((entry, b"") for entry in below), *plain)]
+        plain.append(
+            (Entry(f"{at}.in", "f", len(note), ""), note)
+        )  # last: nothing that is given may look as if it had changed since
+        pieces = [
+            tar.member(entry, data)
+            for entry, data in (
+                (Entry(at, "d", 0, ""), b""),
+                *((entry, b"") for entry in below),
+                *plain,
+            )
+        ]
         data = b"".join((*pieces, tar.END))
         # A tar that came whole and was unpacked without a word is what was sent, but for names that some disks take for the same.
         stamp = ""
@@ -143,7 +166,9 @@ class HostStore(Sender):
 
         async def once() -> None:
             awaited = [name_of(content) for content in coming]
-            if not await self.wire.once("stage", name, stamp, list(parcel.states.values()), awaited, read=bool, data=data):
+            if not await self.wire.once(
+                "stage", name, stamp, list(parcel.states.values()), awaited, read=bool, data=data
+            ):
                 raise CorruptReply
 
         await self.wire.patiently(once)
@@ -152,13 +177,28 @@ class HostStore(Sender):
     async def take(self, path: str, outputs: Sequence[tuple[str, bool]]) -> Harvest:
         """What an attempt at `path` made: for each of `outputs` (its name there, and whether it has to be a folder) what it is, hashed there."""
         try:
-            found, changed = await self.wire.ask("take", path, [name for name, _ in outputs], read=lambda answer: _taken(answer, outputs))
+            found, changed = await self.wire.ask(
+                "take",
+                path,
+                [name for name, _ in outputs],
+                read=lambda answer: _taken(answer, outputs),
+            )
         except Gone:
-            raise Vanished(f"{path} is not on {self.wire.name} any more", fix="run the step again") from None
+            raise Vanished(
+                f"{path} is not on {self.wire.name} any more", fix="run the step again"
+            ) from None
         objects = f"{self.root}/objects/"
-        return Harvest(found, tuple(_content(name) if name.startswith(objects) else name.removeprefix(f"{path}/") for name in changed))
+        return Harvest(
+            found,
+            tuple(
+                _content(name) if name.startswith(objects) else name.removeprefix(f"{path}/")
+                for name in changed
+            ),
+        )
 
-    async def remains(self, path: str, *, each: int, all: int, count: int) -> tuple[dict[str, bytes], int]:
+    async def remains(
+        self, path: str, *, each: int, all: int, count: int
+    ) -> tuple[dict[str, bytes], int]:
         """Small files of the attempt at `path` by name, at most `count`, of `each` bytes and together `all`; and how many others it has."""
         answer, data = await self.wire.read("remains", path, each, all, count)
         found: dict[str, bytes] = {}
@@ -168,17 +208,29 @@ class HostStore(Sender):
             for name, size in sent:
                 found[str(name)] = data[at : at + int(size)]
                 at += int(size)
-            trouble = untrusted([Entry(name, "f", len(held), "0" * 64) for name, held in found.items()])
+            trouble = untrusted(
+                [Entry(name, "f", len(held), "0" * 64) for name, held in found.items()]
+            )
         except (TypeError, ValueError):
             trouble = "it makes no sense"
         if trouble:
-            raise Corrupt(f"what {self.wire.name} says of {path} cannot be: {trouble}", fix="look at who that host is")
+            raise Corrupt(
+                f"what {self.wire.name} says of {path} cannot be: {trouble}",
+                fix="look at who that host is",
+            )
         return found, int(others)
 
-    async def keep(self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()) -> set[str]:
+    async def keep(
+        self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()
+    ) -> set[str]:
         """Make outputs of the attempt at `path` objects there: name -> content, as `take` found them.  They are moved, but those of `copy`."""
         known = {name_of(content): content for content in outputs.values()}
-        kept = await self.wire.ask("keep", path, [(name, name_of(content), name in copy) for name, content in outputs.items()], read=words_of)
+        kept = await self.wire.ask(
+            "keep",
+            path,
+            [(name, name_of(content), name in copy) for name, content in outputs.items()],
+            read=words_of,
+        )
         return {known[name] for name in kept if name in known}
 
     async def read(self, path: str, offset: int = 0, *, limit: int = 16 << 20) -> bytes:
@@ -190,7 +242,10 @@ class HostStore(Sender):
         """Files of the attempt at `path` whose names a pattern fits."""
         found = await self.wire.ask("matching", path, pattern, read=words_of)
         if trouble := untrusted([Entry(name, "f", 0, "0" * 64) for name in found]):
-            raise Corrupt(f"what {self.wire.name} says of {path} cannot be: {trouble}", fix="look at who that host is")
+            raise Corrupt(
+                f"what {self.wire.name} says of {path} cannot be: {trouble}",
+                fix="look at who that host is",
+            )
         return found
 
     async def note(self, path: str) -> None:
@@ -205,15 +260,21 @@ class HostStore(Sender):
 
     def _ours(self, paths: Collection[str]) -> None:
         if any(not path.startswith(f"{self.root}/") for path in paths):
-            raise Infrastructure(f"BUG: {sorted(paths)} is to be deleted, which is not below {self.root}")
+            raise Infrastructure(
+                f"BUG: {sorted(paths)} is to be deleted, which is not below {self.root}"
+            )
 
-    async def clear(self, paths: Collection[str], *, unused: timedelta = UNUSED, every: timedelta = SWEEP) -> int:
+    async def clear(
+        self, paths: Collection[str], *, unused: timedelta = UNUSED, every: timedelta = SWEEP
+    ) -> int:
         """Delete what attempts leave, and objects not used since then, unless an attempt there leads to them, and states that were not written to.
 
         Answers how many objects and states.  They are not looked for when that was done less than `every` ago.
         """
         self._ours(paths)
-        return await self.wire.ask("clear", list(paths), int(unused.total_seconds()), int(every.total_seconds()), read=int)
+        return await self.wire.ask(
+            "clear", list(paths), int(unused.total_seconds()), int(every.total_seconds()), read=int
+        )
 
     async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
         """Files and links below a folder: name, bytes, nanoseconds of the last writing, whether it is a link.  And bytes of its disk: free, all."""
@@ -224,7 +285,10 @@ class HostStore(Sender):
         try:
             await self.wire.ask("release", name_of(content), path, read=nothing)
         except Gone:
-            raise Infrastructure(f"{self.wire.name}: what was sent for {path} disappeared there", fix="see who deletes files there") from None
+            raise Infrastructure(
+                f"{self.wire.name}: what was sent for {path} disappeared there",
+                fix="see who deletes files there",
+            ) from None
 
     async def free(self) -> int:
         """Bytes that may still be written below the root there."""
@@ -241,18 +305,32 @@ def _taken(answer: Any, outputs: Sequence[tuple[str, bool]]) -> tuple[dict[str, 
     found, changed = answer
     if len(found) != len(outputs):
         raise ValueError
-    return {name: _judged(name, folder, kind, rows) for (name, folder), (kind, rows) in zip(outputs, found, strict=True)}, words_of(changed)
+    return {
+        name: _judged(name, folder, kind, rows)
+        for (name, folder), (kind, rows) in zip(outputs, found, strict=True)
+    }, words_of(changed)
 
 
 def _look(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, int]:
     found, free, total = answer
-    return [(str(name), max(0, int(size)), int(written), bool(link)) for name, size, written, link in found], int(free), int(total)
+    return (
+        [
+            (str(name), max(0, int(size)), int(written), bool(link))
+            for name, size, written, link in found
+        ],
+        int(free),
+        int(total),
+    )
 
 
 def _judged(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -> Taken:
     """One output, as content or in words.  A host says that it is f, x, d (a folder), - (nothing) or o (something else), and what is in it."""
-    entries = tuple(Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows)
-    if kind not in ("-", "o", "f", "x", "d") or any(entry.kind not in ("f", "x", "l", "d", "o") for entry in entries):
+    entries = tuple(
+        Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows
+    )
+    if kind not in ("-", "o", "f", "x", "d") or any(
+        entry.kind not in ("f", "x", "l", "d", "o") for entry in entries
+    ):
         raise ValueError
     if kind == "-":
         return Taken()
@@ -267,4 +345,6 @@ def _judged(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -
         return Taken(f"{only.kind}:{only.value}", (only._replace(path=""),), only.size)
     if trouble := untrusted(entries):
         return Taken(problem=f"{name}: {trouble}")
-    return Taken(files.tree_id(entries), entries, sum(entry.size for entry in entries if entry.kind in "fx"))
+    return Taken(
+        files.tree_id(entries), entries, sum(entry.size for entry in entries if entry.kind in "fx")
+    )

@@ -24,7 +24,9 @@ def path_of(content: str) -> str:
 
 def stamp_of(entries: Sequence[Entry]) -> str:
     """What a host recognizes a tree of exactly these names, kinds and links by."""
-    found = [(folder, "d") for folder in folders(entries)] + [(entry.path, entry.kind) for entry in entries if entry.kind != "d"]
+    found = [(folder, "d") for folder in folders(entries)] + [
+        (entry.path, entry.kind) for entry in entries if entry.kind != "d"
+    ]
     return trees.stamp(found, [(entry.path, entry.value) for entry in entries if entry.kind == "l"])
 
 
@@ -49,7 +51,9 @@ def untrusted(entries: Sequence[Entry]) -> str:
     targets = {entry.path: entry.value for entry in entries if entry.kind == "l"}
     for path, kind, size, value in entries:
         parts = path.split("/")
-        if "\0" in path or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
+        if "\0" in path or any(
+            part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts
+        ):
             return f"{path!r} is no name of a file"
         if kind == "o":
             return f"{path!r} is neither a file nor a folder"

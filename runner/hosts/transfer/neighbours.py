@@ -39,7 +39,9 @@ class Neighbour:
         """Let the host copy our files and trees to where it keeps what arrives: name of the object -> path.  The names of those that came."""
         if not (self.reads and sources):
             return set()
-        return set(await self.wire.ask("draw", list(sources.items()), read=words_of)) & sources.keys()
+        return (
+            set(await self.wire.ask("draw", list(sources.items()), read=words_of)) & sources.keys()
+        )
 
 
 async def meet(wire: Wire, folder: str) -> Neighbour:
@@ -48,7 +50,9 @@ async def meet(wire: Wire, folder: str) -> Neighbour:
     note = f"{folder}/word-{word}"
     try:
         _write(note, word)
-        reads, theirs = await wire.ask("meet", note, word, read=lambda answer: (bool(answer[0]), str(answer[1])))
+        reads, theirs = await wire.ask(
+            "meet", note, word, read=lambda answer: (bool(answer[0]), str(answer[1]))
+        )
     finally:
         delete(Path(note))
     shows = _read(theirs, len(word)) == word

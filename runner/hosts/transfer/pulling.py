@@ -40,7 +40,9 @@ class Puller:
     def __init__(self, sender: Sender) -> None:
         self._wire, self._sender = sender.wire, sender
 
-    async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> Content:
+    async def pull(
+        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+    ) -> Content:
         """Have it there, as an object.  Answers its content, which is `known` where that is not empty; `learn` hears what is a secret from now on.
 
         Raises Passed, Unreachable, Infrastructure where the host has no room, and CannotRun when the bucket does not hold any more what was resolved.
@@ -51,36 +53,62 @@ class Puller:
                 content = await self._pull(source, known, learn)
             except (Passed, CannotRun, Corrupt, Gone) as error:
                 with contextlib.suppress(DriverError, RecipeError):  # what came is of no use
-                    await self._wire.ask("remove", [f"{self._wire.root}/partial/{self._wire.sender}/{source.name}"], read=nothing)
+                    await self._wire.ask(
+                        "remove",
+                        [f"{self._wire.root}/partial/{self._wire.sender}/{source.name}"],
+                        read=nothing,
+                    )
                 if isinstance(error, (Passed, CannotRun)):
                     raise
                 raise Passed(str(error) or "what came disappeared there") from error
         return content
 
-    async def _pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> Content:
+    async def _pull(
+        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+    ) -> Content:
         digests: dict[str, str] = {}
-        with self._wire.measured(f"from {source.address} to {self._wire.name}", source.size) as meter:
+        with self._wire.measured(
+            f"from {source.address} to {self._wire.name}", source.size
+        ) as meter:
             done = 0
             for batch in _batches(source.items):
                 meter.done = done
-                await self._wire.patiently(partial(self._ask, source, batch, done, digests, meter, learn))
+                await self._wire.patiently(
+                    partial(self._ask, source, batch, done, digests, meter, learn)
+                )
                 done += sum(item.size for item in batch)
-        entries = files.sort([Entry(item.path, "f", item.size, digests[item.path]) for item in source.items])
+        entries = files.sort(
+            [Entry(item.path, "f", item.size, digests[item.path]) for item in source.items]
+        )
         content = files.tree_id(entries) if source.folder else Content(f"f:{entries[0].value}")
         if known not in ("", content):
             raise Passed("the bucket holds something else than before under the same version")
         if not await asyncio.to_thread(source.confirm):
             raise Passed("the bucket cannot be asked whether it holds the same still")
         try:
-            placed = await self._wire.ask("settle", source.name, name_of(content), stamp_of(entries) if source.folder else "", read=bool)
+            placed = await self._wire.ask(
+                "settle",
+                source.name,
+                name_of(content),
+                stamp_of(entries) if source.folder else "",
+                read=bool,
+            )
         except Gone:
             placed = False
-        if not placed and content not in await self._sender.have((content,)):  # else the answer to an earlier try was lost
+        if not placed and content not in await self._sender.have(
+            (content,)
+        ):  # else the answer to an earlier try was lost
             raise Passed("what came there is not what was asked for")
         return content
 
     async def _ask(
-        self, source: Signed, batch: Sequence[Item], done: int, digests: dict[str, str], meter: Meter, learn: Callable[[Sequence[Secret]], None]
+        self,
+        source: Signed,
+        batch: Sequence[Item],
+        done: int,
+        digests: dict[str, str],
+        meter: Meter,
+        learn: Callable[[Sequence[Secret]], None],
     ) -> None:
         """Let it have a few of the objects, those of which no digest is known."""
         left = {item.path: item for item in batch if item.path not in digests}
@@ -95,19 +123,28 @@ class Puller:
         before = done + sum(item.size for item in batch if item.path in digests)
         problem, held, free = "", b"", -1
         try:
-            async with contextlib.aclosing(self._wire.stream("pull", source.name, rows, source.size)) as stream:  # type: ignore[type-var]
+            async with contextlib.aclosing(
+                self._wire.stream("pull", source.name, rows, source.size)
+            ) as stream:  # type: ignore[type-var]
                 async for data in stream:
                     *lines, held = (held + data).split(b"\n")
                     for kind, *words in map(json.loads, lines):
                         if kind == "bytes":
                             meter.done = before
                             meter.add(max(0, int(words[0])))
-                        elif kind == "file" and words[0] in left and len(words[1]) == 64 and HEX.issuperset(words[1]):
+                        elif (
+                            kind == "file"
+                            and words[0] in left
+                            and len(words[1]) == 64
+                            and HEX.issuperset(words[1])
+                        ):
                             digests[words[0]] = words[1]
                         elif kind == "full":
                             free = max(0, int(words[0]))
                         elif kind == "problem":
-                            problem = "".join(letter for letter in str(words[0])[:WORDS] if letter.isprintable())
+                            problem = "".join(
+                                letter for letter in str(words[0])[:WORDS] if letter.isprintable()
+                            )
                         else:
                             raise CorruptReply
                     if len(held) > LINE:

@@ -22,7 +22,20 @@ from ...retry import backoff, retry_async
 from ...storage.content import files, tar
 from ...storage.content.files import Changed, Entry
 from ..link.read_range import part
-from ..link.wire import LANE, MOST, TRIES, CorruptReply, Gone, Meter, Wire, nothing, process, rest, started, words_of
+from ..link.wire import (
+    LANE,
+    MOST,
+    TRIES,
+    CorruptReply,
+    Gone,
+    Meter,
+    Wire,
+    nothing,
+    process,
+    rest,
+    started,
+    words_of,
+)
 from .manifests import name_of, path_of
 from .neighbours import Neighbour
 from .upload_base import Likeness
@@ -52,14 +65,22 @@ class Sender:
         if not contents:
             return set()
         known = {name_of(content): content for content in contents}
-        return {known[name] for name in await self.wire.ask("have", list(known), read=words_of) if name in known}
+        return {
+            known[name]
+            for name in await self.wire.ask("have", list(known), read=words_of)
+            if name in known
+        }
 
     async def expect(self, contents: Collection[str]) -> None:
         """Ask how these stand there, before any is sent: that need not be asked then."""
         if contents:
-            self._ahead = await self.wire.ask("begin", [name_of(content) for content in contents], read=_standing)
+            self._ahead = await self.wire.ask(
+                "begin", [name_of(content) for content in contents], read=_standing
+            )
 
-    async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
+    async def send(
+        self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None
+    ) -> None:
         """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
         async with contextlib.AsyncExitStack() as turns:
             for content in sorted(sources):  # in one order, so that there is no deadlock
@@ -67,10 +88,14 @@ class Sender:
             turns.enter_context(self.sending())
             turns.callback(asyncio.create_task(self._live()).cancel)
             try:
-                await retry_async(lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0))
+                await retry_async(
+                    lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0)
+                )
             except Gone:
                 fix = f"see who deletes files below {self.wire.root}"
-                raise Infrastructure(f"{self.wire.name}: what is being sent disappears there", fix=fix) from None
+                raise Infrastructure(
+                    f"{self.wire.name}: what is being sent disappears there", fix=fix
+                ) from None
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
@@ -89,19 +114,29 @@ class Sender:
         """Be heard of there while a large file is under way."""
         while True:
             await asyncio.sleep(_SIGN)
-            with contextlib.suppress(DriverError, Infrastructure, Corrupt):  # those who send will hear of it
+            with contextlib.suppress(
+                DriverError, Infrastructure, Corrupt
+            ):  # those who send will hear of it
                 await self.wire.ask("free", read=nothing)
 
-    async def _send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]) -> None:
+    async def _send(
+        self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]
+    ) -> None:
         known = {name_of(content): content for content in sources}
         standing = await self._begin(known)
         todo = {known[name]: how for name, how in standing.how.items() if how != "here"}
         if not todo:
             return
-        absent = {name_of(content): sources[content] for content, how in todo.items() if how == "absent"}
+        absent = {
+            name_of(content): sources[content] for content, how in todo.items() if how == "absent"
+        }
         todo.update({known[name]: "partial" for name in await self.neighbour.draw(absent)})
         doubtful = {content for content, how in todo.items() if how == "doubtful"}
-        cargoes = [await self._tree(content, sources[content], manifests, here=content in doubtful) for content in todo if content[0] == "t"]
+        cargoes = [
+            await self._tree(content, sources[content], manifests, here=content in doubtful)
+            for content in todo
+            if content[0] == "t"
+        ]
         loose = [content for content in todo if content[0] != "t"]
         for content in doubtful & set(loose):
             cargoes.append(self._files({content: sources[content]}, here=True))
@@ -112,7 +147,9 @@ class Sender:
             await self._prepare(cargo, standing, began, doubtful)
         if (needed := sum(cargo.needs() for cargo in cargoes)) > standing.free:
             raise self.wire.full(standing.free, needed)
-        with self.wire.measured(f"to {self.wire.name}", sum(cargo.owed(grain_of(self.wire)) for cargo in cargoes)) as meter:
+        with self.wire.measured(
+            f"to {self.wire.name}", sum(cargo.owed(grain_of(self.wire)) for cargo in cargoes)
+        ) as meter:
             for cargo in cargoes:
                 await self._deliver(cargo, meter)
                 await self._place(cargo, meter)
@@ -122,10 +159,18 @@ class Sender:
         if standing is None:
             standing = await self.wire.ask("begin", list(wanted), read=_standing)
         if standing.how.keys() != set(wanted):
-            raise Corrupt(f"{self.wire.name} answers something else than it was asked", fix="look at who that host is")
+            raise Corrupt(
+                f"{self.wire.name} answers something else than it was asked",
+                fix="look at who that host is",
+            )
         for sender, theirs in standing.theirs.items():
             if sender in standing.silent or _dead(sender):
-                standing.how.update({name: "partial" for name in await self.wire.ask("adopt", sender, theirs, read=words_of)})
+                standing.how.update(
+                    {
+                        name: "partial"
+                        for name in await self.wire.ask("adopt", sender, theirs, read=words_of)
+                    }
+                )
         return standing
 
     def _taken(self, wanted: Collection[str]) -> _Standing | None:
@@ -133,11 +178,16 @@ class Sender:
         ahead = self._ahead
         if ahead is None or not ahead.how.keys() >= set(wanted):
             return None
-        theirs = {sender: [name for name in names if name in wanted] for sender, names in ahead.theirs.items()}
+        theirs = {
+            sender: [name for name in names if name in wanted]
+            for sender, names in ahead.theirs.items()
+        }
         theirs = {sender: names for sender, names in theirs.items() if names}
         return ahead._replace(how={name: ahead.how.pop(name) for name in wanted}, theirs=theirs)
 
-    async def _tree(self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool) -> Cargo:
+    async def _tree(
+        self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool
+    ) -> Cargo:
         manifest = manifests.get(content)
         if manifest is None:
             manifest = self._likeness.recall(content)
@@ -148,7 +198,9 @@ class Sender:
         name = name_of(content)
         folder = path_of(content) if here else f"partial/{self.wire.sender}/{name}"
         size = sum(entry.size for entry in manifest if entry.kind in "fx")
-        cargo = Cargo(name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest)
+        cargo = Cargo(
+            name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest
+        )
         cargo.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
         cargo.links = [entry for entry in manifest if entry.kind in "ld"]
         cargo.bare = True
@@ -158,7 +210,13 @@ class Sender:
         origins = {name_of(content): source for content, source in sources.items()}
         some = next(iter(sources))
         folder = os.path.dirname(path_of(some)) if here else f"partial/{self.wire.sender}"
-        cargo = Cargo(name_of(some), folder, 0, lambda entry: origins[entry.path], content=some if here else "")
+        cargo = Cargo(
+            name_of(some),
+            folder,
+            0,
+            lambda entry: origins[entry.path],
+            content=some if here else "",
+        )
         for content, source in sources.items():
             try:
                 size = os.stat(source).st_size
@@ -169,19 +227,29 @@ class Sender:
         cargo.missing = dict(cargo.loose)
         return cargo
 
-    async def _prepare(self, cargo: Cargo, standing: _Standing, began: Collection[str], doubtful: Collection[str]) -> None:
+    async def _prepare(
+        self, cargo: Cargo, standing: _Standing, began: Collection[str], doubtful: Collection[str]
+    ) -> None:
         """Find out what of it is there already."""
         if cargo.content in doubtful:
             await self._arrivals.survey(cargo)
             stamp = cargo.described()[1] if cargo.root else ""
-            if not cargo.missing and await self.wire.ask("seals", name_of(cargo.content), stamp, read=bool):
+            if not cargo.missing and await self.wire.ask(
+                "seals", name_of(cargo.content), stamp, read=bool
+            ):
                 cargo.folder = ""
                 return
-            self.wire.say(f"{self.wire.name}: {cargo.content[:14]}… is damaged there, and is put right")
+            self.wire.say(
+                f"{self.wire.name}: {cargo.content[:14]}… is damaged there, and is put right"
+            )
             await self.wire.ask("retract", name_of(cargo.content), read=nothing)
-            cargo.folder = f"partial/{self.wire.sender}" + (f"/{cargo.name}" if cargo.manifest or cargo.content[0] == "t" else "")
+            cargo.folder = f"partial/{self.wire.sender}" + (
+                f"/{cargo.name}" if cargo.manifest or cargo.content[0] == "t" else ""
+            )
         if not cargo.root:
-            if cargo.content in doubtful or any(f"{entry.kind}:{entry.value}" in began for entry in cargo.missing.values()):
+            if cargo.content in doubtful or any(
+                f"{entry.kind}:{entry.value}" in began for entry in cargo.missing.values()
+            ):
                 await self._arrivals.survey(cargo)
             if cargo.content not in doubtful:
                 await self._likeness.build_files_on(cargo, standing.free, began)
@@ -215,7 +283,8 @@ class Sender:
             raise trouble
         path = next(iter(cargo.missing), cargo.name)
         raise Corrupt(
-            f"{path} does not arrive at {self.wire.name} as it was sent", fix="look at the disk and the memory of both machines"
+            f"{path} does not arrive at {self.wire.name} as it was sent",
+            fix="look at the disk and the memory of both machines",
         ) from trouble
 
     async def _place(self, cargo: Cargo, meter: Meter) -> None:
@@ -228,9 +297,13 @@ class Sender:
             return
         for _ in range(TRIES):
             try:
-                placed = cargo.placed or await self.wire.ask("place_tree", cargo.name, cargo.described()[1], cargo.rough, read=bool)
+                placed = cargo.placed or await self.wire.ask(
+                    "place_tree", cargo.name, cargo.described()[1], cargo.rough, read=bool
+                )
             except Gone:
-                placed = bool(await self.have((cargo.content,)))  # the answer to an earlier try was lost, not the work
+                placed = bool(
+                    await self.have((cargo.content,))
+                )  # the answer to an earlier try was lost, not the work
                 if not placed:
                     raise
             if placed:
@@ -247,7 +320,11 @@ class Sender:
         if placed.issuperset(cargo.loose):
             return
         # An answer that was lost: the first to ask has placed them.
-        contents = {f"{entry.kind}:{entry.value}" for name, entry in cargo.loose.items() if name not in placed}
+        contents = {
+            f"{entry.kind}:{entry.value}"
+            for name, entry in cargo.loose.items()
+            if name not in placed
+        }
         if await self.have(contents) != contents:
             raise Gone
 
@@ -270,7 +347,9 @@ class _Standing(NamedTuple):
 def _standing(answer: Any) -> _Standing:
     how = {str(name): str(word) for name, word in answer["how"].items()}
     theirs = {str(sender): words_of(names) for sender, names in answer["theirs"].items()}
-    return _Standing(how, theirs, set(words_of(answer["silent"])), int(answer["free"]), words_of(answer["trees"]))
+    return _Standing(
+        how, theirs, set(words_of(answer["silent"])), int(answer["free"]), words_of(answer["trees"])
+    )
 
 
 def _dead(sender: str) -> bool:
@@ -295,7 +374,9 @@ class Courier:
 
     async def round(self, cargo: Cargo, meter: Meter) -> BaseException | None:
         """Send all that is missing once, on a few streams.  Answers what broke the connection, if anything did."""
-        return await self._wire.side_by_side(list(self._jobs(cargo, meter)), cargo.owed(grain_of(self._wire)))
+        return await self._wire.side_by_side(
+            list(self._jobs(cargo, meter)), cargo.owed(grain_of(self._wire))
+        )
 
     def _jobs(self, cargo: Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
         """Large files first: what is left at the end should be small.  A manifest that comes with no file keeps nothing waiting."""
@@ -327,7 +408,9 @@ class Courier:
                 last = batch is batches[-1] and bare
                 yield lambda batch=batch, last=last: self._batch(cargo, batch, last, alone, meter)  # type: ignore[misc]
 
-    async def _batch(self, cargo: Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter) -> None:
+    async def _batch(
+        self, cargo: Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter
+    ) -> None:
         """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
         title = f".manifest-{next(_count)}"
         data = cargo.described()[0] if last else b""
@@ -349,7 +432,10 @@ class Courier:
         loose = list(cargo.loose) if alone and not cargo.rough else []
         arguments = (folder, cargo.name, title if last else "", expected, stamp, loose)
         arrived, placed = await self._wire.once(
-            "batch", *arguments, read=lambda answer: (str(answer["digest"]), bool(answer["placed"])), data=meter.counted(pieces())
+            "batch",
+            *arguments,
+            read=lambda answer: (str(answer["digest"]), bool(answer["placed"])),
+            data=meter.counted(pieces()),
         )
         if arrived != expected:
             raise CorruptReply
@@ -362,7 +448,9 @@ class Courier:
         """A large file, or what of it is not there yet, on one stream: it is hashed there while it comes."""
         holes = self._holes(cargo, entry)
         for at in range(0, len(holes), _HOLES):
-            await self._put(cargo, entry, holes[at : at + _HOLES], meter, last=at + _HOLES >= len(holes))
+            await self._put(
+                cargo, entry, holes[at : at + _HOLES], meter, last=at + _HOLES >= len(holes)
+            )
 
     def _piecemeal(
         self, cargo: Cargo, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
@@ -383,19 +471,41 @@ class Courier:
     def _holes(self, cargo: Cargo, entry: Entry) -> Sequence[tuple[int, int]]:
         return cargo.holes.get(entry.path) or [(0, -(-entry.size // grain_of(self._wire)))]
 
-    async def _put(self, cargo: Cargo, entry: Entry, holes: Sequence[tuple[int, int]], meter: Meter, *, last: bool) -> None:
+    async def _put(
+        self,
+        cargo: Cargo,
+        entry: Entry,
+        holes: Sequence[tuple[int, int]],
+        meter: Meter,
+        *,
+        last: bool,
+    ) -> None:
         """Fill some holes of a large file.  The last of it has its mode and its digest.  Raises CorruptReply when that is another."""
         grain, size = grain_of(self._wire), entry.size
-        blocks = (part(cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)) for first, count in holes)
+        blocks = (
+            part(cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain))
+            for first, count in holes
+        )
         mode = 0 if not last else 0o555 if entry.kind == "x" else 0o444
         known = cargo.grains.setdefault(entry.path, {})
-        grains = [known[at] for at in sorted(known)] if last and len(known) == -(-size // grain) else []
+        grains = (
+            [known[at] for at in sorted(known)] if last and len(known) == -(-size // grain) else []
+        )
         older = cargo.older[entry.path].path if entry.path in cargo.older else ""
         arguments = (cargo.folder, entry.path, grain, size, mode, holes, grains, older)
         arrived, came = await self._wire.once(
-            "write", *arguments, read=lambda answer: (str(answer[0]), words_of(answer[1])), data=meter.counted(itertools.chain.from_iterable(blocks))
+            "write",
+            *arguments,
+            read=lambda answer: (str(answer[0]), words_of(answer[1])),
+            data=meter.counted(itertools.chain.from_iterable(blocks)),
         )
-        known.update(zip((at for first, count in holes for at in range(first, first + count)), came, strict=False))
+        known.update(
+            zip(
+                (at for first, count in holes for at in range(first, first + count)),
+                came,
+                strict=False,
+            )
+        )
         if last and arrived != entry.value:
             raise CorruptReply
         if last:

@@ -18,7 +18,10 @@ from .upload_files import Cargo, Grains, Older, grain_of
 _MANIFESTS = 8
 _WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
 _ASKED = 4  # older ones of which we do not know what they hold, at most
-_SAMPLE, _SAMPLES = 64 << 10, 6  # bytes, and how many in a file, by which a large one counts as like another
+_SAMPLE, _SAMPLES = (
+    64 << 10,
+    6,
+)  # bytes, and how many in a file, by which a large one counts as like another
 _ALIKE = 2  # of them the same, at least
 
 
@@ -32,7 +35,11 @@ class Likeness:
     async def build_on(self, cargo: Cargo, trees: Sequence[str]) -> None:
         """Begin with what the likest tree there has in common with this one."""
         wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
-        large = {entry.path: entry.size for entry in cargo.manifest if entry.kind in "fx" and entry.size > self._wire.chunk}
+        large = {
+            entry.path: entry.size
+            for entry in cargo.manifest
+            if entry.kind in "fx" and entry.size > self._wire.chunk
+        }
         best, common = "", 0
         if cargo.size < _WORTH:
             return
@@ -43,7 +50,9 @@ class Likeness:
                 break
             older = await self._manifest(name)
             shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
-            shared += sum(min(entry.size, large.get(entry.path, 0)) // 2 for entry in older)  # they may have chunks in common
+            shared += sum(
+                min(entry.size, large.get(entry.path, 0)) // 2 for entry in older
+            )  # they may have chunks in common
             if shared > common:
                 best, common = name, shared
         if not best or common * 10 < cargo.size:
@@ -54,28 +63,49 @@ class Likeness:
         superfluous += sorted(set(folders(older)) - set(folders(cargo.manifest)))
         values, grain = {entry.path: entry.value for entry in older}, grain_of(self._wire)
         alike = [cargo.missing[path] for path in superfluous if path in large]
-        asked = ("base", cargo.name, best, superfluous, grain, [(entry.path, values[entry.path]) for entry in alike])
+        asked = (
+            "base",
+            cargo.name,
+            best,
+            superfluous,
+            grain,
+            [(entry.path, values[entry.path]) for entry in alike],
+        )
         # Thousands of names take a while there, and here; so do large files.
-        hashing = asyncio.gather(*(asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain) for entry in alike))
-        known, _, ours = await asyncio.gather(self._wire.ask(*asked, read=_grains), asyncio.to_thread(cargo.described), hashing)
+        hashing = asyncio.gather(
+            *(asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain) for entry in alike)
+        )
+        known, _, ours = await asyncio.gather(
+            self._wire.ask(*asked, read=_grains), asyncio.to_thread(cargo.described), hashing
+        )
         if known is not None:
-            cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
+            cargo.missing = {
+                path: entry for path, entry in cargo.missing.items() if path not in same
+            }
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
             for entry, own in zip(alike, ours, strict=True):
                 grains = Grains(*known[entry.path], own) if entry.path in known else None
-                cargo.older[entry.path] = Older(f"{path_of(f't:{best[:64]}')}/{entry.path}", values[entry.path], grains)
+                cargo.older[entry.path] = Older(
+                    f"{path_of(f't:{best[:64]}')}/{entry.path}", values[entry.path], grains
+                )
 
     async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
         """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
         for entry in list(cargo.missing.values()):
-            if entry.size <= max(4 * self._wire.chunk, _SAMPLE * _SAMPLES) or f"{entry.kind}:{entry.value}" in began:
+            if (
+                entry.size <= max(4 * self._wire.chunk, _SAMPLE * _SAMPLES)
+                or f"{entry.kind}:{entry.value}" in began
+            ):
                 continue
             if cargo.size > free:
                 return
             blocks = [number * entry.size // _SAMPLES // _SAMPLE for number in range(_SAMPLES)]
             there = await self._wire.ask("alike", self._wire.chunk, _SAMPLE, blocks, read=_alike)
             ours = await asyncio.to_thread(_samples, cargo.origin(entry), entry.size, blocks)
-            likeness = {name: sum(mine == its for mine, its in zip(ours, theirs, strict=False)) for name, theirs in there.items()}
+            likeness = {
+                name: sum(mine == its for mine, its in zip(ours, theirs, strict=False))
+                for name, theirs in there.items()
+            }
             best = max(likeness, key=lambda name: likeness[name], default="")
             if best and likeness[best] >= _ALIKE:
                 cargo.older[entry.path] = Older(f"objects/{best[:2]}/{best}", best[:64])
@@ -86,9 +116,13 @@ class Likeness:
         if (known := self._manifests.get(content)) is None:
             known = self.recall(content)
             if known is None:
-                _, data = await self._wire.read("read", f"{path_of(content)}.json", 0, LONGEST_ANSWER)
+                _, data = await self._wire.read(
+                    "read", f"{path_of(content)}.json", 0, LONGEST_ANSWER
+                )
                 try:
-                    known = [Entry(*row) for row in json.loads(data.decode("utf-8", "surrogateescape"))]
+                    known = [
+                        Entry(*row) for row in json.loads(data.decode("utf-8", "surrogateescape"))
+                    ]
                     known = known if files.tree_id(known) == content else ()
                 except (ValueError, TypeError):
                     known = ()
@@ -103,7 +137,9 @@ class Likeness:
 
 
 def _grains(answer: Any) -> dict[str, tuple[int, list[str]]] | None:
-    return None if answer is None else {str(path): chunks_of(known) for path, known in answer.items()}
+    return (
+        None if answer is None else {str(path): chunks_of(known) for path, known in answer.items()}
+    )
 
 
 def _alike(answer: Any) -> dict[str, list[str]]:

@@ -49,9 +49,15 @@ class Cargo:
     manifest: Sequence[Entry] = ()
     missing: dict[str, Entry] = field(default_factory=dict)
     loose: dict[str, Entry] = field(default_factory=dict)  # all of them, when it is no tree
-    older: dict[str, Older] = field(default_factory=dict)  # large file -> one there that may have grains in common with it
-    grains: dict[str, dict[int, str]] = field(default_factory=dict)  # large file -> the digests of its grains, as far as they are known
-    holes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # large file -> (first grain, grains) that are not there
+    older: dict[str, Older] = field(
+        default_factory=dict
+    )  # large file -> one there that may have grains in common with it
+    grains: dict[str, dict[int, str]] = field(
+        default_factory=dict
+    )  # large file -> the digests of its grains, as far as they are known
+    holes: dict[str, list[tuple[int, int]]] = field(
+        default_factory=dict
+    )  # large file -> (first grain, grains) that are not there
     links: list[Entry] = field(default_factory=list)  # and empty folders
     bare: bool = False  # neither links nor the manifest are there yet
     rough: bool = False  # something of it was found there, or did not come as it should
@@ -95,12 +101,17 @@ class Arrivals:
         small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
         if small:
             there = await self._wire.ask(
-                "survey", cargo.folder, [entry.path for entry in small], read=lambda answer: [(kind, value) for kind, value in answer]
+                "survey",
+                cargo.folder,
+                [entry.path for entry in small],
+                read=lambda answer: [(kind, value) for kind, value in answer],
             )
             for entry, (kind, value) in zip(small, there, strict=False):
                 if kind == entry.kind and value == entry.value:
                     del cargo.missing[entry.path]
-        await self.compare_all(cargo, [path for path, entry in cargo.missing.items() if entry.size > self._wire.chunk])
+        await self.compare_all(
+            cargo, [path for path, entry in cargo.missing.items() if entry.size > self._wire.chunk]
+        )
 
     async def compare_all(self, cargo: Cargo, paths: Sequence[str]) -> None:
         todo = iter([cargo.missing[path] for path in paths])
@@ -125,7 +136,9 @@ class Arrivals:
         if not wrong and await asyncio.to_thread(digest_of, cargo.origin(entry)) != entry.value:
             raise Changed(cargo.origin(entry))
         if not wrong and entry.path in cargo.older:
-            wrong = [len(ours) - 1]  # the same bytes, maybe with another mode: that comes with the last of them
+            wrong = [
+                len(ours) - 1
+            ]  # the same bytes, maybe with another mode: that comes with the last of them
         if not wrong:
             del cargo.missing[entry.path]
             cargo.holes.pop(entry.path, None)
@@ -145,8 +158,19 @@ class Arrivals:
             cargo.older[entry.path] = older._replace(grains=None)
             size = min(older.grains.size, entry.size)
             return older.grains._replace(size=size, theirs=older.grains.theirs[: -(-size // grain)])
-        asked = self._wire.ask("chunks", cargo.folder, entry.path, grain, older.path, older.digest, entry.size, read=chunks_of)
-        (size, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain))
+        asked = self._wire.ask(
+            "chunks",
+            cargo.folder,
+            entry.path,
+            grain,
+            older.path,
+            older.digest,
+            entry.size,
+            read=chunks_of,
+        )
+        (size, theirs), ours = await asyncio.gather(
+            asked, asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain)
+        )
         return Grains(size, theirs, ours)
 
     async def tidy(self, cargo: Cargo) -> None:
@@ -157,16 +181,28 @@ class Arrivals:
         wrong = []
         for path, kind in below.items():
             entry = wanted.get(path)
-            right = path in above if kind == "d" else entry is not None and entry.kind == kind and (kind != "l" or pointing[path] == entry.value)
+            right = (
+                path in above
+                if kind == "d"
+                else entry is not None
+                and entry.kind == kind
+                and (kind != "l" or pointing[path] == entry.value)
+            )
             if not right:
                 wrong.append(path)
         if wrong:
             await self._wire.ask("delete", cargo.folder, wrong, read=nothing)
         gone = set(wrong)
-        cargo.links = [entry for entry in cargo.manifest if entry.kind in "ld" and (entry.path not in below or entry.path in gone)]
+        cargo.links = [
+            entry
+            for entry in cargo.manifest
+            if entry.kind in "ld" and (entry.path not in below or entry.path in gone)
+        ]
         cargo.bare = True
 
 
 def _listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
     """The kind of everything that is there of a tree, and where links point."""
-    return {str(path): str(kind) for path, kind, _ in answer}, {str(path): str(target) for path, kind, target in answer if kind == "l"}
+    return {str(path): str(kind) for path, kind, _ in answer}, {
+        str(path): str(target) for path, kind, target in answer if kind == "l"
+    }

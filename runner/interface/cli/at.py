@@ -37,7 +37,21 @@ LOOK: Final = 0.2
 LETTING_GO: Final = 10.0
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "submit": frozenset(
-        {"recipe", "inputs", "values_files", "parts", "preset", "driver", "priority", "not_before", "key", "label", "user", "file", "json"}
+        {
+            "recipe",
+            "inputs",
+            "values_files",
+            "parts",
+            "preset",
+            "driver",
+            "priority",
+            "not_before",
+            "key",
+            "label",
+            "user",
+            "file",
+            "json",
+        }
     ),
     "runs": frozenset({"last", "recipe", "failed", "json"}),
     "show": frozenset({"recipe", "json"}),
@@ -83,12 +97,20 @@ def refuse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     given = [
         action
         for action in parser._actions
-        if action.dest not in ALLOWED[args.verb] | _ALWAYS and getattr(args, action.dest, action.default) not in (action.default, [], None)
+        if action.dest not in ALLOWED[args.verb] | _ALWAYS
+        and getattr(args, action.dest, action.default) not in (action.default, [], None)
     ]
     if given:
         fix = "leave it out, or give --to here or --to postgresql://…"
-        words = [action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest) for action in given]
-        raise Invalid([Problem("only-here", f"{word} means nothing to a server", fix=fix) for word in words])
+        words = [
+            action.option_strings[-1]
+            if action.option_strings
+            else str(action.metavar or action.dest)
+            for action in given
+        ]
+        raise Invalid(
+            [Problem("only-here", f"{word} means nothing to a server", fix=fix) for word in words]
+        )
 
 
 def find(transport: Transport, word: str) -> Run:
@@ -98,16 +120,24 @@ def find(transport: Transport, word: str) -> Run:
         number = int(back) if tilde else 0
         rows = runs_of(transport, {}, number + 1)
         if number >= len(rows):
-            raise NotFound(f"{word}: the oldest run at {transport.name} is last~{len(rows) - 1}", fix="`recipe runs` lists them")
+            raise NotFound(
+                f"{word}: the oldest run at {transport.name} is last~{len(rows) - 1}",
+                fix="`recipe runs` lists them",
+            )
         return Run(transport, rows[number].id)
     matching = [row.id for row in runs_of(transport, {}, LISTED) if word and word in row.id]
     if len(matching) > 1 and word not in matching:
-        raise NotFound(f'"{word}" may be any of {len(matching)} runs: {", ".join(matching[:3])}, …', fix="give more of it")
+        raise NotFound(
+            f'"{word}" may be any of {len(matching)} runs: {", ".join(matching[:3])}, …',
+            fix="give more of it",
+        )
     run = Run(transport, matching[0] if len(matching) == 1 else word)
     try:
         run.status()
     except NotFound:
-        raise NotFound(f'there is no run "{word}" at {transport.name}', fix="`recipe runs` lists them") from None
+        raise NotFound(
+            f'there is no run "{word}" at {transport.name}', fix="`recipe runs` lists them"
+        ) from None
     return run
 
 
@@ -122,27 +152,57 @@ def _submit(transport: Transport, args: argparse.Namespace) -> int:
     names += [str(args.file)] if args.file is not None else []
     if len(names) != 1:
         fix = f"name one of its catalog: recipe submit NAME INPUT=VALUE --to {args.to}"
-        raise Invalid([Problem("no-recipe", f"a server runs one recipe by its name, and {len(names)} are named", fix=fix)])
+        raise Invalid(
+            [
+                Problem(
+                    "no-recipe",
+                    f"a server runs one recipe by its name, and {len(names)} are named",
+                    fix=fix,
+                )
+            ]
+        )
     given, _ = values_of(args, typed)
     ticket = Ticket(args.priority, args.not_before, args.key, dict(args.label), args.user)
-    run = submitted(New(Request(names[0], given, args.preset), settings=Settings(args.driver), ticket=ticket), args.to, args.workspace)
+    run = submitted(
+        New(Request(names[0], given, args.preset), settings=Settings(args.driver), ticket=ticket),
+        args.to,
+        args.workspace,
+    )
     run.close()
     print(run.id)
     if not args.quiet:
-        print(f"recipe: run {run.id} is stored at {transport.name}; `recipe logs -f {run.id} --to {transport.name}` follows it", file=sys.stderr)
+        print(
+            f"recipe: run {run.id} is stored at {transport.name}; `recipe logs -f {run.id} --to {transport.name}` follows it",
+            file=sys.stderr,
+        )
     return 0
 
 
 def _runs(transport: Transport, args: argparse.Namespace) -> int:
     query = {"recipe": args.recipe} if args.recipe is not None else {}
-    rows = [row for row in runs_of(transport, query, LISTED if args.failed else args.last) if not args.failed or row.state == "FAILED"][: args.last]
+    rows = [
+        row
+        for row in runs_of(transport, query, LISTED if args.failed else args.last)
+        if not args.failed or row.state == "FAILED"
+    ][: args.last]
     if args.json:
         print(json.dumps([_plain(row) for row in rows], indent=2))
     elif not rows:
         print(f"there is no such run at {transport.name}", file=sys.stderr)
     else:
         table = [("RUN", "BEGAN", "STATE", "TIME", "RECIPE", "INPUTS", "USER")]
-        table += [(row.id, _moment(row.created), row.word, _took(row), shown(row.recipe), shown(_given(row)), shown(row.user)) for row in rows]
+        table += [
+            (
+                row.id,
+                _moment(row.created),
+                row.word,
+                _took(row),
+                shown(row.recipe),
+                shown(_given(row)),
+                shown(row.user),
+            )
+            for row in rows
+        ]
         print("\n".join(aligned(table, range(3, 4))))
     return 0
 
@@ -156,33 +216,56 @@ def show(found: Status, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_plain(found), indent=2))
         return 0
-    percent = f" {found.progress.percent:.0f}%" if found.progress.percent is not None and not found.over else ""
+    percent = (
+        f" {found.progress.percent:.0f}%"
+        if found.progress.percent is not None and not found.over
+        else ""
+    )
     eta = f", {span(found.progress.eta)} left" if found.progress.eta and not found.over else ""
     took = _took(found)
-    print(shown(f"{found.id}  {found.recipe}  {_moment(found.created)}  {found.word}{percent}{eta}{f' in {took}' if took and found.over else ''}"))
+    print(
+        shown(
+            f"{found.id}  {found.recipe}  {_moment(found.created)}  {found.word}{percent}{eta}{f' in {took}' if took and found.over else ''}"
+        )
+    )
     facts = [
         ("reason", found.reason),
         ("asked", found.request),
         ("inputs", _given(found)),
         ("driver", found.driver if found.driver != "local" else ""),
     ]
-    facts += [("user", found.user), ("cost", f"${found.cost:.2f}" if found.cost else ""), *sorted(found.labels.items())]
+    facts += [
+        ("user", found.user),
+        ("cost", f"${found.cost:.2f}" if found.cost else ""),
+        *sorted(found.labels.items()),
+    ]
     for name, value in facts:
         if value:
             print(f"{name}: {shown(value)}")
-    steps = [(named(each.id), each.state, str(each.attempts or ""), shown(each.host), shown(each.reason)) for each in found.steps]
+    steps = [
+        (named(each.id), each.state, str(each.attempts or ""), shown(each.host), shown(each.reason))
+        for each in found.steps
+    ]
     if steps:
-        print("\n".join(aligned([("STEP", "STATE", "ATTEMPTS", "HOST", "WHY"), *steps], range(2, 3))))
+        print(
+            "\n".join(aligned([("STEP", "STATE", "ATTEMPTS", "HOST", "WHY"), *steps], range(2, 3)))
+        )
     for link in found.links:
         print(f"{shown(link.name)}: {shown(link.to)}  ({named(link.step)})")
     for output in found.outputs:
-        print(f"{named(output.name)}  {about(output.bytes) if output.bytes is not None else ''}{' (folder)' if output.folder else ''}")
+        print(
+            f"{named(output.name)}  {about(output.bytes) if output.bytes is not None else ''}{' (folder)' if output.folder else ''}"
+        )
     return 0
 
 
 def _status(transport: Transport, args: argparse.Namespace) -> int:
     """What is under way, and what waits."""
-    rows = [row for state in ("ACTIVE", "QUEUED", "PAUSED") for row in runs_of(transport, {"state": state}, LISTED)]
+    rows = [
+        row
+        for state in ("ACTIVE", "QUEUED", "PAUSED")
+        for row in runs_of(transport, {"state": state}, LISTED)
+    ]
     if args.json:
         print(json.dumps([_plain(row) for row in rows], indent=2))
     elif not args.quiet:
@@ -212,9 +295,16 @@ def _diff(transport: Transport, args: argparse.Namespace) -> int:
 
     second = find(transport, args.b or "last").status()
     if args.a is None or (args.b is None and find(transport, args.a).id == second.id):
-        before = [row for row in runs_of(transport, {"recipe": second.recipe}, LISTED) if row.id < second.id]
+        before = [
+            row
+            for row in runs_of(transport, {"recipe": second.recipe}, LISTED)
+            if row.id < second.id
+        ]
         if not before:
-            raise NotFound(f"{second.id} is the only run of {second.recipe} at {transport.name}", fix="name two runs; `recipe runs` lists them")
+            raise NotFound(
+                f"{second.id} is the only run of {second.recipe} at {transport.name}",
+                fix="name two runs; `recipe runs` lists them",
+            )
         first = Run(transport, before[0].id).status()
     else:
         first = find(transport, args.a).status()
@@ -227,10 +317,16 @@ def _diff(transport: Transport, args: argparse.Namespace) -> int:
         metrics: dict[str, dict[str, Any]] = {}
         for point in Run(transport, found.id).metrics():
             metrics.setdefault(point.step, {}).update(point.values)
-        return {each.id: Ran(each.state, None, outputs.get(each.id), metrics.get(each.id, {})) for each in found.steps}
+        return {
+            each.id: Ran(each.state, None, outputs.get(each.id), metrics.get(each.id, {}))
+            for each in found.steps
+        }
 
     def compared(found: Status) -> Compared:
-        counts = {state: sum(each.state == state for each in found.steps) for state in ("DONE", "FRESH", "FAILED")}
+        counts = {
+            state: sum(each.state == state for each in found.steps)
+            for state in ("DONE", "FRESH", "FAILED")
+        }
         head = f"{found.id}  {shown(found.recipe)}  {_moment(found.created)}  {found.word}{f' in {_took(found)}' if _took(found) else ''}"
         tally = f"{counts['DONE']} ran, {counts['FRESH']} fresh, {counts['FAILED']} failed"
         return Compared(f"{head}: {tally}", found.inputs, ran(found), _plain(found))
@@ -257,7 +353,10 @@ def _control(transport: Transport, args: argparse.Namespace) -> int:
     now = run.status()
     while args.verb != "resume" and not now.over and now.state != "PAUSED":
         if time.monotonic() > deadline:
-            raise Busy(f"run {run.id} was asked, and is not stopped yet", fix=f"`recipe logs {run.id} -f --to {transport.name}` shows what it does")
+            raise Busy(
+                f"run {run.id} was asked, and is not stopped yet",
+                fix=f"`recipe logs {run.id} -f --to {transport.name}` shows what it does",
+            )
         time.sleep(LOOK)
         now = run.status()
     print(f"run {run.id} is {now.state}")
@@ -267,13 +366,25 @@ def _control(transport: Transport, args: argparse.Namespace) -> int:
 def _fetch(transport: Transport, args: argparse.Namespace) -> int:
     run = find(transport, args.run)
     now = run.status()
-    folder = Path(args.location.typed(str(args.out))) if args.out is not None else Path("out") / now.recipe / run.id
+    folder = (
+        Path(args.location.typed(str(args.out)))
+        if args.out is not None
+        else Path("out") / now.recipe / run.id
+    )
     folder = args.workspace / folder
     paths = run.download(folder, overwrite=args.overwrite)
     names = {path: path.relative_to(os.path.abspath(folder)).as_posix() for path in paths}
     if args.json:
-        files = [{"name": names[path], "path": beside(str(path)), "bytes": path.lstat().st_size} for path in paths]
-        print(json.dumps({"run": run.id, "server": transport.name, "state": now.state, "files": files}, indent=2))
+        files = [
+            {"name": names[path], "path": beside(str(path)), "bytes": path.lstat().st_size}
+            for path in paths
+        ]
+        print(
+            json.dumps(
+                {"run": run.id, "server": transport.name, "state": now.state, "files": files},
+                indent=2,
+            )
+        )
     elif not args.quiet:
         for path in paths:
             print(shown(f"{names[path]}  {beside(str(path))}  {about(path.lstat().st_size)}"))
@@ -290,8 +401,16 @@ _VERBS: Final[Mapping[str, Callable[[Transport, argparse.Namespace], int]]] = {
 
 def _plain(found: Status) -> dict[str, object]:
     """A run for programs."""
-    steps, outputs, links = ([each._asdict() for each in rows] for rows in (found.steps, found.outputs, found.links))
-    return {**found._asdict(), "progress": found.progress._asdict(), "steps": steps, "outputs": outputs, "links": links}
+    steps, outputs, links = (
+        [each._asdict() for each in rows] for rows in (found.steps, found.outputs, found.links)
+    )
+    return {
+        **found._asdict(),
+        "progress": found.progress._asdict(),
+        "steps": steps,
+        "outputs": outputs,
+        "links": links,
+    }
 
 
 def _given(found: Status) -> str:
@@ -306,4 +425,8 @@ def _moment(text: str) -> str:
 def _took(found: Status) -> str:
     if not found.ended or not found.created:
         return ""
-    return span((datetime.fromisoformat(found.ended) - datetime.fromisoformat(found.created)).total_seconds())
+    return span(
+        (
+            datetime.fromisoformat(found.ended) - datetime.fromisoformat(found.created)
+        ).total_seconds()
+    )

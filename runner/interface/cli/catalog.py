@@ -23,14 +23,26 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--json", action="store_true", help="machine-readable")
     elif verb == "validate":
         parser.add_argument(
-            "words", nargs="*", metavar="FILE|NAME|INPUT=VALUE", help="recipes (default: recipe.yaml here), `-` for standard input, and inputs to try"
+            "words",
+            nargs="*",
+            metavar="FILE|NAME|INPUT=VALUE",
+            help="recipes (default: recipe.yaml here), `-` for standard input, and inputs to try",
         )
         parser.add_argument(
-            "--format", default="text", choices=["text", "json", "github", "sarif"], help="how problems are printed: for people, programs, CI"
+            "--format",
+            default="text",
+            choices=["text", "json", "github", "sarif"],
+            help="how problems are printed: for people, programs, CI",
         )
     elif verb == "schema":
-        parser.add_argument("--markdown", action="store_true", help="the language reference instead, as Markdown")
-        parser.add_argument("--write", action="store_true", help="write it to .recipe/recipe.schema.json, which the first line of a new recipe names")
+        parser.add_argument(
+            "--markdown", action="store_true", help="the language reference instead, as Markdown"
+        )
+        parser.add_argument(
+            "--write",
+            action="store_true",
+            help="write it to .recipe/recipe.schema.json, which the first line of a new recipe names",
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,19 +55,45 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     known = [(entry.id, entry.summary, entry) for entry in library.entries()]
-    here = [(f"./{entry.path.name}", entry.summary, entry) for entry in library.beside(args.location.here)]
+    here = [
+        (f"./{entry.path.name}", entry.summary, entry)
+        for entry in library.beside(args.location.here)
+    ]
     wrong = library.faults()
     if args.json:
-        rows = [(e.id, n, s, e.origin or "library") for n, s, e in known] + [(e.id, n, s, "folder") for n, s, e in here]
-        print(json.dumps([{"recipe": id, "name": name, "summary": summary, "from": origin} for id, name, summary, origin in rows], indent=2))
+        rows = [(e.id, n, s, e.origin or "library") for n, s, e in known] + [
+            (e.id, n, s, "folder") for n, s, e in here
+        ]
+        print(
+            json.dumps(
+                [
+                    {"recipe": id, "name": name, "summary": summary, "from": origin}
+                    for id, name, summary, origin in rows
+                ],
+                indent=2,
+            )
+        )
     else:
         width = max((len(name) for name, *_ in [*known, *here]), default=0)
         groups = {"in this folder": here}
         for row in known:
-            groups.setdefault(f"from {row[2].origin}" if row[2].origin else "library", []).append(row)
+            groups.setdefault(f"from {row[2].origin}" if row[2].origin else "library", []).append(
+                row
+            )
         for title, members in groups.items():
             if members:
-                print("\n".join([f"{title}:", *(f"  {shown(name):{width}}  {shown(summary)}".rstrip() for name, summary, _ in members), ""]))
+                print(
+                    "\n".join(
+                        [
+                            f"{title}:",
+                            *(
+                                f"  {shown(name):{width}}  {shown(summary)}".rstrip()
+                                for name, summary, _ in members
+                            ),
+                            "",
+                        ]
+                    )
+                )
         if not args.quiet:
             print(
                 "`recipe show NAME` shows more; `recipe new NAME` starts one of your own."
@@ -81,15 +119,23 @@ def _validate(args: argparse.Namespace) -> int:
         mine: list[Problem]
         try:
             if name == "-":
-                mine = validation.read(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", args.workspace, given)
+                mine = validation.read(
+                    sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", args.workspace, given
+                )
             else:
                 meant = library.meant(args.location, name if names else None)
                 path = library.find(meant, args.workspace)
-                mine = validation.file(Path(beside(str(path))), args.workspace, given, own=is_path(meant))
+                mine = validation.file(
+                    Path(beside(str(path))), args.workspace, given, own=is_path(meant)
+                )
         except NotFound as error:
             mine = [Problem("not-found", str(error), fix=error.fix)]
         found += mine
-        if args.format == "text" and not args.quiet and not any(problem.severity == "error" for problem in mine):
+        if (
+            args.format == "text"
+            and not args.quiet
+            and not any(problem.severity == "error" for problem in mine)
+        ):
             print(f"{name}: valid", file=sys.stderr)
     if args.quiet:
         found = [problem for problem in found if problem.severity == "error"]

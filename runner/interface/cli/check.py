@@ -25,11 +25,26 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add_request(parser)
     parser.add_argument(
-        "--format", default="text", choices=["text", "json", "github", "sarif"], help="how findings are printed: for people, programs, CI"
+        "--format",
+        default="text",
+        choices=["text", "json", "github", "sarif"],
+        help="how findings are printed: for people, programs, CI",
     )
-    parser.add_argument("--strict", action="store_true", help="warnings count as errors, too: exit 3")
-    parser.add_argument("--fix", action="store_true", help="say what to type or write instead, and what is left then")
-    parser.add_argument("--allow", metavar="RULE", action="append", default=[], help="do not ask this rule; may be repeated")
+    parser.add_argument(
+        "--strict", action="store_true", help="warnings count as errors, too: exit 3"
+    )
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="say what to type or write instead, and what is left then",
+    )
+    parser.add_argument(
+        "--allow",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help="do not ask this rule; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,12 +60,22 @@ def run(args: argparse.Namespace) -> int:
     return 3 if any(finding.rule.severity in bad for finding in verdict.findings) else 0
 
 
-def _asked(ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None) -> tuple[Survey, Verdict]:
+def _asked(
+    ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None
+) -> tuple[Survey, Verdict]:
     from ...advice import preflight
     from ...survey.survey import survey
 
     found = survey(ws, request)
-    return found, preflight.check(ws, found, range(len(found.plan.nodes)), driver=_driver(args), host=host, python=args.python, allow=args.allow)
+    return found, preflight.check(
+        ws,
+        found,
+        range(len(found.plan.nodes)),
+        driver=_driver(args),
+        host=host,
+        python=args.python,
+        allow=args.allow,
+    )
 
 
 def _typeable(ws: Workspace, request: Request) -> str:
@@ -75,7 +100,9 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
     from ...hosts.renting.leases import driver_of
 
     try:
-        return asyncio.run(machine.ask(driver_of(name, ws.config.driver(name), args.hosts, str(ws.home))))
+        return asyncio.run(
+            machine.ask(driver_of(name, ws.config.driver(name), args.hosts, str(ws.home)))
+        )
     except DriverError as error:
         print(f"recipe: the host was not asked: {error}", file=sys.stderr)
         return {}
@@ -93,9 +120,17 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
             print(f"recipe: {missing} rules were not checked; {_needs(verdict)}", file=sys.stderr)
         return
     if not verdict.findings and not args.quiet:
-        print(f"{found.plan.recipe}: " + (f"nothing found, {missing} not checked" if missing else "no known problems found"))
+        print(
+            f"{found.plan.recipe}: "
+            + (f"nothing found, {missing} not checked" if missing else "no known problems found")
+        )
     if args.verbose:
-        print("".join(f"not checked: {each.rule.id}: {shown(each.why)}\n" for each in verdict.unchecked), end="")
+        print(
+            "".join(
+                f"not checked: {each.rule.id}: {shown(each.why)}\n" for each in verdict.unchecked
+            ),
+            end="",
+        )
     elif missing:
         print(f"{_needs(verdict)}; -v lists the rules")
     cost = found.plan.settings.limits.cost
@@ -106,10 +141,19 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
 def _needs(verdict: Verdict) -> str:
     """What it would take to check the rest, and how many rules want it: what most of them want first."""
     counts = Counter(each.why.removeprefix("needs ") for each in verdict.unchecked)
-    return "what they need: " + "; ".join(f"{shown(what)} ({count})" for what, count in counts.most_common())
+    return "what they need: " + "; ".join(
+        f"{shown(what)} ({count})" for what, count in counts.most_common()
+    )
 
 
-def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None, found: Survey, verdict: Verdict) -> Verdict:
+def _fixed(
+    ws: Workspace,
+    request: Request,
+    args: argparse.Namespace,
+    host: dict[str, object] | None,
+    found: Survey,
+    verdict: Verdict,
+) -> Verdict:
     """Say what to type and what to write, and look again with what can be typed."""
     from ...advice.findings import remedies
 
@@ -127,17 +171,41 @@ def _fixed(ws: Workspace, request: Request, args: argparse.Namespace, host: dict
             print("nothing of this can be put right by a setting", file=out)
         return verdict
     words = [f"{name}={_word(value)}" for name, value in {**request.inputs, **typed}.items()]
-    flags = [*([f"--preset {request.preset}"] if request.preset else []), *([f"--python {shlex.quote(args.python)}"] if args.python else [])]
-    flags += [*([f"--driver {args.driver}"] if args.driver != "local" else []), *(f"--host {shlex.quote(host)}" for host in args.hosts or ())]
+    flags = [
+        *([f"--preset {request.preset}"] if request.preset else []),
+        *([f"--python {shlex.quote(args.python)}"] if args.python else []),
+    ]
+    flags += [
+        *([f"--driver {args.driver}"] if args.driver != "local" else []),
+        *(f"--host {shlex.quote(host)}" for host in args.hosts or ()),
+    ]
     flags += [f"--allow {rule}" for rule in args.allow]
-    print(shown(" ".join(["type: recipe run", shlex.quote(_typeable(ws, request)), *flags, *map(shlex.quote, words)])), file=out)
-    again = replace(request, inputs={**request.inputs, **{name: _word(value) for name, value in typed.items()}})
+    print(
+        shown(
+            " ".join(
+                [
+                    "type: recipe run",
+                    shlex.quote(_typeable(ws, request)),
+                    *flags,
+                    *map(shlex.quote, words),
+                ]
+            )
+        ),
+        file=out,
+    )
+    again = replace(
+        request, inputs={**request.inputs, **{name: _word(value) for name, value in typed.items()}}
+    )
     after, left = _asked(ws, again, args, host)
     if left.findings:
         print("with that there is left:", file=out)
         _print(after, left, args) if args.format == "text" else None
     else:
-        print("with that nothing is left" + (f", {len(left.unchecked)} not checked" if left.unchecked else ""), file=out)
+        print(
+            "with that nothing is left"
+            + (f", {len(left.unchecked)} not checked" if left.unchecked else ""),
+            file=out,
+        )
     return left
 
 

@@ -34,10 +34,17 @@ _NEAR, _ALL, _SHOWN = 1000, 1_000_000, 3
 
 def add_words(parser: argparse.ArgumentParser) -> None:
     """The words that say which recipes, with what: by default what was run here last."""
-    parser.add_argument("words", nargs="*", metavar="RECIPE|INPUT=VALUE", help="recipes (default: that of the last run here), and inputs for them")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="RECIPE|INPUT=VALUE",
+        help="recipes (default: that of the last run here), and inputs for them",
+    )
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     add_values(parser)
-    parser.add_argument("--out", type=local_folder, metavar="DIR", help="where the recipe's outputs were published")
+    parser.add_argument(
+        "--out", type=local_folder, metavar="DIR", help="where the recipe's outputs were published"
+    )
     parser.add_argument("--python", default="", metavar="PYTHON", help="as for `recipe run`")
 
 
@@ -68,7 +75,9 @@ def begun(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
     Raises Invalid, NotFound.
     """
     if not _has_store(root):
-        with Workspace.open(root, read_only=True, environ={**os.environ, "RECIPE_RUNS": ""}) as ws:  # it asks for no run
+        with Workspace.open(
+            root, read_only=True, environ={**os.environ, "RECIPE_RUNS": ""}
+        ) as ws:  # it asks for no run
             ws.asks_secrets = secrets
             read(ws, request)
     return Workspace.open(root)
@@ -81,14 +90,30 @@ def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     names = [library.meant(args.location, word) for word in words]
     if args.file is not None:
         names.insert(0, library.path(args.location, args.file))
-    out, current, folders = published_below(args), args.python == "current", args.location.folders(given)
+    out, current, folders = (
+        published_below(args),
+        args.python == "current",
+        args.location.folders(given),
+    )
     if names:
-        return [Request(name, given, args.preset, out, current, typed_in=folders, origins=origins) for name in dict.fromkeys(names)]
+        return [
+            Request(name, given, args.preset, out, current, typed_in=folders, origins=origins)
+            for name in dict.fromkeys(names)
+        ]
     known = (request_of_run(row) for row in ws.store.runs.latest(last=1))
     last = next(known, None) or Request(library.meant(args.location, None))
     inputs, preset = {**last.inputs, **given}, args.preset or last.preset
     return [
-        Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders, origins=origins, nodes=last.nodes)
+        Request(
+            last.recipe,
+            inputs,
+            preset,
+            out or last.out,
+            last.current_python or current,
+            typed_in=folders,
+            origins=origins,
+            nodes=last.nodes,
+        )
     ]
 
 
@@ -96,7 +121,10 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
     """For a verb about one step."""
     found = requests(ws, args)
     if len(found) > 1:
-        raise NotFound(f"more than one recipe: {', '.join(request.recipe for request in found)}", fix="name one; inputs are written INPUT=VALUE")
+        raise NotFound(
+            f"more than one recipe: {', '.join(request.recipe for request in found)}",
+            fix="name one; inputs are written INPUT=VALUE",
+        )
     return found[0]
 
 
@@ -110,16 +138,25 @@ def find_run(store: Store, word: str) -> RunRow:
         number = int(back) if tilde else 0
         rows = runs.latest(last=number + 1)
         if number >= len(rows):
-            raise NotFound(f"{word}: the oldest run here is last~{len(rows) - 1}", fix="`recipe runs` lists them")
+            raise NotFound(
+                f"{word}: the oldest run here is last~{len(rows) - 1}",
+                fix="`recipe runs` lists them",
+            )
         return rows[number]
     found = word and (runs.page(Wanted(name=word), 1) or runs.page(Wanted(part=word), _SHOWN + 1))
     if found and len(found) == 1:
         return found[0]
     if found:
         shown = ", ".join(row.id for row in found[:_SHOWN])
-        raise NotFound(f'"{word}" may be any of several runs: {shown}{", …" if len(found) > _SHOWN else ""}', fix="give more of it")
+        raise NotFound(
+            f'"{word}" may be any of several runs: {shown}{", …" if len(found) > _SHOWN else ""}',
+            fix="give more of it",
+        )
     near = [row.id for row in runs.latest(last=_NEAR)]
-    raise NotFound(f'there is no run "{word}"', fix=did_you_mean(word, [*near, "last"]) or "`recipe runs` lists them")
+    raise NotFound(
+        f'there is no run "{word}"',
+        fix=did_you_mean(word, [*near, "last"]) or "`recipe runs` lists them",
+    )
 
 
 def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
@@ -140,15 +177,26 @@ def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
         with suppress(NotFound):
             from ...language import parse
 
-            versions = [id for id in known if id == parse.load(library.find(library.meant(location, word), location.root)).id]
+            versions = [
+                id
+                for id in known
+                if id == parse.load(library.find(library.meant(location, word), location.root)).id
+            ]
     if not versions:
-        raise NotFound(f"no recipe {word} was run here", fix=did_you_mean(word, known) or f"these were: {', '.join(known[:10])}")
+        raise NotFound(
+            f"no recipe {word} was run here",
+            fix=did_you_mean(word, known) or f"these were: {', '.join(known[:10])}",
+        )
     return versions[0]
 
 
 def has_run(ws: Workspace, word: str, recipe: str | None) -> bool:
     """Whether a word names a step that a recent run of a recipe, or of any, had to look at."""
-    return any(word in names(step) for row in ws.store.runs.latest(recipe=recipe, last=50) for step in ws.store.runs.steps(row.id))
+    return any(
+        word in names(step)
+        for row in ws.store.runs.latest(recipe=recipe, last=50)
+        for step in ws.store.runs.steps(row.id)
+    )
 
 
 def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
@@ -160,13 +208,30 @@ def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
     traces = []
     with suppress(RecipeError, OSError):
         found = look(ws, asked) if asked is not None else None
-        keys = [verdict.key for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True) if word in names(node.id)] if found else []
+        keys = (
+            [
+                verdict.key
+                for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
+                if word in names(node.id)
+            ]
+            if found
+            else []
+        )
         known = ws.store.index.traces([key for key in keys if key])
         traces = [known[key] for key in keys if key in known]
-    attempts = [attempt for trace in traces for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.outcome == "done"]
+    attempts = [
+        attempt
+        for trace in traces
+        for attempt in ws.store.runs.attempts(trace.run, trace.step)
+        if attempt.outcome == "done"
+    ]
     if attempts:
         return list({attempt.step: attempt for attempt in attempts}.values())
-    for each in [row, *ws.store.runs.latest(recipe=row.recipe, last=_NEAR), *ws.store.runs.latest(last=_NEAR)]:
+    for each in [
+        row,
+        *ws.store.runs.latest(recipe=row.recipe, last=_NEAR),
+        *ws.store.runs.latest(last=_NEAR),
+    ]:
         steps = [step for step in ws.store.runs.steps(each.id) if word in names(step)]
         if latest := ws.store.runs.latest_attempts(each.recipe, [*steps, word]):
             return list(latest.values())
@@ -181,17 +246,24 @@ def find_nodes(found: Survey, word: str) -> list[int]:
         return chosen
     for pending in found.plan.pending:
         if word == pending.step or word.startswith(f"{pending.step}["):
-            raise CannotRun(f"{pending.step} is one step for each {pending.pattern} that {pending.producer} makes, which is not known yet")
+            raise CannotRun(
+                f"{pending.step} is one step for each {pending.pattern} that {pending.producer} makes, which is not known yet"
+            )
     for later in found.later:
         if word in names(later.id) or bare(word) == later.id:
             raise CannotRun(f"{later.id} {later.why}, which is not known yet")
-    raise NotFound(f'{found.plan.recipe} has no step "{word}"', fix=near_step(word, [*(node.id for node in nodes), *found.plan.waiting]))
+    raise NotFound(
+        f'{found.plan.recipe} has no step "{word}"',
+        fix=near_step(word, [*(node.id for node in nodes), *found.plan.waiting]),
+    )
 
 
 def near_step(word: str, ids: list[str]) -> str:
     """What may have been meant by a step's name."""
     heads = list(dict.fromkeys(id.partition("[")[0] for id in ids))
-    return did_you_mean(word, heads + ids) or f"its steps: {', '.join(heads[:10])}" + (", …" if len(heads) > 10 else "")
+    return did_you_mean(word, heads + ids) or f"its steps: {', '.join(heads[:10])}" + (
+        ", …" if len(heads) > 10 else ""
+    )
 
 
 def moment(at: float) -> str:
@@ -214,5 +286,13 @@ def answers(found: Survey) -> dict[str, int]:
 
 def in_all(counts: Mapping[str, int]) -> str:
     """`3 to run, 9 fresh`."""
-    words = {"run": "to run", "maybe": "perhaps", "restore": "to restore", "fresh": "fresh", "skip": "skipped"}
-    return ", ".join(f"{counts[answer]} {word}" for answer, word in words.items() if answer in counts)
+    words = {
+        "run": "to run",
+        "maybe": "perhaps",
+        "restore": "to restore",
+        "fresh": "fresh",
+        "skip": "skipped",
+    }
+    return ", ".join(
+        f"{counts[answer]} {word}" for answer, word in words.items() if answer in counts
+    )

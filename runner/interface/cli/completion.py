@@ -87,7 +87,11 @@ complete -c recipe -f -a '(__recipe_complete)'
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("shell", choices=sorted(_SCRIPTS), help="the shell to complete for; its answer is a script to evaluate")
+    parser.add_argument(
+        "shell",
+        choices=sorted(_SCRIPTS),
+        help="the shell to complete for; its answer is a script to evaluate",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,21 +123,40 @@ def candidates(words: list[str]) -> Iterator[str]:
         return
     before.remove(verb)
     parser, _ = parser_of(verb)
-    taking = {option: action for action in parser._actions for option in action.option_strings if action.nargs != 0}
+    taking = {
+        option: action
+        for action in parser._actions
+        for option in action.option_strings
+        if action.nargs != 0
+    }
     flag = before[-1] if before and before[-1] in taking else None
     if flag is None and word.startswith("--") and "=" in word and word.partition("=")[0] in taking:
         flag, _, value = word.partition("=")
-        yield from (f"{flag}={found}" for found in _values(verb, taking[flag], flag, value, before) if not found.startswith(":"))
+        yield from (
+            f"{flag}={found}"
+            for found in _values(verb, taking[flag], flag, value, before)
+            if not found.startswith(":")
+        )
     elif flag is not None:
         yield from _values(verb, taking[flag], flag, word, before[:-1])
     elif word.startswith("-"):
-        known = [(o, a) for a in parser._actions for o in a.option_strings if o.startswith("--") or (word != "--" and len(word) < 3)]
-        yield from _starting(word, (f"{option}\t{action.help}" if action.help else option for option, action in known))
+        known = [
+            (o, a)
+            for a in parser._actions
+            for o in a.option_strings
+            if o.startswith("--") or (word != "--" and len(word) < 3)
+        ]
+        yield from _starting(
+            word,
+            (f"{option}\t{action.help}" if action.help else option for option, action in known),
+        )
     else:
         yield from _words(verb, parser, word, _loose(before, taking), _standing(before))
 
 
-def _values(verb: str, action: argparse.Action, flag: str, word: str, before: list[str]) -> Iterator[str]:
+def _values(
+    verb: str, action: argparse.Action, flag: str, word: str, before: list[str]
+) -> Iterator[str]:
     """What may follow a flag."""
     place = _standing(before)
     if action.choices is not None:
@@ -144,7 +167,10 @@ def _values(verb: str, action: argparse.Action, flag: str, word: str, before: li
         yield ":files"
     elif flag == "--preset":
         done, comma, last = word.rpartition(",")
-        yield from (f"{done}{comma}{name}" for name in _starting(last, _names(_recipe(before, place), "presets")))
+        yield from (
+            f"{done}{comma}{name}"
+            for name in _starting(last, _names(_recipe(before, place), "presets"))
+        )
     elif action.metavar == "STEP":
         yield from _starting(word, _names(_recipe(before, place), "steps"))
     elif flag == "--driver":
@@ -153,7 +179,9 @@ def _values(verb: str, action: argparse.Action, flag: str, word: str, before: li
         yield from _starting(word, extensions.drivers(""))
 
 
-def _words(verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], place: Location) -> Iterator[str]:
+def _words(
+    verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], place: Location
+) -> Iterator[str]:
     """What may stand without a flag: recipes, inputs of the one that is named, steps, choices."""
     places = [action for action in parser._actions if not action.option_strings]
     choice = next((action.choices for action in places if action.choices is not None), None)
@@ -172,13 +200,28 @@ def _words(verb: str, parser: argparse.ArgumentParser, word: str, loose: list[st
         if verb != "show" and loose:
             inputs = _section(_recipe(loose, place), "inputs")
             given = {each.partition("=")[0] for each in loose}
-            yield from _starting(word, (f"{key}=\t{_meaning(spec)}" for key, spec in inputs.items() if key not in given and not _is_secret(spec)))
+            yield from _starting(
+                word,
+                (
+                    f"{key}=\t{_meaning(spec)}"
+                    for key, spec in inputs.items()
+                    if key not in given and not _is_secret(spec)
+                ),
+            )
         if not any("=" not in each for each in loose) or verb == "validate":
             from ...language import library
 
-            yield from _starting(word, (f"{entry.id}\t{entry.summary}" for entry in library.entries()))
+            yield from _starting(
+                word, (f"{entry.id}\t{entry.summary}" for entry in library.entries())
+            )
             head = "./" if not word or word.startswith("./") else ""
-            yield from _starting(word, (f"{head}{entry.path.name}\t{entry.summary}" for entry in library.beside(place.here)))
+            yield from _starting(
+                word,
+                (
+                    f"{head}{entry.path.name}\t{entry.summary}"
+                    for entry in library.beside(place.here)
+                ),
+            )
             if "/" in word:
                 yield ":files"
 
@@ -204,7 +247,11 @@ def _recipe(words: Sequence[str], place: Location) -> Any:
     from ...language import document, library
 
     named = [word for before, word in pairwise(words) if before in ("-f", "--file")]
-    named += [word for word in words if "=" not in word and not word.startswith("-") and (is_path(word) or "@" in word)]
+    named += [
+        word
+        for word in words
+        if "=" not in word and not word.startswith("-") and (is_path(word) or "@" in word)
+    ]
     named += [word for word in words if word.isidentifier()]
     for name in [*named, None]:
         try:
@@ -216,7 +263,11 @@ def _recipe(words: Sequence[str], place: Location) -> Any:
 
 def _section(recipe: Any, name: str) -> dict[str, Any]:
     found = recipe.get(name) if isinstance(recipe, dict) else None
-    return {key: spec for key, spec in found.items() if isinstance(key, str)} if isinstance(found, dict) else {}
+    return (
+        {key: spec for key, spec in found.items() if isinstance(key, str)}
+        if isinstance(found, dict)
+        else {}
+    )
 
 
 def _names(recipe: Any, section: str) -> list[str]:
@@ -228,7 +279,11 @@ def _is_secret(spec: Any) -> bool:
 
 
 def _meaning(spec: Any) -> str:
-    return " ".join(str(spec.get("doc") or spec.get("type") or "").split()) if isinstance(spec, dict) else ""
+    return (
+        " ".join(str(spec.get("doc") or spec.get("type") or "").split())
+        if isinstance(spec, dict)
+        else ""
+    )
 
 
 def _standing(words: Sequence[str]) -> Location:
@@ -250,6 +305,8 @@ def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:
 def _starting(word: str, candidates: Any) -> Iterator[str]:
     for candidate in candidates:
         # A summary that spans lines or rings bells stays one harmless line.
-        text = "".join(char if char.isprintable() or char == "\t" else " " for char in str(candidate))
+        text = "".join(
+            char if char.isprintable() or char == "\t" else " " for char in str(candidate)
+        )
         if text.startswith(word):
             yield text

@@ -44,13 +44,23 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "Stop a run so that it can be resumed.  A training that listens saves when its step is over, and ends; anything else gets SIGTERM, and"
             " SIGKILL 30 seconds later.  A step without a state begins anew when the run is resumed."
         )
-        parser.add_argument("--keep-host", action="store_true", help="keep rented machines, and pay for them: the resume need not wait for others")
+        parser.add_argument(
+            "--keep-host",
+            action="store_true",
+            help="keep rented machines, and pay for them: the resume need not wait for others",
+        )
         parser.epilog = "examples:\n  recipe pause\n  recipe resume"
     else:
         parser.add_argument("--driver", metavar="NAME", help="where to run (default: as before)")
         parser.add_argument("--json", action="store_true", help="one event a line")
         if verb == "retry":
-            parser.add_argument("--from", dest="begin", type=stored, metavar="STEP", help="this step and everything after it, whatever is remembered")
+            parser.add_argument(
+                "--from",
+                dest="begin",
+                type=stored,
+                metavar="STEP",
+                help="this step and everything after it, whatever is remembered",
+            )
             parser.epilog = "examples:\n  recipe retry\n  recipe retry last~2 --from train"
         else:
             parser.epilog = "examples:\n  recipe resume\n  recipe resume 3f1035 --driver ssh"
@@ -60,7 +70,12 @@ def run(args: argparse.Namespace) -> int:
     with existing(args.workspace) as ws:
         row = find_run(ws.store, args.run)
         if args.verb in ENDS:
-            return _end(ws, row, args.verb, {"keep_hosts": True} if getattr(args, "keep_host", False) else {})
+            return _end(
+                ws,
+                row,
+                args.verb,
+                {"keep_hosts": True} if getattr(args, "keep_host", False) else {},
+            )
         if args.driver is not None:
             check_driver(args.driver)
         return _resume(ws, row, args) if args.verb == "resume" else _retry(ws, row, args)
@@ -72,7 +87,9 @@ def _end(ws: Workspace, row: RunRow, verb: str, data: Mapping[str, object]) -> i
         raise _refused(f"run {row.id} is {row.state} already")
     while True:
         if not ws.store.runs.live(row.id):
-            done = end_unattended(ws, row.id, ENDS[verb], lambda text: print(f"recipe: {text}", file=sys.stderr))
+            done = end_unattended(
+                ws, row.id, ENDS[verb], lambda text: print(f"recipe: {text}", file=sys.stderr)
+            )
         elif ws.store.runs.request(row.id, verb, data):
             done = _waited(ws, row.id, ENDS[verb], PATIENCE[verb])
         else:  # its worker is about to let go of it
@@ -81,7 +98,10 @@ def _end(ws: Workspace, row: RunRow, verb: str, data: Mapping[str, object]) -> i
         state = ws.store.runs.get(row.id).state
         if done or state in FINAL:
             break
-    print(f"run {row.id} is {state}" + (f"; recipe resume {row.id} continues it" if state == "PAUSED" else ""))
+    print(
+        f"run {row.id} is {state}"
+        + (f"; recipe resume {row.id} continues it" if state == "PAUSED" else "")
+    )
     return 0 if state == ENDS[verb] else 1
 
 
@@ -95,7 +115,10 @@ def _waited(ws: Workspace, run: str, state: str, patience: float) -> bool:
         if not ws.store.runs.live(run):
             return False
         time.sleep(LOOK)
-    raise Busy(f"run {run} was asked, and is not stopped after {patience:.0f} s", fix=f"`recipe logs {run} -f` shows what it does")
+    raise Busy(
+        f"run {run} was asked, and is not stopped after {patience:.0f} s",
+        fix=f"`recipe logs {run} -f` shows what it does",
+    )
 
 
 def _left(ws: Workspace, run: str) -> None:
@@ -109,12 +132,17 @@ def _left(ws: Workspace, run: str) -> None:
 
 def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
     if row.state in FINAL:
-        raise _refused(f"run {row.id} is {row.state}: there is nothing to resume", "`recipe retry` runs it once more")
+        raise _refused(
+            f"run {row.id} is {row.state}: there is nothing to resume",
+            "`recipe retry` runs it once more",
+        )
     if ws.store.runs.live(row.id):
         if row.request != "pause":
             raise _refused(f"run {row.id} is running", f"`recipe logs {row.id} -f` follows it")
         ws.store.runs.request(row.id, "resume")
-        if ws.store.runs.get(row.id).state != "PAUSED":  # its worker will read it, in the last moment too
+        if (
+            ws.store.runs.get(row.id).state != "PAUSED"
+        ):  # its worker will read it, in the last moment too
             print(f"run {row.id} was about to pause, and continues")
             return 0
         _left(ws, row.id)
@@ -129,7 +157,9 @@ def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
 
 def _retry(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
     if row.state not in FINAL:
-        raise _refused(f"run {row.id} is not over", "`recipe resume` continues it, `recipe cancel` ends it")
+        raise _refused(
+            f"run {row.id} is not over", "`recipe resume` continues it, `recipe cancel` ends it"
+        )
     choice = Choice(begin=args.begin) if args.begin else choice_of_run(row)
     if row.bundle:
         _unchanged(args)
@@ -141,13 +171,20 @@ def _retry(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
 def _unchanged(args: argparse.Namespace) -> None:
     """A run for workers of other machines stays as it was submitted.  Raises Invalid."""
     if args.driver is not None:
-        raise _refused("the driver of a submitted run stays", "`recipe submit` with --driver makes another")
+        raise _refused(
+            "the driver of a submitted run stays", "`recipe submit` with --driver makes another"
+        )
 
 
-def _again(ws: Workspace, row: RunRow, args: argparse.Namespace, choice: Choice, resumed: str = "") -> int:
+def _again(
+    ws: Workspace, row: RunRow, args: argparse.Namespace, choice: Choice, resumed: str = ""
+) -> int:
     request = request_of_run(row)
     if request is None:
-        raise NotFound(f"run {row.id} did not note what it was asked for", fix="`recipe run` with its recipe and inputs runs it again")
+        raise NotFound(
+            f"run {row.id} did not note what it was asked for",
+            fix="`recipe run` with its recipe and inputs runs it again",
+        )
     settings = settings_of_run(row)
     if args.driver is not None and args.driver != settings.driver:
         settings = replace(settings, driver=args.driver, hosts=(), stack="")

@@ -22,16 +22,27 @@ _FICLONE: Final = 0x40049409  # share the bytes of one file with another, linux/
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("--driver", default="local", metavar="NAME", help="look at the hosts of this driver (default: local, this machine)")
     parser.add_argument(
-        "--host", action="append", default=[], metavar="USER@NAME", help="a host to look at, instead of those in the settings; may be repeated"
+        "--driver",
+        default="local",
+        metavar="NAME",
+        help="look at the hosts of this driver (default: local, this machine)",
+    )
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="USER@NAME",
+        help="a host to look at, instead of those in the settings; may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def run(args: argparse.Namespace) -> int:
     found = (
-        _away(args) if args.driver != "local" or args.host else [*_software(), *_machine(), *_workspace(args.workspace), *_training(), *_extensions()]
+        _away(args)
+        if args.driver != "local" or args.host
+        else [*_software(), *_machine(), *_workspace(args.workspace), *_training(), *_extensions()]
     )
     if args.json:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
@@ -43,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
                 host = finding.host
                 print(f"{host}:")
             if finding.state != "ok" or not args.quiet:
-                print(f"{finding.state:7}  {finding.what:{width}}  {finding.found}" + (f": {finding.advice}" if finding.advice else ""))
+                print(
+                    f"{finding.state:7}  {finding.what:{width}}  {finding.found}"
+                    + (f": {finding.advice}" if finding.advice else "")
+                )
     return 2 if any(finding.state == "missing" for finding in found) else 0
 
 
@@ -56,7 +70,9 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     from ...storage.records.store import home
     from .flags import check_driver
 
-    name = "ssh" if args.driver == "local" else args.driver  # only one has hosts that are named like this
+    name = (
+        "ssh" if args.driver == "local" else args.driver
+    )  # only one has hosts that are named like this
     check_driver(name)
     root = Path(os.path.abspath(args.workspace))
     settings = load(root, os.environ).driver(name)
@@ -73,31 +89,64 @@ def _software() -> Iterator[Finding]:
     else:
         # Not an error: the store never uses the write-ahead log, whose bug it is.
         yield Finding(
-            "ok", "sqlite", f"{sqlite3.sqlite_version} (its write-ahead log can be damaged by two writers before 3.51.3; recipe does not use it)"
+            "ok",
+            "sqlite",
+            f"{sqlite3.sqlite_version} (its write-ahead log can be damaged by two writers before 3.51.3; recipe does not use it)",
         )
     git = shutil.which("git")
-    yield Finding("ok", "git", git) if git else Finding("note", "git", "not found", "install it for recipes whose `code` comes from a repository")
+    yield (
+        Finding("ok", "git", git)
+        if git
+        else Finding(
+            "note",
+            "git",
+            "not found",
+            "install it for recipes whose `code` comes from a repository",
+        )
+    )
     bash = shutil.which("bash")
-    yield Finding("ok", "bash", bash) if bash else Finding("note", "bash", "not found", "install it for steps that say `shell: bash`")
+    yield (
+        Finding("ok", "bash", bash)
+        if bash
+        else Finding("note", "bash", "not found", "install it for steps that say `shell: bash`")
+    )
 
 
 def _machine() -> Iterator[Finding]:
     cores, group = cgroups.processors()
-    yield Finding("ok", "cores", f"{cores:g} (this group's limit; the machine has {os.cpu_count()})" if group else f"{cores:g}")
+    yield Finding(
+        "ok",
+        "cores",
+        f"{cores:g} (this group's limit; the machine has {os.cpu_count()})"
+        if group
+        else f"{cores:g}",
+    )
     memory, group = cgroups.memory()
     text = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
-    yield Finding("ok", "memory", f"{memory / 1e9:.1f} GB (this group's limit; the machine has {text})" if group else text)
+    yield Finding(
+        "ok",
+        "memory",
+        f"{memory / 1e9:.1f} GB (this group's limit; the machine has {text})" if group else text,
+    )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
     found = devices.here(os.environ)
     if not found:
-        yield Finding("note", "gpus", f"none{setting}", "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)")
+        yield Finding(
+            "note",
+            "gpus",
+            f"none{setting}",
+            "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)",
+        )
         return
     try:
         driver = Path("/proc/driver/nvidia/version").read_text("utf-8").splitlines()[0].strip()
     except (OSError, IndexError):
         driver = "driver unknown"
-    names = ", ".join(f"{device.name} is {device.uuid}" if device.uuid not in ("", device.name) else device.name for device in found)
+    names = ", ".join(
+        f"{device.name} is {device.uuid}" if device.uuid not in ("", device.name) else device.name
+        for device in found
+    )
     yield Finding("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
 
 
@@ -130,16 +179,35 @@ def _workspace(root: Path) -> Iterator[Finding]:
         ("store", _existing(folder), "make it writable, or set RECIPE_HOME to a folder that is"),
     ):
         trouble = _write_trouble(place)
-        yield Finding("ok", what, f"{place}, writable") if not trouble else Finding("missing", what, f"{place}: {trouble}", advice)
+        yield (
+            Finding("ok", what, f"{place}, writable")
+            if not trouble
+            else Finding("missing", what, f"{place}: {trouble}", advice)
+        )
     place = _existing(folder)
     kind, remote = file_system(place)
     if remote:
-        yield Finding("missing", "file system", f"{kind}, of a network", "set RECIPE_HOME to a folder on a local disk: locks and the store need one")
+        yield Finding(
+            "missing",
+            "file system",
+            f"{kind}, of a network",
+            "set RECIPE_HOME to a folder on a local disk: locks and the store need one",
+        )
     else:
-        yield Finding("ok", "file system", f"{kind}, {'shares bytes between copies' if _reflinks(place) else 'copies are copies (no reflinks)'}")
+        yield Finding(
+            "ok",
+            "file system",
+            f"{kind}, {'shares bytes between copies' if _reflinks(place) else 'copies are copies (no reflinks)'}",
+        )
     free = shutil.disk_usage(place).free
     text = f"{free / 1e9:.1f} GB free"
-    yield Finding("ok", "disk", text) if free >= 1e9 else Finding("note", "disk", text, "`recipe gc` removes what is stored and no longer needed")
+    yield (
+        Finding("ok", "disk", text)
+        if free >= 1e9
+        else Finding(
+            "note", "disk", text, "`recipe gc` removes what is stored and no longer needed"
+        )
+    )
 
 
 def _existing(folder: Path) -> Path:
@@ -163,7 +231,10 @@ def _reflinks(folder: Path) -> bool:
     import fcntl
 
     try:
-        with tempfile.NamedTemporaryFile(dir=folder) as one, tempfile.NamedTemporaryFile(dir=folder) as other:
+        with (
+            tempfile.NamedTemporaryFile(dir=folder) as one,
+            tempfile.NamedTemporaryFile(dir=folder) as other,
+        ):
             one.write(b"x" * 4096)
             one.flush()
             fcntl.ioctl(other.fileno(), _FICLONE, one.fileno())
@@ -182,4 +253,6 @@ def _training() -> Iterator[Finding]:
         try:
             yield Finding("ok", name, version(name))
         except PackageNotFoundError:
-            yield Finding("note", name, "not installed", f"{install_line('train')} to train on this machine")
+            yield Finding(
+                "note", name, "not installed", f"{install_line('train')} to train on this machine"
+            )

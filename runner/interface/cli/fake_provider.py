@@ -11,10 +11,21 @@ from ...errors import Infrastructure, Invalid, NotFound, Problem, did_you_mean
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("provider", metavar="PROVIDER", help=f"which one: {', '.join(fakes.WORLDS)}")
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="the port on 127.0.0.1 (default: a free one)")
     parser.add_argument(
-        "--faults", default="", metavar="FAULTS", help="what goes wrong, as NAME[@OPERATION]=CHANCE|once|AMOUNT,…; docs/fakes.md lists them"
+        "provider", metavar="PROVIDER", help=f"which one: {', '.join(fakes.WORLDS)}"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the port on 127.0.0.1 (default: a free one)",
+    )
+    parser.add_argument(
+        "--faults",
+        default="",
+        metavar="FAULTS",
+        help="what goes wrong, as NAME[@OPERATION]=CHANCE|once|AMOUNT,…; docs/fakes.md lists them",
     )
     parser.add_argument(
         "--clock",
@@ -29,7 +40,13 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         help="what its machines are: none, so nothing can log in (the default), or real: processes of this machine behind SSH on 127.0.0.1, "
         "which execute what they are sent as you",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="what is offered, and when a fault happens (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="what is offered, and when a fault happens (default: 0)",
+    )
     parser.epilog = (
         "Needs the extra `fakes`. Prints the lines to export, then serves until Ctrl-C.\n"
         'GET /_ledger: what was rented and billed, as JSON lines. POST /_clock: {"advance": SECONDS}. POST /_faults: FAULTS.\n'
@@ -41,16 +58,32 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.provider not in fakes.WORLDS:
         raise NotFound(
-            f'there is no fake provider "{args.provider}"', fix=did_you_mean(args.provider, fakes.WORLDS) or f"known: {', '.join(fakes.WORLDS)}"
+            f'there is no fake provider "{args.provider}"',
+            fix=did_you_mean(args.provider, fakes.WORLDS) or f"known: {', '.join(fakes.WORLDS)}",
         )
     try:
-        fakes.serve(args.provider, args.port, args.faults, args.seed, args.clock == "virtual", args.hosts == "real", _ready)
+        fakes.serve(
+            args.provider,
+            args.port,
+            args.faults,
+            args.seed,
+            args.clock == "virtual",
+            args.hosts == "real",
+            _ready,
+        )
     except ModuleNotFoundError as error:
-        raise Infrastructure(f"a fake provider needs {error.name}, which is not installed", fix=fakes.INSTALL) from error
+        raise Infrastructure(
+            f"a fake provider needs {error.name}, which is not installed", fix=fakes.INSTALL
+        ) from error
     except ValueError as error:
-        raise Invalid([Problem("bad-request", str(error), fix="docs/fakes.md lists the faults")]) from error
+        raise Invalid(
+            [Problem("bad-request", str(error), fix="docs/fakes.md lists the faults")]
+        ) from error
     except (OSError, OverflowError) as error:
-        raise Infrastructure(f"cannot listen on 127.0.0.1:{args.port}: {error}", fix="give another --port, or none for a free one") from error
+        raise Infrastructure(
+            f"cannot listen on 127.0.0.1:{args.port}: {error}",
+            fix="give another --port, or none for a free one",
+        ) from error
     except KeyboardInterrupt:
         return 0
     return 0

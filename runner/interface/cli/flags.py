@@ -31,7 +31,9 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
     from ...storage.workspace import results_place
 
     parser.add_argument("recipe", nargs="?", help=RECIPE)
-    parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
+    parser.add_argument(
+        "inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs"
+    )
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     add_values(parser)
     parser.add_argument(
@@ -47,8 +49,14 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
         help="the Python of steps without a lock: a path, a virtual environment, a name (default: .venv here, $VIRTUAL_ENV, python3 of PATH); "
         "`current`: the packages of the Python that runs recipe, instead of locks and images",
     )
-    parser.add_argument("--driver", default="local", metavar="NAME", help="where to run (default: local)")
-    parser.add_argument("--store", metavar="NAME", help="the shared store to use, by its name in recipe.toml or its address; `none`: none")
+    parser.add_argument(
+        "--driver", default="local", metavar="NAME", help="where to run (default: local)"
+    )
+    parser.add_argument(
+        "--store",
+        metavar="NAME",
+        help="the shared store to use, by its name in recipe.toml or its address; `none`: none",
+    )
     parser.add_argument(
         "--host",
         dest="hosts",
@@ -57,13 +65,26 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
         default=[],
         help="a server for the driver `ssh`, as user@name:port, instead of those in the settings",
     )
-    parser.add_argument("--update", action="store_true", help=f"resolve moving revisions again and write them to recipe.lock{also_updates}")
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help=f"resolve moving revisions again and write them to recipe.lock{also_updates}",
+    )
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--stack", default="", metavar="NAME", help="driver, filters and limits of [stacks.NAME] in recipe.toml; other flags win")
     parser.add_argument(
-        "--where", action="append", default=[], metavar="K=V", help="only offers like this: gpu gpu_memory regions reliability inet cuda max_price …"
+        "--stack",
+        default="",
+        metavar="NAME",
+        help="driver, filters and limits of [stacks.NAME] in recipe.toml; other flags win",
+    )
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="only offers like this: gpu gpu_memory regions reliability inet cuda max_price …",
     )
 
 
@@ -72,10 +93,16 @@ def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object],
     from ...language import library
 
     words, name = list(args.inputs), args.recipe
-    if name is not None and (args.file is not None or ("=" in name and "/" not in name.partition("=")[0])):
+    if name is not None and (
+        args.file is not None or ("=" in name and "/" not in name.partition("=")[0])
+    ):
         words.insert(0, name)
         name = None
-    recipe = library.path(args.location, args.file) if args.file is not None else library.meant(args.location, name)
+    recipe = (
+        library.path(args.location, args.file)
+        if args.file is not None
+        else library.meant(args.location, name)
+    )
     return recipe, *values_of(args, paired(words))
 
 
@@ -93,7 +120,17 @@ def request_of(args: argparse.Namespace) -> Any:
 
         given = pod.inputs(parse.load(library.find(recipe, args.location.root)), os.environ) | given
     out, folders = published_below(args), args.location.folders(given)
-    return Request(recipe, given, args.preset, out, args.python == "current", args.update, folders, origins, getattr(args, "nodes", 0))
+    return Request(
+        recipe,
+        given,
+        args.preset,
+        out,
+        args.python == "current",
+        args.update,
+        folders,
+        origins,
+        getattr(args, "nodes", 0),
+    )
 
 
 def take_stack(args: argparse.Namespace) -> None:
@@ -117,7 +154,11 @@ def take_stack(args: argparse.Namespace) -> None:
 
 def add_values(parser: argparse.ArgumentParser) -> None:
     """The flags that give values to inputs, beside INPUT=VALUE."""
-    parser.add_argument("--preset", metavar="NAMES", help="a named set of input values that the recipe brings, or several: a,b; later ones win")
+    parser.add_argument(
+        "--preset",
+        metavar="NAMES",
+        help="a named set of input values that the recipe brings, or several: a,b; later ones win",
+    )
     parser.add_argument(
         "-i",
         "--inputs",
@@ -128,19 +169,33 @@ def add_values(parser: argparse.ArgumentParser) -> None:
         help="values for inputs from a file of YAML, JSON or TOML; may be given several times, later files win, and INPUT=VALUE wins over files",
     )
     parser.add_argument(
-        "--set", dest="parts", metavar="NAME=VALUE", action="append", default=[], help="the same as INPUT=VALUE; a.b=1 sets b in the object input a"
+        "--set",
+        dest="parts",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="the same as INPUT=VALUE; a.b=1 sets b in the object input a",
     )
 
 
-def values_of(args: argparse.Namespace, typed: Mapping[str, str]) -> tuple[dict[str, object], dict[str, str]]:
+def values_of(
+    args: argparse.Namespace, typed: Mapping[str, str]
+) -> tuple[dict[str, object], dict[str, str]]:
     """The values that files and words give, and the files of those that words do not replace.  Raises Invalid, NotFound."""
-    words: dict[str, object] = {**typed, **paired(args.parts, '--set "{}" is not NAME=VALUE', "write --set name=value")}
+    words: dict[str, object] = {
+        **typed,
+        **paired(args.parts, '--set "{}" is not NAME=VALUE', "write --set name=value"),
+    }
     if not args.values_files:
         return words, {}
     from ...survey.values_files import values
 
-    read, origins = values([(name, args.location.here / Path(name).expanduser()) for name in args.values_files])
-    return {**read, **words}, {name: origin for name, origin in origins.items() if name not in words}
+    read, origins = values(
+        [(name, args.location.here / Path(name).expanduser()) for name in args.values_files]
+    )
+    return {**read, **words}, {
+        name: origin for name, origin in origins.items() if name not in words
+    }
 
 
 def published_below(args: argparse.Namespace) -> Path | None:
@@ -169,12 +224,17 @@ def check_driver(name: str) -> None:
 
     known = extensions.drivers(name)
     if name not in known:
-        raise NotFound(f'there is no driver "{name}"', fix=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}")
+        raise NotFound(
+            f'there is no driver "{name}"',
+            fix=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}",
+        )
 
 
 def color(stream: Any) -> bool:
     """Whether colours may be written there."""
-    return bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return (
+        bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    )
 
 
 def agreed(question: str, unasked: RecipeError) -> bool:

@@ -23,12 +23,24 @@ COLLAPSED: Final = 10
 DEEPEST: Final = 100
 """Levels of the tree that are drawn: a chain of thousands would be mostly indentation."""
 
-_COLOURS: Final = {"fresh": "#d5f0d5", "run": "#ffe0b3", "maybe": "#fff5cc", "restore": "#d6e6ff", "skip": "#eeeeee", "mixed": "#fff5cc"}
+_COLOURS: Final = {
+    "fresh": "#d5f0d5",
+    "run": "#ffe0b3",
+    "maybe": "#fff5cc",
+    "restore": "#d6e6ff",
+    "skip": "#eeeeee",
+    "mixed": "#fff5cc",
+}
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add_words(parser)
-    parser.add_argument("--format", choices=["tree", "mermaid", "dot", "json"], default="tree", help="how to write it (default: tree)")
+    parser.add_argument(
+        "--format",
+        choices=["tree", "mermaid", "dot", "json"],
+        default="tree",
+        help="how to write it (default: tree)",
+    )
     parser.epilog = "examples:\n  recipe graph\n  recipe graph ./pipeline.yaml --format dot | dot -Tsvg > pipeline.svg"
 
 
@@ -43,7 +55,13 @@ def run(args: argparse.Namespace) -> int:
         if args.format == "tree":
             print("\n".join([title(found), *tree(drawing)]))
         else:
-            print("\n".join(mermaid(drawing) if args.format == "mermaid" else dot(drawing, found.plan.recipe)))
+            print(
+                "\n".join(
+                    mermaid(drawing)
+                    if args.format == "mermaid"
+                    else dot(drawing, found.plan.recipe)
+                )
+            )
     return 0
 
 
@@ -68,12 +86,24 @@ def draw(found: Survey) -> dict[str, Box]:
     boxes = {}
     for id, ids in members.items():
         answers = Counter(answer[each] for each in ids)
-        needs = dict.fromkeys(name[need] for each in ids for need in steps.pred[each] if name[need] != id)
-        words = next(iter(answers)) if len(ids) == 1 else f"{len(ids)} instances: {', '.join(f'{c} {a}' for a, c in answers.items())}"
+        needs = dict.fromkeys(
+            name[need] for each in ids for need in steps.pred[each] if name[need] != id
+        )
+        words = (
+            next(iter(answers))
+            if len(ids) == 1
+            else f"{len(ids)} instances: {', '.join(f'{c} {a}' for a, c in answers.items())}"
+        )
         boxes[id] = Box(words, next(iter(answers)) if len(answers) == 1 else "mixed", tuple(needs))
     for step in found.later:
-        known = [name[found.plan.nodes[n].id] for need in step.needs for n in sorted(found.plan.named(need))]
-        others = [other.shown for need in step.needs for other in found.later if need in names(other.id)]
+        known = [
+            name[found.plan.nodes[n].id]
+            for need in step.needs
+            for n in sorted(found.plan.named(need))
+        ]
+        others = [
+            other.shown for need in step.needs for other in found.later if need in names(other.id)
+        ]
         boxes[step.shown] = Box(step.why, "maybe", tuple(dict.fromkeys([*known, *others])))
     return boxes
 
@@ -97,7 +127,14 @@ def tree(boxes: Mapping[str, Box]) -> list[str]:
         drawn.add(id)
         last = len(box.needs) - 1
         for place, need in reversed(list(enumerate(box.needs))):
-            waiting.append((need, below + ("└─ " if place == last else "├─ "), below + ("   " if place == last else "│  "), depth + 1))
+            waiting.append(
+                (
+                    need,
+                    below + ("└─ " if place == last else "├─ "),
+                    below + ("   " if place == last else "│  "),
+                    depth + 1,
+                )
+            )
     return lines
 
 
@@ -105,18 +142,29 @@ def mermaid(boxes: Mapping[str, Box]) -> list[str]:
     """A mermaid flowchart; arrows lead from what is needed to what needs it."""
     number = {id: f"s{n}" for n, id in enumerate(boxes)}
     lines = ["flowchart LR"]
-    lines += [f'  {number[id]}["{_entities(readable(id))}<br/>{_entities(box.label)}"]:::{box.answer}' for id, box in boxes.items()]
+    lines += [
+        f'  {number[id]}["{_entities(readable(id))}<br/>{_entities(box.label)}"]:::{box.answer}'
+        for id, box in boxes.items()
+    ]
     lines += [f"  {number[need]} --> {number[id]}" for id, need in _edges(boxes)]
     lines += [
-        f"  classDef {answer} fill:{colour},color:#222" for answer, colour in _COLOURS.items() if any(b.answer == answer for b in boxes.values())
+        f"  classDef {answer} fill:{colour},color:#222"
+        for answer, colour in _COLOURS.items()
+        if any(b.answer == answer for b in boxes.values())
     ]
     return lines
 
 
 def dot(boxes: Mapping[str, Box], name: str) -> list[str]:
     """A graph for Graphviz."""
-    lines = [f"digraph {_quoted(name)} {{", "  rankdir=LR; node [shape=box, style=filled, fontname=sans];"]
-    lines += [f"  {_quoted(id)} [label={_quoted(readable(id), box.label)}, fillcolor={_quoted(_COLOURS[box.answer])}];" for id, box in boxes.items()]
+    lines = [
+        f"digraph {_quoted(name)} {{",
+        "  rankdir=LR; node [shape=box, style=filled, fontname=sans];",
+    ]
+    lines += [
+        f"  {_quoted(id)} [label={_quoted(readable(id), box.label)}, fillcolor={_quoted(_COLOURS[box.answer])}];"
+        for id, box in boxes.items()
+    ]
     lines += [f"  {_quoted(need)} -> {_quoted(id)};" for id, need in _edges(boxes)]
     return [*lines, "}"]
 
@@ -134,7 +182,10 @@ def as_json(found: Survey) -> Mapping[str, object]:
         for n, node in enumerate(plan.nodes)
     ]
     edges = [[need, id] for id, needs in plan.graph.pred.items() for need in needs]
-    pending = [{"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern} for p in plan.pending]
+    pending = [
+        {"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern}
+        for p in plan.pending
+    ]
     return {"recipe": plan.recipe, "nodes": nodes, "edges": edges, "pending": pending}
 
 
@@ -145,13 +196,22 @@ def _edges(boxes: Mapping[str, Box]) -> Iterable[tuple[str, str]]:
 def _family(id: str) -> str:
     """The id without the values of its matrices: `sft[lr=1]/train[seed=2]` is one of `sft[]/train`."""
     parts: Sequence[str] = id.split("/") if "[" in id else (id,)
-    heads = [part.partition("[")[0] + ("[]" if "[" in part and n < len(parts) - 1 else "") for n, part in enumerate(parts)]
+    heads = [
+        part.partition("[")[0] + ("[]" if "[" in part and n < len(parts) - 1 else "")
+        for n, part in enumerate(parts)
+    ]
     return "/".join(heads)
 
 
 def _entities(text: str) -> str:
-    return "".join(char if char.isalnum() or char in " ._/-=,:…" else f"#{ord(char)};" for char in shown(text))
+    return "".join(
+        char if char.isalnum() or char in " ._/-=,:…" else f"#{ord(char)};" for char in shown(text)
+    )
 
 
 def _quoted(*lines: str) -> str:
-    return '"' + "\\n".join(shown(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'
+    return (
+        '"'
+        + "\\n".join(shown(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+        + '"'
+    )

@@ -35,9 +35,20 @@ _NEAR, _ALL = 1000, 1_000_000
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "runs":
-        parser.add_argument("-n", dest="last", type=positive, default=20, metavar="N", help="show the N newest runs (default: 20)")
-        parser.add_argument("--recipe", metavar="RECIPE", help="only those of this recipe, by its name or path")
-        parser.add_argument("--failed", action="store_true", help="only those that failed, or whose worker died")
+        parser.add_argument(
+            "-n",
+            dest="last",
+            type=positive,
+            default=20,
+            metavar="N",
+            help="show the N newest runs (default: 20)",
+        )
+        parser.add_argument(
+            "--recipe", metavar="RECIPE", help="only those of this recipe, by its name or path"
+        )
+        parser.add_argument(
+            "--failed", action="store_true", help="only those that failed, or whose worker died"
+        )
         parser.add_argument("--tag", metavar="TAG", help="only those with this tag")
         parser.add_argument("--json", action="store_true", help="for programs")
         parser.epilog = "examples:\n  recipe runs\n  recipe runs -n 1 --json\n  recipe runs --recipe sweep --failed"
@@ -49,13 +60,34 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             metavar="RUN[/STEP]",
             help="an id or a part of one, last (the default), last~1; a step of it; or a step of the last run",
         )
-        parser.add_argument("-f", "--follow", action="store_true", help="follow what is printed, until the run or the step is over")
-        parser.add_argument("--attempt", type=positive, metavar="N", help="this attempt of each step (default: the last)")
-        parser.add_argument("--node", type=_rank, default=0, metavar="N", help="of a step on several nodes: what it printed on this one (default: 0)")
-        parser.epilog = "examples:\n  recipe logs train -f\n  recipe logs 20261121-055609 | grep loss"
+        parser.add_argument(
+            "-f",
+            "--follow",
+            action="store_true",
+            help="follow what is printed, until the run or the step is over",
+        )
+        parser.add_argument(
+            "--attempt",
+            type=positive,
+            metavar="N",
+            help="this attempt of each step (default: the last)",
+        )
+        parser.add_argument(
+            "--node",
+            type=_rank,
+            default=0,
+            metavar="N",
+            help="of a step on several nodes: what it printed on this one (default: 0)",
+        )
+        parser.epilog = (
+            "examples:\n  recipe logs train -f\n  recipe logs 20261121-055609 | grep loss"
+        )
     else:
         parser.add_argument(
-            "a", metavar="A", nargs="?", help="a run: an id or a part of one, last, last~1 (default: the run of the same recipe before B)"
+            "a",
+            metavar="A",
+            nargs="?",
+            help="a run: an id or a part of one, last, last~1 (default: the run of the same recipe before B)",
         )
         parser.add_argument("b", metavar="B", nargs="?", help="another (default: last)")
         parser.add_argument("--json", action="store_true", help="for programs")
@@ -76,24 +108,70 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
     overviews: list[RunOverview] = []
     for last in (max(_NEAR, args.last), _ALL) if chosen else (args.last,):
         rows = ws.store.runs.latest(recipe=recipe, last=last)
-        overviews = _overviews(ws, [row for row in rows if args.tag is None or args.tag in tags(row)], failed=args.failed)[: args.last]
+        overviews = _overviews(
+            ws,
+            [row for row in rows if args.tag is None or args.tag in tags(row)],
+            failed=args.failed,
+        )[: args.last]
         if len(overviews) == args.last or len(rows) < last:
             break
     if args.json:
         print(json.dumps(overviews, indent=2))
         return 0
     if not overviews:
-        print("there is no such run here" if chosen else "nothing was run here yet", file=sys.stderr)
+        print(
+            "there is no such run here" if chosen else "nothing was run here yet", file=sys.stderr
+        )
         return 0
-    table: list[tuple[str, ...]] = [("RUN", "BEGAN", "STATE", "RAN", "FRESH", "FAILED", "TIME", "COST", "RECIPE", "INPUTS", "LABEL")]
+    table: list[tuple[str, ...]] = [
+        (
+            "RUN",
+            "BEGAN",
+            "STATE",
+            "RAN",
+            "FRESH",
+            "FAILED",
+            "TIME",
+            "COST",
+            "RECIPE",
+            "INPUTS",
+            "LABEL",
+        )
+    ]
     for item in overviews:
         counts = item["steps"]
         took = span(item["seconds"]) if item["seconds"] is not None else ""
-        given = " ".join([*([f"--preset {item['preset']}"] if item["preset"] else []), *(f"{k}={v}" for k, v in item["given"].items())])
+        given = " ".join(
+            [
+                *([f"--preset {item['preset']}"] if item["preset"] else []),
+                *(f"{k}={v}" for k, v in item["given"].items()),
+            ]
+        )
         numbers = (str(counts["ran"]), str(counts["fresh"]), str(counts["failed"]))
-        label = " ".join(filter(None, [item["name"], *(f"#{tag}" for tag in item["tags"]), item["note"] and f"({item['note']})"]))
+        label = " ".join(
+            filter(
+                None,
+                [
+                    item["name"],
+                    *(f"#{tag}" for tag in item["tags"]),
+                    item["note"] and f"({item['note']})",
+                ],
+            )
+        )
         cost = f"${item['usd']:.2f}" if item["usd"] else ""
-        table.append((item["id"], moment(item["created"]), item["state"], *numbers, took, cost, item["recipe"], shown(given), shown(label)))
+        table.append(
+            (
+                item["id"],
+                moment(item["created"]),
+                item["state"],
+                *numbers,
+                took,
+                cost,
+                item["recipe"],
+                shown(given),
+                shown(label),
+            )
+        )
     if not any(row[-1] for row in table[1:]):
         table = [row[:-1] for row in table]
     if not any(item["usd"] for item in overviews):
@@ -106,7 +184,9 @@ def _overviews(ws: Workspace, rows: Sequence[RunRow], *, failed: bool) -> list[R
     tallies = ws.store.runs.tallies([row.id for row in rows])
     spent = costs.of_runs(row.id for row in rows)
     overviews = [overview(ws, row, tallies[row.id], spent[row.id]) for row in rows]
-    return [item for item in overviews if not failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")]
+    return [
+        item for item in overviews if not failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")
+    ]
 
 
 def tags(row: RunRow) -> list[str]:
@@ -152,7 +232,9 @@ def _leases(run: str) -> set[str]:
         return {row.state for row in ledger.of_run(run)}
 
 
-def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int], usd: float = 0.0) -> RunOverview:
+def overview(
+    ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int], usd: float = 0.0
+) -> RunOverview:
     """A run for programs, which cost so many US dollars; the table shows a part of it."""
     counts: dict[str, int] = {}
     for (state, _), count in tally.items():
@@ -164,7 +246,9 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int], usd:
     phases = list(tally)
     if not isinstance(total, int) or total > ready + sum(counts.values()):
         phases.append(("WAITING", ""))  # a step that nothing has happened to has no row
-    begun = "ACTIVE" if row.state == "QUEUED" and row.claim else row.state  # a worker has it, and may have died before it stored a move
+    begun = (
+        "ACTIVE" if row.state == "QUEUED" and row.claim else row.state
+    )  # a worker has it, and may have died before it stored a move
     leases = _leases(row.id) if begun == "ACTIVE" else ()
     return {
         "id": row.id,
@@ -175,13 +259,21 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int], usd:
         "created": row.created,
         "ended": row.ended,
         "seconds": row.ended - row.created if row.ended is not None else None,
-        "state": word(begun, reason=row.reason, steps=phases, leases=leases, claimed=ws.store.runs.live(row.id)),
+        "state": word(
+            begun,
+            reason=row.reason,
+            steps=phases,
+            leases=leases,
+            claimed=ws.store.runs.live(row.id),
+        ),
         "reason": row.reason,
         "steps": {
             "ran": counts.get("DONE", 0),
             "fresh": counts.get("FRESH", 0) + ready,
             "failed": counts.get("FAILED", 0),
-            "other": sum(count for state, count in counts.items() if state not in ("DONE", "FRESH", "FAILED")),
+            "other": sum(
+                count for state, count in counts.items() if state not in ("DONE", "FRESH", "FAILED")
+            ),
         },
         "usd": usd,
         "given": asked.get("inputs", {}),
@@ -205,7 +297,9 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     if args.attempt is not None:
         chosen = [part for part in chosen if part.number == args.attempt]
         if not chosen:
-            raise NotFound(f"there is no attempt {args.attempt} of {step if step is not None else 'any step'} in {row.id}")
+            raise NotFound(
+                f"there is no attempt {args.attempt} of {step if step is not None else 'any step'} in {row.id}"
+            )
     else:
         chosen = list({part.step: part for part in chosen}.values())
     any_shown = show(ws, row.id, chosen, writer, _say, heads=step is None or len(chosen) > 1)
@@ -214,20 +308,37 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     return 0
 
 
-def _logs_of_makers(ws: Workspace, args: argparse.Namespace, row: RunRow, step: str, writer: Writer) -> int:
+def _logs_of_makers(
+    ws: Workspace, args: argparse.Namespace, row: RunRow, step: str, writer: Writer
+) -> int:
     """What the attempts printed whose results a run found: it did not begin the step itself."""
-    state = next((each.state for id, each in ws.store.runs.steps(row.id).items() if step in names(id)), "")
-    made = [attempt for attempt in makers(ws, row, step) if args.attempt in (None, attempt.n)] if state in ("", "FRESH") else []
+    state = next(
+        (each.state for id, each in ws.store.runs.steps(row.id).items() if step in names(id)), ""
+    )
+    made = (
+        [attempt for attempt in makers(ws, row, step) if args.attempt in (None, attempt.n)]
+        if state in ("", "FRESH")
+        else []
+    )
     if not made:
         if state:
             _say(f"{readable(step)} was not started: {state}")
             return 0
-        raise NotFound(f'"{step}" did not run in {row.id}', fix=near_step(step, list(ws.store.runs.steps(row.id))))
+        raise NotFound(
+            f'"{step}" did not run in {row.id}',
+            fix=near_step(step, list(ws.store.runs.steps(row.id))),
+        )
     any_shown = False
     for run in dict.fromkeys(attempt.run for attempt in made):
-        mine = {(attempt.step, attempt.n): attempt.ended or 0.0 for attempt in made if attempt.run == run}
+        mine = {
+            (attempt.step, attempt.n): attempt.ended or 0.0
+            for attempt in made
+            if attempt.run == run
+        }
         _say(earlier(max(mine.values()), run))
-        begun = {(part.step, part.number): part for part in parts(ws.store.runs.events(run), args.node)}
+        begun = {
+            (part.step, part.number): part for part in parts(ws.store.runs.events(run), args.node)
+        }
         chosen = [begun[each] for each in mine if each in begun]  # in the plan's order
         any_shown |= show(ws, run, chosen, writer, _say, heads=len(made) > 1)
     if not any_shown and not args.quiet:
@@ -243,7 +354,9 @@ def earlier(ended: float, run: str) -> str:
 def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
     """What is meant: a step of the last run by its own name, else a run, else a run and a step of it."""
     word = stored(word)
-    rows = ws.store.runs.latest(last=1) if word.partition("/")[0].partition("~")[0] != "last" else []
+    rows = (
+        ws.store.runs.latest(last=1) if word.partition("/")[0].partition("~")[0] != "last" else []
+    )
     ids = list(ws.store.runs.steps(rows[0].id)) if rows else []
     if rows and (any(word in names(id) for id in ids) or has_run(ws, word, rows[0].recipe)):
         return rows[0], word  # or it did not run in that one
@@ -259,11 +372,23 @@ def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
 
 def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer, node: int) -> int:
     known = ws.store.runs.steps(row.id)
-    if step is not None and not any(step in names(id) for id in known) and not ws.store.runs.live(row.id):
+    if (
+        step is not None
+        and not any(step in names(id) for id in known)
+        and not ws.store.runs.live(row.id)
+    ):
         raise _did_not_run(ws, row, step, list(known))
     # Of a step by its whole name the end is known; of a matrix only that of the run, for more instances may follow.
     alone = step if step is not None and step in known else None
-    follower = Follower(ws, row.id, lambda id: step is None or step in names(id), writer, _say, heads=step is None or alone is None, node=node)
+    follower = Follower(
+        ws,
+        row.id,
+        lambda id: step is None or step in names(id),
+        writer,
+        _say,
+        heads=step is None or alone is None,
+        node=node,
+    )
     if not follower.follow(step):
         _say(f"run {row.id} died: its worker is gone; `recipe run` resumes it")
     return 0
@@ -271,7 +396,11 @@ def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer, node: 
 
 def _did_not_run(ws: Workspace, row: RunRow, step: str, known: list[str]) -> NotFound:
     earlier = ws.store.runs.latest_attempts(row.recipe, [step]).get(step)
-    fix = f"it ran last in {earlier.run}: recipe logs {earlier.run}/{step}" if earlier is not None else near_step(step, known)
+    fix = (
+        f"it ran last in {earlier.run}: recipe logs {earlier.run}/{step}"
+        if earlier is not None
+        else near_step(step, known)
+    )
     return NotFound(f'"{step}" did not run in {row.id}', fix=fix)
 
 
@@ -317,19 +446,43 @@ def tell(a: Compared, b: Compared, held: Manifest, args: argparse.Namespace) -> 
                 "id": step.id,
                 "states": list(step.states),
                 "only": step.only or None,
-                "changes": {name: [as_json(change, held) for change in changes] for name, changes in step.changes.items()},
+                "changes": {
+                    name: [as_json(change, held) for change in changes]
+                    for name, changes in step.changes.items()
+                },
             }
             for step in steps
         ]
-        print(json.dumps({"a": a.facts, "b": b.facts, "inputs": [as_json(change, held) for change in inputs], "steps": differences}, indent=2))
+        print(
+            json.dumps(
+                {
+                    "a": a.facts,
+                    "b": b.facts,
+                    "inputs": [as_json(change, held) for change in inputs],
+                    "steps": differences,
+                },
+                indent=2,
+            )
+        )
         return
     for letter, run in (("A", a), ("B", b)):
         print(f"{letter}  {run.head}")
     lines = ["inputs", *all_of(inputs, held, "  ")] if inputs else []
-    differing = [step for step in steps if not step.only and (step.changes or step.states[0] != step.states[1])]
+    differing = [
+        step
+        for step in steps
+        if not step.only and (step.changes or step.states[0] != step.states[1])
+    ]
     listed = differing if args.verbose else differing[:_STEPS]
     for step in listed:
-        lines.append(named(step.id) + (f"  {step.states[0]} -> {step.states[1]}" if step.states[0] != step.states[1] else ""))
+        lines.append(
+            named(step.id)
+            + (
+                f"  {step.states[0]} -> {step.states[1]}"
+                if step.states[0] != step.states[1]
+                else ""
+            )
+        )
         for name in ASPECTS:
             changes = step.changes.get(name, ())
             lines += [f"  {name}", *all_of(changes, held, "    ")] if changes else []
@@ -340,7 +493,9 @@ def tell(a: Compared, b: Compared, held: Manifest, args: argparse.Namespace) -> 
         only = [step.id for step in steps if step.only == letter]
         if only:
             more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
-            print(f"only in {letter}, fresh in {other} or no part of it: {named(', '.join(only[:_LISTED]))}{more}")
+            print(
+                f"only in {letter}, fresh in {other} or no part of it: {named(', '.join(only[:_LISTED]))}{more}"
+            )
 
 
 def _compared(store: Store, a: str | None, b: str | None) -> list[RunRow]:
@@ -354,7 +509,10 @@ def _compared(store: Store, a: str | None, b: str | None) -> list[RunRow]:
             if place < len(rows):
                 break
         else:
-            raise NotFound(f"{second.id} is the only run of {second.recipe} here", fix="name two runs; `recipe runs` lists them")
+            raise NotFound(
+                f"{second.id} is the only run of {second.recipe} here",
+                fix="name two runs; `recipe runs` lists them",
+            )
         first = rows[place]
     return [first, second]
 
@@ -365,7 +523,9 @@ def _ran(ws: Workspace, run: str) -> dict[str, Ran]:
     traces = ws.store.index.traces([row.key for row in attempts.values() if row.key])
     moves = [event for event in ws.store.runs.events(run) if event.subject == "step"]
     ended = {event.id: event.data for event in moves if event.before == "RUNNING"}
-    states = {event.id: event.after for event in moves}  # in the order in which the steps were first heard of
+    states = {
+        event.id: event.after for event in moves
+    }  # in the order in which the steps were first heard of
     found = {}
     for id, state in states.items():
         attempt, data = attempts.get(id), ended.get(id, {})
@@ -376,7 +536,11 @@ def _ran(ws: Workspace, run: str) -> dict[str, Ran]:
             continue
         # Another run may have made the trace of this key first: its outputs need not be those of this run.
         trace = traces.get(attempt.key)
-        outputs = {made.path: str(made.content) for made in trace.outputs} if trace is not None and trace.run == run else None
+        outputs = (
+            {made.path: str(made.content) for made in trace.outputs}
+            if trace is not None and trace.run == run
+            else None
+        )
         image, metrics, seconds = attempt.preimage, data.get("metrics"), data.get("seconds")
         found[id] = Ran(
             state,

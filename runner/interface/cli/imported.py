@@ -20,7 +20,12 @@ _LARGEST = 4 << 20
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("file", metavar="FILE", help="a dvc.yaml, or a task of SkyPilot")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="what to call the recipe (default: the name of the folder or of the task)")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="what to call the recipe (default: the name of the folder or of the task)",
+    )
     parser.epilog = "examples:\n  recipe import dvc.yaml\n  recipe import sky.yaml finetune"
 
 
@@ -28,13 +33,24 @@ def run(args: argparse.Namespace) -> int:
     source = args.location.here / Path(args.file).expanduser()
     value = _read(source, args.file)
     if isinstance(value.get("stages"), dict):
-        made = _dvc(_named(args.name or source.resolve().parent.name), source, value, args.location.root)
+        made = _dvc(
+            _named(args.name or source.resolve().parent.name), source, value, args.location.root
+        )
     elif "run" in value and "steps" not in value:
-        made = _sky(_named(args.name or str(value.get("name") or source.stem)), source, value, args.location.root)
+        made = _sky(
+            _named(args.name or str(value.get("name") or source.stem)),
+            source,
+            value,
+            args.location.root,
+        )
     else:
         words = f"{args.file} is neither a dvc.yaml with `stages` nor a task of SkyPilot with `run`"
         raise Invalid([Problem("bad-file", words, fix="name one that is")])
-    path = source.parent.relative_to(args.location.here) if source.parent.is_relative_to(args.location.here) else source.parent
+    path = (
+        source.parent.relative_to(args.location.here)
+        if source.parent.is_relative_to(args.location.here)
+        else source.parent
+    )
     target = path / f"{str(made.recipe['recipe']).partition('@')[0]}.yaml"
     write(args.location, target, {target.name: text_of(made, source.name)})
     print(target)
@@ -49,7 +65,9 @@ def _explain(path: Path, shown: Path, made: Imported) -> None:
     try:
         parse.load(path)
     except Invalid as error:
-        lines += [f"{len(error.problems)} problems are left: `recipe validate {shown}` points at each"]
+        lines += [
+            f"{len(error.problems)} problems are left: `recipe validate {shown}` points at each"
+        ]
     else:
         lines += [f"now: recipe plan ./{shown}"]
     print("\n".join(lines), file=sys.stderr)
@@ -60,14 +78,28 @@ def _read(path: Path, shown: str) -> Table:
 
     try:
         if path.stat().st_size > _LARGEST:
-            raise CannotRun(f"{shown} is larger than {_LARGEST >> 20} MB", fix="name a pipeline or a task")
+            raise CannotRun(
+                f"{shown} is larger than {_LARGEST >> 20} MB", fix="name a pipeline or a task"
+            )
         value = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise NotFound(f"there is no file {shown}", fix="name a dvc.yaml, or a task of SkyPilot") from None
+        raise NotFound(
+            f"there is no file {shown}", fix="name a dvc.yaml, or a task of SkyPilot"
+        ) from None
     except OSError as error:
-        raise CannotRun(f"{shown} cannot be read: {error.strerror}", fix="name a file that can be") from error
+        raise CannotRun(
+            f"{shown} cannot be read: {error.strerror}", fix="name a file that can be"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Invalid([Problem("bad-file", f"{shown} is no YAML: {' '.join(str(error).split())[:300]}", fix="mend it there first")]) from error
+        raise Invalid(
+            [
+                Problem(
+                    "bad-file",
+                    f"{shown} is no YAML: {' '.join(str(error).split())[:300]}",
+                    fix="mend it there first",
+                )
+            ]
+        ) from error
     return value if isinstance(value, dict) else {}
 
 
@@ -86,20 +118,38 @@ def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> Imported:
     for body in pipeline["stages"].values():
         body = body.get("do", body) if isinstance(body, dict) else {}
         folder = str(body.get("wdir", ""))
-        named = [file for each in body.get("params") or () if isinstance(each, dict) for file in each]
+        named = [
+            file for each in body.get("params") or () if isinstance(each, dict) for file in each
+        ]
         files |= {str(Path(folder, file)) for file in ["params.yaml", *named]}
     files |= {file for file in pipeline.get("vars") or () if isinstance(file, str)}
     there = {file: home / file for file in sorted(files) if (home / file).is_file()}
-    params = {os.path.normpath(f"{base}/{file}" if base else file): value for file, path in there.items() if isinstance(value := _params(path), dict)}
-    folders = {os.path.normpath(f"{base}/{path}" if base else path) for path in _folders(home / "dvc.lock")}
-    return from_dvc(name, pipeline, base, params, lambda path: path in folders or (root / path).is_dir(), lambda path: _kind(root / path))
+    params = {
+        os.path.normpath(f"{base}/{file}" if base else file): value
+        for file, path in there.items()
+        if isinstance(value := _params(path), dict)
+    }
+    folders = {
+        os.path.normpath(f"{base}/{path}" if base else path) for path in _folders(home / "dvc.lock")
+    }
+    return from_dvc(
+        name,
+        pipeline,
+        base,
+        params,
+        lambda path: path in folders or (root / path).is_dir(),
+        lambda path: _kind(root / path),
+    )
 
 
 def _base(source: Path, root: Path) -> str:
     """The folder of a file, from the root.  Raises CannotRun."""
     home, top = source.resolve().parent, root.resolve()
     if not home.is_relative_to(top):
-        raise CannotRun(f"{source} is not below {root}", fix=f"run it there: recipe import -C {source.parent} {source.name}")
+        raise CannotRun(
+            f"{source} is not below {root}",
+            fix=f"run it there: recipe import -C {source.parent} {source.name}",
+        )
     return "" if home == top else str(home.relative_to(top))
 
 
@@ -118,7 +168,12 @@ def _folders(lock: Path) -> set[str]:
     if not lock.is_file():
         return set()
     stages = _read(lock, lock.name).get("stages") or {}
-    rows = [row for stage in stages.values() for row in (stage.get("outs") or ()) if isinstance(row, dict)]
+    rows = [
+        row
+        for stage in stages.values()
+        for row in (stage.get("outs") or ())
+        if isinstance(row, dict)
+    ]
     return {str(row["path"]) for row in rows if str(row.get("md5", "")).endswith(".dir")}
 
 
@@ -135,11 +190,21 @@ def _sky(name: str, source: Path, task: Table, root: Path) -> Imported:
     from ...advice.estimates import figures
 
     work = source.parent / str(task.get("workdir") or ".")
-    found = [each for each in sorted(work.iterdir()) if not each.name.startswith(".") and each != source] if work.is_dir() else []
+    found = (
+        [
+            each
+            for each in sorted(work.iterdir())
+            if not each.name.startswith(".") and each != source
+        ]
+        if work.is_dir()
+        else []
+    )
     base = _base(source, root)
     at = os.path.normpath(f"{base or '.'}/{task.get('workdir') or '.'}")
     head = "" if at == "." else f"{at}/"
     code = [
-        f"{head}{each.name}/" if each.is_dir() else f"{head}{each.name}" for each in found if _kind(each) == "code" or each.suffix in (".py", ".sh")
+        f"{head}{each.name}/" if each.is_dir() else f"{head}{each.name}"
+        for each in found
+        if _kind(each) == "code" or each.suffix in (".py", ".sh")
     ]
     return from_sky(name, task, base, code, {gpu.asked for gpu in figures().gpus})

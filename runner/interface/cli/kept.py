@@ -30,17 +30,37 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "path":
-        parser.add_argument("output", type=stored, metavar="STEP.OUTPUT", help="an output of a step, or a step: all of its outputs")
+        parser.add_argument(
+            "output",
+            type=stored,
+            metavar="STEP.OUTPUT",
+            help="an output of a step, or a step: all of its outputs",
+        )
         add_words(parser)
         parser.add_argument("--json", action="store_true", help="for programs")
         parser.epilog = "examples:\n  recipe path train.model\n  cp \"$(recipe path 'train[lr=0.1].model')\" best.pt"
         return
-    parser.add_argument("step", nargs="?", type=stored, metavar="STEP", help="a step that keeps checkpoints (default: all of them)")
+    parser.add_argument(
+        "step",
+        nargs="?",
+        type=stored,
+        metavar="STEP",
+        help="a step that keeps checkpoints (default: all of them)",
+    )
     add_words(parser)
-    parser.add_argument("--number", type=int, metavar="N", help="the checkpoint with this number in its name (default: the newest whole one)")
+    parser.add_argument(
+        "--number",
+        type=int,
+        metavar="N",
+        help="the checkpoint with this number in its name (default: the newest whole one)",
+    )
     parser.add_argument("--path", action="store_true", help="print only its path")
     parser.add_argument("--export", metavar="DIR", help="copy it there; nothing is replaced")
-    parser.add_argument("--resume", action="store_true", help="with --number: put newer ones aside, so that the next run resumes from it")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="with --number: put newer ones aside, so that the next run resumes from it",
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.epilog = (
         "examples:\n  recipe checkpoints\n  recipe checkpoints train --path\n  recipe checkpoints train --export ./checkpoint\n"
@@ -51,21 +71,38 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.verb == "path":
         return _path(args)
-    if args.step is not None and ("=" in args.step.partition("[")[0] or is_path(args.step)):  # no step, but the first of the words
+    if args.step is not None and (
+        "=" in args.step.partition("[")[0] or is_path(args.step)
+    ):  # no step, but the first of the words
         args.words.insert(0, args.step)
         args.step = None
     with (existing if args.resume else opened)(args.workspace) as ws:
         request = one_request(ws, args)
         found = look(ws, request)
-        chosen = find_nodes(found, args.step) if args.step is not None else range(len(found.plan.nodes))
+        chosen = (
+            find_nodes(found, args.step) if args.step is not None else range(len(found.plan.nodes))
+        )
         states = kept_state.kept(ws, found, chosen)
         if not states:
-            what = f"{readable(args.step)} keeps" if args.step is not None else f"the steps of {found.plan.recipe} keep"
-            raise NotFound(f"{what} no checkpoints", fix='give the step a state: `state: {checkpoints: {checkpoint: "step-*"}}`')
+            what = (
+                f"{readable(args.step)} keeps"
+                if args.step is not None
+                else f"the steps of {found.plan.recipe} keep"
+            )
+            raise NotFound(
+                f"{what} no checkpoints",
+                fix='give the step a state: `state: {checkpoints: {checkpoint: "step-*"}}`',
+            )
         if args.resume:
             return _resume(ws, states, args, request)
     if args.export is not None:
-        print(shown(beside(str(kept_state.export(_only(states).numbered(args.number), Path(args.export))))))
+        print(
+            shown(
+                beside(
+                    str(kept_state.export(_only(states).numbered(args.number), Path(args.export)))
+                )
+            )
+        )
     elif args.path or args.number is not None:
         print("\n".join(shown(str(state.numbered(args.number).path)) for state in states))
     elif args.json:
@@ -73,8 +110,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(line for state in states for line in _as_text(state)))
         if any(state.newest() for state in states):
-            again = [f" -R {shlex.quote(readable(each.step))}" for each in states if found.verdicts[found.plan.index[each.step]].answer == FRESH]
-            print(f"to resume from the newest whole one: {_typed(request)}{''.join(dict.fromkeys(again))}")
+            again = [
+                f" -R {shlex.quote(readable(each.step))}"
+                for each in states
+                if found.verdicts[found.plan.index[each.step]].answer == FRESH
+            ]
+            print(
+                f"to resume from the newest whole one: {_typed(request)}{''.join(dict.fromkeys(again))}"
+            )
             print("from an earlier one: recipe checkpoints STEP --number N --resume")
     return 0
 
@@ -82,23 +125,32 @@ def run(args: argparse.Namespace) -> int:
 def _only(states: list[Kept]) -> Kept:
     if len(states) > 1:
         raise NotFound(
-            f"{len(states)} steps and states keep checkpoints", fix=f"name one step: {', '.join(readable(each.step) for each in states[:5])}"
+            f"{len(states)} steps and states keep checkpoints",
+            fix=f"name one step: {', '.join(readable(each.step) for each in states[:5])}",
         )
     return states[0]
 
 
 def _resume(ws: Workspace, states: list[Kept], args: argparse.Namespace, request: Request) -> int:
     if args.number is None:
-        raise NotFound("--resume needs the number of a checkpoint", fix="add --number N; `recipe checkpoints` lists them")
+        raise NotFound(
+            "--resume needs the number of a checkpoint",
+            fix="add --number N; `recipe checkpoints` lists them",
+        )
     state = _only(states)
     chosen = kept_state.go_back(ws, state, args.number)
-    print(f"{named(state.step)} resumes from {shown(chosen.path.name)}: {_typed(request)} -R {shlex.quote(readable(state.step))}")
+    print(
+        f"{named(state.step)} resumes from {shown(chosen.path.name)}: {_typed(request)} -R {shlex.quote(readable(state.step))}"
+    )
     return 0
 
 
 def _typed(request: Request) -> str:
     """The line that asks for the same."""
-    given = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in request.inputs.items()]
+    given = [
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in request.inputs.items()
+    ]
     words = [request.recipe, *(["--preset", request.preset] if request.preset else []), *given]
     return f"recipe run {shlex.join(words)}"
 
@@ -107,12 +159,27 @@ def _as_text(state: Kept) -> list[str]:
     text = [f"{named(state.step)}  {shown(beside(str(state.folder)))}"]
     text += [f"  {shown(state.note)}"] if state.note else []
     if not state.checkpoints:
-        return [*text, "  no checkpoint yet" if state.pattern else "  no `checkpoint:` says what one is called"]
+        return [
+            *text,
+            "  no checkpoint yet"
+            if state.pattern
+            else "  no `checkpoint:` says what one is called",
+        ]
     newest = state.newest()
     table = []
     for each in state.checkpoints:
-        word = each.why or ("put aside" if each.aside else "a run resumes from it" if each is newest else "")
-        table.append(["", shown(each.path.name), about(each.size), f"{span(max(0.0, time.time() - each.made))} ago", shown(word)])
+        word = each.why or (
+            "put aside" if each.aside else "a run resumes from it" if each is newest else ""
+        )
+        table.append(
+            [
+                "",
+                shown(each.path.name),
+                about(each.size),
+                f"{span(max(0.0, time.time() - each.made))} ago",
+                shown(word),
+            ]
+        )
     return [*text, *aligned(table, (2, 3))]
 
 
@@ -134,9 +201,17 @@ def _as_json(state: Kept) -> dict[str, object]:
 def _path(args: argparse.Namespace) -> int:
     with opened(args.workspace) as ws:
         found = look(ws, one_request(ws, args))
-        paths = [(found.plan.nodes[n].id, output, place(ws, found, n, output)) for n, output in _outputs(found, args.output)]
+        paths = [
+            (found.plan.nodes[n].id, output, place(ws, found, n, output))
+            for n, output in _outputs(found, args.output)
+        ]
     if args.json:
-        print(json.dumps([{"step": step, "output": output, "path": path} for step, output, path in paths], indent=2))
+        print(
+            json.dumps(
+                [{"step": step, "output": output, "path": path} for step, output, path in paths],
+                indent=2,
+            )
+        )
     else:
         print("\n".join(shown(path) for _, _, path in paths))
     return 0
@@ -144,17 +219,30 @@ def _path(args: argparse.Namespace) -> int:
 
 def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
     """The outputs that STEP.OUTPUT, or STEP, means.  Raises NotFound."""
-    every = [(n, node.id, output.name) for n, node in enumerate(found.plan.nodes) for output in node.outputs]
+    every = [
+        (n, node.id, output.name)
+        for n, node in enumerate(found.plan.nodes)
+        for output in node.outputs
+    ]
     exact = [(n, name) for n, id, name in every if word in {f"{each}.{name}" for each in names(id)}]
     chosen = exact or [(n, name) for n, id, name in every if word in names(id)]
     if chosen:
         return chosen
     known = dict.fromkeys(f"{id.partition('[')[0]}.{name}" for _, id, name in every)
     if any(word in names(node.id) for node in found.plan.nodes):
-        fix = "`outputs` in its step says what is kept; `recipe checkpoints` shows what is in a state"
-        raise NotFound(f'the step "{readable(word)}" of {found.plan.recipe} declares no outputs', fix=fix)
-    there = f"there are {', '.join(list(known)[:10])}" if known else "no step of it declares `outputs`"
-    raise NotFound(f'{found.plan.recipe} has no output "{readable(word)}"', fix=did_you_mean(word, known) or there)
+        fix = (
+            "`outputs` in its step says what is kept; `recipe checkpoints` shows what is in a state"
+        )
+        raise NotFound(
+            f'the step "{readable(word)}" of {found.plan.recipe} declares no outputs', fix=fix
+        )
+    there = (
+        f"there are {', '.join(list(known)[:10])}" if known else "no step of it declares `outputs`"
+    )
+    raise NotFound(
+        f'{found.plan.recipe} has no output "{readable(word)}"',
+        fix=did_you_mean(word, known) or there,
+    )
 
 
 def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
@@ -162,10 +250,16 @@ def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
     node, made = found.plan.nodes[n], found.made.get(n)
     content = made.outputs.get(output) if made is not None else None
     if content is None:
-        raise CannotRun(f"{node.id} has not made {output} under these inputs", fix=f"recipe run --until {readable(node.id)}")
+        raise CannotRun(
+            f"{node.id} has not made {output} under these inputs",
+            fix=f"recipe run --until {readable(node.id)}",
+        )
     for each in found.targets.get(n, ()):
         if each.output == output and found.facts.there.get(each.path) == content:
             return beside(os.path.join(ws.root, each.path))
     if ws.objects.has(Content(content)):
         return str(ws.objects.path(Content(content)))
-    raise CannotRun(f"{output} of {node.id} is not stored here any more", fix=f"recipe run --until {readable(node.id)}")
+    raise CannotRun(
+        f"{output} of {node.id} is not stored here any more",
+        fix=f"recipe run --until {readable(node.id)}",
+    )

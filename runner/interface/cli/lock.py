@@ -15,27 +15,55 @@ _NAMES = ("requirements.in", "requirements.txt", "pyproject.toml")
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("file", nargs="?", metavar="FILE", help=f"what to lock (default: the first of {', '.join(_NAMES)} that is here)")
-    parser.add_argument("--upgrade", action="store_true", help="take the newest of all packages, not those that the lock has")
-    parser.add_argument("--python", default="", metavar="VERSION", help="the lowest version of Python that it is for (default: that of recipe)")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help=f"what to lock (default: the first of {', '.join(_NAMES)} that is here)",
+    )
+    parser.add_argument(
+        "--upgrade",
+        action="store_true",
+        help="take the newest of all packages, not those that the lock has",
+    )
+    parser.add_argument(
+        "--python",
+        default="",
+        metavar="VERSION",
+        help="the lowest version of Python that it is for (default: that of recipe)",
+    )
     parser.epilog = "examples:\n  recipe lock\n  recipe lock requirements.txt --python 3.12\n\nthen, in a recipe: python: {lock: requirements.lock}"
 
 
 def run(args: argparse.Namespace) -> int:
     here = args.location.here
-    names = [args.file] if args.file is not None else [name for name in _NAMES if (here / name).is_file()][:1]
+    names = (
+        [args.file]
+        if args.file is not None
+        else [name for name in _NAMES if (here / name).is_file()][:1]
+    )
     if not names:
-        raise NotFound(f"there is none of {', '.join(_NAMES)} here", fix="name the file: recipe lock FILE")
+        raise NotFound(
+            f"there is none of {', '.join(_NAMES)} here", fix="name the file: recipe lock FILE"
+        )
     path = here / Path(names[0]).expanduser()
     if not path.is_file():
-        raise NotFound(f"there is no file {names[0]}", fix="name a requirements.txt or a pyproject.toml")
+        raise NotFound(
+            f"there is no file {names[0]}", fix="name a requirements.txt or a pyproject.toml"
+        )
     if (fix := other_lock(path.name)) is not None:
         raise CannotRun(f"{names[0]} cannot be locked here", fix=fix)
     lock = locks.file_of(path)
     if lock == path:
-        raise CannotRun(f"{names[0]} is a lock already", fix=f"write `python: {{lock: {names[0]}}}` in the recipe")
+        raise CannotRun(
+            f"{names[0]} is a lock already",
+            fix=f"write `python: {{lock: {names[0]}}}` in the recipe",
+        )
     if lock.name == "uv.lock":
-        raise CannotRun(f"uv.lock beside {names[0]} is its lock", fix="`uv lock` makes it again; write `python: {lock: uv.lock}` in the recipe")
+        raise CannotRun(
+            f"uv.lock beside {names[0]} is its lock",
+            fix="`uv lock` makes it again; write `python: {lock: uv.lock}` in the recipe",
+        )
     made = locks.make(path, os.environ, python=args.python, upgrade=args.upgrade)
     many = len(re.findall(r"^[A-Za-z0-9][^\n]*==", made.read_text(encoding="utf-8"), re.MULTILINE))
     print(f"{Path(names[0]).with_name(made.name)}: {many} package{'' if many == 1 else 's'}")

@@ -86,7 +86,9 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
     from ...errors import Invalid, RecipeError
     from ...planning.ids import readable
 
-    if isinstance(error, OSError):  # the disk, the network, a limit of the system: no bug, wherever it struck
+    if isinstance(
+        error, OSError
+    ):  # the disk, the network, a limit of the system: no bug, wherever it struck
         if error.strerror is None:
             raise error
         _complain(f"recipe: {f'{error.filename}: ' if error.filename else ''}{error.strerror}\n")
@@ -96,17 +98,28 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
     if isinstance(error, Invalid):
         from ..diagnostics import render
 
-        format = next((word.partition("=")[2] or words[n + 1] for n, word in enumerate(words) if word.startswith("--format")), "text")
+        format = next(
+            (
+                word.partition("=")[2] or words[n + 1]
+                for n, word in enumerate(words)
+                if word.startswith("--format")
+            ),
+            "text",
+        )
         shown = format if format in ("json", "github", "sarif") else "text"
         text = render(error.problems, shown, sys.stderr.isatty())  # type: ignore[arg-type]
         _complain(text) if shown == "text" else sys.stdout.write(text)
     else:
-        _complain(readable(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else "")) + "\n")
+        _complain(
+            readable(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else "")) + "\n"
+        )
     return error.exit_code
 
 
 def _complain(text: str) -> None:
-    with contextlib.suppress(OSError):  # a log on the disk that is full: the exit code says it still
+    with contextlib.suppress(
+        OSError
+    ):  # a log on the disk that is full: the exit code says it still
         sys.stderr.write(text)
         sys.stderr.flush()
 

@@ -24,11 +24,32 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("path", metavar="NAME|PATH", help="what to call it, or the file to write (never replaced)")
-    parser.add_argument("--script", type=Path, metavar="FILE", help="a training script of yours: what it takes and makes is read from its text")
-    parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="with --from: inputs of that recipe that are settled")
-    parser.add_argument("--from", dest="origin", metavar="RECIPE", help="a recipe of the library, to be used on the GPU that --gpu names")
-    parser.add_argument("--gpu", metavar="NAME", help="with --from: a kind of GPU, such as rtx4090 or h100-80gb; inputs are chosen that fit it")
+    parser.add_argument(
+        "path", metavar="NAME|PATH", help="what to call it, or the file to write (never replaced)"
+    )
+    parser.add_argument(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="a training script of yours: what it takes and makes is read from its text",
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="*",
+        metavar="INPUT=VALUE",
+        help="with --from: inputs of that recipe that are settled",
+    )
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        metavar="RECIPE",
+        help="a recipe of the library, to be used on the GPU that --gpu names",
+    )
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="with --from: a kind of GPU, such as rtx4090 or h100-80gb; inputs are chosen that fit it",
+    )
     parser.add_argument("--preset", metavar="NAME", help="with --from: the preset to begin with")
     parser.epilog = "examples:\n  recipe new words\n  recipe new mine --script train.py\n  recipe new mine --from sft@1 --gpu rtx4090"
 
@@ -39,13 +60,23 @@ def run(args: argparse.Namespace) -> int:
     if args.origin is not None or args.gpu is not None:
         files, next_words = _tailored(args, path, name)
     elif args.inputs or args.preset is not None:
-        raise Invalid([Problem("bad-input", "inputs and --preset say something with --from only", fix="add --from RECIPE --gpu NAME")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-input",
+                    "inputs and --preset say something with --from only",
+                    fix="add --from RECIPE --gpu NAME",
+                )
+            ]
+        )
     elif args.script is not None:
         made = _drafted(args.location, path, name, args.script)
         files, next_words = {path.name: made.text}, _after_draft(shown, made)
     else:
         files = _scaffold(name, shown, _from_root(args.location, path.parent / name))
-        next_words = [f"now: recipe run {shown} --preset smoke; then put your programs in the place of those in {name}/"]
+        next_words = [
+            f"now: recipe run {shown} --preset smoke; then put your programs in the place of those in {name}/"
+        ]
     written = write(args.location, path, files)
     print(shown)
     if not args.quiet:
@@ -61,7 +92,10 @@ def write(location: Location, path: Path, files: dict[str, str]) -> list[str]:
     folder = (location.here / path).parent
     for file in files:
         if os.path.lexists(folder / file):
-            raise NotFound(f"{_shown(path.parent / file)} is there already, and is left as it is", fix="give another name")
+            raise NotFound(
+                f"{_shown(path.parent / file)} is there already, and is left as it is",
+                fix="give another name",
+            )
     root = Path(os.path.abspath(location.root))
     home = Path(os.path.abspath(folder))
     base = root if home.is_relative_to(root) else home
@@ -80,7 +114,10 @@ def write(location: Location, path: Path, files: dict[str, str]) -> list[str]:
     except OSError as error:
         for target in reversed(made):
             target.rmdir() if target.is_dir() else target.unlink()
-        raise CannotRun(f"{_shown(path)} cannot be written: {error.strerror}", fix="name a folder that exists and is yours") from error
+        raise CannotRun(
+            f"{_shown(path)} cannot be written: {error.strerror}",
+            fix="name a folder that exists and is yours",
+        ) from error
     return [_shown(path.parent / file) for file in files]
 
 
@@ -92,7 +129,11 @@ def _named(word: str) -> tuple[Path, str]:
     name, _, version = path.stem.partition("@")
     if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or version not in ("", "1"):
         better = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_0123456789") or "mine"
-        problem = Problem("bad-name", f'"{path.stem}" is not the name of a first recipe', fix=f"lower case, digits, - and _, such as {better}")
+        problem = Problem(
+            "bad-name",
+            f'"{path.stem}" is not the name of a first recipe',
+            fix=f"lower case, digits, - and _, such as {better}",
+        )
         raise Invalid([problem])
     return path, name
 
@@ -104,7 +145,11 @@ def _shown(path: Path) -> str:
 def _from_root(location: Location, path: Path) -> str:
     """A path as recipes below the workspace name it; one elsewhere from its own folder."""
     root, there = os.path.abspath(location.root), os.path.abspath(location.here / path)
-    return os.path.relpath(there, root) if f"{there}/".startswith(f"{root}/") else os.path.basename(there)
+    return (
+        os.path.relpath(there, root)
+        if f"{there}/".startswith(f"{root}/")
+        else os.path.basename(there)
+    )
 
 
 def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
@@ -113,7 +158,9 @@ def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
     text = (source / "scaffold.yaml").read_text("utf-8").replace("FILE", shown)
     recipe = text.replace("scaffold/", f"{programs_at}/").replace("scaffold", name)
     programs = sorted((source / "scaffold").glob("*.py"))
-    return {Path(shown).name: recipe} | {f"{name}/{program.name}": program.read_text("utf-8") for program in programs}
+    return {Path(shown).name: recipe} | {
+        f"{name}/{program.name}": program.read_text("utf-8") for program in programs
+    }
 
 
 def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
@@ -126,11 +173,22 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
 
     if args.origin is None or args.gpu is None or args.script is not None:
         known = ", ".join(gpu.name for gpu in figures().gpus)
-        raise Invalid([Problem("bad-input", "--from and --gpu go together, and without --script", fix=f"known GPUs: {known}")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-input",
+                    "--from and --gpu go together, and without --script",
+                    fix=f"known GPUs: {known}",
+                )
+            ]
+        )
     given = paired(args.inputs)
     recipe = parse.load(library.find(args.origin, args.workspace))
     if "/" in args.origin or args.origin.endswith((".yaml", ".yml")):
-        raise NotFound(f"{args.origin} is no recipe of the library", fix="put `gpu` and `gpu_memory` into its own resources")
+        raise NotFound(
+            f"{args.origin} is no recipe of the library",
+            fix="put `gpu` and `gpu_memory` into its own resources",
+        )
     with Workspace.open(args.workspace, read_only=True) as ws:
         made = tailor(ws, name, recipe, figures().find(args.gpu), given, args.preset)
     words = [f"{each}=…" for each in made.needed]
@@ -155,22 +213,42 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
         raise NotFound(f"there is no file {script}", fix="name the Python program that trains")
     if not source.is_relative_to(home):
         fix = f"write the recipe beside it: recipe new {script.parent / name} --script {script}"
-        raise Invalid([Problem("bad-place", f"{script} is not in {home}, where the code of {_shown(recipe)} has to lie", None, fix)])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-place",
+                    f"{script} is not in {home}, where the code of {_shown(recipe)} has to lie",
+                    None,
+                    fix,
+                )
+            ]
+        )
     if source.suffix == ".ipynb":
         fix = f"make a program of it: jupyter nbconvert --to script {script}, then --script {script.with_suffix('.py')}"
-        raise Invalid([Problem("not-python", f"{script} is a notebook, which no step can run", None, fix)])
+        raise Invalid(
+            [Problem("not-python", f"{script} is a notebook, which no step can run", None, fix)]
+        )
     read, path = _read(source, home), source.relative_to(home).as_posix()
     start, folders = way_to_start(str(home), path)
     needed = followed(str(home), [start], folders, syntax_of)
-    imports = [name for file in needed.files if file.endswith(".py") for name in syntax_of(str(home / file)).dotted]
+    imports = [
+        name
+        for file in needed.files
+        if file.endswith(".py")
+        for name in syntax_of(str(home / file)).dotted
+    ]
 
     def kind(place: str) -> str:
         there = home / place
         return "file" if there.is_file() else "folder" if there.is_dir() else ""
 
     read = replace(read, imports=tuple(dict.fromkeys(imports)))
-    made = drafting.draft(name, path, read, list(needed.files), _shown(recipe), kind, start, folders)
-    made.look += [f"{file}: {doubt}: see that `code` lists what it needs" for file, doubt in needed.doubts]
+    made = drafting.draft(
+        name, path, read, list(needed.files), _shown(recipe), kind, start, folders
+    )
+    made.look += [
+        f"{file}: {doubt}: see that `code` lists what it needs" for file, doubt in needed.doubts
+    ]
     return made
 
 
@@ -183,15 +261,23 @@ def _config(home: Path, script: Path, folder: str, name: str) -> Config | None:
     if not place.is_relative_to(home) or not (file := place / f"{name}.yaml").is_file():
         return None
     values = document.read(file).value
-    groups = {each.name: tuple(sorted(member.stem for member in each.glob("*.yaml"))) for each in place.iterdir() if each.is_dir()}
-    return Config(place.relative_to(home).as_posix(), values if isinstance(values, dict) else {}, groups)
+    groups = {
+        each.name: tuple(sorted(member.stem for member in each.glob("*.yaml")))
+        for each in place.iterdir()
+        if each.is_dir()
+    }
+    return Config(
+        place.relative_to(home).as_posix(), values if isinstance(values, dict) else {}, groups
+    )
 
 
 def _read(source: Path, home: Path) -> Script:
     from .. import scripts
 
     try:
-        return scripts.read(whole(source).decode("utf-8-sig"), functools.partial(_config, home, source))
+        return scripts.read(
+            whole(source).decode("utf-8-sig"), functools.partial(_config, home, source)
+        )
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{source.name}:{line}" if line else source.name

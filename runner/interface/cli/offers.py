@@ -48,14 +48,22 @@ def run(args: argparse.Namespace) -> int:
             if args.stack:
                 ws.on(args.stack)
             card = Wish(Need(gpus=1, market=market_of(ws.config.driver(asked))))
-            found = _asked(args, ws, asked, lambda cluster: {"": Wish() if cluster else card}, where)
+            found = _asked(
+                args, ws, asked, lambda cluster: {"": Wish() if cluster else card}, where
+            )
     else:
         request = request_of(args)
         with begun(args.workspace, request) as ws:
             if args.stack:
                 ws.on(args.stack)
             survey = look(ws, request, Choice())
-            found = _asked(args, ws, asked, lambda cluster: wishes(ws, survey, asked, args.stack, cluster=cluster), where)
+            found = _asked(
+                args,
+                ws,
+                asked,
+                lambda cluster: wishes(ws, survey, asked, args.stack, cluster=cluster),
+                where,
+            )
     if args.json:
         print(json.dumps([as_json(step, shelf) for step, shelf in found], indent=2))
         return 0
@@ -68,7 +76,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def wishes(ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False) -> dict[str, Wish]:
+def wishes(
+    ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
+) -> dict[str, Wish]:
     """What the steps that are to run need of rented machines, by the first step of each need; of a cluster, what all of them need together."""
     from ...execution.refusals import demand, takes
     from ...planning.plan import LOCAL
@@ -78,34 +88,57 @@ def wishes(ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster
         wish = demand(found, lambda _spec: False, 0)
         hours = takes(ws, found, {wish.need: there})[wish.need].hours if there else None
         return {THE_RUN: wish._replace(hours=hours)} if there else {}
-    market = market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
+    market = (
+        market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
+    )
     headed = bool(stack) and ws.config.stack(stack).head is not None
     by_need: dict[Need, tuple[str, list[int]]] = {}
     specs = found.plan.specs()
     for n in found.todo:
         node = found.plan.nodes[n]
         works = headed and specs[n].node_count > 1
-        if node.flags & LOCAL or not (specs[n].resources.gpus or works) or specs[n].select is not None:
+        if (
+            node.flags & LOCAL
+            or not (specs[n].resources.gpus or works)
+            or specs[n].select is not None
+        ):
             continue
-        by_need.setdefault(need_for(specs[n], market, images=not found.request.current_python), (node.id, []))[1].append(n)
+        by_need.setdefault(
+            need_for(specs[n], market, images=not found.request.current_python), (node.id, [])
+        )[1].append(n)
     keep = bool(stack) and bool(ws.config.stack(stack).keep)
     taken = takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
-    return {first: Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep) for need, (first, _steps) in by_need.items()}
+    return {
+        first: Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep)
+        for need, (first, _steps) in by_need.items()
+    }
 
 
 def _asked(
-    args: argparse.Namespace, ws: Workspace, asked: str, wanted: Callable[[bool], Mapping[str, Wish]], where: Mapping[str, str]
+    args: argparse.Namespace,
+    ws: Workspace,
+    asked: str,
+    wanted: Callable[[bool], Mapping[str, Wish]],
+    where: Mapping[str, str],
 ) -> list[tuple[str, Shelf]]:
     """What each driver offers; `wanted` has the wishes for a cluster, and those for any other."""
     drivers = offering.priced(ws, asked)
     if args.update:
         lists = asyncio.run(offering.update(drivers))
         if not lists and args.recipe is None and args.file is None:
-            raise CannotRun(f"{', '.join(drivers)}: prices are asked for each time, there is no list to update", fix="leave out --update")
+            raise CannotRun(
+                f"{', '.join(drivers)}: prices are asked for each time, there is no list to update",
+                fix="leave out --update",
+            )
         for name, words in lists.items():
             print(f"recipe: {name}: {words}", file=sys.stderr)
-    by_kind = {kind: wanted(kind) for kind in {driver.traits.allocates for driver in drivers.values()}}
+    by_kind = {
+        kind: wanted(kind) for kind in {driver.traits.allocates for driver in drivers.values()}
+    }
     steps = [step for driver in drivers.values() for step in by_kind[driver.traits.allocates]]
-    given = {kind: [wish._replace(filters=where) for wish in wishes.values()] for kind, wishes in by_kind.items()}
+    given = {
+        kind: [wish._replace(filters=where) for wish in wishes.values()]
+        for kind, wishes in by_kind.items()
+    }
     asking = {name: (driver, given[driver.traits.allocates]) for name, driver in drivers.items()}
     return list(zip(steps, asyncio.run(offering.shelves(asking)), strict=True))

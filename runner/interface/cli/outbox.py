@@ -16,8 +16,20 @@ REASON = 60
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("what", nargs="?", choices=["list", "retry", "deliver"], default="list", help="what to do (default: list)")
-    parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="of `retry`: which ones (default: all that are dead)")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=["list", "retry", "deliver"],
+        default="list",
+        help="what to do (default: list)",
+    )
+    parser.add_argument(
+        "numbers",
+        nargs="*",
+        type=int,
+        metavar="NUMBER",
+        help="of `retry`: which ones (default: all that are dead)",
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.description = (
         "Reports that wait for their receivers, and those that are dead: given up after eight tries in 34 hours, or because the receiver is gone."
@@ -28,7 +40,15 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.numbers and args.what != "retry":
-        raise Invalid([Problem("bad-request", f"`recipe outbox {args.what}` takes no number", fix="recipe outbox retry NUMBER")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-request",
+                    f"`recipe outbox {args.what}` takes no number",
+                    fix="recipe outbox retry NUMBER",
+                )
+            ]
+        )
     if args.what == "deliver":
         from ...reports.delivery import deliver
 
@@ -40,13 +60,21 @@ def run(args: argparse.Namespace) -> int:
         found = outbox.listed()
     now = time.time()
     if args.json:
-        print(json.dumps([each._asdict() | {"body": json.loads(each.body)} for each in found], indent=1))
+        print(
+            json.dumps(
+                [each._asdict() | {"body": json.loads(each.body)} for each in found], indent=1
+            )
+        )
         return 0
     if found:
         print(f"{'NUMBER':>6}  {'STATE':<7}  TRIES  {'NEXT':>7}  TYPE, RUN, RECEIVER")
     for each in found:
-        wait = "" if each.state == "dead" else "now" if each.due <= now else f"{each.due - now:.0f} s"
-        print(f"{each.number:>6}  {each.state:<7}  {each.tries:>5}  {wait:>7}  {each.type}  {each.run}  {each.receiver}")
+        wait = (
+            "" if each.state == "dead" else "now" if each.due <= now else f"{each.due - now:.0f} s"
+        )
+        print(
+            f"{each.number:>6}  {each.state:<7}  {each.tries:>5}  {wait:>7}  {each.type}  {each.run}  {each.receiver}"
+        )
         if each.reason:
             print(f"{'':>8}{each.reason[:REASON]}")
     return 0

@@ -34,9 +34,16 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="PATH",
         help="the dataset: a directory, or a file, which is packed as it is, archives too; or its address: s3:// gs:// hf:// https://",
     )
-    parser.add_argument("--out", type=local_folder, metavar="DIR", help="write the pack below DIR: tar shards, manifest.json, SHA256SUMS")
     parser.add_argument(
-        "--verify", metavar="DIR|ID", help="check the pack in DIR; with PATH: read all of PATH and name everything in which it differs from DIR or ID"
+        "--out",
+        type=local_folder,
+        metavar="DIR",
+        help="write the pack below DIR: tar shards, manifest.json, SHA256SUMS",
+    )
+    parser.add_argument(
+        "--verify",
+        metavar="DIR|ID",
+        help="check the pack in DIR; with PATH: read all of PATH and name everything in which it differs from DIR or ID",
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.epilog = (
@@ -53,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
         with Workspace.open(args.workspace) as ws:
             return _pack(ws, args)
     if args.out is not None:
-        raise NotFound("--verify writes nothing, so --out has nothing to do", fix="leave one of them out")
+        raise NotFound(
+            "--verify writes nothing, so --out has nothing to do", fix="leave one of them out"
+        )
     with opened(args.workspace) as ws:
         return _check(ws, args) if args.path is None else _compare(ws, args)
 
@@ -67,7 +76,10 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
     if out is not None and (out == path or path in out.parents):
         raise NotFound(f"{out} is in what is packed", fix="write the pack somewhere else")
     if path in ws.home.parents:
-        raise NotFound(f"{path} holds what recipe remembers, {ws.home}, which changes while it is packed", fix="name the directory of the data alone")
+        raise NotFound(
+            f"{path} holds what recipe remembers, {ws.home}, which changes while it is packed",
+            fix="name the directory of the data alone",
+        )
 
     def pack() -> tuple[Content, list[Entry], list[Shard]]:
         with Bar(args, "hashing") as bar:
@@ -113,7 +125,10 @@ def _there(ws: Workspace, args: argparse.Namespace) -> Path:
     ws.addresses[address] = given
     identity = ask(ws, kind, address)
     if not args.quiet and not args.json:
-        print(f"recipe: {shown(address)} is fetched into this workspace, unless it is there", file=sys.stderr)
+        print(
+            f"recipe: {shown(address)} is fetched into this workspace, unless it is there",
+            file=sys.stderr,
+        )
     return fetch(ws, kind, address, identity, ())
 
 
@@ -136,13 +151,20 @@ def _look(ws: Workspace, path: Path) -> tuple[Content, list[Entry]]:
     return content, packed.file_manifest(path.resolve().name, content, path.stat().st_size)
 
 
-def _tell(args: argparse.Namespace, content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], out: Path | None) -> None:
+def _tell(
+    args: argparse.Namespace,
+    content: Content,
+    manifest: Sequence[Entry],
+    cut: Sequence[Shard],
+    out: Path | None,
+) -> None:
     print(content)
     if args.quiet:
         return
     files = [entry.size for entry in manifest if entry.kind in "fx"]
     print(
-        f"{_many(len(files), 'file')}, {about(sum(files))}, in {_many(len(cut), 'shard')}" + (f", written to {shown(str(args.out))}" if out else "")
+        f"{_many(len(files), 'file')}, {about(sum(files))}, in {_many(len(cut), 'shard')}"
+        + (f", written to {shown(str(args.out))}" if out else "")
     )
     for shard in cut:
         print(
@@ -150,14 +172,28 @@ def _tell(args: argparse.Namespace, content: Content, manifest: Sequence[Entry],
         )
 
 
-def _tell_json(content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], doubts: Sequence[str], out: Path | None) -> None:
+def _tell_json(
+    content: Content,
+    manifest: Sequence[Entry],
+    cut: Sequence[Shard],
+    doubts: Sequence[str],
+    out: Path | None,
+) -> None:
     files = [entry.size for entry in manifest if entry.kind in "fx"]
     facts = {
         "id": content,
         "files": len(files),
         "bytes": sum(files),
         "entries": len(manifest),
-        "shards": [{"name": shard.name, "size": shard.size, "entries": len(shard.entries), "first": shard.entries[0].path} for shard in cut],
+        "shards": [
+            {
+                "name": shard.name,
+                "size": shard.size,
+                "entries": len(shard.entries),
+                "first": shard.entries[0].path,
+            }
+            for shard in cut
+        ],
         "warnings": list(doubts),
         "out": None if out is None else str(out),
     }
@@ -183,7 +219,9 @@ def _check(ws: Workspace, args: argparse.Namespace) -> int:
         for fault in wrong:
             print(shown(fault))
         if not wrong and not args.quiet:
-            print(f"{pack.content} is intact: {_many(len(pack.manifest), 'entry', 'entries')} in {_many(len(pack.shards), 'shard')}")
+            print(
+                f"{pack.content} is intact: {_many(len(pack.manifest), 'entry', 'entries')} in {_many(len(pack.shards), 'shard')}"
+            )
     return 1 if wrong else 0
 
 
@@ -196,11 +234,23 @@ def _compare(ws: Workspace, args: argparse.Namespace) -> int:
         content = packed.content_of(now, "t")
     else:
         content = scan(path)
-        now = packed.file_manifest(before[0].path if before else path.name, content, path.stat().st_size)
+        now = packed.file_manifest(
+            before[0].path if before else path.name, content, path.stat().st_size
+        )
     differ = [] if content == wanted or before is None else packed.differences(before, now)
     if args.json:
         rows = [{"what": what, "path": name} for what, name in differ]
-        print(json.dumps({"id": content, "expected": wanted, "ok": content == wanted, "differences": rows if before is not None else None}, indent=2))
+        print(
+            json.dumps(
+                {
+                    "id": content,
+                    "expected": wanted,
+                    "ok": content == wanted,
+                    "differences": rows if before is not None else None,
+                },
+                indent=2,
+            )
+        )
         return 0 if content == wanted else 1
     for what, name in differ:
         print(f"{what:<8} {shown(name)}")
@@ -210,7 +260,10 @@ def _compare(ws: Workspace, args: argparse.Namespace) -> int:
         return 0
     print(f"{shown(args.path)} is {content}, not {wanted}", file=sys.stderr)
     if before is None and wanted[0] == "t":
-        print("  what that one held is not remembered here, so the differences have no names", file=sys.stderr)
+        print(
+            "  what that one held is not remembered here, so the differences have no names",
+            file=sys.stderr,
+        )
     return 1
 
 
@@ -249,5 +302,10 @@ class Bar:
         self._last = now
         rate = done / max(now - self._begun, 1e-9)
         left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        print(f"\r{self._what} {about(done)} of {about(total)}, {about(int(rate))}/s{left}\x1b[K", end="", file=canvas(sys.stderr), flush=True)
+        print(
+            f"\r{self._what} {about(done)} of {about(total)}, {about(int(rate))}/s{left}\x1b[K",
+            end="",
+            file=canvas(sys.stderr),
+            flush=True,
+        )
         self._drawn = True

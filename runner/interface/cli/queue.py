@@ -34,22 +34,81 @@ OWN = ""
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "submit":
         run_verb.arguments(parser, verb)
-        parser.add_argument("--priority", type=int, default=0, metavar="N", help="runs of a higher one are taken first (default: 0)")
-        parser.add_argument("--not-before", type=_moment, metavar="TIME", help="no worker takes it before, such as 2026-12-01T20:00, local time")
-        parser.add_argument("--key", default="", metavar="KEY", help="your name for this request: asked for again with it, it is the same run")
-        parser.add_argument("--label", type=_label, action="append", default=[], metavar="K=V", help="only a worker that has this label takes it")
-        parser.add_argument("--here", action="store_true", help="leave it to a worker of this folder, with the files as they are then")
-        parser.add_argument("--user", default="", metavar="NAME", help="for whom it is, which limits of workers count (default: your login)")
+        parser.add_argument(
+            "--priority",
+            type=int,
+            default=0,
+            metavar="N",
+            help="runs of a higher one are taken first (default: 0)",
+        )
+        parser.add_argument(
+            "--not-before",
+            type=_moment,
+            metavar="TIME",
+            help="no worker takes it before, such as 2026-12-01T20:00, local time",
+        )
+        parser.add_argument(
+            "--key",
+            default="",
+            metavar="KEY",
+            help="your name for this request: asked for again with it, it is the same run",
+        )
+        parser.add_argument(
+            "--label",
+            type=_label,
+            action="append",
+            default=[],
+            metavar="K=V",
+            help="only a worker that has this label takes it",
+        )
+        parser.add_argument(
+            "--here",
+            action="store_true",
+            help="leave it to a worker of this folder, with the files as they are then",
+        )
+        parser.add_argument(
+            "--user",
+            default="",
+            metavar="NAME",
+            help="for whom it is, which limits of workers count (default: your login)",
+        )
         parser.epilog = (
-            'examples:\n  recipe submit sft@1 dataset=data.jsonl --preset smoke\n  RUN=$(recipe submit ./pipeline.yaml) && recipe logs "$RUN" -f'
+            "examples:\n  recipe submit sft@1 dataset=data.jsonl --preset smoke\n"
+            '  RUN=$(recipe submit ./pipeline.yaml) && recipe logs "$RUN" -f'
         )
     else:
-        parser.add_argument("--once", action="store_true", help="end when no run is due, instead of waiting for more")
+        parser.add_argument(
+            "--once",
+            action="store_true",
+            help="end when no run is due, instead of waiting for more",
+        )
         words = "runs at once, each in a process of its own (default: $MAX_CONCURRENT_JOBS, else 1)"
-        parser.add_argument("--concurrency", type=positive, default=os.environ.get("MAX_CONCURRENT_JOBS") or 1, metavar="N", help=words)
-        parser.add_argument("--driver", default="", metavar="NAME", help="only runs that were submitted for this driver")
-        parser.add_argument("--label", type=_label, action="append", default=[], metavar="K=V", help="what this worker has: runs may ask for it")
-        parser.add_argument("--tied", action="store_true", help="end when the standard input does: for a program that has this worker as its child")
+        parser.add_argument(
+            "--concurrency",
+            type=positive,
+            default=os.environ.get("MAX_CONCURRENT_JOBS") or 1,
+            metavar="N",
+            help=words,
+        )
+        parser.add_argument(
+            "--driver",
+            default="",
+            metavar="NAME",
+            help="only runs that were submitted for this driver",
+        )
+        parser.add_argument(
+            "--label",
+            type=_label,
+            action="append",
+            default=[],
+            metavar="K=V",
+            help="what this worker has: runs may ask for it",
+        )
+        parser.add_argument(
+            "--tied",
+            action="store_true",
+            help="end when the standard input does: for a program that has this worker as its child",
+        )
         parser.add_argument(
             "--workspace",
             dest="own",
@@ -58,9 +117,16 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             metavar="DIR",
             help="carry out runs of every folder and machine with the same shared store, in this folder (default: $RECIPE_HOME/worker)",
         )
-        parser.add_argument("--store", default="", metavar="NAME", help="the shared store of --workspace (default: that of recipe.toml)")
+        parser.add_argument(
+            "--store",
+            default="",
+            metavar="NAME",
+            help="the shared store of --workspace (default: that of recipe.toml)",
+        )
         words = "take no run while N of the same `user`, `recipe` or `driver` are worked on by all workers; may be repeated"
-        parser.add_argument("--at-most", type=_most, action="append", default=[], metavar="WHAT=N", help=words)
+        parser.add_argument(
+            "--at-most", type=_most, action="append", default=[], metavar="WHAT=N", help=words
+        )
         parser.add_argument("--json", action="store_true", help="one event a line")
         parser.description = (
             "Carry out the runs that were submitted in this workspace, those of the highest priority and the oldest first.  A run whose worker died"
@@ -76,12 +142,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _submit(args: argparse.Namespace) -> int:
     request = request_of(args)
-    ticket = Ticket(args.priority, args.not_before, args.key, dict(args.label), args.user, here=args.here)
-    with begun(args.workspace, request, secrets=args.here or not os.environ.get("RECIPE_RUNS")) as ws:
-        submitted = submit(ws, request, run_verb.choice_of(args), run_verb.settings_of(args), ticket)
+    ticket = Ticket(
+        args.priority, args.not_before, args.key, dict(args.label), args.user, here=args.here
+    )
+    with begun(
+        args.workspace, request, secrets=args.here or not os.environ.get("RECIPE_RUNS")
+    ) as ws:
+        submitted = submit(
+            ws, request, run_verb.choice_of(args), run_verb.settings_of(args), ticket
+        )
     print(submitted.id)
     if not args.quiet:
-        print(f"recipe: run {submitted.id} is stored; `recipe worker` carries it out, `recipe cancel {submitted.id}` takes it back", file=sys.stderr)
+        print(
+            f"recipe: run {submitted.id} is stored; `recipe worker` carries it out, `recipe cancel {submitted.id}` takes it back",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -94,7 +169,9 @@ def _work(args: argparse.Namespace) -> int:
 
     def asked(number: int, frame: object) -> None:
         handover(number, frame)
-        signal.alarm(END_WITHIN if handover.asked == 1 else AGAIN)  # its handler is the system's: the process ends, and the kernel lets its run go
+        signal.alarm(
+            END_WITHIN if handover.asked == 1 else AGAIN
+        )  # its handler is the system's: the process ends, and the kernel lets its run go
 
     for each in ENDS:
         signal.signal(each, asked)
@@ -104,13 +181,28 @@ def _work(args: argparse.Namespace) -> int:
         threading.Thread(target=_tied, name="tied", daemon=True).start()
 
     def listener() -> Listener:
-        return for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=False)
+        return for_stream(
+            sys.stdout,
+            sys.stderr,
+            json=args.json,
+            quiet=args.quiet,
+            verbose=args.verbose,
+            commands=False,
+        )
 
     root = args.workspace if args.own is None else _own(args.own)
     if not args.quiet and not args.once:
         sys.stderr.write(f"recipe: process {os.getpid()} waits for runs in {root}\n")
     store = None if args.own is None else args.store
-    serve(root, Offer(args.driver, dict(args.label), dict(args.at_most)), listener, handover, os.environ, once=args.once, store=store)
+    serve(
+        root,
+        Offer(args.driver, dict(args.label), dict(args.at_most)),
+        listener,
+        handover,
+        os.environ,
+        once=args.once,
+        store=store,
+    )
     return 0
 
 
@@ -148,7 +240,10 @@ def _several(args: argparse.Namespace) -> int:
         died = os.WIFSIGNALED(status)
         bad = bad or os.waitstatus_to_exitcode(status)
         if died and not handover.asked:
-            print(f"recipe: worker process {pid} died ({signal.Signals(os.WTERMSIG(status)).name}); another takes its place", file=sys.stderr)
+            print(
+                f"recipe: worker process {pid} died ({signal.Signals(os.WTERMSIG(status)).name}); another takes its place",
+                file=sys.stderr,
+            )
             time.sleep(1.0)
             _fork(args, workers)
     return 1 if bad > 0 else 0
@@ -194,4 +289,6 @@ def _moment(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}" is no time; write it as 2026-12-01T20:00') from None
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is no time; write it as 2026-12-01T20:00'
+        ) from None

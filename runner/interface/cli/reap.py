@@ -36,14 +36,42 @@ class Known(NamedTuple):
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("keys", nargs="*", metavar="KEY", help="end this lease, although a run that is gone may be resumed on it")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only list the leases, and say what would be ended")
+    parser.add_argument(
+        "keys",
+        nargs="*",
+        metavar="KEY",
+        help="end this lease, although a run that is gone may be resumed on it",
+    )
+    parser.add_argument(
+        "-n",
+        "--dry-run",
+        action="store_true",
+        help="only list the leases, and say what would be ended",
+    )
     parser.add_argument("--driver", metavar="NAME", help="only leases of this driver")
-    parser.add_argument("--dead", action="store_true", help="also every machine of a run whose worker is gone; asks first")
-    parser.add_argument("--adopt", metavar="KEY", help="enter a machine that bears our mark, and of which no lease is known, in the ledger")
-    parser.add_argument("--unknown", action="store_true", help="end every machine that bears our mark and of which no lease is known; asks first")
-    parser.add_argument("--installation", metavar="ID", help="only machines that another installation of yours rented, called recipe-ID-KEY")
-    parser.add_argument("-y", "--yes", action="store_true", help="with --dead or --unknown: do not ask")
+    parser.add_argument(
+        "--dead",
+        action="store_true",
+        help="also every machine of a run whose worker is gone; asks first",
+    )
+    parser.add_argument(
+        "--adopt",
+        metavar="KEY",
+        help="enter a machine that bears our mark, and of which no lease is known, in the ledger",
+    )
+    parser.add_argument(
+        "--unknown",
+        action="store_true",
+        help="end every machine that bears our mark and of which no lease is known; asks first",
+    )
+    parser.add_argument(
+        "--installation",
+        metavar="ID",
+        help="only machines that another installation of yours rented, called recipe-ID-KEY",
+    )
+    parser.add_argument(
+        "-y", "--yes", action="store_true", help="with --dead or --unknown: do not ask"
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.epilog = (
         "By itself it ends what was being given back, what is past its time, and what a run that is over left.\n\n"
@@ -53,9 +81,20 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     root = Path(os.path.abspath(args.workspace))
-    if args.installation is not None and (not _ID.fullmatch(args.installation) or args.adopt or args.dead):
+    if args.installation is not None and (
+        not _ID.fullmatch(args.installation) or args.adopt or args.dead
+    ):
         words = "--installation wants the eight digits of another installation, and neither --adopt nor --dead: nothing here knows its runs"
-        raise Invalid([Problem("bad-input", words, None, "its machines are called recipe-ID-KEY at their provider")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-input",
+                    words,
+                    None,
+                    "its machines are called recipe-ID-KEY at their provider",
+                )
+            ]
+        )
     strange, silent = asyncio.run(_strange(args.driver, root, args.installation))
     entered = _entered(args, strange)
     strange = [lease for lease in strange if lease not in entered]
@@ -64,8 +103,21 @@ def run(args: argparse.Namespace) -> int:
     ends = _chosen(args, known, [*args.keys, *(lease.key for lease in entered if args.unknown)])
     left = {} if args.dry_run else asyncio.run(_end(ends, args.workspace))
     if args.json:
-        unknown = [{"key": each.key, "driver": each.driver, "machine": each.id, "price": each.price, "done": "unknown"} for each in strange]
-        print(json.dumps([*(_as_json(each, ends, left, args.dry_run) for each in known), *unknown], indent=2))
+        unknown = [
+            {
+                "key": each.key,
+                "driver": each.driver,
+                "machine": each.id,
+                "price": each.price,
+                "done": "unknown",
+            }
+            for each in strange
+        ]
+        print(
+            json.dumps(
+                [*(_as_json(each, ends, left, args.dry_run) for each in known), *unknown], indent=2
+            )
+        )
         return 5 if left else 0
     now = time.time()
     for why in silent:
@@ -76,7 +128,11 @@ def run(args: argparse.Namespace) -> int:
             remedy = f"`recipe reap --installation {args.installation} {lease.key}` ends it, `--unknown` all of them"
         print(f"{'unknown':11}  {reaper.unknown(lease, args.installation)}; {remedy}")
     if not known and not strange and not args.quiet:
-        print("there is no lease" if args.installation is None else f"there is no machine of the installation {args.installation}")
+        print(
+            "there is no lease"
+            if args.installation is None
+            else f"there is no machine of the installation {args.installation}"
+        )
     for each in known:
         words = f"{reaper.described(each.row, now)}: {each.fate.why}"
         if each.row.key in left:
@@ -84,11 +140,16 @@ def run(args: argparse.Namespace) -> int:
         elif each in ends:
             print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
         elif not args.quiet:
-            print(f"{'kept':11}  {words}" + ("" if _left_alone(each.fate.why) else f"; `recipe reap {each.row.key}` ends it"))
+            print(
+                f"{'kept':11}  {words}"
+                + ("" if _left_alone(each.fate.why) else f"; `recipe reap {each.row.key}` ends it")
+            )
     return 5 if left else 0
 
 
-async def _strange(only: str | None, root: Path, installation: str | None) -> tuple[list[Lease], list[str]]:
+async def _strange(
+    only: str | None, root: Path, installation: str | None
+) -> tuple[list[Lease], list[str]]:
     """The machines that bear our mark, or that of another installation, and of which no lease is known; and which providers could not be asked."""
     config = settings.load(root, os.environ)
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
@@ -101,7 +162,9 @@ async def _strange(only: str | None, root: Path, installation: str | None) -> tu
         except CannotRun:
             continue  # it has no lease in the ledger, or `_end` says what is wrong
         except Invalid as error:
-            if rents(name):  # servers of one's own bear no mark, and may have no hosts but the head of a stack
+            if rents(
+                name
+            ):  # servers of one's own bear no mark, and may have no hosts but the head of a stack
                 silent.append(f"{name} cannot be asked for machines that bear our mark: {error}")
             continue
         try:
@@ -124,10 +187,15 @@ def _entered(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
     chosen = [lease for lease in strange if args.unknown or lease.key in named]
     if args.adopt and not chosen:
         known = [lease.key for lease in strange]
-        raise NotFound(f"there is no unknown machine {args.adopt}", fix=did_you_mean(args.adopt, known) or "`recipe reap -n` lists them")
+        raise NotFound(
+            f"there is no unknown machine {args.adopt}",
+            fix=did_you_mean(args.adopt, known) or "`recipe reap -n` lists them",
+        )
     if args.dry_run or not chosen:
         return []
-    if args.unknown and not _agreed(args, [reaper.unknown(lease, args.installation) for lease in chosen], "--unknown"):
+    if args.unknown and not _agreed(
+        args, [reaper.unknown(lease, args.installation) for lease in chosen], "--unknown"
+    ):
         return []
     with Ledger.open(of_user(os.environ)) as ledger:
         for lease in chosen:
@@ -139,8 +207,15 @@ def _agreed(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool
     """Whether a person wants these ended.  Raises Invalid where none can be asked."""
     if args.yes:
         return True
-    unasked = Problem("bad-input", f"{option} ends machines on which a training may be", fix="look with `recipe reap -n`, then add --yes")
-    return agreed("\n".join([*lines, f"end {len(lines)} machine(s), and what runs there?"]), Invalid([unasked]))
+    unasked = Problem(
+        "bad-input",
+        f"{option} ends machines on which a training may be",
+        fix="look with `recipe reap -n`, then add --yes",
+    )
+    return agreed(
+        "\n".join([*lines, f"end {len(lines)} machine(s), and what runs there?"]),
+        Invalid([unasked]),
+    )
 
 
 def _known(args: argparse.Namespace) -> list[Known]:
@@ -149,7 +224,10 @@ def _known(args: argparse.Namespace) -> list[Known]:
     found = []
     for path in (of_user(os.environ), of_workspace(home(root, os.environ))):
         with Ledger.open(path, read_only=True) as ledger:
-            found += [Known(row, fate, path) for row, fate in reaper.judged(ledger.living(args.driver), os.environ)]
+            found += [
+                Known(row, fate, path)
+                for row, fate in reaper.judged(ledger.living(args.driver), os.environ)
+            ]
     return found
 
 
@@ -158,15 +236,31 @@ def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str
     by_key = {each.row.key: each for each in known}
     for key in keys:
         if key not in by_key:
-            raise NotFound(f"there is no lease {key}", fix=did_you_mean(key, by_key) or "`recipe reap -n` lists them")
+            raise NotFound(
+                f"there is no lease {key}",
+                fix=did_you_mean(key, by_key) or "`recipe reap -n` lists them",
+            )
         if by_key[key].row.kept and not by_key[key].fate.end:
-            words = f"the lease {key} is a machine that is kept for the stack {by_key[key].row.stack}"
-            raise CannotRun(words, fix=f"`recipe stack down {by_key[key].row.stack.partition(' ')[0]}` ends it")
+            words = (
+                f"the lease {key} is a machine that is kept for the stack {by_key[key].row.stack}"
+            )
+            raise CannotRun(
+                words, fix=f"`recipe stack down {by_key[key].row.stack.partition(' ')[0]}` ends it"
+            )
         if by_key[key].fate.why == reaper.AT_WORK:
-            raise CannotRun(f"the run {by_key[key].row.run} is at work on the lease {key}", fix="interrupt it with Ctrl-C, or end its process")
+            raise CannotRun(
+                f"the run {by_key[key].row.run} is at work on the lease {key}",
+                fix="interrupt it with Ctrl-C, or end its process",
+            )
     ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in keys]
-    dead = [each for each in known if args.dead and each not in ends and not _left_alone(each.fate.why)]
-    if dead and not args.dry_run and not _agreed(args, [reaper.described(each.row, time.time()) for each in dead], "--dead"):
+    dead = [
+        each for each in known if args.dead and each not in ends and not _left_alone(each.fate.why)
+    ]
+    if (
+        dead
+        and not args.dry_run
+        and not _agreed(args, [reaper.described(each.row, time.time()) for each in dead], "--dead")
+    ):
         dead = []
     return [*ends, *dead]
 
@@ -183,7 +277,9 @@ async def _end(ends: Sequence[Known], workspace: Path) -> dict[str, str]:
         try:
             driver = _driver(row, workspace)
             with Ledger.open(path) as ledger:
-                if words := await reaper.end(KeptLeases(driver, row.driver, ledger, row.run, row.workspace), row, fate.why):
+                if words := await reaper.end(
+                    KeptLeases(driver, row.driver, ledger, row.run, row.workspace), row, fate.why
+                ):
                     left[row.key] = words
             if isinstance(driver, Closing):
                 await driver.aclose()
@@ -200,8 +296,21 @@ def _driver(row: LeaseRow, workspace: Path) -> Driver:
     return driver_of(row.driver, config.driver(row.driver), (), str(home(root, os.environ)))
 
 
-def _as_json(each: Known, ends: Sequence[Known], left: dict[str, str], dry: bool) -> dict[str, object]:
+def _as_json(
+    each: Known, ends: Sequence[Known], left: dict[str, str], dry: bool
+) -> dict[str, object]:
     row = each.row
-    done = "still there" if row.key in left else "kept" if each not in ends else "would end" if dry else "ended"
-    facts = {name: getattr(row, name) for name in ("key", "driver", "run", "workspace", "state", "price", "asked", "until")}
+    done = (
+        "still there"
+        if row.key in left
+        else "kept"
+        if each not in ends
+        else "would end"
+        if dry
+        else "ended"
+    )
+    facts = {
+        name: getattr(row, name)
+        for name in ("key", "driver", "run", "workspace", "state", "price", "asked", "until")
+    }
     return {**facts, "done": done, "why": left.get(row.key, each.fate.why)}

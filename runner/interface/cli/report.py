@@ -54,12 +54,38 @@ class _Done:
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="an id or a part of one, last (the default), last~1")
-    parser.add_argument("--step", type=stored, metavar="STEP", help="this step, and all instances of it where it is a matrix")
-    parser.add_argument("--html", action="store_true", help="write one file to look at and to send: graph, times, curves, pictures, tables, logs")
-    parser.add_argument("-o", "--output", metavar="FILE", help="with --html: where to, `-` for standard output (default: NAME-RUN.html here)")
-    parser.add_argument("--cost", action="store_true", help="what the machines that the run rented cost")
-    parser.add_argument("--month", action="store_true", help="with --cost: those of all runs of this user since the beginning of the month")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        default="last",
+        metavar="RUN",
+        help="an id or a part of one, last (the default), last~1",
+    )
+    parser.add_argument(
+        "--step",
+        type=stored,
+        metavar="STEP",
+        help="this step, and all instances of it where it is a matrix",
+    )
+    parser.add_argument(
+        "--html",
+        action="store_true",
+        help="write one file to look at and to send: graph, times, curves, pictures, tables, logs",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="with --html: where to, `-` for standard output (default: NAME-RUN.html here)",
+    )
+    parser.add_argument(
+        "--cost", action="store_true", help="what the machines that the run rented cost"
+    )
+    parser.add_argument(
+        "--month",
+        action="store_true",
+        help="with --cost: those of all runs of this user since the beginning of the month",
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.epilog = "examples:\n  recipe report\n  recipe report last~1 --step train --json\n  recipe report --html -o sweep.html"
 
@@ -101,7 +127,9 @@ def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
         return 0
     target = Path(output or f"{row.recipe.partition('@')[0]}-{row.id}.html")
     if target.resolve().is_relative_to(ws.home):
-        raise CannotRun(f"{target} is in the folder that recipe keeps", fix="name another place with -o")
+        raise CannotRun(
+            f"{target} is in the folder that recipe keeps", fix="name another place with -o"
+        )
     new = target.with_name(f"{target.name}.{os.getpid()}.new")
     new.write_text(text, "utf-8")
     new.replace(target)
@@ -153,7 +181,9 @@ class StepReport(TypedDict):
     metrics: dict[str, Value]
     kept: bool  # whether all that its metrics are read from is kept
     training: Training | None
-    machine: dict[str, float]  # what it used of its machine: means, and the most; empty for a step of less than 5 seconds
+    machine: dict[
+        str, float
+    ]  # what it used of its machine: means, and the most; empty for a step of less than 5 seconds
 
 
 class RunReport(TypedDict):
@@ -166,7 +196,9 @@ class RunReport(TypedDict):
     reason: str
     seconds: float | None
     fresh: int
-    links: list[dict[str, str]]  # where else its numbers can be looked at: of which step, what, and where
+    links: list[
+        dict[str, str]
+    ]  # where else its numbers can be looked at: of which step, what, and where
     steps: list[StepReport]
 
 
@@ -178,7 +210,10 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     done = _steps(ws, row)
     chosen = [each for each in done if step is None or step in names(each.id)]
     if step is not None and not chosen:
-        raise NotFound(f'"{step}" had nothing to do in {row.id}', fix=near_step(step, [each.id for each in done]) if done else "all was fresh in it")
+        raise NotFound(
+            f'"{step}" had nothing to do in {row.id}',
+            fix=near_step(step, [each.id for each in done]) if done else "all was fresh in it",
+        )
     return {
         "id": row.id,
         "recipe": row.recipe,
@@ -187,7 +222,9 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "reason": row.reason,
         "seconds": summary["seconds"],
         "fresh": summary["steps"]["fresh"],
-        "links": [each._asdict() for each in links(ws, row) if step is None or step in names(each.step)],
+        "links": [
+            each._asdict() for each in links(ws, row) if step is None or step in names(each.step)
+        ],
         "steps": [_report_of(ws, row.id, each, row.inputs) for each in chosen],
     }
 
@@ -202,7 +239,9 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
         if event.subject != "step":
             continue
         done = found.setdefault(event.id, _Done(event.id, event.after))
-        done.state = "STOPPED" if (event.before, event.after) == ("RUNNING", "SKIPPED") else event.after
+        done.state = (
+            "STOPPED" if (event.before, event.after) == ("RUNNING", "SKIPPED") else event.after
+        )
         if event.after == "RUNNING" and event.before != "RUNNING":
             began[event.id] = event.at
             places[event.id] = str(event.data.get("site", ""))
@@ -224,7 +263,9 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
     # Events are stored in groups, and so are their moments: rows of attempts are nearer.  One that was taken over from a worker that died began
     # before its row did, which its trace knows.
     attempts = ws.store.runs.attempts(row.id)
-    traces = ws.store.index.traces([attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key])
+    traces = ws.store.index.traces(
+        [attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key]
+    )
     for attempt in attempts:
         if attempt.step not in found:
             continue
@@ -243,8 +284,16 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
 
 
 def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
-    live = rows.so_far(ws, run, done.id, done.attempt, done.following) if done.following is not None else []
-    live_samples = rows.so_far(ws, run, done.id, done.attempt, done.sampled) if done.sampled is not None else []
+    live = (
+        rows.so_far(ws, run, done.id, done.attempt, done.following)
+        if done.following is not None
+        else []
+    )
+    live_samples = (
+        rows.so_far(ws, run, done.id, done.attempt, done.sampled)
+        if done.sampled is not None
+        else []
+    )
     ended = reported(ws, done.tries)
     lines = _lines([*(point for each in ended for point in each.points or ()), *live])
     known = {**(ended[0].metrics if ended else {}), **summary(live, {})}
@@ -265,9 +314,16 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
         "steps": len(lines),
         "last_step": last.get("step"),
         "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
-        "memory_gb": max((float(line["memory_gb"]) for line in lines if is_number(line.get("memory_gb"))), default=None),
+        "memory_gb": max(
+            (float(line["memory_gb"]) for line in lines if is_number(line.get("memory_gb"))),
+            default=None,
+        ),
         "gpu": gpu if isinstance(gpu, str) else None,
-        "speeds": {name: round(rate, 3) for name in ("samples_per_second", "tokens_per_second") if (rate := metrics.mean_rate(lines, name))},
+        "speeds": {
+            name: round(rate, 3)
+            for name in ("samples_per_second", "tokens_per_second")
+            if (rate := metrics.mean_rate(lines, name))
+        },
         "step_seconds": None,
         "parts": {},
         "verdict": None,
@@ -276,9 +332,16 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
     }
     if found is not None:
         said = bottleneck.judge(found, inputs, gpu=training["gpu"] is not None)
-        parts: dict[str, Part] = {name: {"seconds": round(seconds, 6), "share": round(found.share(name), 4)} for name, seconds in found.parts.items()}
+        parts: dict[str, Part] = {
+            name: {"seconds": round(seconds, 6), "share": round(found.share(name), 4)}
+            for name, seconds in found.parts.items()
+        }
         training["step_seconds"], training["parts"] = round(found.seconds, 6), parts
-        training["verdict"], training["why"], training["advice"] = said.word, said.why, list(said.advice)
+        training["verdict"], training["why"], training["advice"] = (
+            said.word,
+            said.why,
+            list(said.advice),
+        )
     report["training"] = training
     return report
 
@@ -306,7 +369,10 @@ def _first(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 def as_text(run: RunReport) -> list[str]:
     took = f" in {span(run['seconds'])}" if run["seconds"] is not None else ""
-    text = [f"{run['id']}  {run['recipe']}  {moment(run['created'])}  {run['state']}{took}" + (f"  {run['reason']}" if run["reason"] else "")]
+    text = [
+        f"{run['id']}  {run['recipe']}  {moment(run['created'])}  {run['state']}{took}"
+        + (f"  {run['reason']}" if run["reason"] else "")
+    ]
     text += [causes.REMEDIES[run["reason"]]] if run["reason"] in causes.REMEDIES else []
     steps = run["steps"]
     if run["fresh"]:
@@ -322,25 +388,44 @@ def as_text(run: RunReport) -> list[str]:
                 f"${step['usd']:.2f}" if step["usd"] else "",
             )
         )  # fmt: skip
-    text += aligned(table if any(step["usd"] for step in steps) else [row[:-1] for row in table], range(2, 6))
+    text += aligned(
+        table if any(step["usd"] for step in steps) else [row[:-1] for row in table], range(2, 6)
+    )
     if len(steps) > _LISTED:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json has all)")
     for step in steps[:_LISTED]:
         if step["reason"]:
-            remedy = causes.REMEDIES.get(step["reason"], f"`recipe logs {run['id']}/{step['id']}` shows its end")
-            text.append(f"{named(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}; {remedy}")
-    text += [f"{shown(each['name'])}: {shown(each['to'])}  ({named(each['step'])})" for each in run["links"][:_LISTED]]
+            remedy = causes.REMEDIES.get(
+                step["reason"], f"`recipe logs {run['id']}/{step['id']}` shows its end"
+            )
+            text.append(
+                f"{named(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}; {remedy}"
+            )
+    text += [
+        f"{shown(each['name'])}: {shown(each['to'])}  ({named(each['step'])})"
+        for each in run["links"][:_LISTED]
+    ]
     for many in _alike(steps):
         text += ["", *_metrics(many)]
     for step in [step for step in steps if step["machine"]][:_LISTED]:
         text.append(f"the machine of {named(step['id'])}: {samples.words(step['machine'])}")
-    timed = [(step["id"], training) for step in steps if (training := step["training"]) is not None and training["parts"]]
+    timed = [
+        (step["id"], training)
+        for step in steps
+        if (training := step["training"]) is not None and training["parts"]
+    ]
     for id, training in timed[:_LISTED]:
         text += ["", *_training(id, training)]
     if not any(step["metrics"] for step in steps):
-        text += ["", "no step reported metrics: write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`"]
+        text += [
+            "",
+            "no step reported metrics: write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`",
+        ]
     elif not timed:
-        text += ["", "no timings (time_step, time_data, time_model, …) among the metrics: no bottleneck analysis"]
+        text += [
+            "",
+            "no timings (time_step, time_data, time_model, …) among the metrics: no bottleneck analysis",
+        ]
     return text
 
 
@@ -348,14 +433,21 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
     """Steps with metrics, the instances of one together."""
     groups: dict[str, list[StepReport]] = {}
     for step in steps:
-        if any(of_note(name) and is_number(value["last"]) for name, value in step["metrics"].items()):
+        if any(
+            of_note(name) and is_number(value["last"]) for name, value in step["metrics"].items()
+        ):
             groups.setdefault(bare(step["id"]), []).append(step)
     yield from groups.values()
 
 
 def _metrics(steps: Sequence[StepReport]) -> list[str]:
     """A table of the last values of metrics, and of the best where they were better before."""
-    names = dict.fromkeys(name for step in steps for name, value in step["metrics"].items() if is_number(value["last"]))
+    names = dict.fromkeys(
+        name
+        for step in steps
+        for name, value in step["metrics"].items()
+        if is_number(value["last"])
+    )
     wanted = [name for name in names if of_note(name)]
     columns: list[tuple[str, str, str]] = []  # head, metric, which value of it
     for name in wanted[:_COLUMNS]:
@@ -364,38 +456,63 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
         if any(_cell(step, name, best) not in ("", _cell(step, name, "last")) for step in steps):
             columns.append((f"{best} {shown(name)}", name, best))
     table = [("METRICS", *(head for head, _, _ in columns))]
-    table += [(named(step["id"]), *(_cell(step, name, which) for _, name, which in columns)) for step in steps[:_LISTED]]
+    table += [
+        (named(step["id"]), *(_cell(step, name, which) for _, name, which in columns))
+        for step in steps[:_LISTED]
+    ]
     text = aligned(table, range(1, len(table[0])))
     if len(wanted) > _COLUMNS:
         text.append(f"… and {len(wanted) - _COLUMNS} more metrics (--json has all)")
     if lost := [named(step["id"]) for step in steps if not step["kept"]]:
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-        text.append(f"no log or file is kept of {', '.join(lost[:5])}{more}: only last values are known")
+        text.append(
+            f"no log or file is kept of {', '.join(lost[:5])}{more}: only last values are known"
+        )
     return text
 
 
 def _cell(step: StepReport, name: str, which: str) -> str:
     value = dict(step["metrics"].get(name, {})).get(which)
-    return f"{value:.4g}" if isinstance(value, (int, float)) else shown(str(value)) if value is not None else ""
+    return (
+        f"{value:.4g}"
+        if isinstance(value, (int, float))
+        else shown(str(value))
+        if value is not None
+        else ""
+    )
 
 
 def _training(id: str, training: Training) -> list[str]:
     facts = [f"{training['steps']} step{'s' if training['steps'] != 1 else ''}"]
     if training["step_seconds"]:
         facts[0] += f" of {_short(training['step_seconds'])}"
-    facts += [f"{value:g} {name.replace('_per_second', '/s')}" for name, value in training["speeds"].items()]
+    facts += [
+        f"{value:g} {name.replace('_per_second', '/s')}"
+        for name, value in training["speeds"].items()
+    ]
     first, last = training["loss"]
     if first is not None and last is not None:
         facts.append(f"loss {first:.4g} -> {last:.4g}")
     if training["memory_gb"] is not None:
-        facts.append(f"peak {training['memory_gb']:g} GB " + (f"on {shown(training['gpu'])}" if training["gpu"] else "of main memory"))
+        facts.append(
+            f"peak {training['memory_gb']:g} GB "
+            + (f"on {shown(training['gpu'])}" if training["gpu"] else "of main memory")
+        )
     text = [f"{named(id)}: {', '.join(facts)}"]
     for name, part in training["parts"].items():
         bar = "#" * round(part["share"] * 30)
-        text.append(f"  {name:<13} {part['share']:>4.0%}  {_short(part['seconds']):>8}  {bar:<30} {bottleneck.PARTS[name]}".rstrip())
+        text.append(
+            f"  {name:<13} {part['share']:>4.0%}  {_short(part['seconds']):>8}  {bar:<30} {bottleneck.PARTS[name]}".rstrip()
+        )
     text.append(f"  {training['verdict']}: {training['why']}")
     return text + [f"    - {line}" for line in training["advice"]]
 
 
 def _short(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s" if seconds < 60 else span(seconds)
+    return (
+        f"{seconds * 1000:.1f} ms"
+        if seconds < 1
+        else f"{seconds:.2f} s"
+        if seconds < 60
+        else span(seconds)
+    )

@@ -23,15 +23,37 @@ _TEXT = frozenset({"step", "run", "label", "state", "reason", "where", "best", "
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
-        "recipe", nargs="?", metavar="RECIPE", help="a recipe that was run here, by its name or its path (default: that of the last run)"
+        "recipe",
+        nargs="?",
+        metavar="RECIPE",
+        help="a recipe that was run here, by its name or its path (default: that of the last run)",
     )
-    parser.add_argument("--step", type=stored, metavar="STEP", help="this step, and all instances of it where it is a matrix")
     parser.add_argument(
-        "--sort", metavar="NAME", help="order by this metric, the best first, or by this input (default: the metric of the recipe's `select`)"
+        "--step",
+        type=stored,
+        metavar="STEP",
+        help="this step, and all instances of it where it is a matrix",
     )
-    parser.add_argument("--best", choices=["min", "max"], help="which value of the metric is best (default: as `select` says, else by its name)")
-    parser.add_argument("--columns", metavar="NAMES", help="these columns: names of inputs and metrics, `min loss`, " + ", ".join(OWN))
-    parser.add_argument("--csv", action="store_true", help="every result as comma-separated values; times in seconds")
+    parser.add_argument(
+        "--sort",
+        metavar="NAME",
+        help="order by this metric, the best first, or by this input (default: the metric of the recipe's `select`)",
+    )
+    parser.add_argument(
+        "--best",
+        choices=["min", "max"],
+        help="which value of the metric is best (default: as `select` says, else by its name)",
+    )
+    parser.add_argument(
+        "--columns",
+        metavar="NAMES",
+        help="these columns: names of inputs and metrics, `min loss`, " + ", ".join(OWN),
+    )
+    parser.add_argument(
+        "--csv",
+        action="store_true",
+        help="every result as comma-separated values; times in seconds",
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--md", action="store_true", help="as a table of Markdown")
     parser.epilog = "examples:\n  recipe results\n  recipe results sweep@1 --sort eval_loss\n  recipe results --columns lr,seed,eval_loss,time --md"
@@ -46,25 +68,46 @@ def run(args: argparse.Namespace) -> int:
         known = [result.step for result in found]
         found = [result for result in found if args.step in names(result.step)]
         if not found:
-            raise NotFound(f'no result of "{args.step}" in the runs of {recipe}', fix=near_step(args.step, known) if known else _NONE)
-    tables = comparison.compared(found, chosen, sort=args.sort, least=None if args.best is None else args.best == "min")
+            raise NotFound(
+                f'no result of "{args.step}" in the runs of {recipe}',
+                fix=near_step(args.step, known) if known else _NONE,
+            )
+    tables = comparison.compared(
+        found, chosen, sort=args.sort, least=None if args.best is None else args.best == "min"
+    )
     if args.sort is not None:
         tables = [table for table in tables if table.has(args.sort)]
         if not tables:
             known = sorted({name for result in found for name in (*result.values, *result.metrics)})
-            raise NotFound(f'no result of {recipe} has "{args.sort}"', fix=did_you_mean(args.sort, known) or f"it has {', '.join(known)}")
-    wanted = [name.strip() for name in args.columns.split(",")] if args.columns is not None else None
+            raise NotFound(
+                f'no result of {recipe} has "{args.sort}"',
+                fix=did_you_mean(args.sort, known) or f"it has {', '.join(known)}",
+            )
+    wanted = (
+        [name.strip() for name in args.columns.split(",")] if args.columns is not None else None
+    )
     _check(wanted, tables)
     if args.json:
-        print(json.dumps({"recipe": recipe, "results": [row for table in tables for row in _as_json(table)]}, indent=2))
+        print(
+            json.dumps(
+                {"recipe": recipe, "results": [row for table in tables for row in _as_json(table)]},
+                indent=2,
+            )
+        )
     elif args.csv:
         rows = [row for table in tables for row in table.flat()]
         columns = wanted or list(dict.fromkeys(name for row in rows for name in row))
-        csv.writer(sys.stdout, lineterminator="\n").writerows([columns, *([row.get(name) for name in columns] for row in rows)])
+        csv.writer(sys.stdout, lineterminator="\n").writerows(
+            [columns, *([row.get(name) for name in columns] for row in rows)]
+        )
     elif not tables:
         print(f"no step of {recipe} reported metrics: {_NONE}")
     else:
-        print("\n\n".join("\n".join(as_text(table, recipe, wanted, in_markdown=args.md)) for table in tables))
+        print(
+            "\n\n".join(
+                "\n".join(as_text(table, recipe, wanted, in_markdown=args.md)) for table in tables
+            )
+        )
     return 0
 
 
@@ -76,7 +119,10 @@ def _check(wanted: Sequence[str] | None, tables: Sequence[Comparison]) -> None:
     known = dict.fromkeys(name for table in tables for row in table.flat() for name in row)
     for name in wanted or ():
         if name not in known:
-            raise NotFound(f'there is no column "{name}"', fix=did_you_mean(name, known) or f"there are {', '.join(known)}")
+            raise NotFound(
+                f'there is no column "{name}"',
+                fix=did_you_mean(name, known) or f"there are {', '.join(known)}",
+            )
 
 
 def _as_json(table: Comparison) -> list[dict[str, object]]:
@@ -91,7 +137,9 @@ def _as_json(table: Comparison) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def as_text(table: Comparison, recipe: str, wanted: Sequence[str] | None, *, in_markdown: bool) -> list[str]:
+def as_text(
+    table: Comparison, recipe: str, wanted: Sequence[str] | None, *, in_markdown: bool
+) -> list[str]:
     """The results of one step for people."""
     rows, best, by = table.flat(), table.best, table.by
     columns = list(wanted) if wanted is not None else _columns(table, rows)
@@ -103,14 +151,27 @@ def as_text(table: Comparison, recipe: str, wanted: Sequence[str] | None, *, in_
         if in_markdown and row["best"]:
             cells[0] = f"**{cells[0]}**"
         text.append([*("*" if row["best"] else "" for _ in marks), *cells])
-    right = {n + len(marks) for n, name in enumerate(columns) if name not in _TEXT and _numbers(listed, name)}
+    right = {
+        n + len(marks)
+        for n, name in enumerate(columns)
+        if name not in _TEXT and _numbers(listed, name)
+    }
     runs, gap = len({result.run for result in table.results}), [""] if in_markdown else []
-    many = f"{len(rows)} result{'s' if len(rows) != 1 else ''} of {runs} run{'s' if runs != 1 else ''}"
-    lines = [f"{named(bare(table.results[0].step))} of {recipe}: {many}", *gap, *(markdown if in_markdown else aligned)(text, right)]
+    many = (
+        f"{len(rows)} result{'s' if len(rows) != 1 else ''} of {runs} run{'s' if runs != 1 else ''}"
+    )
+    lines = [
+        f"{named(bare(table.results[0].step))} of {recipe}: {many}",
+        *gap,
+        *(markdown if in_markdown else aligned)(text, right),
+    ]
     if len(rows) > len(listed):
         lines.append(f"… and {len(rows) - len(listed)} more (--csv and --json have all)")
     if best is not None and by is not None:
-        lines += [*gap, f"{'In bold' if in_markdown else '*'}: {shown(by.words)}, {named(best.step)} of {best.run}"]
+        lines += [
+            *gap,
+            f"{'In bold' if in_markdown else '*'}: {shown(by.words)}, {named(best.step)} of {best.run}",
+        ]
     return lines
 
 
@@ -124,12 +185,26 @@ def _columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]
     for name in list(dict.fromkeys([*first, *comparison.metric_names(table.results)]))[:_METRICS]:
         word = f"metrics.{name}" if name in taken else name
         best = comparison.extreme(word)
-        metrics += [word, *([best] if any(row.get(best) not in (None, row.get(word)) for row in rows) else [])]
-    distinct = inputs and len({json.dumps([row.get(name) for name in inputs]) for row in rows}) == len(rows)
+        metrics += [
+            word,
+            *([best] if any(row.get(best) not in (None, row.get(word)) for row in rows) else []),
+        ]
+    distinct = inputs and len(
+        {json.dumps([row.get(name) for name in inputs]) for row in rows}
+    ) == len(rows)
     state = ["state"] if any(row["state"] != "DONE" for row in rows) else []
     label = ["label"] if any(row["label"] for row in rows) else []
     where = ["where"] if any(row["where"] for row in rows) else []
-    return [*([] if distinct else ["step"]), *inputs, *metrics, *state, "time", *where, "run", *label]
+    return [
+        *([] if distinct else ["step"]),
+        *inputs,
+        *metrics,
+        *state,
+        "time",
+        *where,
+        "run",
+        *label,
+    ]
 
 
 def _numbers(rows: Iterable[Mapping[str, Cell]], name: str) -> bool:

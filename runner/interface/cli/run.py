@@ -39,49 +39,146 @@ LARGE = 1 << 20
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add_request(parser)
-    parser.add_argument("-B", "--force", action="store_true", help="run every step, whatever is remembered")
     parser.add_argument(
-        "-R", dest="again", type=stored, metavar="STEP", action="append", default=[], help="run this step again, and what changes because of it"
-    )
-    parser.add_argument("--until", type=stored, metavar="STEP", help="only this step and what it needs")
-    parser.add_argument("--from", dest="begin", type=stored, metavar="STEP", help="this step and everything after it, whatever is remembered")
-    parser.add_argument("--only", type=stored, metavar="STEP", help="only this step; what it needs must be fresh")
-    parser.add_argument("-p", "--print-commands", action="store_true", help="show the commands, and the files that are written for them")
-    parser.add_argument("--json", action="store_true", help="machine-readable: the plan, or one event a line")
-    parser.add_argument("--format", default="text", choices=["text", "json", "github", "sarif"], help="how problems of the recipe are printed")
-    parser.add_argument(
-        "--allow", metavar="RULE", action="append", default=[], help="run although this rule of `recipe check` fires; `all`: check no rule"
+        "-B", "--force", action="store_true", help="run every step, whatever is remembered"
     )
     parser.add_argument(
-        "--nodes", type=positive, default=0, metavar="N", help="run `accelerate` steps that do not say on how many nodes on N; no part of any key"
+        "-R",
+        dest="again",
+        type=stored,
+        metavar="STEP",
+        action="append",
+        default=[],
+        help="run this step again, and what changes because of it",
+    )
+    parser.add_argument(
+        "--until", type=stored, metavar="STEP", help="only this step and what it needs"
+    )
+    parser.add_argument(
+        "--from",
+        dest="begin",
+        type=stored,
+        metavar="STEP",
+        help="this step and everything after it, whatever is remembered",
+    )
+    parser.add_argument(
+        "--only", type=stored, metavar="STEP", help="only this step; what it needs must be fresh"
+    )
+    parser.add_argument(
+        "-p",
+        "--print-commands",
+        action="store_true",
+        help="show the commands, and the files that are written for them",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="machine-readable: the plan, or one event a line"
+    )
+    parser.add_argument(
+        "--format",
+        default="text",
+        choices=["text", "json", "github", "sarif"],
+        help="how problems of the recipe are printed",
+    )
+    parser.add_argument(
+        "--allow",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help="run although this rule of `recipe check` fires; `all`: check no rule",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="run `accelerate` steps that do not say on how many nodes on N; no part of any key",
     )
     if verb == "run":
         parser.add_argument(
-            "--in-cluster", action="store_true", help="with --driver slurm: have a job of the cluster work on the run, and return; docs/clusters.md"
+            "--in-cluster",
+            action="store_true",
+            help="with --driver slurm: have a job of the cluster work on the run, and return; docs/clusters.md",
         )
-        parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done (= recipe plan)")
+        parser.add_argument(
+            "-n",
+            "--dry-run",
+            action="store_true",
+            help="only say what would be done (= recipe plan)",
+        )
     add_where(parser)
     if verb in ("run", "submit"):
         parser.add_argument(
-            "--name", default="", metavar="NAME", help="call this run NAME: `recipe runs` and `results` show it, and it is found by it"
+            "--name",
+            default="",
+            metavar="NAME",
+            help="call this run NAME: `recipe runs` and `results` show it, and it is found by it",
         )
-        parser.add_argument("--tag", metavar="TAG", action="append", default=[], help="mark this run with a word that several runs may have")
-        parser.add_argument("--note", default="", metavar="TEXT", help="a remark that is stored with this run")
-        parser.add_argument("-j", "--jobs", type=positive, default=0, metavar="N", help="steps at once (default: one per processor)")
-        parser.add_argument("-k", "--keep-going", action="store_true", help="after a failure, continue with what does not need it")
         parser.add_argument(
-            "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
+            "--tag",
+            metavar="TAG",
+            action="append",
+            default=[],
+            help="mark this run with a word that several runs may have",
         )
-        parser.add_argument("--everything-there", action="store_true", help="on rented machines also steps that ask for no GPU and fit this machine")
-        parser.add_argument("--keep-alive", action="store_true", help="leave the machine of --stack running after the run, until its `auto_stop`")
         parser.add_argument(
-            "--unattended", action="store_true", help="in a pipe, rent even where nothing ends a machine if this program dies: see `recipe offers`"
+            "--note", default="", metavar="TEXT", help="a remark that is stored with this run"
         )
-        parser.add_argument("-y", "--yes", action="store_true", help="do not ask before machines are rented for more than `confirm` (2 USD)")
+        parser.add_argument(
+            "-j",
+            "--jobs",
+            type=positive,
+            default=0,
+            metavar="N",
+            help="steps at once (default: one per processor)",
+        )
+        parser.add_argument(
+            "-k",
+            "--keep-going",
+            action="store_true",
+            help="after a failure, continue with what does not need it",
+        )
+        parser.add_argument(
+            "--pool",
+            action="append",
+            default=[],
+            metavar="NAME=N",
+            help="room in a named pool (default 1), or in cpus, gpus, memory",
+        )
+        parser.add_argument(
+            "--everything-there",
+            action="store_true",
+            help="on rented machines also steps that ask for no GPU and fit this machine",
+        )
+        parser.add_argument(
+            "--keep-alive",
+            action="store_true",
+            help="leave the machine of --stack running after the run, until its `auto_stop`",
+        )
+        parser.add_argument(
+            "--unattended",
+            action="store_true",
+            help="in a pipe, rent even where nothing ends a machine if this program dies: see `recipe offers`",
+        )
+        parser.add_argument(
+            "-y",
+            "--yes",
+            action="store_true",
+            help="do not ask before machines are rented for more than `confirm` (2 USD)",
+        )
         if verb == "run":
-            parser.add_argument("--notify", action="store_true", help="show a notification on the desktop when it is over")
-        parser.add_argument("--overwrite", action="store_true", help="replace files that were edited, were there before, or are of another recipe")
-        parser.add_argument("--link", choices=["hard"], help="publish as read-only hard links instead of copies")
+            parser.add_argument(
+                "--notify",
+                action="store_true",
+                help="show a notification on the desktop when it is over",
+            )
+        parser.add_argument(
+            "--overwrite",
+            action="store_true",
+            help="replace files that were edited, were there before, or are of another recipe",
+        )
+        parser.add_argument(
+            "--link", choices=["hard"], help="publish as read-only hard links instead of copies"
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,22 +217,36 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
 
     driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
     if not isinstance(driver, Working):
-        raise CannotRun(f"the driver {args.driver} has no jobs for a worker", fix="--in-cluster goes with --driver slurm")
+        raise CannotRun(
+            f"the driver {args.driver} has no jobs for a worker",
+            fix="--in-cluster goes with --driver slurm",
+        )
     folder = ws.home / "in-cluster"
     folder.mkdir(exist_ok=True)
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     words = [word for word in args.line if word != "--in-cluster"]
     try:
-        job = asyncio.run(driver.work((sys.executable, "-m", "runner.interface.cli.main", *words), os.getcwd(), str(log)))
+        job = asyncio.run(
+            driver.work(
+                (sys.executable, "-m", "runner.interface.cli.main", *words), os.getcwd(), str(log)
+            )
+        )
     except DriverError as error:
-        raise Infrastructure(str(error), fix=f"`recipe doctor --driver {args.driver}` looks at each part of the way there") from error
-    print(f"job {job} works on this run\n  follow it: tail -F {log}\n  its steps: recipe status\n  end it:    recipe cancel")
+        raise Infrastructure(
+            str(error),
+            fix=f"`recipe doctor --driver {args.driver}` looks at each part of the way there",
+        ) from error
+    print(
+        f"job {job} works on this run\n  follow it: tail -F {log}\n  its steps: recipe status\n  end it:    recipe cancel"
+    )
     return 0
 
 
 def choice_of(args: argparse.Namespace) -> Choice:
     """The steps that the flags ask for."""
-    return Choice(args.only, args.until, args.begin, tuple(args.again), args.force, getattr(args, "leave", ()))
+    return Choice(
+        args.only, args.until, args.begin, tuple(args.again), args.force, getattr(args, "leave", ())
+    )
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -171,12 +282,23 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     try:
         shelves = _shelves(ws, found, args)
         there = [n for n in found.todo if found.plan.specs()[n].resources.gpus] if shelves else []
-        taken = {name for names in sends([found.plan.specs()[n] for n in there], ws.environ).values() for name in names}
-        taken |= {f"addresses signed for the objects of {address}" for address in signed_there(ws, found, there, args.driver)}
+        taken = {
+            name
+            for names in sends([found.plan.specs()[n] for n in there], ws.environ).values()
+            for name in names
+        }
+        taken |= {
+            f"addresses signed for the objects of {address}"
+            for address in signed_there(ws, found, there, args.driver)
+        }
         return [
             *chosen(shelves),
             *_headed(ws, found, args),
-            *([f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"] if taken else ()),
+            *(
+                [f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"]
+                if taken
+                else ()
+            ),
         ]
     except Infrastructure as error:
         return [f"rents: {error}"]
@@ -191,7 +313,11 @@ def _headed(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]
     if (head := _head(ws, args)) is None:
         return []
     counts = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
-    crews = [f"{'':9}with {count - 1} of {args.driver} as the workers of {named(id)}" for id, count in counts.items() if count > 1]
+    crews = [
+        f"{'':9}with {count - 1} of {args.driver} as the workers of {named(id)}"
+        for id, count in counts.items()
+        if count > 1
+    ]
     return [f"head: {head}", *crews]
 
 
@@ -207,7 +333,11 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     if driver is None:
         return {}
     asked = wishes(ws, found, name, args.stack, cluster=driver.traits.allocates)
-    shelves = asyncio.run(offering.shelves({name: (driver, [wish._replace(filters=where) for wish in asked.values()])}))
+    shelves = asyncio.run(
+        offering.shelves(
+            {name: (driver, [wish._replace(filters=where) for wish in asked.values()])}
+        )
+    )
     return dict(zip(asked, shelves, strict=True))
 
 
@@ -218,19 +348,51 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     from ...hosts.renting import offering
 
     driver = offering.renting(ws, args.driver, args.hosts)
-    if driver is not None and driver.traits.ends == "nothing" and not args.unattended and not sys.stdin.isatty():
+    if (
+        driver is not None
+        and driver.traits.ends == "nothing"
+        and not args.unattended
+        and not sys.stdin.isatty()
+    ):
         words = f"{args.driver}: {offering.ENDS['nothing']}, and stdin is no terminal"
-        raise Invalid([Problem("bad-input", words, fix="add --unattended, and `limits.cost` to the recipe; `recipe reap` ends what is left")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-input",
+                    words,
+                    fix="add --unattended, and `limits.cost` to the recipe; `recipe reap` ends what is left",
+                )
+            ]
+        )
     if driver is None or args.yes:
         return True
     found = look(ws, request, choice)
     limits = lower(found.plan.settings.limits, placed(ws, settings_of(args)).limits)
-    at_once = max((found.plan.specs()[n].node_count - 1 for n in found.todo), default=1) if _head(ws, args) is not None else 1
-    total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), limits.cost, max(1, at_once)) if found.todo else None
+    at_once = (
+        max((found.plan.specs()[n].node_count - 1 for n in found.todo), default=1)
+        if _head(ws, args) is not None
+        else 1
+    )
+    total = (
+        offering.to_confirm(
+            ws, list(_shelves(ws, found, args).values()), limits.cost, max(1, at_once)
+        )
+        if found.todo
+        else None
+    )
     if total is None:
         return True
     cost = f"it would cost about ${total:.2f}"
-    return agreed(f"{cost}; rent?", Invalid([Problem("bad-input", cost, fix="add --yes, or raise `confirm` in the driver's settings")]))
+    return agreed(
+        f"{cost}; rent?",
+        Invalid(
+            [
+                Problem(
+                    "bad-input", cost, fix="add --yes, or raise `confirm` in the driver's settings"
+                )
+            ]
+        ),
+    )
 
 
 def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
@@ -240,7 +402,12 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     verdict = _checked(ws, found, args)
     expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
     if args.json:
-        print(json.dumps({**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}, indent=2))
+        print(
+            json.dumps(
+                {**as_json(ws, found, expected), "findings": _findings_json(verdict, found)},
+                indent=2,
+            )
+        )
     else:
         print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
         _print_findings(verdict, found, args)
@@ -250,7 +417,14 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
 
 
 def carried_out(
-    ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "", *, more: bool = False
+    ws: Workspace,
+    request: Request,
+    choice: Choice,
+    settings: Settings,
+    args: argparse.Namespace,
+    resumed: str = "",
+    *,
+    more: bool = False,
 ) -> int:
     """Run it, shown as the flags say; the exit code.  `resumed`: the run that goes on with it.
 
@@ -261,15 +435,27 @@ def carried_out(
     from ..console import Live, for_stream
 
     commands = getattr(args, "print_commands", False)
-    listener = for_stream(sys.stdout, sys.stderr, json=args.json, quiet=args.quiet, verbose=args.verbose, commands=commands)
+    listener = for_stream(
+        sys.stdout,
+        sys.stderr,
+        json=args.json,
+        quiet=args.quiet,
+        verbose=args.verbose,
+        commands=commands,
+    )
     with through(listener.log if isinstance(listener, Live) else None):
         summary = run_session(ws, request, choice, settings, listener, resumed)
     if getattr(args, "notify", False):
         from ..desktop import notify
 
-        counts = ", ".join(f"{count} {state.lower()}" for state, count in summary.counts.items() if count)
+        counts = ", ".join(
+            f"{count} {state.lower()}" for state, count in summary.counts.items() if count
+        )
         if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
-            print("recipe: there is no notify-send (package libnotify) to show a notification with", file=sys.stderr)
+            print(
+                "recipe: there is no notify-send (package libnotify) to show a notification with",
+                file=sys.stderr,
+            )
     if summary.interrupted and (more or summary.state != "COMPLETED"):
         return 130
     if summary.state == "COMPLETED":
@@ -279,7 +465,9 @@ def carried_out(
     return 5 if all(failure.unplaced for failure in summary.failed) else 2
 
 
-def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int) -> str:
+def as_text(
+    ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int
+) -> str:
     """The plan for people: one line a step, then every reason."""
     from ...survey.explain import replaced, resumes, shown_command
 
@@ -295,7 +483,9 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
         known = verdict.answer in ("run", "maybe") and node.id in expected and n not in estimated
         takes = f"  ~{span(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{takes}")
-        lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
+        lines += [
+            f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line
+        ]
         lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
         if verdict.answer in ("run", "maybe") and (count := found.plan.specs()[n].node_count) > 1:
             lines.append(f"{'':9}on {count} nodes")
@@ -307,7 +497,10 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
             command, files = shown_command(found, n)
             lines += [f"{'':9}$ {shown(line)}" for line in command.splitlines()]
             for path, text in sorted(files.items()):
-                lines += [f"{'':9}> {shown(path)}", *(f"{'':11}{line}" for line in _beginning(text))]
+                lines += [
+                    f"{'':9}> {shown(path)}",
+                    *(f"{'':11}{line}" for line in _beginning(text)),
+                ]
     for later in found.later:
         lines.append(f"maybe    {later.shown}")
         lines.append(f"{'':9}{later.why}")
@@ -337,7 +530,9 @@ def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
     """Every reason for each verdict; for a step that runs, what changed since it last ran here."""
     from ...survey.explain import changes
 
-    changed = changes(ws, found, [n for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"])
+    changed = changes(
+        ws, found, [n for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"]
+    )
     return {n: [*verdict.reasons, *changed.get(n, ())] for n, verdict in enumerate(found.verdicts)}
 
 
@@ -364,8 +559,17 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "memory": estimated[n].as_json() if n in estimated else None,
             }
         )
-    pending = [{"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern} for p in found.plan.pending]
-    return {"recipe": found.plan.recipe, "digest": found.plan.digest, "inputs": found.plan.inputs, "steps": steps, "pending": pending}
+    pending = [
+        {"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern}
+        for p in found.plan.pending
+    ]
+    return {
+        "recipe": found.plan.recipe,
+        "digest": found.plan.digest,
+        "inputs": found.plan.inputs,
+        "steps": steps,
+        "pending": pending,
+    }
 
 
 def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
@@ -409,7 +613,9 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     warnings = list(read.warnings)
     if not found.library:
         cache = ImportCache(ws)
-        warnings += code_warnings.warnings(placed(parse.recipe(read), found.source, ws.root), cache.read)
+        warnings += code_warnings.warnings(
+            placed(parse.recipe(read), found.source, ws.root), cache.read
+        )
         cache.save()
     if warnings:
         from ..diagnostics import render
@@ -422,4 +628,6 @@ def _pool(word: str) -> tuple[str, float]:
     try:
         return name, float(amount)
     except ValueError:
-        raise Invalid([Problem("bad-pool", f'"{word}" is not NAME=N', fix="such as --pool api=2")]) from None
+        raise Invalid(
+            [Problem("bad-pool", f'"{word}" is not NAME=N', fix="such as --pool api=2")]
+        ) from None

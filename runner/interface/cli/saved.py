@@ -34,16 +34,28 @@ class Saved(NamedTuple):
     @property
     def line(self) -> str:
         given = [f"{name}={value}" for name, value in self.inputs.items()]
-        return " ".join([self.recipe, *([f"--preset {self.preset}"] if self.preset else []), *given])
+        return " ".join(
+            [self.recipe, *([f"--preset {self.preset}"] if self.preset else []), *given]
+        )
 
 
 def run(args: argparse.Namespace) -> int:
     """Raises Invalid, NotFound, CannotRun."""
     words = list(args.words)
-    least, most = {"save": (1, None), "list": (0, 0), "show": (1, 1), "diff": (2, 2), "restore": (1, 1)}[args.what]
+    least, most = {
+        "save": (1, None),
+        "list": (0, 0),
+        "show": (1, 1),
+        "diff": (2, 2),
+        "restore": (1, 1),
+    }[args.what]
     if len(words) < least or (most is not None and len(words) > most):
-        wanted = {"save": "NAME, a recipe and inputs", "list": "no name", "diff": "two names"}.get(args.what, "one name")
-        raise Invalid([Problem("bad-input", f"config {args.what} takes {wanted}", fix="recipe config --help")])
+        wanted = {"save": "NAME, a recipe and inputs", "list": "no name", "diff": "two names"}.get(
+            args.what, "one name"
+        )
+        raise Invalid(
+            [Problem("bad-input", f"config {args.what} takes {wanted}", fix="recipe config --help")]
+        )
     with (Workspace.open if args.what == "save" else opened)(args.workspace) as ws:
         if args.what == "save":
             return _save(ws, args, words[0], words[1:])
@@ -55,7 +67,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _path(ws: Workspace, name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise Invalid([Problem("bad-input", f'"{name}" is no name', fix="letters, digits, `.`, `_` and `-`, at most 64")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-input",
+                    f'"{name}" is no name',
+                    fix="letters, digits, `.`, `_` and `-`, at most 64",
+                )
+            ]
+        )
     return ws.home / "saved" / f"{name}.json"
 
 
@@ -65,7 +85,10 @@ def load(ws: Workspace, name: str) -> Saved:
     try:
         return Saved(**json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
-        raise NotFound(f'nothing is saved as "{name}"', fix=did_you_mean(name, _names(ws)) or "`recipe config list` lists what is") from None
+        raise NotFound(
+            f'nothing is saved as "{name}"',
+            fix=did_you_mean(name, _names(ws)) or "`recipe config list` lists what is",
+        ) from None
     except (ValueError, TypeError):
         raise Corrupt(f"{path} is damaged", fix="remove it, and save it again") from None
 
@@ -82,9 +105,18 @@ def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[st
     if path.exists() and not args.replace:
         raise CannotRun(f'"{name}" is saved already', fix="another name, or --replace")
     request = one_request(ws, argparse.Namespace(**{**vars(args), "words": words}))
-    plan = compiled(ws, find(request.recipe, ws.root), request, {})  # what is no input, or no value of one, is refused now
+    plan = compiled(
+        ws, find(request.recipe, ws.root), request, {}
+    )  # what is no input, or no value of one, is refused now
     kept = storable(ws, plan, request)
-    saved = Saved(name, kept.recipe, json.loads(json.dumps(dict(kept.inputs), default=str)), kept.preset, args.note, time.time())
+    saved = Saved(
+        name,
+        kept.recipe,
+        json.loads(json.dumps(dict(kept.inputs), default=str)),
+        kept.preset,
+        args.note,
+        time.time(),
+    )
     ws.write(path, json.dumps(saved._asdict(), indent=2).encode())
     if not args.quiet:
         print(shown(f"{name}: {saved.line}"))
@@ -96,7 +128,9 @@ def _list(ws: Workspace, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([each._asdict() for each in found], indent=2))
     elif found:
-        rows = [(each.name, moment(each.saved), shown(each.line), shown(each.note)) for each in found]
+        rows = [
+            (each.name, moment(each.saved), shown(each.line), shown(each.note)) for each in found
+        ]
         print("\n".join(aligned([("NAME", "SAVED", "WHAT", "NOTE"), *rows], ())))
     elif not args.quiet:
         print("nothing is saved")
@@ -133,7 +167,13 @@ def _restore(args: argparse.Namespace, found: Sequence[Saved]) -> int:
     target: Path = args.location.root / (args.output or f"{each.name}.json")
     data = json.dumps(dict(each.inputs), indent=2) + "\n"
     if target.exists() and target.read_text("utf-8", "replace") != data and not args.replace:
-        raise CannotRun(f"{beside(str(target))} is there and differs", fix="another file: -o FILE; or --replace")
+        raise CannotRun(
+            f"{beside(str(target))} is there and differs", fix="another file: -o FILE; or --replace"
+        )
     target.write_text(data, "utf-8")
-    print(shown(f"recipe run {each.recipe}{f' --preset {each.preset}' if each.preset else ''} -i {beside(str(target))}"))
+    print(
+        shown(
+            f"recipe run {each.recipe}{f' --preset {each.preset}' if each.preset else ''} -i {beside(str(target))}"
+        )
+    )
     return 0

@@ -14,11 +14,26 @@ from ...errors import Infrastructure
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     port = 8765 if verb == "serve" else 0
     known = os.environ if verb == "serve" else {}
-    words = f"the port; 0 takes a free one (default: {'$PORT, else ' if verb == 'serve' else ''}{port})"
-    parser.add_argument("--port", type=int, default=known.get("PORT") or port, metavar="N", help=words)
+    words = (
+        f"the port; 0 takes a free one (default: {'$PORT, else ' if verb == 'serve' else ''}{port})"
+    )
+    parser.add_argument(
+        "--port", type=int, default=known.get("PORT") or port, metavar="N", help=words
+    )
     if verb == "ui":
-        parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run to show, or `last` (default: the list of runs)")
-        parser.add_argument("--no-open", dest="opens", action="store_false", help="print the address, and open no browser")
+        parser.add_argument(
+            "run",
+            nargs="?",
+            default="",
+            metavar="RUN",
+            help="the run to show, or `last` (default: the list of runs)",
+        )
+        parser.add_argument(
+            "--no-open",
+            dest="opens",
+            action="store_false",
+            help="print the address, and open no browser",
+        )
         parser.description = (
             "Show the runs of this workspace in a browser: start, watch, pause, cancel.  Needs the extra `server`.  The page of the server that runs"
             " here is used; without one, a server with a worker is started on loopback, which ends with Ctrl-C.  The address has a token in it that"
@@ -27,12 +42,35 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.epilog = "examples:\n  recipe ui\n  recipe ui last --no-open"
         return
     words = "the address to listen on (default: $HOST, else 127.0.0.1)"
-    parser.add_argument("--host", dest="address", default=known.get("HOST") or "127.0.0.1", metavar="ADDRESS", help=words)
-    parser.add_argument("--with-worker", action="store_true", help="also carry the runs out, by a worker that ends with the server")
-    parser.add_argument("--new-token", action="store_true", help="make another token for everything, and show it")
-    parser.add_argument("--certificate", default="", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
-    parser.add_argument("--key", default="", metavar="FILE", help="the private key of the certificate (PEM)")
-    parser.add_argument("--insecure", action="store_true", help="listen on an address that is not loopback without HTTPS")
+    parser.add_argument(
+        "--host",
+        dest="address",
+        default=known.get("HOST") or "127.0.0.1",
+        metavar="ADDRESS",
+        help=words,
+    )
+    parser.add_argument(
+        "--with-worker",
+        action="store_true",
+        help="also carry the runs out, by a worker that ends with the server",
+    )
+    parser.add_argument(
+        "--new-token", action="store_true", help="make another token for everything, and show it"
+    )
+    parser.add_argument(
+        "--certificate",
+        default="",
+        metavar="FILE",
+        help="serve HTTPS with this certificate chain (PEM)",
+    )
+    parser.add_argument(
+        "--key", default="", metavar="FILE", help="the private key of the certificate (PEM)"
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="listen on an address that is not loopback without HTTPS",
+    )
     parser.description = (
         "Serve the runs of this workspace over HTTP: store, list, watch, cancel.  Needs the extra `server`.  Nothing is carried out by the server"
         " itself; `recipe worker` does, or --with-worker.  The first start makes a token and shows it once."
@@ -45,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
         from ...server.serving import Listening, serve
     except ModuleNotFoundError as error:
         fix = "pip install 'recipe-runner[server]'"
-        raise Infrastructure(f"the server needs {error.name}, which is not installed", fix=fix) from error
+        raise Infrastructure(
+            f"the server needs {error.name}, which is not installed", fix=fix
+        ) from error
     signal.signal(signal.SIGTERM, _end)
     with suppress(KeyboardInterrupt):
         if args.verb == "ui":
@@ -66,7 +106,11 @@ def _ui(args: argparse.Namespace) -> int:
 
     def ready(address: str, _token: str) -> None:
         _show(*(known(args.workspace) or (address, "")), place, args.opens)
-        print("recipe: the server of this page ends with Ctrl-C; runs wait until a worker is there again", file=sys.stderr, flush=True)
+        print(
+            "recipe: the server of this page ends with Ctrl-C; runs wait until a worker is there again",
+            file=sys.stderr,
+            flush=True,
+        )
 
     serve(args.workspace, Listening("127.0.0.1", args.port), ready, with_worker=True, first=False)
     return 0
@@ -86,7 +130,9 @@ def _show(address: str, token: str, place: str, opens: bool) -> None:
     """Print the address of the page, and open it where there is a desktop."""
     url = f"{address}/#token={token}{place}"
     print(f"page: {url}", flush=True)
-    desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    desktop = (
+        sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )
     if opens and desktop and sys.stdout.isatty():
         import webbrowser
 
@@ -100,6 +146,9 @@ def _end(_number: int, _frame: object) -> None:
 def _ready(address: str, token: str) -> None:
     if token:
         print(f"token: {token}", flush=True)
-        print("recipe: this token is shown once; clients send it as `Authorization: Bearer TOKEN`", file=sys.stderr)
+        print(
+            "recipe: this token is shown once; clients send it as `Authorization: Bearer TOKEN`",
+            file=sys.stderr,
+        )
     print(f"serving: {address}", flush=True)
     print("recipe: Ctrl-C ends it", file=sys.stderr, flush=True)

@@ -32,20 +32,40 @@ _LICENCES: Final = {
     "Creative Commons": "Creative Commons",
     "MIT License": "MIT License",
 }
-_PACKAGES: Final = ("torch", "transformers", "diffusers", "accelerate", "peft", "trl", "axolotl", "unsloth", "prime-rl", "vllm")
+_PACKAGES: Final = (
+    "torch",
+    "transformers",
+    "diffusers",
+    "accelerate",
+    "peft",
+    "trl",
+    "axolotl",
+    "unsloth",
+    "prime-rl",
+    "vllm",
+)
 _LISTED: Final = 500  # runs, of which
 _LOOKED_AT: Final = 50  # whole ones are looked at
 _LONGEST: Final = 70  # characters of a value
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("recipe", nargs="?", help=f"{RECIPE}; or a run: its id, last, last~1", metavar="RECIPE|RUN")
-    parser.add_argument("words", nargs="*", metavar="INPUT=VALUE", help="with --values: values for its inputs")
-    parser.add_argument("--values", action="store_true", help="the value that each input would have, and where it comes from")
+    parser.add_argument(
+        "recipe", nargs="?", help=f"{RECIPE}; or a run: its id, last, last~1", metavar="RECIPE|RUN"
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="INPUT=VALUE", help="with --values: values for its inputs"
+    )
+    parser.add_argument(
+        "--values",
+        action="store_true",
+        help="the value that each input would have, and where it comes from",
+    )
     add_values(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.epilog = (
-        "examples:\n  recipe show sft@1\n  recipe show last\n  recipe show ./pipeline.yaml --json\n  recipe show sft@1 -i params.yaml --values rank=4"
+        "examples:\n  recipe show sft@1\n  recipe show last\n"
+        "  recipe show ./pipeline.yaml --json\n  recipe show sft@1 -i params.yaml --values rank=4"
     )
 
 
@@ -56,20 +76,39 @@ def run(args: argparse.Namespace) -> int:
 
     names, typed = split_words([*([args.recipe] if args.recipe is not None else []), *args.words])
     if len(names) > 1:
-        raise Invalid([Problem("bad-input", f'"{name}" is not INPUT=VALUE', fix="write inputs as name=value") for name in names[1:]])
-    if names and re.fullmatch(RUN, names[0]) and not os.path.lexists(args.location.here / f"{names[0]}.yaml"):
+        raise Invalid(
+            [
+                Problem(
+                    "bad-input", f'"{name}" is not INPUT=VALUE', fix="write inputs as name=value"
+                )
+                for name in names[1:]
+            ]
+        )
+    if (
+        names
+        and re.fullmatch(RUN, names[0])
+        and not os.path.lexists(args.location.here / f"{names[0]}.yaml")
+    ):
         return _run(args, names[0])
     meant = library.meant(args.location, names[0] if names else None)
     recipe = parse.load(path := library.find(meant, args.workspace))
     if args.values or typed or args.parts or args.values_files or args.preset is not None:
         return _values(recipe, args, typed)
     recipe = placed(recipe, path, args.workspace) if is_path(meant) else recipe
-    sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe), locked(recipe), estimated(args.workspace, recipe))
+    sheet = datasheet.Sheet(
+        recipe,
+        took(args.workspace, recipe.id),
+        data(recipe),
+        locked(recipe),
+        estimated(args.workspace, recipe),
+    )
     if args.json:
         print(json.dumps(datasheet.described(sheet), indent=2))
         return 0
     # Beyond this a line is hard to read; a pipe has no width.
-    width = min(100, max(40, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
+    width = (
+        min(100, max(40, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
+    )
     print("\n".join(shown(line) for line in datasheet.text(sheet, width)))
     return 0
 
@@ -93,9 +132,21 @@ def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) 
     values, problems = inputs.tried(recipe, given, preset=args.preset, origins=origins)
     whence = inputs.provenance(recipe, given, preset=args.preset, origins=origins)
     if args.json:
-        print(json.dumps({name: {"value": values.get(name), "from": whence[name]} for name in whence}, indent=2))
+        print(
+            json.dumps(
+                {name: {"value": values.get(name), "from": whence[name]} for name in whence},
+                indent=2,
+            )
+        )
     else:
-        rows = [[name, _shown(values[name]) if name in values else "?", whence[name] if name in values else "nowhere"] for name in whence]
+        rows = [
+            [
+                name,
+                _shown(values[name]) if name in values else "?",
+                whence[name] if name in values else "nowhere",
+            ]
+            for name in whence
+        ]
         print("\n".join(aligned([["INPUT", "VALUE", "FROM"], *rows], ())))
     if problems:
         raise Invalid(problems)
@@ -116,19 +167,29 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
     memory: dict[str | None, int] = {}
     try:
         with opened(root) as ws:
-            rows = [row for row in ws.store.runs.latest(recipe=recipe, last=_LISTED) if row.state == "COMPLETED" and row.data.get("fresh") == 0]
+            rows = [
+                row
+                for row in ws.store.runs.latest(recipe=recipe, last=_LISTED)
+                if row.state == "COMPLETED" and row.data.get("fresh") == 0
+            ]
             rows = rows[:_LOOKED_AT]
             tallies = ws.store.runs.tallies([row.id for row in rows])
             for row in reversed(rows):
                 asked = row.data.get("asked")
                 states = {state for state, _ in tallies[row.id]}
-                if row.ended is None or not isinstance(asked, dict) or not states <= {"DONE", "SKIPPED"}:
+                if (
+                    row.ended is None
+                    or not isinstance(asked, dict)
+                    or not states <= {"DONE", "SKIPPED"}
+                ):
                     continue
                 preset = asked.get("preset")
                 seconds.setdefault(preset, []).append(row.ended - row.created)
                 for attempt in ws.store.runs.attempts(row.id):
                     peak = attempt.exit.get("peak_memory")
-                    memory[preset] = max(memory.get(preset, 0), peak if isinstance(peak, int) else 0)
+                    memory[preset] = max(
+                        memory.get(preset, 0), peak if isinstance(peak, int) else 0
+                    )
     except (RecipeError, OSError):
         return {}  # a store that cannot be read is no reason not to show a recipe
     return {preset: Took(tuple(times), memory.get(preset, 0)) for preset, times in seconds.items()}
@@ -146,16 +207,31 @@ def estimated(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
         wants = datasheet.machine(recipe, preset)
         set_there = {} if preset is None else preset.inputs
         # Any path stands for the data: what a training takes does not depend on it.
-        missing = [spec for spec in recipe.inputs.values() if spec.required and not spec.has_default and spec.name not in set_there]
-        if wants.gpus == 0 or any(spec.type not in ("file", "dataset", "secret") for spec in missing):
+        missing = [
+            spec
+            for spec in recipe.inputs.values()
+            if spec.required and not spec.has_default and spec.name not in set_there
+        ]
+        if wants.gpus == 0 or any(
+            spec.type not in ("file", "dataset", "secret") for spec in missing
+        ):
             continue
         try:
-            values = inputs.bind(recipe, {spec.name: "./data" for spec in missing if spec.type != "secret"}, preset=name)
+            values = inputs.bind(
+                recipe,
+                {spec.name: "./data" for spec in missing if spec.type != "secret"},
+                preset=name,
+            )
             with Workspace.open(root, read_only=True) as ws:
-                kinds = [of_values(ws, recipe.id, values, gpu, wants.gpus or 1) for gpu in suiting(wants.gpu, wants.gpu_memory)]
+                kinds = [
+                    of_values(ws, recipe.id, values, gpu, wants.gpus or 1)
+                    for gpu in suiting(wants.gpu, wants.gpu_memory)
+                ]
         except (RecipeError, OSError):
             continue  # `recipe validate` and `recipe plan` say what is wrong
-        if lines := [each.brief for each in kinds if each.found is not None or each.seconds is not None]:
+        if lines := [
+            each.brief for each in kinds if each.found is not None or each.seconds is not None
+        ]:
             found[name] = lines
     return found
 
@@ -174,7 +250,9 @@ def data(recipe: Recipe) -> list[Data]:
         papers = [paper for paper in (folder / "LICENSE", folder / "README.md") if paper.is_file()]
         if papers:
             text = papers[0].read_text("utf-8", "replace").lower()
-            title = next((title for words, title in _LICENCES.items() if words.lower() in text), "its own")
+            title = next(
+                (title for words, title in _LICENCES.items() if words.lower() in text), "its own"
+            )
             found[name] = Data(f"fixtures/{name}", f"{title}, in {papers[0].name}")
     return list(found.values())
 
@@ -186,7 +264,9 @@ def locked(recipe: Recipe) -> dict[str, str]:
     found = {}
     for name in locks(recipe):
         try:
-            text = whole(Path(recipe.home or os.path.dirname(recipe.document.name), name)).decode("utf-8")
+            text = whole(Path(recipe.home or os.path.dirname(recipe.document.name), name)).decode(
+                "utf-8"
+            )
         except (OSError, UnicodeDecodeError):
             continue  # `recipe plan` says so
         pins = dict(re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\\\]+)", text, re.MULTILINE))

@@ -27,14 +27,23 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("place", metavar="RUN/STEP", help="a step that runs; RUN as `recipe runs` shows it, or `last`")
+    parser.add_argument(
+        "place",
+        metavar="RUN/STEP",
+        help="a step that runs; RUN as `recipe runs` shows it, or `last`",
+    )
     add_way(parser)
     parser.epilog = "examples:\n  recipe ssh last/train\n  recipe ssh last/train -L 6006\n  recipe ssh last/train -- nvidia-smi"
 
 
 def add_way(parser: argparse.ArgumentParser) -> None:
     """The flags that say what is done there."""
-    parser.add_argument("command", nargs="*", metavar="COMMAND", help="run this there instead of a shell; after `--` where it has flags")
+    parser.add_argument(
+        "command",
+        nargs="*",
+        metavar="COMMAND",
+        help="run this there instead of a shell; after `--` where it has flags",
+    )
     parser.add_argument(
         "-L",
         dest="forwards",
@@ -48,7 +57,9 @@ def add_way(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     word, _, step = args.place.partition("/")
     if not step:
-        raise Invalid([Problem("bad-input", f'"{args.place}" is not RUN/STEP', fix=f"write last/{word}")])
+        raise Invalid(
+            [Problem("bad-input", f'"{args.place}" is not RUN/STEP', fix=f"write last/{word}")]
+        )
     with opened(args.workspace) as ws:
         row = find_run(ws.store, word)
         return asyncio.run(_entered(ws, row, _place(ws, row, step), args))
@@ -57,12 +68,16 @@ def run(args: argparse.Namespace) -> int:
 async def _entered(ws: Workspace, row: RunRow, place: str, args: argparse.Namespace) -> int:
     settings = placed(ws, settings_of_run(row))
     lease = _lease(ws, row.id, settings.driver, place)
-    driver = driver_of(settings.driver, ws.config.driver(settings.driver), settings.hosts, str(ws.home))
+    driver = driver_of(
+        settings.driver, ws.config.driver(settings.driver), settings.hosts, str(ws.home)
+    )
     try:
         found = await driver.hosts(lease_of(lease))
         return enter(place, found[0] if found else None, args.forwards, args.command)
     except DriverError as error:
-        raise Infrastructure(str(error), fix=f"`recipe status` says how run {row.id} stands") from error
+        raise Infrastructure(
+            str(error), fix=f"`recipe status` says how run {row.id} stands"
+        ) from error
     finally:
         if isinstance(driver, Closing):
             await driver.aclose()
@@ -71,15 +86,35 @@ async def _entered(ws: Workspace, row: RunRow, place: str, args: argparse.Namesp
 def enter(place: str, host: Host | None, forwards: Sequence[str], command: Sequence[str]) -> int:
     """A shell on a host, its ports here, or what a command there answers; the exit code of the client.  Raises CannotRun."""
     if host is None:
-        raise Infrastructure(f"{place} is not up", fix="wait until it is; `recipe stack status` and `recipe status` say so")
+        raise Infrastructure(
+            f"{place} is not up",
+            fix="wait until it is; `recipe stack status` and `recipe status` say so",
+        )
     if not isinstance(host, Entered):
-        raise CannotRun(f"{place} is a folder of this machine, and has no login of its own", fix=f"cd {host.root}")
-    ports = [word for each in forwards for word in ("-L", f"{each}:localhost:{each}" if each.isdecimal() else each)]
+        raise CannotRun(
+            f"{place} is a folder of this machine, and has no login of its own",
+            fix=f"cd {host.root}",
+        )
+    ports = [
+        word
+        for each in forwards
+        for word in ("-L", f"{each}:localhost:{each}" if each.isdecimal() else each)
+    ]
     with tempfile.TemporaryDirectory(prefix="recipe-ssh-") as folder:
         way = [*host.way(folder)]
-        words = [way[0], *ports, *(["-N"] if ports and not command else []), *(["-t"] if not command and sys.stdin.isatty() else []), *way[1:]]
+        words = [
+            way[0],
+            *ports,
+            *(["-N"] if ports and not command else []),
+            *(["-t"] if not command and sys.stdin.isatty() else []),
+            *way[1:],
+        ]
         if ports and not command:
-            print(f"recipe: {', '.join(forwards)} of {place} is here until Ctrl-C", file=sys.stderr, flush=True)
+            print(
+                f"recipe: {', '.join(forwards)} of {place} is here until Ctrl-C",
+                file=sys.stderr,
+                flush=True,
+            )
         return _called([*words, *command])
 
 
@@ -88,7 +123,9 @@ def _called(words: Sequence[str]) -> int:
     try:
         program = subprocess.Popen(words)
     except FileNotFoundError as error:
-        raise CannotRun("there is no `ssh` on this machine", fix="install OpenSSH's client") from error
+        raise CannotRun(
+            "there is no `ssh` on this machine", fix="install OpenSSH's client"
+        ) from error
     before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, lambda *_: program.terminate())
     try:
@@ -102,13 +139,26 @@ def _place(ws: Workspace, row: RunRow, word: str) -> str:
     """Where a step of a run runs now.  Raises NotFound, and CannotRun for one that does not run, or runs here."""
     steps = [step for step in ws.store.runs.steps(row.id).values() if word in names(step.step)]
     if not steps:
-        raise NotFound(f'run {row.id} has no step "{word}" that was begun', fix=f"`recipe status` shows the steps of run {row.id}")
+        raise NotFound(
+            f'run {row.id} has no step "{word}" that was begun',
+            fix=f"`recipe status` shows the steps of run {row.id}",
+        )
     running = next((step.step for step in steps if step.state == "RUNNING"), None)
     if running is None:
-        raise CannotRun(f"{steps[0].step} does not run: it is {steps[0].state}", fix="`recipe logs` shows what it printed")
-    begun = [event for event in ws.store.runs.events(row.id) if event.subject == "step" and event.id == running and event.data.get("site")]
+        raise CannotRun(
+            f"{steps[0].step} does not run: it is {steps[0].state}",
+            fix="`recipe logs` shows what it printed",
+        )
+    begun = [
+        event
+        for event in ws.store.runs.events(row.id)
+        if event.subject == "step" and event.id == running and event.data.get("site")
+    ]
     if not begun:
-        raise CannotRun(f"{running} runs on this machine", fix=f"its folder is below {os.path.join(ws.home, 'attempts')}")
+        raise CannotRun(
+            f"{running} runs on this machine",
+            fix=f"its folder is below {os.path.join(ws.home, 'attempts')}",
+        )
     return str(begun[-1].data["site"]).partition("\n")[0]
 
 
@@ -117,6 +167,9 @@ def _lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
             for row in ledger.of_run(run):
-                if row.state == "UP" and place in (f"{driver} {row.lease.get('id')}", f"{driver} {row.offer.get('id')}"):
+                if row.state == "UP" and place in (
+                    f"{driver} {row.lease.get('id')}",
+                    f"{driver} {row.offer.get('id')}",
+                ):
                     return row
     raise CannotRun(f"this machine has no lease of {place}", fix="ask where the run was started")

@@ -34,10 +34,20 @@ ACTIONS = {
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("action", choices=ACTIONS, help="; ".join(f"{name}: {words}" for name, words in ACTIONS.items()))
-    parser.add_argument("name", metavar="NAME", help="the stack, as [stacks.NAME] of recipe.toml calls it")
+    parser.add_argument(
+        "action",
+        choices=ACTIONS,
+        help="; ".join(f"{name}: {words}" for name, words in ACTIONS.items()),
+    )
+    parser.add_argument(
+        "name", metavar="NAME", help="the stack, as [stacks.NAME] of recipe.toml calls it"
+    )
     add_way(parser)
-    parser.add_argument("--pulumi", action="store_true", help="with export: the form of the program, the only one there is")
+    parser.add_argument(
+        "--pulumi",
+        action="store_true",
+        help="with export: the form of the program, the only one there is",
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.epilog = (
         "examples:\n  recipe stack up tiny\n  recipe run sft dataset=data.jsonl --stack tiny --keep-alive\n  recipe stack stop tiny\n"
@@ -49,8 +59,14 @@ def run(args: argparse.Namespace) -> int:
     with Workspace.open(args.workspace) as ws:
         stack = ws.config.stack(args.name)
         if args.pulumi is not (args.action == "export"):
-            words = "--pulumi is for `recipe stack export`" if args.pulumi else "`recipe stack export` writes a Pulumi program, and nothing else yet"
-            raise Invalid([Problem("bad-input", words, None, f"recipe stack export {stack.name} --pulumi")])
+            words = (
+                "--pulumi is for `recipe stack export`"
+                if args.pulumi
+                else "`recipe stack export` writes a Pulumi program, and nothing else yet"
+            )
+            raise Invalid(
+                [Problem("bad-input", words, None, f"recipe stack export {stack.name} --pulumi")]
+            )
         if args.action == "export":
             print(stacks.program(ws, stack), end="")
             return 0
@@ -60,7 +76,10 @@ def run(args: argparse.Namespace) -> int:
         try:
             return asyncio.run(_done(ws, stack, args))
         except DriverError as error:
-            raise Infrastructure(str(error), fix=f"`recipe doctor --driver {stack.driver}` looks at each part of the way there") from error
+            raise Infrastructure(
+                str(error),
+                fix=f"`recipe doctor --driver {stack.driver}` looks at each part of the way there",
+            ) from error
 
 
 async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
@@ -70,25 +89,48 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
 
     async with stacks.kept(ws, stack) as leases:
         if args.action == "status":
-            print(_as_json(leases, await stacks.state_of(leases)) if args.json else "\n".join(_lines(stack, leases, await stacks.state_of(leases))))
+            print(
+                _as_json(leases, await stacks.state_of(leases))
+                if args.json
+                else "\n".join(_lines(stack, leases, await stacks.state_of(leases)))
+            )
             return 0
         if args.action == "ssh":
-            return enter(f"the machine of {stack.name}", await stacks.host(leases), args.forwards, args.command)
+            return enter(
+                f"the machine of {stack.name}",
+                await stacks.host(leases),
+                args.forwards,
+                args.command,
+            )
         with stacks.held(stack, ws.environ):
             if args.action in ("up", "start"):
                 if args.action == "start" and leases.machine() is None:
-                    raise Infrastructure(f"the stack {stack.name} has no machine yet", fix=f"recipe stack up {stack.name}")
+                    raise Infrastructure(
+                        f"the stack {stack.name} has no machine yet",
+                        fix=f"recipe stack up {stack.name}",
+                    )
                 for made in await stacks.ensure(ws, stack, leases) if args.action == "up" else ():
                     say(f"made {made}")
                 row = await stacks.start(leases, say)
                 leases.leave(row)
-                print(f"{stack.name} runs until {moment(row.until)}; `recipe stack stop {stack.name}` stops it")
+                print(
+                    f"{stack.name} runs until {moment(row.until)}; `recipe stack stop {stack.name}` stops it"
+                )
                 return 0
-            proved = await (stacks.stop(leases, "`recipe stack stop`") if args.action == "stop" else stacks.down(leases))
+            proved = await (
+                stacks.stop(leases, "`recipe stack stop`")
+                if args.action == "stop"
+                else stacks.down(leases)
+            )
             if proved and args.action == "down":
-                print("".join(f"{words}\n" for words in await stacks.drop(ws, stack, leases)), end="")
+                print(
+                    "".join(f"{words}\n" for words in await stacks.drop(ws, stack, leases)), end=""
+                )
     if not proved:
-        raise Infrastructure(f"{stack.driver} has not done so yet", fix=f"recipe stack {args.action} {stack.name}, again")
+        raise Infrastructure(
+            f"{stack.driver} has not done so yet",
+            fix=f"recipe stack {args.action} {stack.name}, again",
+        )
     print(f"{stack.name} {'is stopped' if args.action == 'stop' else 'has no machine any more'}")
     return 0
 
@@ -104,7 +146,11 @@ def _shown(stack: Stack) -> list[str]:
         ]
     if stack.keep:
         lines.append(f"  keeps one machine; `recipe stack status {stack.name}` says what it costs")
-    facts = {"limits": ", ".join(f"{name} {value}" for name, value in stack.limits.items()), "store": stack.store, "nodes": stack.nodes}
+    facts = {
+        "limits": ", ".join(f"{name} {value}" for name, value in stack.limits.items()),
+        "store": stack.store,
+        "nodes": stack.nodes,
+    }
     return lines + [f"  {name}: {value}" for name, value in facts.items() if value]
 
 
@@ -114,8 +160,13 @@ def _lines(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> list[s
     if machine is None:
         return [f"{stack.name}: no machine; a run makes it, or `recipe stack up {stack.name}`"]
     disk = f"its disk ${24 * machine.price:.2f} a day"
-    words = [f"{stack.name}: {stack.driver} {machine.lease.get('id', 'on its way')}, {found.stands or machine.state.lower()}, {disk}"]
-    words += [f"  runs for {f'run {row.run}' if row.run else 'no run'} until {moment(row.until)}, ${row.price:.2f} an hour" for row in found.uses]
+    words = [
+        f"{stack.name}: {stack.driver} {machine.lease.get('id', 'on its way')}, {found.stands or machine.state.lower()}, {disk}"
+    ]
+    words += [
+        f"  runs for {f'run {row.run}' if row.run else 'no run'} until {moment(row.until)}, ${row.price:.2f} an hour"
+        for row in found.uses
+    ]
     return [*words, f"  made {moment(machine.asked)}, ${leases.cost(machine):.2f} so far"]
 
 
@@ -124,6 +175,30 @@ def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:
     machine = found.machine
     if machine is None:
         return json.dumps({"machine": None})
-    facts = {"machine": machine.lease.get("id"), "key": machine.key, "driver": machine.driver, "stands": found.stands, "state": machine.state}
-    uses = [{"key": row.key, "run": row.run, "state": row.state, "until": row.until, "usd_an_hour": row.price} for row in found.uses]
-    return json.dumps({**facts, "usd_an_hour_stopped": machine.price, "usd": leases.cost(machine), "made": machine.asked, "uses": uses}, indent=2)
+    facts = {
+        "machine": machine.lease.get("id"),
+        "key": machine.key,
+        "driver": machine.driver,
+        "stands": found.stands,
+        "state": machine.state,
+    }
+    uses = [
+        {
+            "key": row.key,
+            "run": row.run,
+            "state": row.state,
+            "until": row.until,
+            "usd_an_hour": row.price,
+        }
+        for row in found.uses
+    ]
+    return json.dumps(
+        {
+            **facts,
+            "usd_an_hour_stopped": machine.price,
+            "usd": leases.cost(machine),
+            "made": machine.asked,
+            "uses": uses,
+        },
+        indent=2,
+    )

@@ -27,8 +27,12 @@ FEW = 20
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add_words(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.description = "What is fresh and what is not. Exit code 0: a run would do nothing; 1: it would."
-    parser.epilog = "examples:\n  recipe status\n  recipe status -q ./pipeline.yaml || echo 'not up to date'"
+    parser.description = (
+        "What is fresh and what is not. Exit code 0: a run would do nothing; 1: it would."
+    )
+    parser.epilog = (
+        "examples:\n  recipe status\n  recipe status -q ./pipeline.yaml || echo 'not up to date'"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,20 +40,30 @@ def run(args: argparse.Namespace) -> int:
         reports = [report(ws, look(ws, request)) for request in requests(ws, args)]
         going, died, queued = unfinished(ws)
         if args.json:
-            print(json.dumps({"recipes": reports, "running": going, "died": died, "queued": queued}, indent=2))
+            print(
+                json.dumps(
+                    {"recipes": reports, "running": going, "died": died, "queued": queued}, indent=2
+                )
+            )
         elif not args.quiet:
             for each in reports:
                 print("\n".join(as_text(each, all=bool(args.verbose))))
             for row in going:
-                print(f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}{_spent(row)} (recipe logs {row['run']} -f)")
+                print(
+                    f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}{_spent(row)} (recipe logs {row['run']} -f)"
+                )
                 for id, sample in row["steps"].items():
                     print(f"  {named(id)}: {pulse(sample)}")
                 for link in row["links"]:
                     print(f"  {named(link['step'])}: {shown(link['name'])} {shown(link['to'])}")
             for row in queued:
-                print(f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out")
+                print(
+                    f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out"
+                )
             for row in died:
-                print(f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}{_spent(row)}; `recipe run` resumes it")
+                print(
+                    f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}{_spent(row)}; `recipe run` resumes it"
+                )
     return 0 if all(each["fresh"] for each in reports) else 1
 
 
@@ -89,9 +103,13 @@ class Begun(TypedDict):
 def report(ws: Workspace, found: Survey) -> RecipeStatus:
     """How things stand with one recipe."""
     steps: list[StepStatus] = []
-    going = [n for n, verdict in enumerate(found.verdicts) if verdict.answer not in (FRESH, SKIPPED)]
+    going = [
+        n for n, verdict in enumerate(found.verdicts) if verdict.answer not in (FRESH, SKIPPED)
+    ]
     nodes = found.plan.nodes
-    rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in going if found.verdicts[n].answer == "run"])
+    rows = ws.store.runs.latest_attempts(
+        found.plan.recipe, [nodes[n].id for n in going if found.verdicts[n].answer == "run"]
+    )
     for n in going:
         verdict, row = found.verdicts[n], rows.get(nodes[n].id)
         reasons = list(verdict.reasons)
@@ -101,10 +119,14 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
             if not reasons:
                 reasons.append("it has not run here before" if row is None else unremembered(row))
         steps.append({"id": nodes[n].id, "answer": verdict.answer, "reasons": reasons})
-    steps += [{"id": later.shown, "answer": "maybe", "reasons": [later.why]} for later in found.later]
+    steps += [
+        {"id": later.shown, "answer": "maybe", "reasons": [later.why]} for later in found.later
+    ]
     old = examined(ws, stale(ws, found))
     edited = [
-        path for path, content in found.facts.there.items() if content is not None and path in found.facts.ours and found.facts.ours[path] != content
+        path
+        for path, content in found.facts.there.items()
+        if content is not None and path in found.facts.ours and found.facts.ours[path] != content
     ]
     return {
         "recipe": found.plan.recipe,
@@ -125,14 +147,22 @@ def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
     width = min(40, max((len(named(step["id"])) for step in steps), default=0))
     for step in steps:
         first, *more = step["reasons"] or [""]
-        text.append(f"  {step['answer']:8} {named(step['id']):<{width}}  {named(first)}" + (f" (and {len(more)} more: recipe why)" if more else ""))
+        text.append(
+            f"  {step['answer']:8} {named(step['id']):<{width}}  {named(first)}"
+            + (f" (and {len(more)} more: recipe why)" if more else "")
+        )
     if len(report["steps"]) > len(steps):
         text.append(f"  … and {len(report['steps']) - len(steps)} more (-v lists all)")
     if report["edited"]:
-        text += ["edited by hand (`recipe adopt STEP` takes them, `recipe run --overwrite` replaces them):"]
+        text += [
+            "edited by hand (`recipe adopt STEP` takes them, `recipe run --overwrite` replaces them):"
+        ]
         text += [f"  {shown(path)}" for path in report["edited"]]
     if report["stale"]:
-        text += ["left by earlier runs and not made now (`recipe clean --stale` removes them):", *(f"  {shown(path)}" for path in report["stale"])]
+        text += [
+            "left by earlier runs and not made now (`recipe clean --stale` removes them):",
+            *(f"  {shown(path)}" for path in report["stale"]),
+        ]
     return text
 
 
@@ -147,7 +177,9 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
             good.add(row.recipe)
         elif row.state in ("ACTIVE", "QUEUED"):
             if ws.store.runs.live(row.id):
-                going.append(_run(row, _seen(ws, row.id), [each._asdict() for each in links(ws, row)]))
+                going.append(
+                    _run(row, _seen(ws, row.id), [each._asdict() for each in links(ws, row)])
+                )
             elif row.due is not None:
                 queued.append(_run(row))
             elif row.state == "ACTIVE" and row.recipe not in good:
@@ -155,9 +187,20 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
     return going, died, queued
 
 
-def _run(row: RunRow, steps: dict[str, dict[str, float]] | None = None, found: list[dict[str, str]] | None = None) -> Begun:
+def _run(
+    row: RunRow,
+    steps: dict[str, dict[str, float]] | None = None,
+    found: list[dict[str, str]] | None = None,
+) -> Begun:
     usd = costs.of_run(row.id).usd
-    return {"run": row.id, "recipe": row.recipe, "created": row.created, "steps": steps or {}, "usd": usd, "links": found or []}
+    return {
+        "run": row.id,
+        "recipe": row.recipe,
+        "created": row.created,
+        "steps": steps or {},
+        "usd": usd,
+        "links": found or [],
+    }
 
 
 def _seen(ws: Workspace, run: str) -> dict[str, dict[str, float]]:
@@ -175,7 +218,11 @@ def pulse(sample: Mapping[str, float]) -> str:
 
     said = []
     if "step" in sample:
-        of = f"/{sample['total']:.0f} {sample['percent']:.0f}%" if "total" in sample and "percent" in sample else ""
+        of = (
+            f"/{sample['total']:.0f} {sample['percent']:.0f}%"
+            if "total" in sample and "percent" in sample
+            else ""
+        )
         said.append(f"step {sample['step']:.0f}{of}")
     if "eta" in sample:
         said.append(f"ETA {span(sample['eta'])}")

@@ -32,11 +32,25 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     if verb == "config":
-        parser.add_argument("what", nargs="?", choices=saved.VERBS, help="inputs under a name: save, list, show, diff, restore; else the settings")
+        parser.add_argument(
+            "what",
+            nargs="?",
+            choices=saved.VERBS,
+            help="inputs under a name: save, list, show, diff, restore; else the settings",
+        )
         add_words(parser)
         parser.add_argument("--note", default="", metavar="TEXT", help="with save: what it is for")
-        parser.add_argument("--replace", action="store_true", help="with save and restore: replace what has that name")
-        parser.add_argument("-o", dest="output", metavar="FILE", help="with restore: the file of values that is written (default: NAME.json)")
+        parser.add_argument(
+            "--replace",
+            action="store_true",
+            help="with save and restore: replace what has that name",
+        )
+        parser.add_argument(
+            "-o",
+            dest="output",
+            metavar="FILE",
+            help="with restore: the file of values that is written (default: NAME.json)",
+        )
         parser.epilog = (
             "Credentials are in no file of recipe's, and not shown: they come from AWS_* and GOOGLE_* variables, ~/.aws and gcloud.\n\n"
             'examples:\n  recipe config\n  recipe config save base sft@1 dataset=data.jsonl rank=16 --note "before the new data"\n'
@@ -44,17 +58,34 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
         return
     if verb == "fetch":
-        parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="an id or a part of one, last (the default), last~1")
-        parser.add_argument("--out", type=local_folder, metavar="DIR", help="where to (default: where `recipe run` would publish)")
-        parser.add_argument("--overwrite", action="store_true", help="replace files that no run left there")
+        parser.add_argument(
+            "run",
+            nargs="?",
+            default="last",
+            metavar="RUN",
+            help="an id or a part of one, last (the default), last~1",
+        )
+        parser.add_argument(
+            "--out",
+            type=local_folder,
+            metavar="DIR",
+            help="where to (default: where `recipe run` would publish)",
+        )
+        parser.add_argument(
+            "--overwrite", action="store_true", help="replace files that no run left there"
+        )
         parser.epilog = "examples:\n  recipe fetch\n  recipe fetch 3f1035 --out ./results"
     else:
         add_words(parser)
     parser.add_argument(
-        "--store", metavar="NAME", help="the store, by its name in recipe.toml or its address (default: the one that recipe.toml says)"
+        "--store",
+        metavar="NAME",
+        help="the store, by its name in recipe.toml or its address (default: the one that recipe.toml says)",
     )
     if verb == "push":
-        parser.add_argument("--all", action="store_true", help="whatever is remembered here, of any recipe")
+        parser.add_argument(
+            "--all", action="store_true", help="whatever is remembered here, of any recipe"
+        )
         parser.epilog = "examples:\n  recipe push\n  recipe push ./pipeline.yaml lr=0.2 --store team\n  recipe push --all"
     elif verb == "pull":
         parser.epilog = (
@@ -76,7 +107,10 @@ def shared(ws: Workspace, name: str | None) -> RemoteCache:
     """The store that was asked for, or the default one; what is wrong with it is an error.  Raises NotFound when there is none."""
     found = ws.share(name or ws.config.store or None)
     if found is None:
-        raise NotFound("which store? recipe.toml names none", fix='give --store NAME, or write `store = "NAME"` and a [stores.NAME] with a url there')
+        raise NotFound(
+            "which store? recipe.toml names none",
+            fix='give --store NAME, or write `store = "NAME"` and a [stores.NAME] with a url there',
+        )
     return found
 
 
@@ -86,7 +120,9 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
         traces = {trace.key: (trace, frozenset()) for trace in ws.store.index.every_trace()}
     else:
         for request in requests(ws, args):
-            traces |= {trace.key: (trace, kept) for trace, kept in local_traces(ws, look(ws, request))}
+            traces |= {
+                trace.key: (trace, kept) for trace, kept in local_traces(ws, look(ws, request))
+            }
     remote_cache = shared(ws, args.store)
     with _meter(args, lambda: remote_cache.remote.sent) as progress:
         tally = push(ws.objects, remote_cache, list(traces.values()), progress)
@@ -108,8 +144,16 @@ def _pull(ws: Workspace, args: argparse.Namespace) -> int:
 def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
     row = find_run(ws.store, args.run)
     if row.state != "COMPLETED" or not row.bundle:
-        where = f"`recipe logs -f {row.id}` follows it" if row.state not in FINAL else f"`recipe logs {row.id}` says more"
-        words = "was carried out in this folder, and left its outputs here" if not row.bundle else f"is {row.state}"
+        where = (
+            f"`recipe logs -f {row.id}` follows it"
+            if row.state not in FINAL
+            else f"`recipe logs {row.id}` says more"
+        )
+        words = (
+            "was carried out in this folder, and left its outputs here"
+            if not row.bundle
+            else f"is {row.state}"
+        )
         raise CannotRun(f"run {row.id} {words}", fix=where)
     request = request_of_run(row)
     base = ws.root
@@ -123,7 +167,10 @@ def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
     paths = collect(ws, row, base, overwrite=args.overwrite)
     shown_paths = [os.path.relpath(path) for path in paths]
     if args.json:
-        outputs = [{**each._asdict(), "path": path} for each, path in zip(row.outputs, shown_paths, strict=True)]
+        outputs = [
+            {**each._asdict(), "path": path}
+            for each, path in zip(row.outputs, shown_paths, strict=True)
+        ]
         print(json.dumps({"run": row.id, "store": cache.remote.url, "outputs": outputs}, indent=2))
     elif not args.quiet:
         for each, path in zip(row.outputs, shown_paths, strict=True):
@@ -131,22 +178,34 @@ def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(args: argparse.Namespace, remote_cache: RemoteCache, tally: Tally, did: str, where: str) -> int:
+def _summary(
+    args: argparse.Namespace, remote_cache: RemoteCache, tally: Tally, did: str, where: str
+) -> int:
     problems = [*remote_cache.pop_notices(), *tally.problems]
     if args.json:
-        facts = {"store": remote_cache.name, "url": remote_cache.remote.url, "steps": tally.steps, "contents": tally.contents, "bytes": tally.bytes}
+        facts = {
+            "store": remote_cache.name,
+            "url": remote_cache.remote.url,
+            "steps": tally.steps,
+            "contents": tally.contents,
+            "bytes": tally.bytes,
+        }
         print(json.dumps({**facts, "problems": problems}, indent=2))
     else:
         for problem in problems:
             print(f"recipe: {problem}", file=sys.stderr)
         if not args.quiet:
             steps = f"{tally.steps} step{'' if tally.steps == 1 else 's'}"
-            print(f"{did} {about(tally.bytes)} {where} {remote_cache.name}: {steps}, {tally.contents} output{'' if tally.contents == 1 else 's'}")
+            print(
+                f"{did} {about(tally.bytes)} {where} {remote_cache.name}: {steps}, {tally.contents} output{'' if tally.contents == 1 else 's'}"
+            )
     return 5 if problems else 0
 
 
 @contextmanager
-def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Callable[[str, int], None]]:
+def _meter(
+    args: argparse.Namespace, count: Callable[[], int]
+) -> Iterator[Callable[[str, int], None]]:
     """Tell how much has been moved and how fast: a line for each step, and on a terminal one that changes."""
     import threading
 
@@ -156,7 +215,12 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
     def draw() -> None:
         while not over.wait(0.2):
             done, seconds = count(), time.monotonic() - begun
-            print(f"\r\x1b[K{about(done)}  {about(int(done / seconds))}/s", end="", file=canvas(sys.stderr), flush=True)
+            print(
+                f"\r\x1b[K{about(done)}  {about(int(done / seconds))}/s",
+                end="",
+                file=canvas(sys.stderr),
+                flush=True,
+            )
 
     last = begun
 
@@ -167,7 +231,10 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
         if args.json or args.quiet or not (moved or args.verbose):
             return
         rate = f"  {about(int(moved / max(now - before, 1e-6)))}/s" if moved else "  was there"
-        print(f"{chr(13) + chr(27) + '[K' if live else ''}{named(step)}  {about(moved)}{rate}", file=canvas(sys.stderr))
+        print(
+            f"{chr(13) + chr(27) + '[K' if live else ''}{named(step)}  {about(moved)}{rate}",
+            file=canvas(sys.stderr),
+        )
 
     drawing = threading.Thread(target=draw, daemon=True)
     if live:
@@ -193,10 +260,18 @@ def _config(args: argparse.Namespace) -> int:
     rows = listed(config)
     if args.json:
         read = [{"path": path, "exists": os.path.exists(path)} for path in files]
-        facts: dict[str, object] = {"files": read, "settings": [{"name": name, "value": value, "from": origin} for name, value, origin in rows]}
+        facts: dict[str, object] = {
+            "files": read,
+            "settings": [
+                {"name": name, "value": value, "from": origin} for name, value, origin in rows
+            ],
+        }
         print(json.dumps(facts, indent=2))
         return 0
-    names, values = max((len(name) for name, _, _ in rows), default=0), max((len(_plain(value)) for _, value, _ in rows), default=0)
+    names, values = (
+        max((len(name) for name, _, _ in rows), default=0),
+        max((len(_plain(value)) for _, value, _ in rows), default=0),
+    )
     for name, value, origin in rows:
         print(f"{name:<{names}}  {_plain(value):<{min(values, 60)}}  {shown(origin)}")
     if not rows:

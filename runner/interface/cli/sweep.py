@@ -38,16 +38,31 @@ ROUND: Final = 4
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     running.arguments(parser, "run")
     best = parser.add_mutually_exclusive_group()
-    best.add_argument("--min", metavar="METRIC", help="the instance with the least of this metric is the best")
+    best.add_argument(
+        "--min", metavar="METRIC", help="the instance with the least of this metric is the best"
+    )
     best.add_argument("--max", metavar="METRIC", help="the one with the most of it")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--random", type=positive, metavar="N", help="only so many combinations, by chance")
     how.add_argument(
-        "--tpe", type=positive, metavar="N", help="search: N trials, each round proposed from what came of those before (extra `search`)"
+        "--random", type=positive, metavar="N", help="only so many combinations, by chance"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which by chance (default: 0): a greater --random or --tpe adds some")
+    how.add_argument(
+        "--tpe",
+        type=positive,
+        metavar="N",
+        help="search: N trials, each round proposed from what came of those before (extra `search`)",
+    )
     parser.add_argument(
-        "--stop-early", action="store_true", help="stop instances that fall behind the better half while they run; their states are kept"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="which by chance (default: 0): a greater --random or --tpe adds some",
+    )
+    parser.add_argument(
+        "--stop-early",
+        action="store_true",
+        help="stop instances that fall behind the better half while they run; their states are kept",
     )
     parser.description = (
         "Run a recipe once for each combination of the values of its inputs, and compare what came of it. An input with several values, separated by "
@@ -69,7 +84,15 @@ def run(args: argparse.Namespace) -> int:
     asked = _Asked(args, parse.load(source), meant, source, given, origins)
     if asked.metric is None and (args.tpe is not None or args.stop_early):
         flag = "--tpe" if args.tpe is not None else "--stop-early"
-        raise Invalid([Problem("bad-input", f"{flag} needs to know what is better", fix="add --min METRIC or --max METRIC")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-input",
+                    f"{flag} needs to know what is better",
+                    fix="add --min METRIC or --max METRIC",
+                )
+            ]
+        )
     args.goal = (asked.metric, args.min is not None) if args.stop_early else None
     with Workspace.open(args.workspace) as ws:
         ws.share(args.store)
@@ -99,7 +122,11 @@ class _Asked(NamedTuple):
     @property
     def uses(self) -> str:
         """How such a recipe names the one that is swept."""
-        return os.path.relpath(os.path.abspath(self.source), self.folder) if is_path(self.meant) else self.meant
+        return (
+            os.path.relpath(os.path.abspath(self.source), self.folder)
+            if is_path(self.meant)
+            else self.meant
+        )
 
     @property
     def name(self) -> str:
@@ -107,9 +134,20 @@ class _Asked(NamedTuple):
 
     def request(self, path: Path, fixed: Mapping[str, object]) -> Request:
         """What is asked of the recipe at `path`."""
-        out, folders = published_below(self.args) or Path("sweeps"), self.args.location.folders(fixed)
+        out, folders = (
+            published_below(self.args) or Path("sweeps"),
+            self.args.location.folders(fixed),
+        )
         recipe = f"./{path.relative_to(os.path.abspath(self.args.workspace))}"
-        return Request(recipe, dict(fixed), self.args.preset, out, self.args.python == "current", self.args.update, folders)
+        return Request(
+            recipe,
+            dict(fixed),
+            self.args.preset,
+            out,
+            self.args.python == "current",
+            self.args.update,
+            folders,
+        )
 
 
 def _tried(ws: Workspace, asked: _Asked) -> int:
@@ -118,7 +156,14 @@ def _tried(ws: Workspace, asked: _Asked) -> int:
 
     args = asked.args
     swept = drafted(
-        asked.recipe, asked.uses, asked.given, preset=args.preset, origins=asked.origins, metric=asked.metric, draws=args.random, seed=args.seed
+        asked.recipe,
+        asked.uses,
+        asked.given,
+        preset=args.preset,
+        origins=asked.origins,
+        metric=asked.metric,
+        draws=args.random,
+        seed=args.seed,
     )
     text = swept.text.encode()
     path = asked.folder / f"{asked.name}-{of_bytes(text)[:8]}.yaml"
@@ -137,9 +182,14 @@ def _searched(ws: Workspace, asked: _Asked) -> int:
 
     args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
     search.library()  # before anything is run
-    where = sweeps.space(asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric)
+    where = sweeps.space(
+        asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric
+    )
     fixed = {name: str(each) for name, each in where.fixed.items()}
-    study = of_value("search", [asked.uses, {**where._asdict(), "fixed": fixed}, args.preset, metric, least, args.seed])
+    study = of_value(
+        "search",
+        [asked.uses, {**where._asdict(), "fixed": fixed}, args.preset, metric, least, args.seed],
+    )
     path = asked.folder / f"{asked.name}-tpe-{study[:8]}.yaml"
     request, code = asked.request(path, where.fixed), 0
     drawn = sweeps.trials(document.read(path).value, where.axes) if path.exists() else []
@@ -152,12 +202,20 @@ def _searched(ws: Workspace, asked: _Asked) -> int:
         if drawn and not results and code == 0 and not args.dry_run:
             break  # the table says which metrics there are
         tried = [search.Trial(values, results.get(n)) for n, values in enumerate(drawn)]
-        new = search.proposed(where, tried, min(args.tpe - len(drawn), args.jobs or ROUND), least=least, seed=args.seed)
+        new = search.proposed(
+            where,
+            tried,
+            min(args.tpe - len(drawn), args.jobs or ROUND),
+            least=least,
+            seed=args.seed,
+        )
         if not new or args.dry_run:
             _announce(where, len(drawn), new)
             break
         drawn += new
-        ws.write(path, sweeps.searched(asked.recipe, asked.uses, where, drawn, args.preset).encode())
+        ws.write(
+            path, sweeps.searched(asked.recipe, asked.uses, where, drawn, args.preset).encode()
+        )
     if code in (0, 1) and drawn and not (args.dry_run or args.json or args.quiet > 1):
         _print(ws, request, metric, least=least)
     return code
@@ -168,7 +226,10 @@ def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: b
     found = look(ws, request)
     args.leave = tuple(stopped.attempts(ws, found)) if args.stop_early else ()
     if args.leave and not args.quiet:
-        print(f"recipe: {len(args.leave)} that an earlier sweep stopped are left; without --stop-early they continue", file=sys.stderr)
+        print(
+            f"recipe: {len(args.leave)} that an earlier sweep stopped are left; without --stop-early they continue",
+            file=sys.stderr,
+        )
     open = {found.plan.nodes[n].id for n in look(ws, request, running.choice_of(args)).todo}
     return running.done(ws, request, args, more=more) if open or args.dry_run else 0
 
@@ -181,14 +242,21 @@ def _results(ws: Workspace, found: Survey, metric: str) -> dict[int, float]:
         numbers[id] = [point.get(metric) for point in points(ws, attempt) or ()]
     for id, values in numbers.items():
         if (trial := _TRIAL.match(id)) is not None:
-            results |= {int(trial[1]): float(value) for value in values if comparison.numeric(value)}
+            results |= {
+                int(trial[1]): float(value) for value in values if comparison.numeric(value)
+            }
     return results
 
 
 def _announce(where: Space, known: int, new: Sequence[Sequence[Tree]]) -> None:
     """What would be tried next."""
     for n, point in enumerate(new, known):
-        print(f"trial {n}: " + " ".join(f"{name}={json.dumps(value)}" for name, value in zip(where.axes, point, strict=True)))
+        print(
+            f"trial {n}: "
+            + " ".join(
+                f"{name}={json.dumps(value)}" for name, value in zip(where.axes, point, strict=True)
+            )
+        )
 
 
 def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) -> None:
@@ -196,13 +264,23 @@ def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) 
     found = look(ws, request)
     keys = {verdict.key for verdict in found.verdicts if verdict.key is not None}
     results = comparison.results(ws, found.plan.recipe, keys)
-    tables = comparison.compared(results, {}, sort=metric, least=least if metric is not None else None)
+    tables = comparison.compared(
+        results, {}, sort=metric, least=least if metric is not None else None
+    )
     if metric is not None:
         tables = [table for table in tables if table.by is not None and table.by.metric == metric]
         if not tables and any(result.state == "DONE" for result in results):
             known = comparison.metric_names(results)
-            fix = did_you_mean(metric, known) or f"they reported {', '.join(known)}: `recipe results --sort NAME`"
+            fix = (
+                did_you_mean(metric, known)
+                or f"they reported {', '.join(known)}: `recipe results --sort NAME`"
+            )
             raise NotFound(f'all ran, and no step reported "{metric}"', fix=fix)
     if found.plan.publish and tables:
         print()  # below the paths
-    print("\n\n".join("\n".join(as_text(table, found.plan.recipe, None, in_markdown=False)) for table in tables))
+    print(
+        "\n\n".join(
+            "\n".join(as_text(table, found.plan.recipe, None, in_markdown=False))
+            for table in tables
+        )
+    )

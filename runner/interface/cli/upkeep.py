@@ -13,7 +13,19 @@ from ...execution.session import look
 from ...language.units import about
 from ...paths import from_here
 from ...planning.ids import stored
-from ...survey.upkeep import Shown, adopt, demand_over, demand_quiet, discard, examined, forget, left_by, leftovers, stale, withdraw
+from ...survey.upkeep import (
+    Shown,
+    adopt,
+    demand_over,
+    demand_quiet,
+    discard,
+    examined,
+    forget,
+    left_by,
+    leftovers,
+    stale,
+    withdraw,
+)
 from ..differences import brief
 from ..tail import named, shown
 from .chosen import add_words, begun, existing, find_nodes, find_run, moment, one_request, requests
@@ -28,13 +40,24 @@ KEEP_DAYS, KEEP_RUNS = 30.0, 20
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "adopt":
-        parser.add_argument("step", type=stored, metavar="STEP", help="the step whose result the files shall be")
+        parser.add_argument(
+            "step", type=stored, metavar="STEP", help="the step whose result the files shall be"
+        )
         add_words(parser)
-        parser.epilog = "examples:\n  recipe adopt clean_data\n  recipe adopt train ./pipeline.yaml lr=0.2"
+        parser.epilog = (
+            "examples:\n  recipe adopt clean_data\n  recipe adopt train ./pipeline.yaml lr=0.2"
+        )
         return
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="only say what would be removed"
+    )
     if verb == "rm":
-        parser.add_argument("runs", nargs="+", metavar="RUN", help="a run: an id or a part of one, its name, last, last~1")
+        parser.add_argument(
+            "runs",
+            nargs="+",
+            metavar="RUN",
+            help="a run: an id or a part of one, its name, last, last~1",
+        )
         parser.add_argument("--yes", action="store_true", help="without asking")
         parser.epilog = (
             "Results stay: `recipe clean` removes published files, `recipe gc` what is stored.\n\n"
@@ -44,16 +67,40 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     if verb == "clean":
         add_words(parser)
-        parser.add_argument("--stale", action="store_true", help="only files that earlier runs left and that are not made now")
-        parser.add_argument("--force", action="store_true", help="also what was changed by hand since we put it there")
+        parser.add_argument(
+            "--stale",
+            action="store_true",
+            help="only files that earlier runs left and that are not made now",
+        )
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="also what was changed by hand since we put it there",
+        )
         parser.epilog = (
             "What is removed stays stored until `recipe gc`: `recipe run` puts it back.\n\n"
             "examples:\n  recipe clean -n\n  recipe clean --stale ./pipeline.yaml"
         )
         return
-    parser.add_argument("--keep-days", type=_days, default=KEEP_DAYS, metavar="N", help="keep what is not older than this (default: 30)")
-    parser.add_argument("--keep-runs", type=_count, default=KEEP_RUNS, metavar="N", help="keep at least so many runs (default: 20)")
-    parser.add_argument("--store", metavar="NAME", help="collect in this shared store instead of here: results older than --keep-days go")
+    parser.add_argument(
+        "--keep-days",
+        type=_days,
+        default=KEEP_DAYS,
+        metavar="N",
+        help="keep what is not older than this (default: 30)",
+    )
+    parser.add_argument(
+        "--keep-runs",
+        type=_count,
+        default=KEEP_RUNS,
+        metavar="N",
+        help="keep at least so many runs (default: 20)",
+    )
+    parser.add_argument(
+        "--store",
+        metavar="NAME",
+        help="collect in this shared store instead of here: results older than --keep-days go",
+    )
     parser.epilog = (
         "Kept in any case: what is published, the newest result of every step, and all that a living run may need.\n\n"
         "examples:\n  recipe gc -n\n  recipe gc --keep-days 7 --keep-runs 5"
@@ -86,7 +133,10 @@ def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
         if trace is None:
             print(f"{named(id)} is fresh already")
         else:
-            made = ", ".join(f"{shown(from_here(ws.root, path))} ({brief(content)})" for _, path, content in trace.outputs)
+            made = ", ".join(
+                f"{shown(from_here(ws.root, path))} ({brief(content)})"
+                for _, path, content in trace.outputs
+            )
             print(f"{named(id)} is fresh now" + (f": {made}" if made else ""))
     return 0
 
@@ -106,7 +156,9 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
         demand_quiet(ws, recipe)
         going += examined(ws, rows)
     edited = [item.row.path for item in going if item.now == "edited" and not args.force]
-    removed = [item.row for item in going if item.now == "ours" or (item.now == "edited" and args.force)]
+    removed = [
+        item.row for item in going if item.now == "ours" or (item.now == "edited" and args.force)
+    ]
     if not args.dry_run:
         withdraw(ws, removed)
         ws.store.index.unpublish(item.row.path for item in going if item.now == "gone")
@@ -117,7 +169,10 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
     for path in paths if not args.quiet else ():
         print(f"{'would remove' if args.dry_run else 'removed'} {shown(from_here(ws.root, path))}")
     for path in edited:
-        print(f"kept {shown(from_here(ws.root, path))}: it was changed by hand (--force removes it)", file=sys.stderr)
+        print(
+            f"kept {shown(from_here(ws.root, path))}: it was changed by hand (--force removes it)",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -146,7 +201,14 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
         counts[item.kind] = counts.get(item.kind, 0) + 1
     if args.json:
         paths = [str(Path(item.path).relative_to(ws.home)) for item in beside]
-        facts = {"bytes": freed, "counts": counts, "runs": list(plan.runs), "objects": list(plan.objects), "paths": paths, "dry_run": args.dry_run}
+        facts = {
+            "bytes": freed,
+            "counts": counts,
+            "runs": list(plan.runs),
+            "objects": list(plan.objects),
+            "paths": paths,
+            "dry_run": args.dry_run,
+        }
         print(json.dumps(facts, indent=2))
         return 0
     if args.verbose:
@@ -154,9 +216,16 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
             print(f"{content}  {about(ws.objects.size(content)) if args.dry_run else ''}".rstrip())
         for item in beside:
             print(f"{item.path.relative_to(ws.home)}  {about(item.size)}")
-    what = ", ".join(f"{count} {kind}{'' if count == 1 or kind == 'logs' else 's'}" for kind, count in counts.items() if count)
+    what = ", ".join(
+        f"{count} {kind}{'' if count == 1 or kind == 'logs' else 's'}"
+        for kind, count in counts.items()
+        if count
+    )
     if not args.quiet:
-        print(f"{'would free' if args.dry_run else 'freed'} {about(freed)}" + (f": {what}" if what else "; there is nothing to remove"))
+        print(
+            f"{'would free' if args.dry_run else 'freed'} {about(freed)}"
+            + (f": {what}" if what else "; there is nothing to remove")
+        )
     return 0
 
 
@@ -170,11 +239,15 @@ def _rm(ws: Workspace, args: argparse.Namespace) -> int:
         beside += left
         if not args.quiet:
             size = about(sum(item.size for item in left))
-            print(f"{row.id}  {shown(row.recipe)}  {moment(row.created)}  {row.state}  {size} of logs and failed attempts")
+            print(
+                f"{row.id}  {shown(row.recipe)}  {moment(row.created)}  {row.state}  {size} of logs and failed attempts"
+            )
     if args.dry_run:
         return 0
     which = "this run" if len(rows) == 1 else f"these {len(rows)} runs"
-    if not args.yes and not agreed(f"forget {which}?", CannotRun("there is no terminal to ask at", fix="add --yes")):
+    if not args.yes and not agreed(
+        f"forget {which}?", CannotRun("there is no terminal to ask at", fix="add --yes")
+    ):
         print("nothing was removed", file=sys.stderr)
         return 3
     freed = forget(ws, [row.id for row in rows], beside)
@@ -191,16 +264,29 @@ def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
     done = remote.collect(keep_days=args.keep_days, dry=args.dry_run)
     counts = {"trace": len(done.traces), "object": len(done.objects), "upload": done.uploads}
     if args.json:
-        facts = {"store": remote_cache.name, "bytes": done.size, "counts": counts, "waiting": done.waiting, "objects": list(done.objects)}
+        facts = {
+            "store": remote_cache.name,
+            "bytes": done.size,
+            "counts": counts,
+            "waiting": done.waiting,
+            "objects": list(done.objects),
+        }
         print(json.dumps({**facts, "dry_run": args.dry_run}, indent=2))
         return 0
     for name in done.objects if args.verbose else ():
         print(shown(name))
-    what = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count)
+    what = ", ".join(
+        f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count
+    )
     if not args.quiet:
-        print(f"{'would free' if args.dry_run else 'freed'} {about(done.size)} in {remote_cache.name}" + (f": {what}" if what else ""))
+        print(
+            f"{'would free' if args.dry_run else 'freed'} {about(done.size)} in {remote_cache.name}"
+            + (f": {what}" if what else "")
+        )
         if done.waiting:
-            print(f"{done.waiting} more objects are unreferenced; another `recipe gc --store` a day later deletes them")
+            print(
+                f"{done.waiting} more objects are unreferenced; another `recipe gc --store` a day later deletes them"
+            )
     return 0
 
 

@@ -38,7 +38,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.in_cluster:
-        raise CannotRun("a watch stays here, and --in-cluster leaves", fix="recipe run --in-cluster")
+        raise CannotRun(
+            "a watch stays here, and --in-cluster leaves", fix="recipe run --in-cluster"
+        )
     request, choice = request_of(args), running.choice_of(args)
     try:
         while True:
@@ -59,7 +61,9 @@ def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
     try:
         with begun(args.workspace, request) as ws:
             ws.share(args.store)
-            return running.carried_out(ws, request, choice, running.settings_of(args), args, more=True)
+            return running.carried_out(
+                ws, request, choice, running.settings_of(args), args, more=True
+            )
     except RecipeError as error:
         return explain(error)
 
@@ -68,7 +72,10 @@ def _edited(before: _Seen, after: _Seen) -> bool:
     """Whether something that a step reads was changed while the run went on: a key that was known is another."""
     if isinstance(before, str) or isinstance(after, str) or len(before) != len(after):
         return before != after
-    return any(old is not None and new is not None and old != new for (_, old), (_, new) in zip(before, after, strict=True))
+    return any(
+        old is not None and new is not None and old != new
+        for (_, old), (_, new) in zip(before, after, strict=True)
+    )
 
 
 def _changed(args: argparse.Namespace, request: Request, choice: Choice, before: _Seen) -> None:
@@ -88,7 +95,9 @@ def _seen(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_
     try:
         with begun(args.workspace, request) as ws:
             ws.share(args.store)
-            found: _Seen = tuple((verdict.answer, verdict.key) for verdict in look(ws, request, choice).verdicts)
+            found: _Seen = tuple(
+                (verdict.answer, verdict.key) for verdict in look(ws, request, choice).verdicts
+            )
     except RecipeError as error:
         found = str(error)
     return found, time.monotonic() - began

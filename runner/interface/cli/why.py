@@ -27,15 +27,32 @@ if TYPE_CHECKING:
 
 MANY = 10
 
-WORDS = {"run": "would run", "maybe": "may run", "restore": "would be restored", "fresh": "is fresh", "skip": "is skipped"}
+WORDS = {
+    "run": "would run",
+    "maybe": "may run",
+    "restore": "would be restored",
+    "fresh": "is fresh",
+    "skip": "is skipped",
+}
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("step", type=stored, metavar="STEP", help="a step, one instance of a matrix (`train[lr=0.1]`), or all of them (`train`)")
+    parser.add_argument(
+        "step",
+        type=stored,
+        metavar="STEP",
+        help="a step, one instance of a matrix (`train[lr=0.1]`), or all of them (`train`)",
+    )
     add_words(parser)
-    parser.add_argument("--vs", metavar="RUN", help="compare with this run instead of the last attempt: an id or a part of one, last, last~1")
+    parser.add_argument(
+        "--vs",
+        metavar="RUN",
+        help="compare with this run instead of the last attempt: an id or a part of one, last, last~1",
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.epilog = "examples:\n  recipe why train\n  recipe why train ./pipeline.yaml lr=0.2 --vs last~1"
+    parser.epilog = (
+        "examples:\n  recipe why train\n  recipe why train ./pipeline.yaml lr=0.2 --vs last~1"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +67,15 @@ def run(args: argparse.Namespace) -> int:
             return input_manifests.held(ws, found, content)
 
         if args.json:
-            print(json.dumps({"recipe": found.plan.recipe, "steps": [answer.as_json(held) for answer in answers]}, indent=2))
+            print(
+                json.dumps(
+                    {
+                        "recipe": found.plan.recipe,
+                        "steps": [answer.as_json(held) for answer in answers],
+                    },
+                    indent=2,
+                )
+            )
             return 0
         print(title(found))
         shown_answers = answers if args.verbose else answers[:MANY]
@@ -94,7 +119,11 @@ class Answer:
             if self.chosen:
                 return [f"  it did not run in {self.chosen}"]
             return ["  it has not run here before"] if self.answer in ("run", "maybe") else []
-        how = row.outcome + (f" ({row.reason})" if row.reason else "") if row.reason != "stopped" else "stopped"
+        how = (
+            row.outcome + (f" ({row.reason})" if row.reason else "")
+            if row.reason != "stopped"
+            else "stopped"
+        )
         how = row.reason if row.outcome == STOPPED else how
         end = f", {how}" if row.outcome != "done" else ""
         by = f", by {row.exit['python']}" if row.outcome != "done" and "python" in row.exit else ""
@@ -102,19 +131,38 @@ class Answer:
         if self.changes is None:
             return [f"  it ran last {when}"]
         if not self.changes:
-            return [] if self.answer == "fresh" and not self.chosen else [f"  nothing changed since it ran {when}"]
+            return (
+                []
+                if self.answer == "fresh" and not self.chosen
+                else [f"  nothing changed since it ran {when}"]
+            )
         if self.answer == "fresh" and not self.chosen:
-            return [f"  it ran last {when}, with something else:", *all_of(self.changes, held, "    ")]
+            return [
+                f"  it ran last {when}, with something else:",
+                *all_of(self.changes, held, "    "),
+            ]
         return [f"  since it ran {when}:", *all_of(self.changes, held, "    ")]
 
     def as_json(self, held: Manifest) -> Mapping[str, object]:
         row, trace = self.against, self.trace
         compared = None
         if row is not None:
-            compared = {"run": row.run, "attempt": row.n, "started": row.started, "outcome": row.outcome, "reason": row.reason}
+            compared = {
+                "run": row.run,
+                "attempt": row.n,
+                "started": row.started,
+                "outcome": row.outcome,
+                "reason": row.reason,
+            }
         made = None
         if trace is not None:
-            made = {"run": trace.run, "at": trace.made_at, "seconds": trace.seconds, "facts": trace.facts, "metrics": self.metrics}
+            made = {
+                "run": trace.run,
+                "at": trace.made_at,
+                "seconds": trace.seconds,
+                "facts": trace.facts,
+                "metrics": self.metrics,
+            }
             made["outputs"] = {path: content for _, path, content in trace.outputs}
         return {
             "id": self.id,
@@ -122,16 +170,25 @@ class Answer:
             "key": self.key,
             "reasons": self.reasons,
             "compared_with": compared,
-            "changes": None if self.changes is None else [as_json(change, held) for change in self.changes],
+            "changes": None
+            if self.changes is None
+            else [as_json(change, held) for change in self.changes],
             "made": made,
-            "causes": [{"id": id, "reasons": reasons, "changes": [as_json(c, held) for c in changes]} for id, changes, reasons in self.causes],
+            "causes": [
+                {"id": id, "reasons": reasons, "changes": [as_json(c, held) for c in changes]}
+                for id, changes, reasons in self.causes
+            ],
         }
 
 
-def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | None) -> list[Answer]:
+def explained(
+    ws: Workspace, found: Survey, numbers: list[int], against: str | None
+) -> list[Answer]:
     """One answer for each of these nodes; `against`: a run to compare with, else its last attempt in any."""
     nodes = found.plan.nodes
-    rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=against)
+    rows = ws.store.runs.latest_attempts(
+        found.plan.recipe, [nodes[n].id for n in numbers], run=against
+    )
     answers = []
     for n in numbers:
         id, verdict = nodes[n].id, found.verdicts[n]
@@ -141,10 +198,33 @@ def explained(ws: Workspace, found: Survey, numbers: list[int], against: str | N
         reasons += [f"it would replace {words}" for words in replaced(ws, verdict.conflicts)]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
             reasons.append(unremembered(row))
-        trace = ws.store.index.traces([verdict.key]).get(verdict.key) if verdict.key is not None else None
+        trace = (
+            ws.store.index.traces([verdict.key]).get(verdict.key)
+            if verdict.key is not None
+            else None
+        )
         causes = _causes(ws, found, n) if verdict.answer == "maybe" else []
-        metrics = verdict.made.metrics if verdict.made is not None else trace.numbers if trace is not None else {}
-        answers.append(Answer(id, verdict.answer, verdict.key, reasons, changes, row, against, trace, metrics, causes))
+        metrics = (
+            verdict.made.metrics
+            if verdict.made is not None
+            else trace.numbers
+            if trace is not None
+            else {}
+        )
+        answers.append(
+            Answer(
+                id,
+                verdict.answer,
+                verdict.key,
+                reasons,
+                changes,
+                row,
+                against,
+                trace,
+                metrics,
+                causes,
+            )
+        )
     return answers
 
 
@@ -165,7 +245,9 @@ def unremembered(row: AttemptRow) -> str:
 
 def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change], list[str]]]:
     """The steps that run for certain, of all that this one waits for: they are why it may."""
-    running = sorted(need for need in found.plan.before([n]) - {n} if found.verdicts[need].answer == "run")[:MANY]
+    running = sorted(
+        need for need in found.plan.before([n]) - {n} if found.verdicts[need].answer == "run"
+    )[:MANY]
     nodes = found.plan.nodes
     rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[need].id for need in running])
     causes = []
@@ -196,5 +278,8 @@ def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     if words:
         lines.append(f"  {', '.join(words)}")
     if metrics:
-        lines.append("  " + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in metrics.items()))
+        lines.append(
+            "  "
+            + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in metrics.items())
+        )
     return lines

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -133,7 +141,10 @@ def error_of(reply: Reply) -> RecipeError:
     try:
         error = json.loads(reply.body)["error"]
         code, message, fix = str(error["code"]), str(error["message"]), str(error.get("fix", ""))
-        problems = [Problem(str(each["code"]), str(each["message"]), None, str(each.get("fix", ""))) for each in error.get("problems", ())]
+        problems = [
+            Problem(str(each["code"]), str(each["message"]), None, str(each.get("fix", "")))
+            for each in error.get("problems", ())
+        ]
     except (ValueError, TypeError, LookupError):
         return _strange(reply.status)
     if reply.status == 404:
@@ -149,7 +160,8 @@ def error_of(reply: Reply) -> RecipeError:
 
 def _strange(status: int = 200) -> Infrastructure:
     return Infrastructure(
-        f"the answer (status {status}) is not one of `recipe serve`", fix="look at the address, and at what stands before the server"
+        f"the answer (status {status}) is not one of `recipe serve`",
+        fix="look at the address, and at what stands before the server",
     )
 
 
@@ -175,12 +187,19 @@ def _got(ask: Ask, tries: int, clock: Clock = ENDLESS) -> _Part[Reply]:
         if isinstance(heard, Reply) and (heard.status not in AGAIN or tried >= tries):
             raise error_of(heard)
         if isinstance(heard, Lost) and tried >= tries:
-            raise Infrastructure(f"the server does not answer: {heard}", fix="look whether it runs, and at its address")
+            raise Infrastructure(
+                f"the server does not answer: {heard}",
+                fix="look whether it runs, and at its address",
+            )
         yield from _nap(tried, heard, clock)
 
 
 def _nap(tried: int, heard: Reply | Lost, clock: Clock = ENDLESS) -> _Part[None]:
-    wait = heard.retry_after if isinstance(heard, Reply) and heard.retry_after else 0.25 * 2 ** min(tried - 1, 10)
+    wait = (
+        heard.retry_after
+        if isinstance(heard, Reply) and heard.retry_after
+        else 0.25 * 2 ** min(tried - 1, 10)
+    )
     yield Nap(min(wait, LONGEST_NAP, clock.left()))
 
 
@@ -210,7 +229,18 @@ def runs(query: Mapping[str, str | int], limit: int) -> Talk:
     """Give runs, the newest first."""
     after = ""
     while limit > 0:
-        page = _json((yield from _got(Ask("GET", "v1/runs", {**query, "limit": min(limit, 200), **({"after": after} if after else {})}), FEW)))
+        page = _json(
+            (
+                yield from _got(
+                    Ask(
+                        "GET",
+                        "v1/runs",
+                        {**query, "limit": min(limit, 200), **({"after": after} if after else {})},
+                    ),
+                    FEW,
+                )
+            )
+        )
         for each in page.get("runs", ()):
             yield Give(status_of(each))
             limit -= 1
@@ -221,7 +251,9 @@ def runs(query: Mapping[str, str | int], limit: int) -> Talk:
 
 def control(run: str, what: str, body: Mapping[str, object]) -> Talk:
     """Ask a run to cancel, pause or resume, or run it anew.  Gives the id of the run that goes on."""
-    yield Give(str(_json((yield from _got(Ask("POST", _of(run, what), {}, body), 1))).get("run", run)))
+    yield Give(
+        str(_json((yield from _got(Ask("POST", _of(run, what), {}, body), 1))).get("run", run))
+    )
 
 
 def _news(run: str, after: int, tries: int, clock: Clock = ENDLESS) -> _Part[list[Event]]:
@@ -332,15 +364,25 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
         nap = min(LATER, nap * 1.5)
 
 
-def _hear(event: Event, found: list[_Attempt], going: dict[str, _Attempt], step: str, attempt: int) -> None:
+def _hear(
+    event: Event, found: list[_Attempt], going: dict[str, _Attempt], step: str, attempt: int
+) -> None:
     if event.subject != "step":
         return
     number = event.data.get("attempt")
     if event.after == "RUNNING" and isinstance(number, int):
-        known = next((each for each in found if (each.step, each.number) == (event.id, number)), None)
-        each = going[event.id] = known or _Attempt(event.id, number)  # one that another worker took up is the same
+        known = next(
+            (each for each in found if (each.step, each.number) == (event.id, number)), None
+        )
+        each = going[event.id] = known or _Attempt(
+            event.id, number
+        )  # one that another worker took up is the same
         each.ended = False
-        if known is None and attempt in (0, number) and (not step or step in (event.id, event.id.partition("[")[0])):
+        if (
+            known is None
+            and attempt in (0, number)
+            and (not step or step in (event.id, event.id.partition("[")[0]))
+        ):
             found.append(each)
     elif event.before == "RUNNING" and event.id in going:
         going.pop(event.id).ended = True
@@ -355,29 +397,44 @@ def _printed(run: str, each: _Attempt, follow: bool, after: int) -> _Part[tuple[
     tried = 0
     while True:
         was_over = each.ended or any(_ends(event) for event in heard)
-        query: dict[str, str | int] = {"step": each.step, "attempt": each.number, "offset": each.offset, **({"follow": "true"} if follow else {})}
+        query: dict[str, str | int] = {
+            "step": each.step,
+            "attempt": each.number,
+            "offset": each.offset,
+            **({"follow": "true"} if follow else {}),
+        }
         before = each.offset
-        trouble = yield from _streamed(Ask("GET", _of(run, "logs"), query, streams=True), each.take, 404)  # an attempt without a log printed nothing
+        trouble = yield from _streamed(
+            Ask("GET", _of(run, "logs"), query, streams=True), each.take, 404
+        )  # an attempt without a log printed nothing
         tried = tried + 1 if trouble is not None and each.offset == before else 0
         if trouble is None and (was_over or not follow):
             break
         if trouble is not None:
             if not follow and tried >= FEW:
-                raise Infrastructure(f"the server does not answer: {trouble}", fix="look whether it runs, and at its address")
+                raise Infrastructure(
+                    f"the server does not answer: {trouble}",
+                    fix="look whether it runs, and at its address",
+                )
             yield from _nap(max(1, tried), trouble)
         elif each.offset == before:
             yield Nap(SOON)
         if follow:
             some = yield from _news(run, after, FOREVER)
             after = some[-1].seq if some else after
-            each.ended = each.ended or any(event.subject == "step" and event.id == each.step and event.before == "RUNNING" for event in some)
+            each.ended = each.ended or any(
+                event.subject == "step" and event.id == each.step and event.before == "RUNNING"
+                for event in some
+            )
             heard += some
     for line in each.end():
         yield Give(line)
     return after, heard
 
 
-def _streamed(ask: Ask, take: Callable[[bytes], Iterable[object]], nothing: int) -> _Part[Reply | Lost | None]:
+def _streamed(
+    ask: Ask, take: Callable[[bytes], Iterable[object]], nothing: int
+) -> _Part[Reply | Lost | None]:
     """Give what `take` makes of the pieces of one answer; what went wrong where it did not come to its end.  The status `nothing`: it has none."""
     heard = yield ask
     assert isinstance(heard, (Reply, Lost))
@@ -403,7 +460,10 @@ def download(run: str, chosen: Sequence[str]) -> Talk:
     known = _json((yield from _got(Ask("GET", _of(run, "artifacts")), FEW))).get("artifacts", ())
     names = [str(each["name"]) for each in known]
     if missing := [name for name in chosen if name not in names]:
-        raise NotFound(f'run {run} has no output "{missing[0]}"', fix=f"it has {', '.join(names[:10]) or 'none yet'}")
+        raise NotFound(
+            f'run {run} has no output "{missing[0]}"',
+            fix=f"it has {', '.join(names[:10]) or 'none yet'}",
+        )
     for each in known:
         if chosen and each["name"] not in chosen:
             continue
@@ -421,7 +481,13 @@ def _folder(run: str, name: str) -> _Part[None]:
     after = ""
     yield Give(File(name, "d:", 0))
     while True:
-        page = _json((yield from _got(Ask("GET", _of(run, "artifacts"), {"name": name, "after": after}), FEW))).get("artifacts", ())
+        page = _json(
+            (
+                yield from _got(
+                    Ask("GET", _of(run, "artifacts"), {"name": name, "after": after}), FEW
+                )
+            )
+        ).get("artifacts", ())
         files = page[0]["files"] if page else ()
         for file in files:
             after = str(file["path"])
@@ -445,10 +511,19 @@ def _bytes(run: str, name: str, path: str) -> _Part[None]:
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         query = {"path": path} if path else {}
         before = offset
-        trouble = yield from _streamed(Ask("GET", f"{_of(run, 'artifacts')}/{quote(name)}", query, None, headers, streams=True), take, 416)
+        trouble = yield from _streamed(
+            Ask(
+                "GET", f"{_of(run, 'artifacts')}/{quote(name)}", query, None, headers, streams=True
+            ),
+            take,
+            416,
+        )
         if trouble is None:
             return
         tried = tried + 1 if offset == before else 1
         if tried >= FEW:
-            raise Infrastructure(f"{name} does not come: {trouble if isinstance(trouble, Lost) else error_of(trouble)}", fix="try again")
+            raise Infrastructure(
+                f"{name} does not come: {trouble if isinstance(trouble, Lost) else error_of(trouble)}",
+                fix="try again",
+            )
         yield from _nap(tried, trouble)

@@ -37,11 +37,15 @@ def token_of(environ: Mapping[str, str]) -> str:
     path = Path(named or f"{config_folder(environ)}/token")
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise Invalid([Problem("open-token", f"{path} can be read by others", fix=f"chmod 600 {path}")])
+            raise Invalid(
+                [Problem("open-token", f"{path} can be read by others", fix=f"chmod 600 {path}")]
+            )
         return path.read_text("utf-8").strip()
     except FileNotFoundError:
         if named:
-            raise Invalid([Problem("no-token", f"RECIPE_TOKEN_FILE names {path}, which is not there")]) from None
+            raise Invalid(
+                [Problem("no-token", f"RECIPE_TOKEN_FILE names {path}, which is not there")]
+            ) from None
         return ""
 
 
@@ -49,13 +53,41 @@ def _options(address: str) -> tuple[str, dict[str, str]]:
     """The address of a server, and what is sent with each request.  Raises Invalid."""
     parts = urlsplit(address)
     if not parts.hostname or parts.username or parts.query or parts.fragment:
-        raise Invalid([Problem("bad-address", f"{parts.hostname or address} is no address of a server", fix="write it as https://HOST:PORT")])
-    if parts.scheme == "http" and parts.hostname not in _LOOPBACK and os.environ.get("RECIPE_INSECURE") != "1":
+        raise Invalid(
+            [
+                Problem(
+                    "bad-address",
+                    f"{parts.hostname or address} is no address of a server",
+                    fix="write it as https://HOST:PORT",
+                )
+            ]
+        )
+    if (
+        parts.scheme == "http"
+        and parts.hostname not in _LOOPBACK
+        and os.environ.get("RECIPE_INSECURE") != "1"
+    ):
         fix = "use https://, a tunnel (ssh -L 8765:127.0.0.1:8765 HOST), or RECIPE_INSECURE=1 where something else encrypts"
-        raise Invalid([Problem("not-encrypted", f"the token would go to {parts.hostname} for everybody to read", fix=fix)])
+        raise Invalid(
+            [
+                Problem(
+                    "not-encrypted",
+                    f"the token would go to {parts.hostname} for everybody to read",
+                    fix=fix,
+                )
+            ]
+        )
     token = token_of(os.environ)
     if not token.isascii() or any(char.isspace() for char in token):
-        raise Invalid([Problem("bad-token", "the token is not one that a server gave out", fix="look at RECIPE_TOKEN")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-token",
+                    "the token is not one that a server gave out",
+                    fix="look at RECIPE_TOKEN",
+                )
+            ]
+        )
     return address.rstrip("/"), {"Authorization": f"Bearer {token}"} if token else {}
 
 
@@ -64,7 +96,9 @@ def _httpx() -> None:
     from importlib.util import find_spec
 
     if find_spec("httpx") is None:
-        raise Infrastructure("httpx is not installed, which asks servers", fix="pip install 'recipe-runner[client]'")
+        raise Infrastructure(
+            "httpx is not installed, which asks servers", fix="pip install 'recipe-runner[client]'"
+        )
 
 
 class Server:
@@ -75,7 +109,9 @@ class Server:
         import httpx
 
         self.name, headers = _options(address)
-        self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT))
+        self._client = httpx.Client(
+            headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT)
+        )
 
     def send(self, ask: Ask) -> tuple[Reply, Pieces]:
         """Raises Lost."""
@@ -100,7 +136,9 @@ class AsyncServer:
         import httpx
 
         self.name, headers = _options(address)
-        self._client = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT))
+        self._client = httpx.AsyncClient(
+            headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT)
+        )
 
     async def send(self, ask: Ask) -> tuple[Reply, AsyncPieces]:
         """Raises Lost."""
@@ -120,7 +158,13 @@ class AsyncServer:
 
 
 def _request(client: httpx.Client | httpx.AsyncClient, address: str, ask: Ask) -> httpx.Request:
-    return client.build_request(ask.method, f"{address}/{ask.path}", params=dict(ask.query), json=ask.body, headers=dict(ask.headers))
+    return client.build_request(
+        ask.method,
+        f"{address}/{ask.path}",
+        params=dict(ask.query),
+        json=ask.body,
+        headers=dict(ask.headers),
+    )
 
 
 def _head(response: httpx.Response) -> Reply:

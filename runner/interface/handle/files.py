@@ -44,7 +44,10 @@ class Download:
         target = self._folder.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.parent.resolve().is_relative_to(self._folder.resolve()):
-            raise Corrupt(f"{target.parent} leads out of {self._folder} by a link", fix="download into another folder")
+            raise Corrupt(
+                f"{target.parent} leads out of {self._folder} by a link",
+                fix="download into another folder",
+            )
         return target
 
     def _begin(self, file: File, target: Path) -> None:
@@ -62,7 +65,11 @@ class Download:
     def _link(self, file: File, target: Path, where: str) -> None:
         if link_leads_out("", file.path.partition("/")[2], where, ()):
             raise Corrupt(f"{file.path} is a link to {where}, which leads out of its output")
-        if os.path.lexists(target) and not self._overwrite and not (target.is_symlink() and os.readlink(target) == where):
+        if (
+            os.path.lexists(target)
+            and not self._overwrite
+            and not (target.is_symlink() and os.readlink(target) == where)
+        ):
             raise self._taken(target)
         self._part(target).unlink(missing_ok=True)
         self._part(target).symlink_to(where)
@@ -80,8 +87,15 @@ class Download:
         target = self.paths[-1]
         digest = file.content.partition(":")[2]
         if (digest and self._hash.hexdigest() != digest) or file.size not in (None, self._size):
-            raise Corrupt(f"{file.path} came damaged: {self._size} bytes, and not those that its name says", fix="try again")
-        if not self._overwrite and os.path.lexists(target) and of_file(target) != self._hash.hexdigest():
+            raise Corrupt(
+                f"{file.path} came damaged: {self._size} bytes, and not those that its name says",
+                fix="try again",
+            )
+        if (
+            not self._overwrite
+            and os.path.lexists(target)
+            and of_file(target) != self._hash.hexdigest()
+        ):
             raise self._taken(target)
         if file.content.startswith("x:"):
             self._part(target).chmod(0o755)
@@ -90,7 +104,10 @@ class Download:
 
     @staticmethod
     def _taken(target: Path) -> CannotRun:
-        return CannotRun(f"{target} is there and is another file", fix="move it away, or give overwrite=True (--overwrite)")
+        return CannotRun(
+            f"{target} is there and is another file",
+            fix="move it away, or give overwrite=True (--overwrite)",
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -54,7 +54,9 @@ class Here:
                 case "GET", [run]:
                     return views.detail(self.ws, self.ws.store.runs.get(run))
                 case "GET", [run, "events"]:
-                    some = self.ws.store.runs.events(self.ws.store.runs.get(run).id, int(ask.query["after"]), _PAGE)
+                    some = self.ws.store.runs.events(
+                        self.ws.store.runs.get(run).id, int(ask.query["after"]), _PAGE
+                    )
                     return {"events": [views.event(each) for each in some]}
                 case "GET", [run, "logs"]:
                     return self._log(run, ask.query)
@@ -63,7 +65,9 @@ class Here:
                 case "GET", [run, "artifacts"]:
                     return {"artifacts": self._artifacts(run, ask.query)}
                 case "GET", [run, "artifacts", *name]:
-                    return self._bytes(run, "/".join(name), str(ask.query.get("path", "")), ask.headers)
+                    return self._bytes(
+                        run, "/".join(name), str(ask.query.get("path", "")), ask.headers
+                    )
                 case "POST", [run, "cancel" | "pause" | "resume" | "retry" as what]:
                     return {"run": self._control(run, what, ask.body or {})}
         raise AssertionError(f"{ask.method} {ask.path}")
@@ -72,20 +76,40 @@ class Here:
 
     def _runs(self, query: Mapping[str, str | int]) -> dict[str, object]:
         limit = int(query["limit"])
-        wanted = Wanted(tuple(filter(None, str(query.get("state", "")).split(","))), str(query.get("recipe", "")), str(query.get("user", "")))
+        wanted = Wanted(
+            tuple(filter(None, str(query.get("state", "")).split(","))),
+            str(query.get("recipe", "")),
+            str(query.get("user", "")),
+        )
         wanted = wanted._replace(before=str(query["after"])) if "after" in query else wanted
         rows = self.ws.store.runs.page(wanted, limit + 1)
-        return {"runs": views.listed(self.ws, rows[:limit]), "next": rows[limit - 1].id if len(rows) > limit else None}
+        return {
+            "runs": views.listed(self.ws, rows[:limit]),
+            "next": rows[limit - 1].id if len(rows) > limit else None,
+        }
 
     def _points(self, run: str, query: Mapping[str, str | int]) -> bytes:
         of: Literal["step", "machine"] = "machine" if query.get("of") == "machine" else "step"
-        found = reported(self.ws, self.ws.store.runs.get(run).id, str(query.get("step", "")), int(query.get("attempt", 0)), of)
+        found = reported(
+            self.ws,
+            self.ws.store.runs.get(run).id,
+            str(query.get("step", "")),
+            int(query.get("attempt", 0)),
+            of,
+        )
         return "".join(f"{json.dumps(each._asdict())}\n" for each in found).encode()
 
     def _part(self, run: str, query: Mapping[str, str | int]) -> Part | None:
         with self._lock:
             every = parts(self.ws.store.runs.events(run))
-        return next((part for part in reversed(every) if query["step"] in names(part.step) and part.number == query["attempt"]), None)
+        return next(
+            (
+                part
+                for part in reversed(every)
+                if query["step"] in names(part.step) and part.number == query["attempt"]
+            ),
+            None,
+        )
 
     def _log(self, run: str, query: Mapping[str, str | int]) -> Pieces:
         """What an attempt printed from an offset on; where it is followed until it is over."""
@@ -114,7 +138,10 @@ class Here:
         if unset := missing(self.ws, run, part):
             if follow:
                 return None
-            raise CannotRun(f"the log of {part.step} is shown when it is over: it could not be masked", fix=f"set {', '.join(unset)} here")
+            raise CannotRun(
+                f"the log of {part.step} is shown when it is over: it could not be masked",
+                fix=f"set {', '.join(unset)} here",
+            )
         return tail_of(self.ws, run, part)
 
     def _left(self, run: str) -> bool:
@@ -126,21 +153,37 @@ class Here:
     def _artifacts(self, run: str, query: Mapping[str, str | int]) -> list[views.Facts]:
         row = self.ws.store.runs.get(run)
         self._bring(row, str(query.get("name", "")))
-        return views.artifacts(self.ws, row, str(query.get("name", "")), str(query.get("after", "")))
+        return views.artifacts(
+            self.ws, row, str(query.get("name", "")), str(query.get("after", ""))
+        )
 
     def _bring(self, row: RunRow, name: str) -> None:
         """Fetch what another machine made from the shared store."""
-        absent = [Content(each.content) for each in row.outputs if name in ("", each.name) and not self.ws.objects.has(Content(each.content))]
+        absent = [
+            Content(each.content)
+            for each in row.outputs
+            if name in ("", each.name) and not self.ws.objects.has(Content(each.content))
+        ]
         if absent:
             cache = self.ws.share(row.store)
             if cache is None or cache.bring(absent):
-                raise Infrastructure(f"the shared store {row.store} does not give what run {row.id} made", fix="`recipe config` says which it is")
+                raise Infrastructure(
+                    f"the shared store {row.store} does not give what run {row.id} made",
+                    fix="`recipe config` says which it is",
+                )
             self.ws.save_cache()
 
     def _bytes(self, run: str, name: str, path: str, headers: Mapping[str, str]) -> Pieces:
         begin = int(headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
         with self._lock:
-            content = next((each["content"] for each in views.outputs(self.ws, self.ws.store.runs.get(run)) if each["name"] == name), None)
+            content = next(
+                (
+                    each["content"]
+                    for each in views.outputs(self.ws, self.ws.store.runs.get(run))
+                    if each["name"] == name
+                ),
+                None,
+            )
             if content is None or not self.ws.objects.has(Content(content)):
                 raise NotFound(f"run {run} has no {name} any more", fix="run it again")
             place = self.ws.objects.path(Content(content))
@@ -175,11 +218,16 @@ class Here:
         runs = self.ws.store.runs
         if row.state != "PAUSED":
             if row.request != "pause":
-                raise _refused(f"run {row.id} is {row.state}, and no pause was asked for", "`pause` pauses it")
+                raise _refused(
+                    f"run {row.id} is {row.state}, and no pause was asked for", "`pause` pauses it"
+                )
             if not runs.request(row.id, "resume"):
                 self._left_behind(row.id)
         elif row.due is None:
-            raise _refused(f"run {row.id} was begun by `recipe run`", f"`recipe resume {row.id}` in its workspace resumes it")
+            raise _refused(
+                f"run {row.id} was begun by `recipe run`",
+                f"`recipe resume {row.id}` in its workspace resumes it",
+            )
         elif not give_back(self.ws, row.id):
             self._left_behind(row.id)
 
@@ -188,7 +236,10 @@ class Here:
         row = self.ws.store.runs.get(run)
         if row.state in FINAL:
             raise _refused(f"run {run} is {row.state} already", "`retry` runs it anew")
-        raise Busy(f"the worker of the paused run {run} has not let go of it yet", fix="try again in a second")
+        raise Busy(
+            f"the worker of the paused run {run} has not let go of it yet",
+            fix="try again in a second",
+        )
 
     def _retry(self, row: RunRow, begin: object) -> str:
         if row.state not in FINAL:
@@ -198,9 +249,14 @@ class Here:
             return again(self.ws, row, choice).id
         request = request_of_run(row)
         if request is None:
-            raise NotFound(f"run {row.id} did not note what it was asked for", fix="submit its recipe and inputs")
+            raise NotFound(
+                f"run {row.id} did not note what it was asked for",
+                fix="submit its recipe and inputs",
+            )
         labels = row.data.get("labels")
-        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user)
+        ticket = Ticket(
+            row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user
+        )
         ticket = ticket._replace(reports_to=reports_of(row), here=self.ws.store.runs.shared)
         return submit(self.ws, request, choice, settings_of_run(row), ticket).id
 

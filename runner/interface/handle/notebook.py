@@ -17,11 +17,18 @@ def html(run: Status) -> str:
         ("recipe", f"{run.recipe}{f' (preset {run.preset})' if run.preset else ''}"),
         ("state", f"{run.word or run.state}{percent}{f': {run.reason}' if run.reason else ''}"),
         *([("cost", f"${run.cost:.2f}")] if run.cost else []),
-        *([("inputs", ", ".join(f"{name}={value}" for name, value in run.inputs.items()))] if run.inputs else []),
+        *(
+            [("inputs", ", ".join(f"{name}={value}" for name, value in run.inputs.items()))]
+            if run.inputs
+            else []
+        ),
     ]
-    rows = "".join(f"<tr><th>{name}</th><td colspan=2>{_text(value)}</td></tr>" for name, value in facts)
+    rows = "".join(
+        f"<tr><th>{name}</th><td colspan=2>{_text(value)}</td></tr>" for name, value in facts
+    )
     rows += "".join(
-        f"<tr><td>{_text(readable(each.id))}</td><td>{_text(each.state)}</td><td>{_text(each.reason)}</td></tr>" for each in run.steps[:STEPS]
+        f"<tr><td>{_text(readable(each.id))}</td><td>{_text(each.state)}</td><td>{_text(each.reason)}</td></tr>"
+        for each in run.steps[:STEPS]
     )
     if len(run.steps) > STEPS:
         rows += f"<tr><td colspan=3>… and {len(run.steps) - STEPS} more steps</td></tr>"

@@ -28,7 +28,9 @@ LIMITS = ("time", "cost")
 class How(TypedDict, total=False):
     """How a run is submitted."""
 
-    to: str | None  # where runs are kept: None: the workspace; postgresql://USER@HOST/DATABASE; https://HOST:PORT of a server
+    to: (
+        str | None
+    )  # where runs are kept: None: the workspace; postgresql://USER@HOST/DATABASE; https://HOST:PORT of a server
     driver: str
     workspace: str | Path | None
     preset: str | None
@@ -52,21 +54,49 @@ def checked(how: Mapping[str, Any]) -> None:
     """Raises TypeError for an option that there is not, Invalid for values that a run cannot have: one that is misspelt would be left out."""
     for name in how:
         if name not in How.__annotations__:
-            raise TypeError(f"submit() has no option {name!r}{f': {fix}' if (fix := did_you_mean(name, How.__annotations__)) else ''}")
+            raise TypeError(
+                f"submit() has no option {name!r}{f': {fix}' if (fix := did_you_mean(name, How.__annotations__)) else ''}"
+            )
     labels, limits, problems = how.get("labels", {}), how.get("limits", {}), []
-    kinds: dict[str, tuple[type, str]] = {"priority": (int, "a whole number"), "key": (str, "text"), "user": (str, "text")}
-    for name, (kind, words) in {**kinds, "labels": (Mapping, "a mapping"), "limits": (Mapping, "a mapping")}.items():
+    kinds: dict[str, tuple[type, str]] = {
+        "priority": (int, "a whole number"),
+        "key": (str, "text"),
+        "user": (str, "text"),
+    }
+    for name, (kind, words) in {
+        **kinds,
+        "labels": (Mapping, "a mapping"),
+        "limits": (Mapping, "a mapping"),
+    }.items():
         if name in how and not isinstance(how[name], kind):
             problems.append(Problem("wrong-type", f"`{name}` is {words}, not {how[name]!r:.80}"))
     if how.get("not_before") is not None and not isinstance(how["not_before"], datetime):
-        problems.append(Problem("wrong-type", "`not_before` is a datetime", fix="datetime.fromisoformat reads one"))
-    if isinstance(labels, Mapping) and not all(isinstance(word, str) for pair in labels.items() for word in pair):
+        problems.append(
+            Problem(
+                "wrong-type", "`not_before` is a datetime", fix="datetime.fromisoformat reads one"
+            )
+        )
+    if isinstance(labels, Mapping) and not all(
+        isinstance(word, str) for pair in labels.items() for word in pair
+    ):
         problems.append(Problem("wrong-type", "names and values of `labels` are text"))
     for name, limit in limits.items() if isinstance(limits, Mapping) else ():
         if name not in LIMITS:
-            problems.append(Problem("unknown-field", f"there is no limit {name!r}", fix=did_you_mean(str(name), LIMITS) or "there are time and cost"))
-        elif isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
-            problems.append(Problem("bad-value", f"`limits` of {name} is a number above 0, not {limit!r:.80}"))
+            problems.append(
+                Problem(
+                    "unknown-field",
+                    f"there is no limit {name!r}",
+                    fix=did_you_mean(str(name), LIMITS) or "there are time and cost",
+                )
+            )
+        elif (
+            isinstance(limit, bool)
+            or not isinstance(limit, (int, float))
+            or not 0 < limit < math.inf
+        ):
+            problems.append(
+                Problem("bad-value", f"`limits` of {name} is a number above 0, not {limit!r:.80}")
+            )
     if problems:
         raise Invalid(problems)
 
@@ -91,7 +121,13 @@ def _workspace(to: str | None, root: Path) -> Workspace:
         return Workspace.open(root)
     if not to.startswith(("postgresql://", "postgres://")):
         fix = "write postgresql://USER@HOST/DATABASE, or https://HOST:PORT of a server"
-        raise Invalid([Problem("bad-address", "what keeps the runs is neither a database nor a server", fix=fix)])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-address", "what keeps the runs is neither a database nor a server", fix=fix
+                )
+            ]
+        )
     return Workspace.open(root, environ={**os.environ, "RECIPE_RUNS": to})
 
 
@@ -108,7 +144,12 @@ def run_of(id: str, to: str | None, root: Path) -> Run:
 
 async def run_of_async(id: str, to: str | None, root: Path) -> AsyncRun:
     """The same by `await`."""
-    run = AsyncRun(AsyncServer(to) if to is not None and is_server(to) else AsyncHere(Here(_workspace(to, root))), id)
+    run = AsyncRun(
+        AsyncServer(to)
+        if to is not None and is_server(to)
+        else AsyncHere(Here(_workspace(to, root))),
+        id,
+    )
     try:
         await run.status()
     except BaseException:
@@ -169,15 +210,38 @@ def body_of(new: New) -> dict[str, Any]:
     problems = []
     if is_path(request.recipe) or request.recipe.endswith((".yaml", ".yml")):
         fix = "name it in `allow` under [recipes] of the server's recipe.toml, and submit its name; or submit to the database of the workers"
-        problems.append(Problem("recipe-is-a-file", f"{request.recipe} is a file here, and a server runs recipes of its own by their names", fix=fix))
+        problems.append(
+            Problem(
+                "recipe-is-a-file",
+                f"{request.recipe} is a file here, and a server runs recipes of its own by their names",
+                fix=fix,
+            )
+        )
     plain = Settings(settings.driver, limits=settings.limits)
-    if new.choice != Choice() or replace(settings, label=plain.label) != plain or settings.label != plain.label or ticket.here:
-        problems.append(_only_here("some of what was asked is for a run of this machine: a server takes inputs, a preset, a driver and limits"))
+    if (
+        new.choice != Choice()
+        or replace(settings, label=plain.label) != plain
+        or settings.label != plain.label
+        or ticket.here
+    ):
+        problems.append(
+            _only_here(
+                "some of what was asked is for a run of this machine: a server takes inputs, a preset, a driver and limits"
+            )
+        )
     if request.out is not None or request.current_python or request.update or request.nodes:
-        problems.append(_only_here("`out`, `python`, `update` and `nodes` are for runs of this machine's workspace or database"))
+        problems.append(
+            _only_here(
+                "`out`, `python`, `update` and `nodes` are for runs of this machine's workspace or database"
+            )
+        )
     if problems:
         raise Invalid(problems)
-    due = datetime.fromtimestamp(ticket.not_before, UTC).isoformat() if ticket.not_before is not None else None
+    due = (
+        datetime.fromtimestamp(ticket.not_before, UTC).isoformat()
+        if ticket.not_before is not None
+        else None
+    )
     return {
         "recipe": request.recipe, "inputs": dict(request.inputs), "preset": request.preset, "driver": settings.driver, "priority": ticket.priority,
         **({"not_before": due} if due else {}), "user": ticket.user, "labels": dict(ticket.labels),

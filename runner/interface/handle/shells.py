@@ -140,7 +140,11 @@ class Run:
 
     def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
-        return list(given(self.transport, core.points(self.id, {"step": step, "attempt": attempt, "of": of})))
+        return list(
+            given(
+                self.transport, core.points(self.id, {"step": step, "attempt": attempt, "of": of})
+            )
+        )
 
     def outputs(self) -> list[OutputFile]:
         """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
@@ -167,7 +171,10 @@ class Run:
 
     def retry(self, begin: str | None = None) -> Run:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        return Run(self.transport, self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})))
+        return Run(
+            self.transport,
+            self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})),
+        )
 
     def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
@@ -218,13 +225,20 @@ class AsyncRun:
 
     async def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
-        return [point async for point in given_async(self.transport, core.points(self.id, {"step": step, "attempt": attempt, "of": of}))]
+        return [
+            point
+            async for point in given_async(
+                self.transport, core.points(self.id, {"step": step, "attempt": attempt, "of": of})
+            )
+        ]
 
     async def outputs(self) -> list[OutputFile]:
         """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
         return list((await self.status()).outputs)
 
-    async def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
+    async def download(
+        self, folder: str | Path, *names: str, overwrite: bool = False
+    ) -> list[Path]:
         """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
             async for item in given_async(self.transport, core.download(self.id, names)):
@@ -245,7 +259,12 @@ class AsyncRun:
 
     async def retry(self, begin: str | None = None) -> AsyncRun:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        return AsyncRun(self.transport, await self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})))
+        return AsyncRun(
+            self.transport,
+            await self._one(
+                core.control(self.id, "retry", {} if begin is None else {"from": begin})
+            ),
+        )
 
     async def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""

@@ -30,8 +30,14 @@ _ROWS, _LINES, _BOXES, _BARS, _FAILURES, _CURVES, _NUMBERS = 2000, 40, 200, 2000
 _PICTURES = 5 << 20  # bytes of all
 _SIGNS: Final = {"done": "✓", "failed": "✗", "fresh": "=", "running": "…", "waiting": "·"}
 _WORST: Final = ("failed", "running", "blocked", "cancelled", "done", "waiting", "fresh", "skipped")
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])|[\x80-\x9f]")
-_MAGIC: Final = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])|[\x80-\x9f]"
+)
+_MAGIC: Final = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+)
 
 
 def visible(text: str) -> str:
@@ -45,7 +51,10 @@ def visible(text: str) -> str:
 
 def log_lines(data: bytes, most: int = _LINES) -> str:
     """The last lines of a log; of a line that was written over what stood there last."""
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in data.decode(errors="replace").rstrip().split("\n")]
+    lines = [
+        line.rstrip("\r").rpartition("\r")[2]
+        for line in data.decode(errors="replace").rstrip().split("\n")
+    ]
     return visible("\n".join(line[:2000] for line in lines[-most:]))
 
 
@@ -56,7 +65,9 @@ def of_run(ws: Workspace, run: str, state: str = "COMPLETED") -> str:
     asked: Mapping[str, Any] = data.get("asked") or {}
     words = [f"--preset {asked['preset']}"] if asked.get("preset") else []
     words += [f"{name}={value}" for name, value in (asked.get("inputs") or {}).items()]
-    label = " ".join(filter(None, [str(data.get("name") or ""), *(f"#{tag}" for tag in data.get("tags") or ())]))
+    label = " ".join(
+        filter(None, [str(data.get("name") or ""), *(f"#{tag}" for tag in data.get("tags") or ())])
+    )
     return render(run_story.tell(ws, row), state=state, label=label, given=" ".join(words))
 
 
@@ -67,14 +78,23 @@ def render(story: Story, *, state: str, label: str, given: str) -> str:
     view, data = _view(story, state, label, given)
     files = {
         name: (HERE / name).read_text("utf-8")
-        for name in ("report.css", "report.js", "curves.js", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE")
+        for name in (
+            "report.css",
+            "report.js",
+            "curves.js",
+            "uPlot.iife.min.js",
+            "uPlot.min.css",
+            "uPlot.LICENSE",
+        )
     }
     style = files["report.css"] + (files["uPlot.min.css"] if data else "")
     script = (files["curves.js"] if data else "") + files["report.js"]
     scripts = [script, *([files["uPlot.iife.min.js"]] if data else [])]
     allowed = f"script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
     ours = environment.filters["safe"]
     return environment.from_string((HERE / "report.html").read_text("utf-8")).render(
         view=view, policy=policy, style=ours(style), script=ours(script), chart=ours(files["uPlot.iife.min.js"]),
@@ -110,12 +130,26 @@ def _state(state: str) -> str:
     """The word and class of a state of a step or a run."""
     if state in ("BLOCKED", "SKIPPED", "CANCELLED"):
         return state.lower()
-    known = {"DONE": "done", "COMPLETED": "done", "FAILED": "failed", "FRESH": "fresh", "WAITING": "waiting", "READY": "waiting", "QUEUED": "waiting"}
+    known = {
+        "DONE": "done",
+        "COMPLETED": "done",
+        "FAILED": "failed",
+        "FRESH": "fresh",
+        "WAITING": "waiting",
+        "READY": "waiting",
+        "QUEUED": "waiting",
+    }
     return known.get(state, "running" if state in ("RUNNING", "ACTIVE", "EXECUTING") else "other")
 
 
 def _seconds(each: Instance) -> float:
-    return sum(max(0.0, (attempt.ended or 0.0) - (attempt.started or 0.0)) for attempt in each.attempts) if each.state != "FRESH" else 0.0
+    return (
+        sum(
+            max(0.0, (attempt.ended or 0.0) - (attempt.started or 0.0)) for attempt in each.attempts
+        )
+        if each.state != "FRESH"
+        else 0.0
+    )
 
 
 def _name(id: str) -> str:
@@ -128,11 +162,22 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
     tally = Counter(_state(each.state) for each in instances)
     waiting = sum(story.counts.values()) - len(instances)
     tally["waiting"] += max(0, waiting)
-    tables = comparison.compared([each.result for each in instances if each.result is not None and each.result.metrics], _chosen(story))
+    tables = comparison.compared(
+        [each.result for each in instances if each.result is not None and each.result.metrics],
+        _chosen(story),
+    )
     main = next((table for table in tables if table.best is not None), None)
     curves, smooth = _curves(story, tables)
-    keys = list(dict.fromkeys(name for found in curves.values() for values in found["values"] for name in values))
-    data = {"x": "step", "metrics": {visible(name): found for name, found in curves.items()}} if curves else {}
+    keys = list(
+        dict.fromkeys(
+            name for found in curves.values() for values in found["values"] for name in values
+        )
+    )
+    data = (
+        {"x": "step", "metrics": {visible(name): found for name, found in curves.items()}}
+        if curves
+        else {}
+    )
     time_view, path = _time(story), drawing.critical(story.needs, _ended(story))
     images, left = _images(story)
     anchors = {id: f"log-{n}" for n, id in enumerate(story.logs)}
@@ -253,18 +298,26 @@ def _time(story: Story) -> Mapping[str, object] | None:
     whole = max(max(bar.ended for bar in bars) - begin, 1e-3)
     order = {step: n for n, step in enumerate(story.needs)}
     scale, y, rows, drawn = 960 / whole, 0, [], []
-    for (place, step), lanes in sorted(drawing.lanes(bars).items(), key=lambda item: (item[0][0], order[item[0][1]])):
+    for (place, step), lanes in sorted(
+        drawing.lanes(bars).items(), key=lambda item: (item[0][0], order[item[0][1]])
+    ):
         name = visible(f"{place} · {step}" if place else step)
         most = f" ×{len(lanes)}" if len(lanes) > 1 else ""
         rows.append({"name": (name if len(name) <= 18 else name[:17] + "…") + most, "y": y})
         for lane in lanes:
             for bar in lane:
                 title = f"{_name(bar.name)}: {span(bar.ended - bar.begun)}, {bar.state}"
-                x, width = round(150 + (bar.begun - begin) * scale, 1), round(max((bar.ended - bar.begun) * scale, 2), 1)
+                x, width = (
+                    round(150 + (bar.begun - begin) * scale, 1),
+                    round(max((bar.ended - bar.begun) * scale, 2), 1),
+                )
                 drawn.append({"x": x, "y": y, "width": width, "state": bar.state, "title": title})
             y += 14
         y += 6
-    ticks = [{"x": round(150 + tick * scale, 1), "text": span(tick) if tick else "0"} for tick in drawing.ticks(whole)]
+    ticks = [
+        {"x": round(150 + tick * scale, 1), "text": span(tick) if tick else "0"}
+        for tick in drawing.ticks(whole)
+    ]
     return {"rows": rows, "bars": drawn, "ticks": ticks, "height": y + 26, "span": span(whole)}
 
 
@@ -278,7 +331,9 @@ def _curves(story: Story, tables: Sequence[Comparison]) -> tuple[dict[str, Curve
             x = float(step) if numeric(step) else float(n)
             for name, value in point.items():
                 if numeric(value) and comparison.of_note(name):
-                    own.setdefault(name, {})[x] = float(value)  # of a step that was done twice the later counts
+                    own.setdefault(name, {})[x] = float(
+                        value
+                    )  # of a step that was done twice the later counts
         for name, values in own.items():
             if len(values) > 1:
                 found.setdefault(name, []).append((each, sorted(values.items())))
@@ -290,17 +345,37 @@ def _curves(story: Story, tables: Sequence[Comparison]) -> tuple[dict[str, Curve
     answer: dict[str, Curves] = {}
     for name in names:
         chosen = found[name][:_CURVES]
-        smoothed = {f"{weight:g}": drawing.aligned([drawing.smoothed(curve, weight) for _, curve in chosen], most) for weight in SMOOTH}
+        smoothed = {
+            f"{weight:g}": drawing.aligned(
+                [drawing.smoothed(curve, weight) for _, curve in chosen], most
+            )
+            for weight in SMOOTH
+        }
         whole = [curve for each, curve in chosen if each.state != "FAILED"]
         frame = drawing.frame(whole)
-        leaving = sum(any(not frame[0] <= y <= frame[1] for _, y in curve) for _, curve in chosen) if frame else 0
-        keys = {key for each, _ in chosen for key in each.values if len({str(other.values.get(key)) for other, _ in chosen}) > 1}
-        order = sorted(range(len(chosen)), key=lambda n: [_order(chosen[n][0].values.get(key)) for key in sorted(keys)])
+        leaving = (
+            sum(any(not frame[0] <= y <= frame[1] for _, y in curve) for _, curve in chosen)
+            if frame
+            else 0
+        )
+        keys = {
+            key
+            for each, _ in chosen
+            for key in each.values
+            if len({str(other.values.get(key)) for other, _ in chosen}) > 1
+        }
+        order = sorted(
+            range(len(chosen)),
+            key=lambda n: [_order(chosen[n][0].values.get(key)) for key in sorted(keys)],
+        )
         answer[name] = {
             "x": smoothed["0"][0],
             "curves": {weight: [rows[n] for n in order] for weight, (_, rows) in smoothed.items()},
             "names": [_name(chosen[n][0].id) for n in order],
-            "values": [{visible(key): visible(_text(chosen[n][0].values.get(key))) for key in sorted(keys)} for n in order],
+            "values": [
+                {visible(key): visible(_text(chosen[n][0].values.get(key))) for key in sorted(keys)}
+                for n in order
+            ],
             "failed": [chosen[n][0].state == "FAILED" for n in order],
             "best": next((at for at, n in enumerate(order) if id(chosen[n][0].result) in best), -1),
             "frame": frame,
@@ -318,7 +393,13 @@ def _order(value: Cell) -> tuple[float, str]:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return (
+        ""
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+    )
 
 
 def _type(data: bytes) -> str | None:
@@ -340,50 +421,108 @@ def _images(story: Story) -> tuple[list[Mapping[str, str]], list[str]]:
             passed += 1
             continue
         room -= len(file.data)
-        values = ", ".join(f"{name} {_text(value)}" for name, value in instances[file.id].values.items())
+        values = ", ".join(
+            f"{name} {_text(value)}" for name, value in instances[file.id].values.items()
+        )
         alt = visible(f"{instances[file.id].step}{f', {values}' if values else ''}")
-        found.append({"source": f"data:{kind};base64,{base64.b64encode(file.data).decode()}", "alt": alt, "path": visible(file.path)})
+        found.append(
+            {
+                "source": f"data:{kind};base64,{base64.b64encode(file.data).decode()}",
+                "alt": alt,
+                "path": visible(file.path),
+            }
+        )
     return found, [f"{passed} more pictures have no room here"] if passed else []
 
 
 def _texts(story: Story) -> list[Mapping[str, str]]:
     texts = [file for file in story.files if not file.path.lower().endswith(IMAGES)]
-    return [{"id": _name(file.id), "path": visible(file.path), "text": log_lines(file.data, 400)} for file in texts[:60]]
+    return [
+        {"id": _name(file.id), "path": visible(file.path), "text": log_lines(file.data, 400)}
+        for file in texts[:60]
+    ]
 
 
-def _table(tables: Sequence[Comparison], instances: Sequence[Instance]) -> Mapping[str, object] | None:
+def _table(
+    tables: Sequence[Comparison], instances: Sequence[Instance]
+) -> Mapping[str, object] | None:
     """Every instance with what differs, its metrics, time and memory."""
     by_result = {id(each.result): each for each in instances if each.result is not None}
     rows = [(table, result) for table in tables for result in table.results]
     if not rows:
         return None
-    inputs = list(dict.fromkeys(name for table in tables for name in comparison.differing(table.results)))
-    metrics = list(dict.fromkeys(name for table in tables for name in comparison.metric_names(table.results)))[:8]
+    inputs = list(
+        dict.fromkeys(name for table in tables for name in comparison.differing(table.results))
+    )
+    metrics = list(
+        dict.fromkeys(name for table in tables for name in comparison.metric_names(table.results))
+    )[:8]
     shown_rows = []
     for table, result in rows[:_ROWS]:
         each = by_result[id(result)]
-        peaks = [peak for attempt in each.attempts if isinstance(peak := attempt.exit.get("peak_memory"), int)]
-        values: list[Cell] = [_name(each.id), *(result.values.get(name) for name in inputs), each.state.lower(), result.seconds, len(each.attempts)]
+        peaks = [
+            peak
+            for attempt in each.attempts
+            if isinstance(peak := attempt.exit.get("peak_memory"), int)
+        ]
+        values: list[Cell] = [
+            _name(each.id),
+            *(result.values.get(name) for name in inputs),
+            each.state.lower(),
+            result.seconds,
+            len(each.attempts),
+        ]
         values += [round(max(peaks) / 1e6, 1) if peaks else None]
-        values += [result.metrics[name].last if name in result.metrics else None for name in metrics]
-        cells = [{"text": visible(cell(value)), "number": value if numeric(value) else None} for value in values]
+        values += [
+            result.metrics[name].last if name in result.metrics else None for name in metrics
+        ]
+        cells = [
+            {"text": visible(cell(value)), "number": value if numeric(value) else None}
+            for value in values
+        ]
         shown_rows.append({"best": result is table.best, "cells": cells})
     head = ["step", *inputs, "state", "seconds", "tries", "memory (MB)", *metrics]
-    left = f"the first {_ROWS} of {len(rows)}; `recipe results --csv` has all" if len(rows) > _ROWS else ""
+    left = (
+        f"the first {_ROWS} of {len(rows)}; `recipe results --csv` has all"
+        if len(rows) > _ROWS
+        else ""
+    )
     return {"head": [visible(name) for name in head], "rows": shown_rows, "note": left}
 
 
 def _log(each: Instance, story: Story, anchors: Mapping[str, str]) -> Mapping[str, object]:
-    words = each.state.lower() + (f" · from run {each.source}" if each.source != story.row.id else "")
-    return {"id": _name(each.id), "anchor": anchors[each.id], "words": words, "text": log_lines(story.logs[each.id]), "bad": each.state == "FAILED"}
+    words = each.state.lower() + (
+        f" · from run {each.source}" if each.source != story.row.id else ""
+    )
+    return {
+        "id": _name(each.id),
+        "anchor": anchors[each.id],
+        "words": words,
+        "text": log_lines(story.logs[each.id]),
+        "bad": each.state == "FAILED",
+    }
 
 
 def _environment(story: Story) -> list[tuple[str, str]]:
-    pythons = Counter(str(attempt.exit["python"]) for each in story.instances for attempt in each.attempts if attempt.exit.get("python"))
-    places = Counter(each.place or "this machine" for each in story.instances if each.attempts and each.state != "FRESH")
-    found = [("Python", ", ".join(re.sub(r"^.*\((.*)\)$", r"\1", python) for python in pythons)), ("places", _counted(places))]
+    pythons = Counter(
+        str(attempt.exit["python"])
+        for each in story.instances
+        for attempt in each.attempts
+        if attempt.exit.get("python")
+    )
+    places = Counter(
+        each.place or "this machine"
+        for each in story.instances
+        if each.attempts and each.state != "FRESH"
+    )
+    found = [
+        ("Python", ", ".join(re.sub(r"^.*\((.*)\)$", r"\1", python) for python in pythons)),
+        ("places", _counted(places)),
+    ]
     return [(name, visible(value)) for name, value in [*found, ("recipe", VERSION)] if value]
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} ({count} step{'s' if count != 1 else ''})" for name, count in counts.items())
+    return ", ".join(
+        f"{name} ({count} step{'s' if count != 1 else ''})" for name, count in counts.items()
+    )

@@ -122,7 +122,10 @@ def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
     endpoint, region, profile = store.endpoint, store.region, store.profile
     if scheme == "gs":
         # An endpoint from settings is never shown a token.
-        return {"token": "anon" if endpoint or store.anonymous else None, "endpoint_url": endpoint or None}
+        return {
+            "token": "anon" if endpoint or store.anonymous else None,
+            "endpoint_url": endpoint or None,
+        }
     config: dict[str, object] = {}
     client: dict[str, str] = {"region_name": region} if region else {}
     if endpoint:
@@ -132,10 +135,20 @@ def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
         }
-        if not region and not any(os.environ.get(name) for name in ("AWS_DEFAULT_REGION", "AWS_REGION")) and not profile:
+        if (
+            not region
+            and not any(os.environ.get(name) for name in ("AWS_DEFAULT_REGION", "AWS_REGION"))
+            and not profile
+        ):
             client["region_name"] = "us-east-1"
     more = {"profile": profile} if profile else {}
-    return {"anon": store.anonymous, "endpoint_url": endpoint or None, "client_kwargs": client, "config_kwargs": config, **more}
+    return {
+        "anon": store.anonymous,
+        "endpoint_url": endpoint or None,
+        "client_kwargs": client,
+        "config_kwargs": config,
+        **more,
+    }
 
 
 class Again(Exception):
@@ -155,7 +168,10 @@ def answered(do: Callable[[], T], policy: Policy, where: str) -> T:
         return retry(do, policy)
     except Again as error:
         why = error.__cause__ or error
-        raise Unreachable(f"{where} does not answer as it should: {words_of(why)}", fix="look at the network and the address, and try again") from why
+        raise Unreachable(
+            f"{where} does not answer as it should: {words_of(why)}",
+            fix="look at the network and the address, and try again",
+        ) from why
 
 
 class Exists(Exception):

@@ -160,7 +160,10 @@ class Folder:
 
     def _demand(self) -> None:
         if not os.path.isdir(self.url):
-            raise StoreError(f"{self.url} is not a directory", fix="make it, or mount what it should be; a store is never made by itself")
+            raise StoreError(
+                f"{self.url} is not a directory",
+                fix="make it, or mount what it should be; a store is never made by itself",
+            )
 
     def _made(self, folder: str) -> None:
         if folder not in self._folders:
@@ -174,7 +177,13 @@ class Folder:
     def _fail(self, error: OSError) -> NoReturn:
         where = error.filename or self.url
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreError(f"{where}: {error.strerror}", fix="free some space there (`recipe gc --store` helps), and push again") from error
+            raise StoreError(
+                f"{where}: {error.strerror}",
+                fix="free some space there (`recipe gc --store` helps), and push again",
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreError(f"{where}: {error.strerror}", fix="ask the owner of the folder for the right to write there") from error
+            raise StoreError(
+                f"{where}: {error.strerror}",
+                fix="ask the owner of the folder for the right to write there",
+            ) from error
         raise Unreachable(f"{where}: {error.strerror}") from error

@@ -36,20 +36,37 @@ class Google(CloudBucket):
 
     def check(self, marker: str) -> bytes | None:
         # Its 404 does not say what is not there; a listing is of the bucket.
-        if self._ask(lambda fs: fs._call("GET", "b/{}/o", self._bucket, maxResults=1, prefix=self._prefix, json_out=True)) is None:
+        if (
+            self._ask(
+                lambda fs: fs._call(
+                    "GET", "b/{}/o", self._bucket, maxResults=1, prefix=self._prefix, json_out=True
+                )
+            )
+            is None
+        ):
             raise StoreError(
-                f"{self._where}: there is no such bucket", fix="make it, or correct the url of the store; a store is never made by itself"
+                f"{self._where}: there is no such bucket",
+                fix="make it, or correct the url of the store; a store is never made by itself",
             )
         return self.read(marker)
 
     def make(self) -> bool:
         if self._ask(lambda fs: fs._call("GET", "b/{}", self._bucket, json_out=True)) is not None:
             return False
-        self._ask(lambda fs: fs._call("POST", "b", project=fs.project, json={"name": self._bucket}, json_out=True), missing=False)
+        self._ask(
+            lambda fs: fs._call(
+                "POST", "b", project=fs.project, json={"name": self._bucket}, json_out=True
+            ),
+            missing=False,
+        )
         return True
 
     def head(self, name: str) -> Stat | None:
-        found = self._ask(lambda fs: fs._call("GET", "b/{}/o/{}", self._bucket, self._prefix + name, json_out=True))
+        found = self._ask(
+            lambda fs: fs._call(
+                "GET", "b/{}/o/{}", self._bucket, self._prefix + name, json_out=True
+            )
+        )
         return None if found is None else Stat(name, int(found["size"]), _moment(found["updated"]))
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
@@ -57,14 +74,24 @@ class Google(CloudBucket):
             return b""
         limits = (start, start + length) if length is not None else (None, None)
         try:
-            found = self._ask(lambda fs: fs._cat_file(f"{self._bucket}/{self._prefix}{name}", start=limits[0], end=limits[1]))
+            found = self._ask(
+                lambda fs: fs._cat_file(
+                    f"{self._bucket}/{self._prefix}{name}", start=limits[0], end=limits[1]
+                )
+            )
         except Short:
             return b""
         return None if found is None else bytes(found)
 
     def create(self, name: str, data: bytes) -> bool:
         def once(fs: Any) -> Any:
-            return fs._pipe_file(f"{self._bucket}/{self._prefix}{name}", data, mode="create", consistency="md5", chunksize=_chunk(data))
+            return fs._pipe_file(
+                f"{self._bucket}/{self._prefix}{name}",
+                data,
+                mode="create",
+                consistency="md5",
+                chunksize=_chunk(data),
+            )
 
         try:
             self._ask(once, missing=False)
@@ -74,11 +101,24 @@ class Google(CloudBucket):
         return True
 
     def write(self, name: str, data: bytes) -> None:
-        self._ask(lambda fs: fs._pipe_file(f"{self._bucket}/{self._prefix}{name}", data, consistency="md5", chunksize=_chunk(data)), missing=False)
+        self._ask(
+            lambda fs: fs._pipe_file(
+                f"{self._bucket}/{self._prefix}{name}",
+                data,
+                consistency="md5",
+                chunksize=_chunk(data),
+            ),
+            missing=False,
+        )
 
     def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
         """In one resumable upload, whose parts have to come in order; one that breaks off is not there and vanishes after a week."""
-        self._ask(lambda fs: fs._put_file(path, f"{self._bucket}/{self._prefix}{name}", consistency="md5", chunksize=PART), missing=False)
+        self._ask(
+            lambda fs: fs._put_file(
+                path, f"{self._bucket}/{self._prefix}{name}", consistency="md5", chunksize=PART
+            ),
+            missing=False,
+        )
 
     def names(self, prefix: str) -> Iterator[Stat]:
         token: dict[str, str] = {}
@@ -86,7 +126,11 @@ class Google(CloudBucket):
             words = {"prefix": self._prefix + prefix, "maxResults": self.page, **token}
             answer = self._ask(partial(self._page, words)) or {}
             for found in answer.get("items", ()):
-                yield Stat(found["name"][len(self._prefix) :], int(found["size"]), _moment(found["updated"]))
+                yield Stat(
+                    found["name"][len(self._prefix) :],
+                    int(found["size"]),
+                    _moment(found["updated"]),
+                )
             if not answer.get("nextPageToken"):
                 return
             token = {"pageToken": answer["nextPageToken"]}
@@ -115,7 +159,10 @@ class Google(CloudBucket):
             except FileNotFoundError as error:
                 if missing:
                     return None
-                raise StoreError(f"{self._where}: there is no such bucket", fix="make it, or correct the url of the store") from error
+                raise StoreError(
+                    f"{self._where}: there is no such bucket",
+                    fix="make it, or correct the url of the store",
+                ) from error
             except FileExistsError as error:
                 raise Exists from error
             except Exception as error:
@@ -134,15 +181,31 @@ class Google(CloudBucket):
             raise Again from error
         if str(code) == "416" or "not satisfiable" in str(error):
             raise Short from error
-        denied = isinstance(error, (auth.GoogleAuthError, PermissionError)) or (isinstance(error, OSError) and str(error).startswith("Forbidden"))
+        denied = isinstance(error, (auth.GoogleAuthError, PermissionError)) or (
+            isinstance(error, OSError) and str(error).startswith("Forbidden")
+        )
         if denied or code in (401, 403, "401", "403"):
-            raise StoreError(f"{self._where}: refused ({words_of(error)})", fix=_GOOGLE_LOGIN) from error
-        if isinstance(error, (wrong.ChecksumError, aiohttp.ClientError, TimeoutError, ConnectionError, requests.RequestException)):
+            raise StoreError(
+                f"{self._where}: refused ({words_of(error)})", fix=_GOOGLE_LOGIN
+            ) from error
+        if isinstance(
+            error,
+            (
+                wrong.ChecksumError,
+                aiohttp.ClientError,
+                TimeoutError,
+                ConnectionError,
+                requests.RequestException,
+            ),
+        ):
             raise Again from error
         if str(code)[:1] == "5" or str(code) in ("408", "429"):
             raise Again from error
         if isinstance(error, (OSError, ValueError, RuntimeError, wrong.HttpError)):
-            raise StoreError(f"{self._where}: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
+            raise StoreError(
+                f"{self._where}: {words_of(error)}",
+                fix="look at the store's settings: `recipe config`",
+            ) from error
         raise error
 
     def _open(self) -> Any:
@@ -160,7 +223,8 @@ class Google(CloudBucket):
 
 
 _GOOGLE_LOGIN = (
-    "log in as usual: `gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS; the login needs storage.objects.list, get, create"
+    "log in as usual: `gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS; "
+    "the login needs storage.objects.list, get, create"
 )
 
 

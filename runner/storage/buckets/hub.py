@@ -20,7 +20,15 @@ def named(address: str) -> tuple[str, str]:
     """The kind of a repository, `model` or `dataset`, and its name.  Raises Invalid."""
     found = _NAME.fullmatch(address.removeprefix("hf://").rstrip("/"))
     if found is None:
-        raise Invalid([Problem("bad-input", f"{address} names no repository", fix="write hf://ORG/NAME, or hf://datasets/ORG/NAME")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-input",
+                    f"{address} names no repository",
+                    fix="write hf://ORG/NAME, or hf://datasets/ORG/NAME",
+                )
+            ]
+        )
     return "dataset" if found[1] else "model", found[2]
 
 
@@ -31,18 +39,29 @@ def offline(environ: Mapping[str, str]) -> bool:
 
 def snapshots(name: str) -> Path:
     """Where the Hub's own cache has what it fetched of a model."""
-    home = os.environ.get("HF_HUB_CACHE") or os.path.join(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub")
+    home = os.environ.get("HF_HUB_CACHE") or os.path.join(
+        os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub"
+    )
     return Path(home) / f"models--{name.replace('/', '--')}" / "snapshots"
 
 
 def check(address: str, environ: Mapping[str, str]) -> None:
     """Refuse a login that may not write, before anything runs.  Raises CannotRun, Infrastructure."""
     if offline(environ):
-        raise CannotRun(f"{address} cannot be reached: HF_HUB_OFFLINE is set", fix="unset it, or give --out a folder")
+        raise CannotRun(
+            f"{address} cannot be reached: HF_HUB_OFFLINE is set",
+            fix="unset it, or give --out a folder",
+        )
     _asked(address, lambda: _api(environ).whoami())
 
 
-def upload(address: str, wanted: Sequence[File], facts: Mapping[str, object], environ: Mapping[str, str], beside: Path) -> int:
+def upload(
+    address: str,
+    wanted: Sequence[File],
+    facts: Mapping[str, object],
+    environ: Mapping[str, str],
+    beside: Path,
+) -> int:
     """Commit these files and a manifest of them to the repository, made private if there is none; answers their bytes.
 
     A single folder is the repository's root, so that a model loads by the repository's name.  Raises Infrastructure.
@@ -53,7 +72,12 @@ def upload(address: str, wanted: Sequence[File], facts: Mapping[str, object], en
     outputs = facts.get("outputs")
     tops = {file.name.split("/")[0] for file in wanted if _is_output(file.name, outputs)}
     alone = f"{next(iter(tops))}/" if len(tops) == 1 else ""
-    laid = [file._replace(name=file.name.removeprefix(alone)) if _is_output(file.name, outputs) else file for file in wanted]
+    laid = [
+        file._replace(name=file.name.removeprefix(alone))
+        if _is_output(file.name, outputs)
+        else file
+        for file in wanted
+    ]
     beside.mkdir(parents=True, exist_ok=True)
     listing = beside / MANIFEST
     listing.write_bytes(manifest(laid, facts, complete=True))
@@ -61,23 +85,34 @@ def upload(address: str, wanted: Sequence[File], facts: Mapping[str, object], en
     def commit() -> None:
         api = _api(environ)
         api.create_repo(name, repo_type=kind, private=True, exist_ok=True)
-        operations = [CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file.path) for file in laid]
+        operations = [
+            CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file.path) for file in laid
+        ]
         operations.append(CommitOperationAdd(path_in_repo=MANIFEST, path_or_fileobj=str(listing)))
-        api.create_commit(name, operations, commit_message=f"{facts['recipe']}, run {facts['run'] or '-'}", repo_type=kind)
+        api.create_commit(
+            name,
+            operations,
+            commit_message=f"{facts['recipe']}, run {facts['run'] or '-'}",
+            repo_type=kind,
+        )
 
     _asked(address, commit)
     return sum(file.size for file in laid)
 
 
 def _is_output(name: str, outputs: object) -> bool:
-    return isinstance(outputs, Mapping) and any(name == path or name.startswith(f"{path}/") for path in outputs.values())
+    return isinstance(outputs, Mapping) and any(
+        name == path or name.startswith(f"{path}/") for path in outputs.values()
+    )
 
 
 def _api(environ: Mapping[str, str]) -> Any:
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
-        raise Infrastructure("the Hub needs huggingface_hub", fix="pip install huggingface_hub") from error
+        raise Infrastructure(
+            "the Hub needs huggingface_hub", fix="pip install huggingface_hub"
+        ) from error
     return HfApi(endpoint=environ.get("HF_ENDPOINT") or None, token=environ.get("HF_TOKEN") or None)
 
 
@@ -91,8 +126,21 @@ def _asked(address: str, ask: Callable[[], T]) -> T:
         status = getattr(getattr(error, "response", None), "status_code", None)
         words = " ".join(str(error).split())[:300]
         if status in (401, 403) or type(error).__name__ == "LocalTokenNotFoundError":
-            raise Infrastructure(f"{address}: the Hub refuses this login ({words})", fix="export HF_TOKEN, a token that may write there") from error
-        passing = status == 429 or (isinstance(status, int) and status >= 500) or isinstance(error, OSError) or type(error).__module__ == "httpx"
+            raise Infrastructure(
+                f"{address}: the Hub refuses this login ({words})",
+                fix="export HF_TOKEN, a token that may write there",
+            ) from error
+        passing = (
+            status == 429
+            or (isinstance(status, int) and status >= 500)
+            or isinstance(error, OSError)
+            or type(error).__module__ == "httpx"
+        )
         if not passing:
-            raise Infrastructure(f"{address}: the Hub refuses this ({words})", fix="look at its name, and at who may write to it") from error
-        raise Unreachable(f"{address}: the Hub does not answer ({words})", fix="look at the network") from error
+            raise Infrastructure(
+                f"{address}: the Hub refuses this ({words})",
+                fix="look at its name, and at who may write to it",
+            ) from error
+        raise Unreachable(
+            f"{address}: the Hub does not answer ({words})", fix="look at the network"
+        ) from error

@@ -21,17 +21,37 @@ def open(store: StoreSettings, root: Path) -> Bucket:
     """The bucket or folder of a store; a relative folder is below `root`.  Nothing is asked yet.  Raises Invalid for an address that is none."""
     url = store.url
     if "::" in url:
-        raise Invalid([Problem("bad-store", f"{url}: chained addresses are not followed", fix="name the bucket itself")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-store",
+                    f"{url}: chained addresses are not followed",
+                    fix="name the bucket itself",
+                )
+            ]
+        )
     scheme, separator, rest = url.partition("://")
     if not separator or scheme == "file":
         folder = Path(os.path.normpath(root / Path(rest if separator else url).expanduser()))
         return Folder(str(folder))
     if scheme not in ("s3", "gs"):
-        raise Invalid([Problem("bad-store", f"{url}: there is no store of this kind", fix="known: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, a folder")])
+        raise Invalid(
+            [
+                Problem(
+                    "bad-store",
+                    f"{url}: there is no store of this kind",
+                    fix="known: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, a folder",
+                )
+            ]
+        )
     name, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}", name) or any(part in (".", "..", "") for part in prefix.split("/") if prefix):
-        raise Invalid([Problem("bad-store", f"{url} names no bucket", fix=f"write {scheme}://BUCKET/FOLDER")])
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}", name) or any(
+        part in (".", "..", "") for part in prefix.split("/") if prefix
+    ):
+        raise Invalid(
+            [Problem("bad-store", f"{url} names no bucket", fix=f"write {scheme}://BUCKET/FOLDER")]
+        )
     head = f"{prefix}/" if prefix else ""
     if scheme == "s3":
         return S3(f"s3://{name}/{prefix}".rstrip("/"), name, head, store)

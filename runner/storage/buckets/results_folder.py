@@ -36,14 +36,23 @@ class File(NamedTuple):
     sha256: str
 
 
-def upload(bucket: Bucket, wanted: Sequence[File], facts: Mapping[str, object], progress: Callable[[int], object]) -> int:
+def upload(
+    bucket: Bucket,
+    wanted: Sequence[File],
+    facts: Mapping[str, object],
+    progress: Callable[[int], object],
+) -> int:
     """Bring the folder to hold these files and a manifest with `facts`; answers the bytes sent, which `progress` hears of as they go.
 
     Raises Infrastructure when the bucket does not take them, Corrupt when a file is not what its digest says.
     """
     complete, known = _known(bucket.read(MANIFEST))
     there = {stat.name: stat.size for stat in bucket.names("")} if known else {}
-    missing = [each for each in wanted if known.get(each.name) != (each.size, each.sha256) or there.get(each.name) != each.size]
+    missing = [
+        each
+        for each in wanted
+        if known.get(each.name) != (each.size, each.sha256) or there.get(each.name) != each.size
+    ]
     missing.sort(key=lambda each: (each.size > PART, each.name))
     changed = {each.name for each in missing}
     held = [each for each in wanted if each.name not in changed]
@@ -53,7 +62,9 @@ def upload(bucket: Bucket, wanted: Sequence[File], facts: Mapping[str, object], 
     while missing:
         batch, missing = _some(missing)
         # A large file has a crew of its own, for its parts.
-        for size in Crew(bucket.width if batch[0].size <= PART else 1).map(lambda each: _put(bucket, each), batch):
+        for size in Crew(bucket.width if batch[0].size <= PART else 1).map(
+            lambda each: _put(bucket, each), batch
+        ):
             sent += size
             progress(size)
         held += batch
@@ -65,11 +76,18 @@ def upload(bucket: Bucket, wanted: Sequence[File], facts: Mapping[str, object], 
 
 def point(bucket: Bucket, name: str, folder: str, facts: Mapping[str, object]) -> None:
     """Write into the object `name` which folder beside it was uploaded last."""
-    listing = {"recipe-results": FORMAT, "folder": folder, "run": facts.get("run"), "recipe": facts.get("recipe")}
+    listing = {
+        "recipe-results": FORMAT,
+        "folder": folder,
+        "run": facts.get("run"),
+        "recipe": facts.get("recipe"),
+    }
     bucket.write(name, (json.dumps(listing) + "\n").encode())
 
 
-def lying(name: str, path: Path, content: str, entries: Callable[[], Sequence[Entry]]) -> list[File]:
+def lying(
+    name: str, path: Path, content: str, entries: Callable[[], Sequence[Entry]]
+) -> list[File]:
     """The files of an output that is at `path`, under `name`: itself, or all that a tree holds, with links followed.
 
     A link that leads nowhere, to a folder or out of the tree has no bytes of its own and is left out.
@@ -83,7 +101,9 @@ def lying(name: str, path: Path, content: str, entries: Callable[[], Sequence[En
             target = os.path.normpath(os.path.join(os.path.dirname(entry.path), entry.value))
             entry = by_path.get(target, entry)._replace(path=entry.path)
         if entry.kind in "fx":
-            found.append(File(f"{name}/{entry.path}", f"{path}/{entry.path}", entry.size, entry.value))
+            found.append(
+                File(f"{name}/{entry.path}", f"{path}/{entry.path}", entry.size, entry.value)
+            )
     return found
 
 
@@ -110,14 +130,19 @@ def _put(bucket: Bucket, each: File) -> int:
 
 
 def _damaged(each: File) -> Corrupt:
-    return Corrupt(f"{each.path} is not what was made: its bytes have changed", fix="run the step again with -R STEP")
+    return Corrupt(
+        f"{each.path} is not what was made: its bytes have changed",
+        fix="run the step again with -R STEP",
+    )
 
 
 def _some(missing: Sequence[File]) -> tuple[list[File], list[File]]:
     """The first few files, of one kind: small or large; and the rest."""
     size = count = 0
     for each in missing:
-        if count and (size >= _NOTED or count >= _TOGETHER or (each.size > PART) != (missing[0].size > PART)):
+        if count and (
+            size >= _NOTED or count >= _TOGETHER or (each.size > PART) != (missing[0].size > PART)
+        ):
             break
         size, count = size + each.size, count + 1
     return list(missing[:count]), list(missing[count:])
@@ -126,14 +151,22 @@ def _some(missing: Sequence[File]) -> tuple[list[File], list[File]]:
 def manifest(held: Sequence[File], facts: Mapping[str, object], *, complete: bool) -> bytes:
     """What `_RECIPE.json` says."""
     listed = {each.name: {"size": each.size, "sha256": each.sha256} for each in sorted(held)}
-    return (json.dumps({"recipe-results": FORMAT, "complete": complete, **facts, "files": listed}, indent=1) + "\n").encode()
+    return (
+        json.dumps(
+            {"recipe-results": FORMAT, "complete": complete, **facts, "files": listed}, indent=1
+        )
+        + "\n"
+    ).encode()
 
 
 def _known(data: bytes | None) -> tuple[bool, dict[str, tuple[int, str]]]:
     """Whether a manifest says that all is there, and the sizes and digests that it lists; nothing of one that is not ours."""
     try:
         parsed = json.loads(data or b"{}")
-        listed = {str(name): (int(each["size"]), str(each["sha256"])) for name, each in parsed.get("files", {}).items()}
+        listed = {
+            str(name): (int(each["size"]), str(each["sha256"]))
+            for name, each in parsed.get("files", {}).items()
+        }
         return bool(parsed.get("complete")), listed
     except (ValueError, TypeError, KeyError, AttributeError):
         return False, {}

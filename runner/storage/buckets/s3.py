@@ -41,13 +41,46 @@ if TYPE_CHECKING:
 
 _MOST_PARTS: Final = 9_000
 _DENIED = frozenset(
-    {"AccessDenied", "AllAccessDisabled", "AccountProblem", "Forbidden", "403", "401", "Unauthorized", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
-    | {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed", "InvalidClientTokenId", "AuthorizationHeaderMalformed"}
+    {
+        "AccessDenied",
+        "AllAccessDisabled",
+        "AccountProblem",
+        "Forbidden",
+        "403",
+        "401",
+        "Unauthorized",
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+    }
+    | {
+        "ExpiredToken",
+        "InvalidToken",
+        "TokenRefreshRequired",
+        "RequestTimeTooSkewed",
+        "InvalidClientTokenId",
+        "AuthorizationHeaderMalformed",
+    }
 )
 _ABSENT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
 _PASSING = frozenset(
-    {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded", "BadDigest"}
-    | {"TooManyRequests", "OperationAborted", "ConditionalRequestConflict", "XAmzContentSHA256Mismatch", "InvalidDigest", "RequestTimeoutException"}
+    {
+        "SlowDown",
+        "InternalError",
+        "ServiceUnavailable",
+        "RequestTimeout",
+        "Throttling",
+        "ThrottlingException",
+        "RequestLimitExceeded",
+        "BadDigest",
+    }
+    | {
+        "TooManyRequests",
+        "OperationAborted",
+        "ConditionalRequestConflict",
+        "XAmzContentSHA256Mismatch",
+        "InvalidDigest",
+        "RequestTimeoutException",
+    }
 )
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
@@ -65,7 +98,10 @@ class S3(CloudBucket):
 
     def __init__(self, url: str, bucket: str, prefix: str, settings: StoreSettings) -> None:
         super().__init__(url, bucket, prefix, settings)
-        self._common: dict[str, str] = {"Bucket": bucket, **({"ExpectedBucketOwner": settings.owner} if settings.owner else {})}
+        self._common: dict[str, str] = {
+            "Bucket": bucket,
+            **({"ExpectedBucketOwner": settings.owner} if settings.owner else {}),
+        }
         self._policy = tries()
 
     def load(self) -> None:
@@ -87,7 +123,11 @@ class S3(CloudBucket):
 
     def head(self, name: str) -> Stat | None:
         found = self._ask("head_object", Key=self._prefix + name, absent=True)
-        return None if found is None else Stat(name, int(found["ContentLength"]), found["LastModified"].timestamp())
+        return (
+            None
+            if found is None
+            else Stat(name, int(found["ContentLength"]), found["LastModified"].timestamp())
+        )
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """A body that breaks off is asked for again from where it did."""
@@ -146,7 +186,13 @@ class S3(CloudBucket):
 
     def _put(self, name: str, data: bytes, **condition: Any) -> None:
         md5 = hashlib.md5(data, usedforsecurity=False)
-        answer = self._once("put_object", Key=self._prefix + name, Body=data, ContentMD5=base64_of(md5.digest()), **condition)
+        answer = self._once(
+            "put_object",
+            Key=self._prefix + name,
+            Body=data,
+            ContentMD5=base64_of(md5.digest()),
+            **condition,
+        )
         assert answer is not None
         _demand_etag(name, answer, md5.hexdigest())
 
@@ -161,12 +207,19 @@ class S3(CloudBucket):
                 return self._write_file(self._prefix + name, path, size, crew)
             except (_Absent, Infrastructure) as error:
                 with contextlib.suppress(Infrastructure):
-                    if (there := self.head(name)) is not None and there.size == size and there != before:
+                    if (
+                        (there := self.head(name)) is not None
+                        and there.size == size
+                        and there != before
+                    ):
                         return None
                 if isinstance(error, Infrastructure):
                     raise
                 if last:
-                    raise Unreachable(f"{self._where}: the upload of {name} was ended by another process", fix="push again") from None
+                    raise Unreachable(
+                        f"{self._where}: the upload of {name} was ended by another process",
+                        fix="push again",
+                    ) from None
         raise AssertionError("BUG: neither written nor failed")
 
     def _write_file(self, key: str, path: str, size: int, crew: Spread) -> None:
@@ -186,7 +239,14 @@ class S3(CloudBucket):
                 return {"PartNumber": number, "ETag": f'"{md5.hexdigest()}"'}
 
             def once() -> str:
-                answer = self._once("upload_part", Key=key, UploadId=upload, PartNumber=number, Body=data, ContentMD5=base64_of(md5.digest()))
+                answer = self._once(
+                    "upload_part",
+                    Key=key,
+                    UploadId=upload,
+                    PartNumber=number,
+                    Body=data,
+                    ContentMD5=base64_of(md5.digest()),
+                )
                 assert answer is not None
                 _demand_etag(key, answer, md5.hexdigest())
                 return str(answer["ETag"])
@@ -195,7 +255,12 @@ class S3(CloudBucket):
 
         try:
             parts = crew(part, range(1, -(-size // length) + 1))
-            self._ask("complete_multipart_upload", Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
+            self._ask(
+                "complete_multipart_upload",
+                Key=key,
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+            )
         except _Absent:
             raise
         except BaseException:
@@ -212,7 +277,9 @@ class S3(CloudBucket):
         parts: dict[int, tuple[int, str]] = {}
         marker = 0
         while True:
-            answer = self._ask("list_parts", Key=key, UploadId=upload, PartNumberMarker=marker, absent=True)
+            answer = self._ask(
+                "list_parts", Key=key, UploadId=upload, PartNumberMarker=marker, absent=True
+            )
             if answer is None:
                 return None, {}
             for part in answer.get("Parts", ()):
@@ -227,18 +294,34 @@ class S3(CloudBucket):
         while True:
             answer = self._ask("list_multipart_uploads", absent=False, Prefix=prefix, **marks)
             assert answer is not None
-            yield from (_Upload(each["Key"], each["UploadId"], each["Initiated"]) for each in answer.get("Uploads", ()))
+            yield from (
+                _Upload(each["Key"], each["UploadId"], each["Initiated"])
+                for each in answer.get("Uploads", ())
+            )
             if not answer.get("IsTruncated"):
                 return
-            marks = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+            marks = {
+                "KeyMarker": answer["NextKeyMarker"],
+                "UploadIdMarker": answer["NextUploadIdMarker"],
+            }
 
     def names(self, prefix: str) -> Iterator[Stat]:
         token: dict[str, str] = {}
         while True:
-            answer = self._ask("list_objects_v2", absent=False, Prefix=self._prefix + prefix, MaxKeys=self.page, **token)
+            answer = self._ask(
+                "list_objects_v2",
+                absent=False,
+                Prefix=self._prefix + prefix,
+                MaxKeys=self.page,
+                **token,
+            )
             assert answer is not None
             for found in answer.get("Contents", ()):
-                yield Stat(found["Key"][len(self._prefix) :], int(found["Size"]), found["LastModified"].timestamp())
+                yield Stat(
+                    found["Key"][len(self._prefix) :],
+                    int(found["Size"]),
+                    found["LastModified"].timestamp(),
+                )
             if not answer.get("IsTruncated"):
                 return
             token = {"ContinuationToken": answer["NextContinuationToken"]}
@@ -248,10 +331,16 @@ class S3(CloudBucket):
             listed = [{"Key": self._prefix + name} for name in names[start : start + 1000]]
             answer = self._ask("delete_objects", Delete={"Objects": listed, "Quiet": True})
             for problem in (answer or {}).get("Errors", ()):
-                raise StoreError(f"{self._where}: {problem.get('Key')} cannot be deleted: {problem.get('Message') or problem.get('Code')}")
+                raise StoreError(
+                    f"{self._where}: {problem.get('Key')} cannot be deleted: {problem.get('Message') or problem.get('Code')}"
+                )
 
     def abandon(self, before: float, *, dry: bool = False) -> int:
-        old = [found for found in self._uploads(self._prefix + "objects/") if found.begun.timestamp() < before]
+        old = [
+            found
+            for found in self._uploads(self._prefix + "objects/")
+            if found.begun.timestamp() < before
+        ]
         for found in () if dry else old:
             self._ask("abort_multipart_upload", Key=found.key, UploadId=found.id, absent=True)
         return len(old)
@@ -260,7 +349,9 @@ class S3(CloudBucket):
 
     def _ask(self, method: str, *, absent: bool = False, **words: Any) -> Mapping[str, Any] | None:
         """The answer to one request, tried again where that helps.  With `absent`, None when there is no such thing."""
-        return answered(lambda: self._once(method, absent=absent, **words), self._policy, self._where)
+        return answered(
+            lambda: self._once(method, absent=absent, **words), self._policy, self._where
+        )
 
     def _once(self, method: str, *, absent: bool = False, **words: Any) -> Mapping[str, Any] | None:
         wrong = module_of_extra("botocore.exceptions", self.url, "s3")
@@ -273,15 +364,30 @@ class S3(CloudBucket):
         except wrong.ClientError as error:
             self._raise(error, method, absent=absent)
             return None
-        except (wrong.NoCredentialsError, wrong.PartialCredentialsError, wrong.CredentialRetrievalError, wrong.TokenRetrievalError) as error:
-            raise StoreError(f"{self._where}: no credentials: {words_of(error)}", fix=_LOGIN) from error
+        except (
+            wrong.NoCredentialsError,
+            wrong.PartialCredentialsError,
+            wrong.CredentialRetrievalError,
+            wrong.TokenRetrievalError,
+        ) as error:
+            raise StoreError(
+                f"{self._where}: no credentials: {words_of(error)}", fix=_LOGIN
+            ) from error
         except (wrong.UnauthorizedSSOTokenError, wrong.SSOError) as error:
-            raise StoreError(f"{self._where}: {words_of(error)}", fix="log in again: `aws sso login`") from error
+            raise StoreError(
+                f"{self._where}: {words_of(error)}", fix="log in again: `aws sso login`"
+            ) from error
         except (wrong.ProfileNotFound, wrong.InvalidConfigError) as error:
             raise StoreError(
-                f"{self._where}: {words_of(error)}", fix="add the profile to ~/.aws/config, or name another in the store's settings"
+                f"{self._where}: {words_of(error)}",
+                fix="add the profile to ~/.aws/config, or name another in the store's settings",
             ) from error
-        except (wrong.EndpointConnectionError, wrong.HTTPClientError, wrong.ResponseStreamingError, wrong.IncompleteReadError) as error:
+        except (
+            wrong.EndpointConnectionError,
+            wrong.HTTPClientError,
+            wrong.ResponseStreamingError,
+            wrong.IncompleteReadError,
+        ) as error:
             raise Again from error
         except (
             TimeoutError,
@@ -291,7 +397,10 @@ class S3(CloudBucket):
         ) as error:
             raise Again from error
         except wrong.BotoCoreError as error:
-            raise StoreError(f"{self._where}: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
+            raise StoreError(
+                f"{self._where}: {words_of(error)}",
+                fix="look at the store's settings: `recipe config`",
+            ) from error
 
     def _raise(self, error: Any, method: str, *, absent: bool) -> None:
         """Raise what an error of the server means; nothing when it says that there is no such thing, and that may be."""
@@ -301,7 +410,8 @@ class S3(CloudBucket):
             raise Exists from error
         if code == "NoSuchBucket":
             raise StoreError(
-                f"{self._where}: there is no such bucket", fix="make it, or correct the url of the store; a store is never made by itself"
+                f"{self._where}: there is no such bucket",
+                fix="make it, or correct the url of the store; a store is never made by itself",
             ) from error
         if code in _ABSENT:
             if absent:
@@ -310,16 +420,27 @@ class S3(CloudBucket):
         if code == "InvalidRange" or status == 416:
             raise Short from error
         if code in ("PermanentRedirect", "301", "IllegalLocationConstraintException"):
-            region = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
+            region = (
+                error.response.get("ResponseMetadata", {})
+                .get("HTTPHeaders", {})
+                .get("x-amz-bucket-region", "")
+            )
             raise StoreError(
-                f"{self._where}: the bucket is in another region{f', {region}' if region else ''}", fix="name its region in the store's settings"
+                f"{self._where}: the bucket is in another region{f', {region}' if region else ''}",
+                fix="name its region in the store's settings",
             ) from error
         if code in _DENIED or status in (401, 403):
             words = error.response.get("Error", {}).get("Message") or code
-            raise StoreError(f"{self._where}: refused ({code}: {words})", fix=_LOGIN if code != "AccessDenied" else _RIGHTS) from error
+            raise StoreError(
+                f"{self._where}: refused ({code}: {words})",
+                fix=_LOGIN if code != "AccessDenied" else _RIGHTS,
+            ) from error
         if code in _PASSING or status >= 500 or status in (408, 429):
             raise Again from error
-        raise StoreError(f"{self._where}: {method} failed: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
+        raise StoreError(
+            f"{self._where}: {method} failed: {words_of(error)}",
+            fix="look at the store's settings: `recipe config`",
+        ) from error
 
     def _run(self, asked: Any) -> Any:
         from fsspec.asyn import sync
@@ -339,7 +460,9 @@ class S3(CloudBucket):
             "max_pool_connections": self.width,
         }
         system = s3fs.S3FileSystem(skip_instance_cache=True, **options)
-        return sync(system.loop, system.set_session), system  # which ends the session when it is not held any more
+        return sync(
+            system.loop, system.set_session
+        ), system  # which ends the session when it is not held any more
 
 
 class _Absent(Exception):
@@ -347,14 +470,17 @@ class _Absent(Exception):
 
 
 _LOGIN = (
-    "log in as usual: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile of ~/.aws, or `aws sso login`; `recipe config` shows the store's profile"
+    "log in as usual: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile of ~/.aws, or `aws sso login`; "
+    "`recipe config` shows the store's profile"
 )
 _RIGHTS = "the login needs s3:ListBucket on the bucket, and s3:GetObject and s3:PutObject below its folder; to collect garbage also s3:DeleteObject"
 
 
 def _demand_etag(name: str, answer: Mapping[str, object], md5: str) -> None:
     """An ETag that is an MD5 must be that of what was sent.  With keys of a KMS, or of the caller's, it is not one of the plain bytes."""
-    if answer.get("ServerSideEncryption", "AES256") != "AES256" or answer.get("SSECustomerAlgorithm"):
+    if answer.get("ServerSideEncryption", "AES256") != "AES256" or answer.get(
+        "SSECustomerAlgorithm"
+    ):
         return
     etag = _MD5.fullmatch(str(answer.get("ETag", "")))
     if etag and etag[1] != md5:

@@ -49,7 +49,9 @@ class DigestCache:
     progress: Progress | None
     """Hears how far hashing is."""
 
-    def __init__(self, root: str | Path, rows: Iterable[FileRow] = (), listings: str | Path | None = None) -> None:
+    def __init__(
+        self, root: str | Path, rows: Iterable[FileRow] = (), listings: str | Path | None = None
+    ) -> None:
         self._prefix = str(root).rstrip("/") + "/"
         self._rows: dict[str, FileRow] = {row[0]: row for row in rows}
         self._new: dict[str, FileRow] = {}
@@ -89,7 +91,10 @@ class DigestCache:
                 doubtful.append((path, found))
         if doubtful:
             begun = time.time_ns()
-            digests = hash_all([(self._full(path), regular(self._full(path), found)) for path, found in doubtful], self.progress)
+            digests = hash_all(
+                [(self._full(path), regular(self._full(path), found)) for path, found in doubtful],
+                self.progress,
+            )
             for (path, _), (found, value) in zip(doubtful, digests, strict=True):
                 answer[path] = self._remember(path, found, content_id(found, value), begun)
         return answer
@@ -97,7 +102,11 @@ class DigestCache:
     def entries(self, path: str) -> list[Entry]:
         """The manifest of the tree at `path`; its files are remembered."""
         sight = see(self._full(path))
-        return self._rowed(path, sight) if sight.files <= FEW else self._large().entries(path, self._full(path), sight, self.progress)
+        return (
+            self._rowed(path, sight)
+            if sight.files <= FEW
+            else self._large().entries(path, self._full(path), sight, self.progress)
+        )
 
     def note(self, path: str, content: Content) -> None:
         """Remember the file we have just put at `path`.
@@ -124,7 +133,11 @@ class DigestCache:
 
     def changes(self) -> list[FileRow]:
         """What was learned since the last call, for the store's `files` table.  Listings are written by this."""
-        rows = [row for row in self._new.values() if row[2] < _SQLITE_MAX and row[1] < _SQLITE_MAX and row[0].isprintable()]
+        rows = [
+            row
+            for row in self._new.values()
+            if row[2] < _SQLITE_MAX and row[1] < _SQLITE_MAX and row[0].isprintable()
+        ]
         self._new = {}
         if self._listings is not None:
             self._listings.save()
@@ -150,7 +163,12 @@ class DigestCache:
         manifest, reads, begun = read_manifest(self._full(path), sight, known, self.progress)
         for folder, n, found, value in reads:
             name = sight.folders[folder].names[n]
-            self._remember(f"{path}/{folder}/{name}" if folder else f"{path}/{name}", found, content_id(found, value), begun)
+            self._remember(
+                f"{path}/{folder}/{name}" if folder else f"{path}/{name}",
+                found,
+                content_id(found, value),
+                begun,
+            )
         return manifest
 
     def _large(self) -> Listings:

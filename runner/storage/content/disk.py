@@ -18,7 +18,19 @@ from . import files
 from .files import Entry
 
 _NETWORK = (
-    *("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.glusterfs", "fuse.sshfs", "fuse.s3fs"),
+    *(
+        "nfs",
+        "cifs",
+        "smb",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "gluster",
+        "fuse.glusterfs",
+        "fuse.sshfs",
+        "fuse.s3fs",
+    ),
     *("9p", "afs", "orangefs", "pvfs2"),
 )
 """How the names of network file systems begin."""
@@ -53,7 +65,12 @@ class Disk:
                     raise
                 os.makedirs(os.path.dirname(target), exist_ok=True)
             except OSError as error:
-                if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST) and os.path.lexists(target):
+                if error.errno in (
+                    errno.EISDIR,
+                    errno.ENOTDIR,
+                    errno.ENOTEMPTY,
+                    errno.EEXIST,
+                ) and os.path.lexists(target):
                     aside += self._set_aside(target)
                     continue
                 if error.errno != errno.EXDEV:
@@ -100,7 +117,9 @@ class Disk:
             if entry.kind == "l":
                 os.symlink(entry.value, f"{target}/{entry.path}")
             elif entry.kind != "d":
-                self.copy_file(f"{source}/{entry.path}", f"{target}/{entry.path}", entry.kind, link=link)
+                self.copy_file(
+                    f"{source}/{entry.path}", f"{target}/{entry.path}", entry.kind, link=link
+                )
 
     def copy_file(self, source: str, target: str, kind: str, *, link: bool) -> None:
         if link and self._link(source, target):
@@ -200,7 +219,11 @@ def unlink(path: str) -> None:
 def create(path: str, kind: str) -> int:
     while True:
         try:
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o777 if kind == "x" else 0o666)
+            return os.open(
+                path,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+                0o777 if kind == "x" else 0o666,
+            )
         except FileNotFoundError:
             folder = os.path.dirname(path)
             if os.path.isdir(folder):
@@ -237,11 +260,19 @@ def backdated() -> tuple[int, int]:
 
 def _copy(origin: int, handle: int) -> None:
     try:
-        while os.copy_file_range(origin, handle, 1 << 30):  # which shares the blocks, where the file system can
+        while os.copy_file_range(
+            origin, handle, 1 << 30
+        ):  # which shares the blocks, where the file system can
             pass
         return
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+        if error.errno not in (
+            errno.EXDEV,
+            errno.EINVAL,
+            errno.ENOSYS,
+            errno.EOPNOTSUPP,
+            errno.EPERM,
+        ):
             raise
     while data := os.read(origin, _CHUNK):
         pour(handle, data)
@@ -262,7 +293,10 @@ def alone(name: str, device: int) -> bool:
     """On our file system, not through a link, and these bytes have no other name."""
     if os.path.islink(name):
         return False
-    return all(found.st_dev == device and (not stat.S_ISREG(found.st_mode) or found.st_nlink == 1) for _, found in below(name))
+    return all(
+        found.st_dev == device and (not stat.S_ISREG(found.st_mode) or found.st_nlink == 1)
+        for _, found in below(name)
+    )
 
 
 def protect(name: str) -> None:
@@ -289,14 +323,18 @@ def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
             if not stat.S_ISDIR(found.st_mode):
                 size += found.st_size
                 ctime = 0 if moves else found.st_ctime_ns
-                marks.append(f"{path[len(name) :]}\0{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{ctime}")
+                marks.append(
+                    f"{path[len(name) :]}\0{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{ctime}"
+                )
             else:
                 marks.append(path[len(name) :])
     except FileNotFoundError:
         return 0, ""
     if len(marks) == 1 and "\0" in marks[0]:
         return size, marks[0][1:]
-    return size, hashlib.sha256("\n".join(sorted(marks)).encode("utf-8", "surrogateescape")).hexdigest()
+    return size, hashlib.sha256(
+        "\n".join(sorted(marks)).encode("utf-8", "surrogateescape")
+    ).hexdigest()
 
 
 def fail(path: str, error: OSError) -> NoReturn:
@@ -304,7 +342,10 @@ def fail(path: str, error: OSError) -> NoReturn:
 
 
 def changed(path: str) -> NoReturn:
-    raise Corrupt(f"{path}: changed while it was put away", fix="leave it alone while recipe runs, and run again")
+    raise Corrupt(
+        f"{path}: changed while it was put away",
+        fix="leave it alone while recipe runs, and run again",
+    )
 
 
 def file_system(folder: Path) -> tuple[str, bool]:
@@ -318,6 +359,8 @@ def file_system(folder: Path) -> tuple[str, bool]:
     for line in lines:
         before, _, after = line.partition(" - ")
         point = before.split()[4].replace("\\040", " ")
-        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):  # of several that are stacked the last
+        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(
+            best
+        ):  # of several that are stacked the last
             best, kind = point, after.split()[0]
     return kind, kind.startswith(_NETWORK)

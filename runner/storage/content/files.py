@@ -138,11 +138,15 @@ def unreadable(path: str, error: OSError) -> Unhashable:
 
 def regular(path: str, found: os.stat_result) -> Identity:
     if not stat.S_ISREG(found.st_mode):
-        raise Unhashable(path, f"{_kind(found.st_mode)} has no content to hash", fix="name a file or a directory")
+        raise Unhashable(
+            path, f"{_kind(found.st_mode)} has no content to hash", fix="name a file or a directory"
+        )
     return identity_of(found)
 
 
-def _hash(path: str, found: Identity, done: Callable[[int], None] = lambda _count: None) -> tuple[os.stat_result, str]:
+def _hash(
+    path: str, found: Identity, done: Callable[[int], None] = lambda _count: None
+) -> tuple[os.stat_result, str]:
     """SHA-256 of a regular file that was `found` there, and what it was when that was read: it did not change meanwhile, or this raises Changed."""
     try:
         # A link that is swapped for a pipe after the stat must not hang us.
@@ -156,7 +160,11 @@ def _hash(path: str, found: Identity, done: Callable[[int], None] = lambda _coun
                 else:
                     value = _hash_large(handle, size, done)
                 now = os.fstat(handle)
-                if now.st_ctime_ns == ctime_ns and now.st_mtime_ns == mtime_ns and now.st_size == size:
+                if (
+                    now.st_ctime_ns == ctime_ns
+                    and now.st_mtime_ns == mtime_ns
+                    and now.st_size == size
+                ):
                     return now, value
                 regular(path, now)
                 size, mtime_ns, ctime_ns = now.st_size, now.st_mtime_ns, now.st_ctime_ns
@@ -201,7 +209,9 @@ def _seek(handle: int, at: int, whence: int, size: int) -> int:
         raise
 
 
-def hash_all(files: Sequence[tuple[str, Identity]], progress: Progress | None = None) -> list[tuple[os.stat_result, str]]:
+def hash_all(
+    files: Sequence[tuple[str, Identity]], progress: Progress | None = None
+) -> list[tuple[os.stat_result, str]]:
     """The digests of many files, in order; on two threads where that helps (hashing lets go of the interpreter)."""
     total = sum(found.size for _, found in files)
     if total < _WORTH_THREADS:
@@ -209,7 +219,9 @@ def hash_all(files: Sequence[tuple[str, Identity]], progress: Progress | None = 
     from ..crew import Crew
 
     crew = Crew(2, progress, total)
-    found = crew.map(lambda batch: [_hash(*files[index], crew.done) for index in batch], list(_batches(files)))
+    found = crew.map(
+        lambda batch: [_hash(*files[index], crew.done) for index in batch], list(_batches(files))
+    )
     return list(itertools.chain.from_iterable(found))
 
 
@@ -253,7 +265,8 @@ class Sight(NamedTuple):
 def see(top: str) -> Sight:
     if sys.getfilesystemencoding() != "utf-8":
         raise CannotRun(
-            f"file names are read as {sys.getfilesystemencoding()} here: a tree would get another id than elsewhere", fix="set PYTHONUTF8=1"
+            f"file names are read as {sys.getfilesystemencoding()} here: a tree would get another id than elsewhere",
+            fix="set PYTHONUTF8=1",
         )
     folders: dict[str, Folder] = {}
     links: dict[str, str] = {}
@@ -267,7 +280,11 @@ def see(top: str) -> Sight:
         rows: list[_Row] = []
         try:
             # By a handle each stat is spared the way from the root; for a few files that is less than the handle costs.
-            handle = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if count > _MANY else None
+            handle = (
+                os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if count > _MANY
+                else None
+            )
             try:
                 with os.scandir(here if handle is None else handle) as listing:
                     item = None
@@ -277,18 +294,33 @@ def see(top: str) -> Sight:
                         kind = mode & 0o170000
                         if kind == _FILE:
                             names.append(item.name)
-                            rows.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, mode & 0o100))
+                            rows.append(
+                                (
+                                    found.st_dev,
+                                    found.st_ino,
+                                    found.st_size,
+                                    found.st_mtime_ns,
+                                    found.st_ctime_ns,
+                                    mode & 0o100,
+                                )
+                            )
                         elif kind == _DIRECTORY:
                             waiting.append(prefix + item.name)
                         elif kind == _LINK:
                             links[prefix + item.name] = os.readlink(f"{here}/{item.name}")
                         else:
-                            raise Unhashable(f"{here}/{item.name}", f"{_kind(mode)} has no content to hash", fix="keep it out of this directory")
+                            raise Unhashable(
+                                f"{here}/{item.name}",
+                                f"{_kind(mode)} has no content to hash",
+                                fix="keep it out of this directory",
+                            )
             finally:
                 if handle is not None:
                     os.close(handle)
         except OSError as error:
-            raise unreadable(here if error.filename is None else os.path.join(here, str(error.filename)), error) from error
+            raise unreadable(
+                here if error.filename is None else os.path.join(here, str(error.filename)), error
+            ) from error
         if names:
             folders[folder] = Folder(names, rows)
             count += len(names)
@@ -297,7 +329,9 @@ def see(top: str) -> Sight:
     for name, target in links.items():
         if link_leads_out(top, name, target, links):
             raise Unhashable(
-                f"{top}/{name}", f"a link to {target} leads out of {top}", fix="replace it by what it points to, or declare that as well"
+                f"{top}/{name}",
+                f"a link to {target} leads out of {top}",
+                fix="replace it by what it points to, or declare that as well",
             )
     return Sight(folders, links, empty, count)
 
@@ -310,7 +344,9 @@ def read_manifest(
     doubtful: list[tuple[str, int, str, Identity]] = []
     for folder, (names, rows) in sight.folders.items():
         prefix = f"{folder}/" if folder else ""
-        for n, (name, row, value) in enumerate(zip(names, rows, known.get(folder) or [""] * len(names), strict=True)):
+        for n, (name, row, value) in enumerate(
+            zip(names, rows, known.get(folder) or [""] * len(names), strict=True)
+        ):
             if value:
                 manifest.append(Entry(prefix + name, "x" if row[5] else "f", row[2], value))
             else:
@@ -320,9 +356,13 @@ def read_manifest(
     if doubtful:
         digests = hash_all([(f"{top}/{name}", found) for _, _, name, found in doubtful], progress)
         for (folder, n, name, _), (found, value) in zip(doubtful, digests, strict=True):
-            manifest.append(Entry(name, "x" if found.st_mode & stat.S_IXUSR else "f", found.st_size, value))
+            manifest.append(
+                Entry(name, "x" if found.st_mode & stat.S_IXUSR else "f", found.st_size, value)
+            )
             reads.append((folder, n, found, value))
-    manifest += [Entry(name, "l", len(os.fsencode(target)), target) for name, target in sight.links.items()]
+    manifest += [
+        Entry(name, "l", len(os.fsencode(target)), target) for name, target in sight.links.items()
+    ]
     manifest += [Entry(name, "d", 0, "") for name in sight.empty]
     return sort(manifest), reads, begun
 
@@ -354,7 +394,10 @@ def link_leads_out(top: str, name: str, target: str, links: Container[str]) -> b
             through = through or "/".join(parts) in links
     if not through:
         return False
-    real_top, real = os.path.realpath(top), os.path.realpath(f"{os.path.dirname(f'{top}/{name}')}/{target}")
+    real_top, real = (
+        os.path.realpath(top),
+        os.path.realpath(f"{os.path.dirname(f'{top}/{name}')}/{target}"),
+    )
     return real != real_top and not real.startswith(real_top.rstrip("/") + "/")
 
 
@@ -375,4 +418,6 @@ def no_space(error: OSError, path: str) -> Infrastructure:
         folder = os.path.dirname(folder)
     free = os.statvfs(folder or "/")
     message = f"the disk is full: {path}: {error.strerror}, {free.f_bavail * free.f_frsize} bytes are free and {free.f_favail} inodes"
-    return Infrastructure(message, fix="free some space (`recipe gc` helps), and run again: finished steps are kept")
+    return Infrastructure(
+        message, fix="free some space (`recipe gc` helps), and run again: finished steps are kept"
+    )

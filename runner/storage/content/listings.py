@@ -15,7 +15,17 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
-from .files import Content, Entry, Progress, Sight, identity_of, read_manifest, settled, slack, tree_id
+from .files import (
+    Content,
+    Entry,
+    Progress,
+    Sight,
+    identity_of,
+    read_manifest,
+    settled,
+    slack,
+    tree_id,
+)
 
 _STATS = Struct("<QQqqqq")  # device, inode, size, mtime, ctime, 64 if executable
 _UNKNOWN = bytes(32)
@@ -61,7 +71,9 @@ class Listings:
         """The manifest of a tree, whose listing is brought up to date."""
         old, packed = self._listing(path), _packed(sight)
         digests = {folder: _recalled(old, folder, seen) for folder, seen in packed.items()}
-        manifest, reads, begun = read_manifest(full, sight, {folder: _hexes(column) for folder, column in digests.items()}, progress)
+        manifest, reads, begun = read_manifest(
+            full, sight, {folder: _hexes(column) for folder, column in digests.items()}, progress
+        )
         columns = {folder: bytearray(digests[folder]) for folder in {read[0] for read in reads}}
         for folder, n, found, value in reads:
             now = identity_of(found)
@@ -74,13 +86,18 @@ class Listings:
 
     def note(self, path: str, sight: Sight, manifest: Sequence[Entry]) -> None:
         """Remember the files of a tree that we have just put at `path`."""
-        values = {entry.path: bytes.fromhex(entry.value) for entry in manifest if entry.kind in "fx"}
+        values = {
+            entry.path: bytes.fromhex(entry.value) for entry in manifest if entry.kind in "fx"
+        }
         digests: dict[str, bytes] = {}
         for folder, seen in sight.folders.items():
             prefix = f"{folder}/" if folder else ""
             rows = zip(seen.names, seen.rows, strict=True)
             # Dated back, as `DigestCache.note` demands, or not believed.
-            digests[folder] = b"".join(values.get(prefix + name, _UNKNOWN) if row[4] - row[3] > slack(row[3]) else _UNKNOWN for name, row in rows)
+            digests[folder] = b"".join(
+                values.get(prefix + name, _UNKNOWN) if row[4] - row[3] > slack(row[3]) else _UNKNOWN
+                for name, row in rows
+            )
         self._keep(path, _Listing("", _packed(sight), sight.links, sight.empty, digests))
 
     def save(self) -> None:
@@ -113,7 +130,9 @@ def _packed(sight: Sight) -> dict[str, _Packed]:
 
 def _shows(listing: _Listing, sight: Sight, packed: dict[str, _Packed]) -> bool:
     """Whether the tree looks exactly as it did: no file of it was touched in between."""
-    return listing.folders == packed and listing.links == sight.links and listing.empty == sight.empty
+    return (
+        listing.folders == packed and listing.links == sight.links and listing.empty == sight.empty
+    )
 
 
 def _recalled(listing: _Listing | None, folder: str, seen: _Packed) -> bytes:
@@ -131,14 +150,22 @@ def _recalled(listing: _Listing | None, folder: str, seen: _Packed) -> bytes:
 def _files(seen: _Packed) -> Iterator[tuple[bytes, bytes]]:
     """Name and record of each file."""
     names, stats = seen
-    return zip(names.split(b"\0"), (stats[at : at + _STATS.size] for at in range(0, len(stats), _STATS.size)), strict=True)
+    return zip(
+        names.split(b"\0"),
+        (stats[at : at + _STATS.size] for at in range(0, len(stats), _STATS.size)),
+        strict=True,
+    )
 
 
 def _hexes(column: bytes) -> list[str]:
     """The digests of a folder as text; empty for those that are not believed."""
     text = column.hex()
     values = [text[at : at + 64] for at in range(0, len(text), 64)]
-    return ["" if value == _UNKNOWN_HEX else value for value in values] if _UNKNOWN in column else values
+    return (
+        ["" if value == _UNKNOWN_HEX else value for value in values]
+        if _UNKNOWN in column
+        else values
+    )
 
 
 def _listing_path(folder: str, path: str) -> str:
@@ -148,7 +175,13 @@ def _listing_path(folder: str, path: str) -> str:
 def _save_listing(folder: str, path: str, listing: _Listing) -> None:
     """Write it whole or not at all.  It is only a memory: a disk that is full makes the next look slow and nothing wrong."""
     table = [[name, len(names), len(stats)] for name, (names, stats) in listing.folders.items()]
-    about = {"path": path, "content": listing.content, "links": listing.links, "empty": sorted(listing.empty), "folders": table}
+    about = {
+        "path": path,
+        "content": listing.content,
+        "links": listing.links,
+        "empty": sorted(listing.empty),
+        "folders": table,
+    }
     parts = [json.dumps(about).encode(), b"\n"]
     for name, seen in listing.folders.items():
         parts += [*seen, listing.digests[name]]
@@ -174,7 +207,10 @@ def _load_listing(folder: str, path: str) -> _Listing | None:
         with open(_listing_path(folder, path), "rb") as file:
             data = file.read()
         head, about, at = _listing_head(data)
-        if head != f"{_HEAD} {zlib.crc32(memoryview(data)[len(head) + 1 :]):08x}" or about["path"] != path:
+        if (
+            head != f"{_HEAD} {zlib.crc32(memoryview(data)[len(head) + 1 :]):08x}"
+            or about["path"] != path
+        ):
             return None
         folders: dict[str, _Packed] = {}
         digests: dict[str, bytes] = {}

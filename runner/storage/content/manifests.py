@@ -45,7 +45,10 @@ class Manifests:
         except files.Unhashable as error:
             raise Corrupt(str(error)) from error
         if files.tree_id(manifest) != content:
-            raise Corrupt(f"{target}: the stored tree is not what its name says", fix="run again: the step that makes it will be run")
+            raise Corrupt(
+                f"{target}: the stored tree is not what its name says",
+                fix="run again: the step that makes it will be run",
+            )
         return manifest
 
     def mentions(self, content: Content, word: str) -> bool:
@@ -85,7 +88,11 @@ class Manifests:
         for prefix in os.listdir(f"{self._root}/objects"):
             for name in os.listdir(f"{self._root}/objects/{prefix}"):
                 path = f"{self._root}/objects/{prefix}/{name}"
-                if name.endswith(".t.json") and not os.path.lexists(path[: -len(".json")]) and os.lstat(path).st_ctime < before:
+                if (
+                    name.endswith(".t.json")
+                    and not os.path.lexists(path[: -len(".json")])
+                    and os.lstat(path).st_ctime < before
+                ):
                     os.unlink(path)
 
 
@@ -99,11 +106,22 @@ def unsafe(manifest: Sequence[Entry]) -> str | None:
             return f"names a path that leaves its tree: {entry.path!r}"
         if entry.path in seen:
             return f"names {entry.path!r} twice"
-        if entry.kind not in "fxld" or len(entry.kind) != 1 or entry.size < 0 or (entry.kind in "fx" and not HEX.fullmatch(entry.value)):
+        if (
+            entry.kind not in "fxld"
+            or len(entry.kind) != 1
+            or entry.size < 0
+            or (entry.kind in "fx" and not HEX.fullmatch(entry.value))
+        ):
             return f"says nonsense about {entry.path!r}"
         if entry.kind == "l":
             target = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.value))
-            if not entry.value or "\0" in entry.value or entry.value.startswith("/") or target == ".." or target.startswith("../"):
+            if (
+                not entry.value
+                or "\0" in entry.value
+                or entry.value.startswith("/")
+                or target == ".."
+                or target.startswith("../")
+            ):
                 return f"holds a link that leaves its tree: {entry.path!r}"
         seen.add(entry.path)
         if entry.kind != "d":

@@ -26,7 +26,24 @@ from typing import NoReturn
 from ...errors import Corrupt
 from ..crash import crashpoint
 from . import files
-from .disk import MODE, SYNCED, Disk, alone, backdated, changed, delete, fail, mark, overwrite, protect, sync, sync_one, total, unlink, write
+from .disk import (
+    MODE,
+    SYNCED,
+    Disk,
+    alone,
+    backdated,
+    changed,
+    delete,
+    fail,
+    mark,
+    overwrite,
+    protect,
+    sync,
+    sync_one,
+    total,
+    unlink,
+    write,
+)
 from .files import Content, Entry
 from .manifests import SUFFIX, Manifests, place
 from .seals import Seal, Seals
@@ -39,7 +56,12 @@ SMALL = 64 << 10
 class Objects:
     """The local content store below `root` (`.recipe`).  Without a table every content is a file."""
 
-    def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None, table: Table | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        recall: Callable[[Content], Seal | None] = lambda _content: None,
+        table: Table | None = None,
+    ) -> None:
         self.root, self._root = root, str(root)
         self.disk = Disk(self._root)
         self.manifests = Manifests(self._root, self.disk)
@@ -87,14 +109,24 @@ class Objects:
             changed(name)
         self._put(name, content, manifest, mark(name, moves=True) if move else None)
 
-    def _put(self, name: str, content: Content, manifest: list[Entry] | None, before: tuple[int, str] | None, *, stays: bool = False) -> None:
+    def _put(
+        self,
+        name: str,
+        content: Content,
+        manifest: list[Entry] | None,
+        before: tuple[int, str] | None,
+        *,
+        stays: bool = False,
+    ) -> None:
         """`before` is what the file system said before the bytes were hashed: they are moved, or linked where `name` stays.  Without it, copied."""
         target = self._path(content)
         try:
             if self._keep(content, target):
                 return
             ours = before is not None and alone(name, os.stat(f"{self._root}/objects").st_dev)
-            source = name if ours and not stays else self._copy_in(name, content, manifest, link=ours)
+            source = (
+                name if ours and not stays else self._copy_in(name, content, manifest, link=ours)
+            )
             protect(source)
             if ours and mark(name, moves=True) != before:
                 changed(name)
@@ -118,7 +150,11 @@ class Objects:
     def path(self, content: Content) -> Path:
         """Where `content` is, if it does.  One that had no file of its own has one from now on."""
         target = self._path(content)
-        if content[0] != "t" and not os.path.lexists(target) and (data := self.tiny.row(content)) is not None:
+        if (
+            content[0] != "t"
+            and not os.path.lexists(target)
+            and (data := self.tiny.row(content)) is not None
+        ):
             temporary = self.disk.temporary()
             try:
                 write(temporary, data, content[0])
@@ -133,7 +169,11 @@ class Objects:
         return self.manifests.entries(content)
 
     def has(self, content: Content) -> bool:
-        return self.tiny.known(content) or os.path.lexists(self._path(content)) or self.tiny.row(content) is not None
+        return (
+            self.tiny.known(content)
+            or os.path.lexists(self._path(content))
+            or self.tiny.row(content) is not None
+        )
 
     def all(self, before: float = math.inf) -> Iterator[Content]:
         """Every object that is here, and was put away last before then: seconds since the epoch."""
@@ -146,7 +186,10 @@ class Objects:
                     if (kind := kinds.get(name[64:])) is not None and len(name) >= 64:
                         content = Content(f"{kind}:{name[:64]}")
                         row = rows.pop(content, -math.inf)
-                        if row < before and (before == math.inf or os.lstat(f"{folder}/{prefix}/{name}").st_ctime < before):
+                        if row < before and (
+                            before == math.inf
+                            or os.lstat(f"{folder}/{prefix}/{name}").st_ctime < before
+                        ):
                             yield content
         yield from sorted(content for content, at in rows.items() if at < before)
 
@@ -170,16 +213,31 @@ class Objects:
             return self.tiny.row(content) is not None
         seal = self.seals.of(content)
         holds = seal is not None and seal.mark == found
-        if holds and seal is not None and (self.seals.of_this_boot(seal) or (content[0] != "t" and size >= SYNCED)):
+        if (
+            holds
+            and seal is not None
+            and (self.seals.of_this_boot(seal) or (content[0] != "t" and size >= SYNCED))
+        ):
             return True
-        good = _verify_unsynced(self.manifests, content, target) if holds and content[0] == "t" else self.verify(content)
+        good = (
+            _verify_unsynced(self.manifests, content, target)
+            if holds and content[0] == "t"
+            else self.verify(content)
+        )
         if good:
             self._seal(content, target, size)
         return good
 
     # -- giving out
 
-    def copy_to(self, content: Content, target: str | Path, *, link: bool = False, spare: Callable[[str], bool] = lambda _path: False) -> None:
+    def copy_to(
+        self,
+        content: Content,
+        target: str | Path,
+        *,
+        link: bool = False,
+        spare: Callable[[str], bool] = lambda _path: False,
+    ) -> None:
         """Make `target` hold `content`, replacing what is there at once.  `link`: as a read-only hard link, where the file system can.
 
         `spare` puts a plain file that may be written over at a path, and answers whether it had one.
@@ -202,7 +260,9 @@ class Objects:
             crashpoint("copy-written")
             self.disk.place(temporary, name)
             if link:
-                if os.path.lexists(temporary):  # both were names of one file: a rename does nothing then
+                if os.path.lexists(
+                    temporary
+                ):  # both were names of one file: a rename does nothing then
                     os.unlink(temporary)
                 self._seal(content, source, total(source))
         except OSError as error:
@@ -305,7 +365,9 @@ class Objects:
         self._seal(content, target, total(target))
         return True
 
-    def _copy_in(self, name: str, content: Content, manifest: list[Entry] | None, *, link: bool) -> str:
+    def _copy_in(
+        self, name: str, content: Content, manifest: list[Entry] | None, *, link: bool
+    ) -> str:
         """A copy below `partial`, verified; with `link` its files are links, which hold what `name` does."""
         temporary = self.disk.temporary()
         if manifest is not None:
@@ -372,7 +434,11 @@ def _verify_unsynced(manifests: Manifests, content: Content, target: str) -> boo
     """After a power cut: a tree whose seal holds, but whose small files were perhaps never written out."""
     try:
         for entry in manifests.entries(content):
-            if entry.kind in "fx" and entry.size < SYNCED and files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}":
+            if (
+                entry.kind in "fx"
+                and entry.size < SYNCED
+                and files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}"
+            ):
                 return False
     except (Corrupt, files.Unhashable):
         return False
@@ -380,8 +446,14 @@ def _verify_unsynced(manifests: Manifests, content: Content, target: str) -> boo
 
 
 def _missing(content: Content, path: str) -> NoReturn:
-    raise Corrupt(f"{path}: {content[:14]}… is not in the store", fix="run again: the step that makes it will be run")
+    raise Corrupt(
+        f"{path}: {content[:14]}… is not in the store",
+        fix="run again: the step that makes it will be run",
+    )
 
 
 def _damaged(path: str) -> NoReturn:
-    raise Corrupt(f"{path}: the stored bytes are not what their name says", fix="run again: the step that makes them will be run")
+    raise Corrupt(
+        f"{path}: the stored bytes are not what their name says",
+        fix="run again: the step that makes them will be run",
+    )

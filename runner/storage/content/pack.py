@@ -58,7 +58,9 @@ def _cuts(manifest: Sequence[Entry], sizes: Sequence[int], target: int) -> list[
     return ranges
 
 
-def _cut_run(manifest: Sequence[Entry], sizes: Sequence[int], first: int, last: int, target: int) -> list[tuple[int, int]]:
+def _cut_run(
+    manifest: Sequence[Entry], sizes: Sequence[int], first: int, last: int, target: int
+) -> list[tuple[int, int]]:
     """A shard begins at an entry whose path has the lowest hash within half a target on both sides: what is farther away has no say in it."""
     starts: list[int] = [0]
     for size in sizes[first:last]:
@@ -66,8 +68,15 @@ def _cut_run(manifest: Sequence[Entry], sizes: Sequence[int], first: int, last: 
     whole, reach, least = starts[-1], target // 2, target // 4
     if whole <= 2 * least:
         return [(first, last)]
-    ranks = [hashlib.sha256(entry.path.encode("utf-8", "surrogateescape")).digest() for entry in manifest[first:last]]
-    begins = [n for n in _lowest(ranks, starts, reach) if starts[n] >= least and whole - starts[n] >= least]
+    ranks = [
+        hashlib.sha256(entry.path.encode("utf-8", "surrogateescape")).digest()
+        for entry in manifest[first:last]
+    ]
+    begins = [
+        n
+        for n in _lowest(ranks, starts, reach)
+        if starts[n] >= least and whole - starts[n] >= least
+    ]
     ranges: list[tuple[int, int]] = []
     waiting = list(reversed(list(zip([0, *begins], [*begins, last - first], strict=True))))
     while waiting:
@@ -77,7 +86,11 @@ def _cut_run(manifest: Sequence[Entry], sizes: Sequence[int], first: int, last: 
             continue
         # Too long: the same question, asked of this piece alone, so that nothing outside of it changes either.
         inner = range(begin + 1, end)
-        good = [n for n in inner if starts[n] - starts[begin] >= least and starts[end] - starts[n] >= least]
+        good = [
+            n
+            for n in inner
+            if starts[n] - starts[begin] >= least and starts[end] - starts[n] >= least
+        ]
         middle = min(good or inner, key=ranks.__getitem__)
         waiting += [(middle, end), (begin, middle)]
     return ranges

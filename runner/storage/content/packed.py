@@ -59,7 +59,13 @@ def content_of(manifest: Sequence[Entry], kind: str) -> Content:
 # -- writing -----------------------------------------------------------------------------------------------------------------------------------------
 
 
-def write(root: str, content: Content, manifest: Sequence[Entry], folder: Path, progress: Progress | None = None) -> Pack:
+def write(
+    root: str,
+    content: Content,
+    manifest: Sequence[Entry],
+    folder: Path,
+    progress: Progress | None = None,
+) -> Pack:
     """Write the pack of what is at `root` into `folder`: an empty one, a new one, or one that held a pack, of which shards that stay are kept.
 
     Raises Changed when a file is not what the manifest says, NotFound when the folder holds something else.
@@ -85,8 +91,17 @@ def _earlier(folder: Path) -> dict[str, str]:
     names = os.listdir(folder) if folder.is_dir() else []
     if folder.exists() and not folder.is_dir():
         raise NotFound(f"{folder} is not a folder", fix="name a new folder")
-    if foreign := [name for name in names if name not in (MANIFEST, SUMS) and not _SHARD.fullmatch(name) and not name.endswith(".tar.part")]:
-        raise NotFound(f"{folder} holds other things: {sorted(foreign)[0]}", fix="name a new folder, an empty one, or one that holds a pack")
+    if foreign := [
+        name
+        for name in names
+        if name not in (MANIFEST, SUMS)
+        and not _SHARD.fullmatch(name)
+        and not name.endswith(".tar.part")
+    ]:
+        raise NotFound(
+            f"{folder} holds other things: {sorted(foreign)[0]}",
+            fix="name a new folder, an empty one, or one that holds a pack",
+        )
     try:
         lines = (folder / SUMS).read_text("ascii").splitlines()
     except (OSError, ValueError):
@@ -94,7 +109,9 @@ def _earlier(folder: Path) -> dict[str, str]:
     return {line[66:130]: line[:64] for line in lines if _SHARD.fullmatch(line[66:])}
 
 
-def _write_shards(root: str, cut: Sequence[Shard], folder: Path, before: dict[str, str], progress: Progress | None) -> dict[str, str]:
+def _write_shards(
+    root: str, cut: Sequence[Shard], folder: Path, before: dict[str, str], progress: Progress | None
+) -> dict[str, str]:
     """Every shard, two at a time; shard name -> SHA-256 of its tar."""
     crew = Crew(_WORKERS, progress, sum(shard.size for shard in cut))
 
@@ -128,15 +145,31 @@ def _sum(path: str, size: int) -> str | None:
     """The SHA-256 of a file of that size."""
     try:
         with open(path, "rb", buffering=0) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() if os.fstat(file.fileno()).st_size == size else None
+            return (
+                hashlib.file_digest(file, "sha256").hexdigest()
+                if os.fstat(file.fileno()).st_size == size
+                else None
+            )
     except OSError:
         return None
 
 
-def _json(content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], sums: dict[str, str]) -> str:
+def _json(
+    content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], sums: dict[str, str]
+) -> str:
     """A line for each shard and each entry: `grep` and `diff` work on it."""
-    tars = [{"name": shard.name, "entries": len(shard.entries), "size": shard.size, "sha256": sums[shard.name]} for shard in cut]
-    head = f'{{"pack": 1,\n"content": {json.dumps(content)},\n"shards": [\n' + ",\n".join(map(json.dumps, tars))
+    tars = [
+        {
+            "name": shard.name,
+            "entries": len(shard.entries),
+            "size": shard.size,
+            "sha256": sums[shard.name],
+        }
+        for shard in cut
+    ]
+    head = f'{{"pack": 1,\n"content": {json.dumps(content)},\n"shards": [\n' + ",\n".join(
+        map(json.dumps, tars)
+    )
     return head + '\n],\n"entries": [\n' + ",\n".join(map(json.dumps, manifest)) + "\n]}\n"
 
 
@@ -158,7 +191,10 @@ def read(folder: Path) -> Pack:
             raise Corrupt(f"{path}: not the manifest of a pack that this version can read")
         content, manifest = (
             Content(_text(found["content"])),
-            [Entry(_text(path), _text(kind), _count(size), _text(value)) for path, kind, size, value in found["entries"]],
+            [
+                Entry(_text(path), _text(kind), _count(size), _text(value))
+                for path, kind, size, value in found["entries"]
+            ],
         )
         if why := unsafe(manifest):
             raise ValueError(why)
@@ -171,7 +207,10 @@ def read(folder: Path) -> Pack:
             sums.append(_text(row["sha256"]))
             cut.append(Shard(shard_name(members), members, size))
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"{folder} holds no pack: there is no {MANIFEST}", fix="name a folder that `recipe pack --out` wrote") from None
+        raise NotFound(
+            f"{folder} holds no pack: there is no {MANIFEST}",
+            fix="name a folder that `recipe pack --out` wrote",
+        ) from None
     except OSError as error:
         raise Infrastructure(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -224,7 +263,10 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
         done += shard.size
         if progress is not None:
             progress(done, total)
-    lines = "".join(f"{sha256}  {shard.name}.tar\n" for shard, sha256 in zip(pack.shards, pack.sums, strict=True))
+    lines = "".join(
+        f"{sha256}  {shard.name}.tar\n"
+        for shard, sha256 in zip(pack.shards, pack.sums, strict=True)
+    )
     try:
         if (folder / SUMS).read_bytes() != lines.encode():
             yield f"{SUMS}: it does not list what {MANIFEST} does"
@@ -263,13 +305,17 @@ def differences(before: Iterable[Entry], now: Iterable[Entry]) -> list[tuple[str
     """What differs, in the order of paths: (`missing`, `new`, `changed`, `mode` or `link`, path)."""
     old, new = {entry.path: entry for entry in before}, {entry.path: entry for entry in now}
     found: list[tuple[str, str]] = []
-    for path in sorted(old.keys() | new.keys(), key=lambda path: path.encode("utf-8", "surrogateescape")):
+    for path in sorted(
+        old.keys() | new.keys(), key=lambda path: path.encode("utf-8", "surrogateescape")
+    ):
         was, entry = old.get(path), new.get(path)
         if was is None or entry is None:
             found.append(("new" if was is None else "missing", path))
         elif was != entry:
             same = was.value == entry.value and {was.kind, entry.kind} == {"f", "x"}
-            found.append(("mode" if same else "link" if was.kind == entry.kind == "l" else "changed", path))
+            found.append(
+                ("mode" if same else "link" if was.kind == entry.kind == "l" else "changed", path)
+            )
     return found
 
 
@@ -282,10 +328,14 @@ def doubts(manifest: Sequence[Entry]) -> list[str]:
         parent, _, name = entry.path.rpartition("/")
         above = folders.get(parent)
         if above is None:
-            above = folders[parent] = next((part for part in _prefixes(parent) if _is_secret(part.rpartition("/")[2])), "")
+            above = folders[parent] = next(
+                (part for part in _prefixes(parent) if _is_secret(part.rpartition("/")[2])), ""
+            )
         if above or _is_secret(name):
             secrets[above or entry.path] = None
-    found += [f"{path!r} looks like something that should not leave this machine" for path in secrets]
+    found += [
+        f"{path!r} looks like something that should not leave this machine" for path in secrets
+    ]
     seen: dict[str, str] = {}
     for path in _every(manifest):
         other = seen.setdefault(_folded(path), path)

@@ -41,7 +41,9 @@ class Seals:
 
     def make(self, content: Content, path: str, size: int) -> None:
         """What is at `path` is `content` now."""
-        self._known[content] = self._new[content] = Seal(content, mark(path)[1], self._boot, size, time.time())
+        self._known[content] = self._new[content] = Seal(
+            content, mark(path)[1], self._boot, size, time.time()
+        )
 
     def forget(self, content: Content) -> None:
         self._known.pop(content, None)

@@ -29,7 +29,9 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def member_size(entry: Entry) -> int:
     """How many bytes of a tar one entry takes."""
-    if len(entry.path) <= 24 and entry.kind != "l":  # at most 97 bytes of UTF-8 and a slash: one header block
+    if (
+        len(entry.path) <= 24 and entry.kind != "l"
+    ):  # at most 97 bytes of UTF-8 and a slash: one header block
         heads = BLOCK
     else:
         heads = len(member_header(entry))
@@ -41,7 +43,9 @@ def member(entry: Entry, data: bytes) -> bytes:
     return member_header(entry) + data + _PADDING[len(data) % BLOCK]
 
 
-def tar_stream(root: str | Path, entries: Iterable[Entry], *, check: bool = False) -> Iterator[bytes]:
+def tar_stream(
+    root: str | Path, entries: Iterable[Entry], *, check: bool = False
+) -> Iterator[bytes]:
     """The tar of these entries of the tree at `root`, in the order given, in pieces of about a mebibyte.
 
     Raises Changed, naming the file, when one is not what the manifest says: its kind, its size, that it stays the same while it is read, and with
@@ -79,7 +83,11 @@ def tar_stream(root: str | Path, entries: Iterable[Entry], *, check: bool = Fals
                         yield b"".join(parts)
                         parts, held = [], 0
                 after = os.fstat(handle)
-                same = (after.st_size, after.st_mtime_ns, after.st_ctime_ns) == (size, before.st_mtime_ns, before.st_ctime_ns)
+                same = (after.st_size, after.st_mtime_ns, after.st_ctime_ns) == (
+                    size,
+                    before.st_mtime_ns,
+                    before.st_ctime_ns,
+                )
                 if not same or (check and hasher.hexdigest() != entry.value):
                     raise Changed(path)
             finally:

@@ -44,11 +44,15 @@ class TinyContents:
     def __init__(self, root: str, disk: Disk, table: Table | None) -> None:
         self._root, self._disk, self._table = root, disk, table
         self._tiny: dict[Content, bytes] = {}  # not stored yet
-        self._lock = threading.Lock()  # large outputs are taken in a thread, tiny ones beside them, too
+        self._lock = (
+            threading.Lock()
+        )  # large outputs are taken in a thread, tiny ones beside them, too
         self._logs: list[str] = []  # where those are written meanwhile
         self._log = -1  # descriptor of the last of them, if it is ours and open
         self._rows: set[Content] = set()  # known to be in the table
-        self._recent: dict[str, bytes] = {}  # small contents that were taken lately: the next step will ask for them
+        self._recent: dict[
+            str, bytes
+        ] = {}  # small contents that were taken lately: the next step will ask for them
         self._recent_size = 0
 
     def known(self, content: Content) -> bool:
@@ -76,7 +80,12 @@ class TinyContents:
 
         `found` is what the file system says of it.
         """
-        if self._table is None or found.st_size > TINY or found.st_nlink != 1 or not found.st_mode & stat.S_IWUSR:
+        if (
+            self._table is None
+            or found.st_size > TINY
+            or found.st_nlink != 1
+            or not found.st_mode & stat.S_IWUSR
+        ):
             return None
         try:
             with open(path, "rb", buffering=0) as file:
@@ -85,7 +94,9 @@ class TinyContents:
             fail(path, error)
         if len(data) != found.st_size:
             changed(path)
-        content = Content(f"{'x' if found.st_mode & stat.S_IXUSR else 'f'}:{hashlib.sha256(data).hexdigest()}")
+        content = Content(
+            f"{'x' if found.st_mode & stat.S_IXUSR else 'f'}:{hashlib.sha256(data).hexdigest()}"
+        )
         with self._lock:
             self._write_log(content, data)
             self._tiny[content] = data
@@ -118,7 +129,9 @@ class TinyContents:
         try:
             if self._log < 0:
                 self._logs.append(f"{self._disk.temporary()}{_LOG}")
-                self._log = os.open(self._logs[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                self._log = os.open(
+                    self._logs[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+                )
             if os.write(self._log, record) != len(record):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._logs[-1])
         except OSError as error:
@@ -126,11 +139,23 @@ class TinyContents:
 
     def _logged(self, content: Content) -> bytes | None:
         """What a process, alive or dead, has written down of a content and not stored yet."""
-        return next((data for path in self._tiny_logs() for name, data in _records(path) if name == content), None)
+        return next(
+            (
+                data
+                for path in self._tiny_logs()
+                for name, data in _records(path)
+                if name == content
+            ),
+            None,
+        )
 
     def _tiny_logs(self) -> list[str]:
         folder = f"{self._root}/partial"
-        return [f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(_LOG)] if os.path.isdir(folder) else []
+        return (
+            [f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(_LOG)]
+            if os.path.isdir(folder)
+            else []
+        )
 
     def expect(self, contents: Sequence[Content]) -> None:
         """These will be asked for: read in one go what is tiny of them."""
@@ -150,7 +175,9 @@ class TinyContents:
 
     def row(self, content: Content) -> bytes | None:
         """The bytes of a tiny content that are in the table, or will be, if they are sound."""
-        data = self._tiny.get(content) or (self._recent.get(content[2:]) if content in self._rows else None)
+        data = self._tiny.get(content) or (
+            self._recent.get(content[2:]) if content in self._rows else None
+        )
         if data is None and self._table is not None and content[0] != "t":
             # another process stores what its log has, and deletes the log: between our two looks, unless there is a third
             for look in (self._stored, self._logged, self._stored):
@@ -161,13 +188,19 @@ class TinyContents:
     def _stored(self, content: Content) -> bytes | None:
         """What the table has of a content, if it is sound."""
         data = self._table.tiny([content]).get(content) if self._table is not None else None
-        return data if data is not None and hashlib.sha256(data).hexdigest() == content[2:] else None
+        return (
+            data if data is not None and hashlib.sha256(data).hexdigest() == content[2:] else None
+        )
 
 
 def _records(log: str) -> Iterator[tuple[Content, bytes]]:
     """The sound records of a log of tiny contents; it ends where the first is damaged."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
-        while len(words := file.readline().split()) == 2 and words[1].isdigit() and int(words[1]) <= TINY:
+        while (
+            len(words := file.readline().split()) == 2
+            and words[1].isdigit()
+            and int(words[1]) <= TINY
+        ):
             data = file.read(int(words[1]))
             content = Content(words[0].decode("ascii", "replace"))
             if hashlib.sha256(data).hexdigest() != content[2:] or file.read(1) != b"\n":

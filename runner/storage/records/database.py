@@ -94,7 +94,10 @@ class Database:
                 _set(db, read_only=read_only)
                 if version < len(kind.migrations):
                     if read_only and kind.migrates:
-                        raise Unusable(f"{path}: format {version} is older than this program's", fix=f"`{kind.migrates}` migrates it")
+                        raise Unusable(
+                            f"{path}: format {version} is older than this program's",
+                            fix=f"`{kind.migrates}` migrates it",
+                        )
                     db = _copied(db) if read_only else db
                     _migrate(db, kind)
                 db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -119,7 +122,9 @@ class Database:
         ((number,),) = self.all("PRAGMA data_version")
         return int(str(number))
 
-    def all(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Row]:
+    def all(
+        self, statement: str, values: Sequence[object] | Mapping[str, object] = ()
+    ) -> list[Row]:
         """Every row of a query."""
         with _trouble(self.root / self.kind.name, self.kind):
             return self.connection.execute(statement, values).fetchall()
@@ -190,14 +195,20 @@ def parsed(stored: object) -> Json:
     try:
         return cast("Json", json.loads(str(stored)))
     except ValueError as error:
-        raise Corrupt(f"the database holds a damaged value: {str(stored)[:60]!r}", fix="`recipe doctor` says more") from error
+        raise Corrupt(
+            f"the database holds a damaged value: {str(stored)[:60]!r}",
+            fix="`recipe doctor` says more",
+        ) from error
 
 
 def mapping(stored: object) -> Data:
     """A stored object.  Raises Corrupt."""
     value = {} if stored == "{}" else parsed(stored)
     if not isinstance(value, dict):
-        raise Corrupt(f"the database holds a damaged value: {str(stored)[:60]!r}", fix="`recipe doctor` says more")
+        raise Corrupt(
+            f"the database holds a damaged value: {str(stored)[:60]!r}",
+            fix="`recipe doctor` says more",
+        )
     return value
 
 
@@ -205,7 +216,13 @@ def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     from urllib.parse import quote
 
     mode = "ro" if read_only else "rw"
-    return sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, isolation_level=None, timeout=PATIENCE, check_same_thread=False)
+    return sqlite3.connect(
+        f"file:{quote(str(path))}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        timeout=PATIENCE,
+        check_same_thread=False,
+    )
 
 
 def _set(db: sqlite3.Connection, *, read_only: bool) -> None:
@@ -234,13 +251,17 @@ def _examined(path: Path, kind: Kind, *, read_only: bool) -> tuple[sqlite3.Conne
             raise _damaged(path, kind, "it is not a store of recipe's")
         if version > len(kind.migrations):
             raise Unusable(
-                f"{path}: format {version} was written by a newer recipe, this one knows {len(kind.migrations)}", fix="use the newer version"
+                f"{path}: format {version} was written by a newer recipe, this one knows {len(kind.migrations)}",
+                fix="use the newer version",
             )
         if version < 1:
             raise _damaged(path, kind, "it has no format version")
     except BaseException as error:
         db.close()
-        if isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        if isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode in (
+            sqlite3.SQLITE_CORRUPT,
+            sqlite3.SQLITE_NOTADB,
+        ):
             raise _damaged(path, kind, "it is cut short or is not a database") from error
         raise
     return db, version
@@ -285,7 +306,10 @@ def _make(path: Path, kind: Kind) -> None:
             crashpoint("store-made")
             new.rename(path)
     except OSError as error:
-        raise Unusable(f"{error.filename or root}: {error.strerror}", fix=f"make it writable, or set {kind.variable} to a place that is") from error
+        raise Unusable(
+            f"{error.filename or root}: {error.strerror}",
+            fix=f"make it writable, or set {kind.variable} to a place that is",
+        ) from error
 
 
 def _migrate(db: sqlite3.Connection, kind: Kind) -> None:
@@ -310,15 +334,25 @@ def _trouble(path: Path, kind: Kind) -> Iterator[None]:
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise StoreBusy(f"{path}: another process has been writing for {PATIENCE:.0f} s", fix="wait for it to end, and try again") from error
+            raise StoreBusy(
+                f"{path}: another process has been writing for {PATIENCE:.0f} s",
+                fix="wait for it to end, and try again",
+            ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise _damaged(path, kind, str(error)) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            raise Unusable(f"{path}: {error}", fix=f"make it writable, or set {kind.variable} to a place that is") from error
+            raise Unusable(
+                f"{path}: {error}",
+                fix=f"make it writable, or set {kind.variable} to a place that is",
+            ) from error
         if code == sqlite3.SQLITE_FULL:
             raise no_space(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), str(path)) from error
         if code == sqlite3.SQLITE_IOERR:
             raise Infrastructure(f"{path}: {error}") from error
-        if "no such" in str(error) or "not decode" in str(error) or "no query solution" in str(error):
+        if (
+            "no such" in str(error)
+            or "not decode" in str(error)
+            or "no query solution" in str(error)
+        ):
             raise _damaged(path, kind, str(error)) from error
         raise

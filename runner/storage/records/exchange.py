@@ -34,7 +34,11 @@ class Chunk(NamedTuple):
 def outputs_of(value: str) -> Sequence[Output]:
     """The outputs of a run, from the text that a backend keeps."""
     rows = parsed(value)
-    return tuple(Output._make(row) for row in rows if isinstance(row, list)) if isinstance(rows, list) else ()
+    return (
+        tuple(Output._make(row) for row in rows if isinstance(row, list))
+        if isinstance(rows, list)
+        else ()
+    )
 
 
 class Exchange:

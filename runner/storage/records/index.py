@@ -91,11 +91,18 @@ class Index:
 
     def files(self) -> list[FileRow]:
         """Every remembered digest, for `DigestCache`."""
-        return cast("list[FileRow]", self._database.all("SELECT path, dev, ino, size, mtime_ns, ctime_ns, content FROM files"))
+        return cast(
+            "list[FileRow]",
+            self._database.all(
+                "SELECT path, dev, ino, size, mtime_ns, ctime_ns, content FROM files"
+            ),
+        )
 
     def seal(self, content: Content) -> Seal | None:
         """The seal of an object, for `Objects`."""
-        rows = self._database.all("SELECT content, mark, boot, size, at FROM objects WHERE content = ?", (content,))
+        rows = self._database.all(
+            "SELECT content, mark, boot, size, at FROM objects WHERE content = ?", (content,)
+        )
         return Seal(*rows[0]) if rows else None
 
     def stored_bytes(self) -> int:
@@ -105,8 +112,12 @@ class Index:
 
     def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
         """The bytes of tiny contents, for `Objects`: of those that are here."""
-        whole = "coalesce(CAST(data AS BLOB), x'')"  # whatever damage has made of it, these are bytes
-        query = f"SELECT content, {whole} FROM tiny WHERE content IN (SELECT value FROM json_each(?))"  # noqa: S608
+        whole = (
+            "coalesce(CAST(data AS BLOB), x'')"  # whatever damage has made of it, these are bytes
+        )
+        query = (
+            f"SELECT content, {whole} FROM tiny WHERE content IN (SELECT value FROM json_each(?))"  # noqa: S608
+        )
         return dict(self._database.all(query, (json.dumps(contents),)))
 
     def tinies(self) -> dict[Content, float]:
@@ -116,11 +127,20 @@ class Index:
     def traces(self, keys: Sequence[str]) -> dict[str, Trace]:
         """The traces of those keys that have one, whole.  A damaged row is no trace."""
         chosen = (json.dumps(keys),)
-        rows = self._database.all("SELECT * FROM traces WHERE key IN (SELECT value FROM json_each(?))", chosen)
+        rows = self._database.all(
+            "SELECT * FROM traces WHERE key IN (SELECT value FROM json_each(?))", chosen
+        )
         measured: dict[str, list[Row]] = {}
-        for row in self._database.all("SELECT * FROM measured WHERE key IN (SELECT value FROM json_each(?)) ORDER BY at", chosen):
+        for row in self._database.all(
+            "SELECT * FROM measured WHERE key IN (SELECT value FROM json_each(?)) ORDER BY at",
+            chosen,
+        ):
             measured.setdefault(row[0], []).append(row)
-        return {row[0]: trace for row in rows if (trace := _trace(row, measured.get(row[0], ()))) is not None}
+        return {
+            row[0]: trace
+            for row in rows
+            if (trace := _trace(row, measured.get(row[0], ()))) is not None
+        }
 
     def trace(self, key: str) -> Trace | None:
         """The trace of one key, if it has one and it is whole."""
@@ -140,7 +160,8 @@ class Index:
         Items are bare (name, path, content) triples.
         """
         rows = self._database.all(
-            "SELECT key, outputs, outputs_crc, metrics <> '{}' OR key IN (SELECT key FROM measured) FROM traces WHERE recipe = ?", (recipe,)
+            "SELECT key, outputs, outputs_crc, metrics <> '{}' OR key IN (SELECT key FROM measured) FROM traces WHERE recipe = ?",
+            (recipe,),
         )
         crc32 = zlib.crc32
         sound = [row for row in rows if crc32(f"{row[0]}{row[1]}".encode()) == row[2]]
@@ -149,18 +170,26 @@ class Index:
 
     def traces_of_others(self, recipe: str) -> bool:
         """Whether there is a trace of any other recipe than this one."""
-        parts = "SELECT 1 FROM traces WHERE recipe < ? LIMIT 1", "SELECT 1 FROM traces WHERE recipe > ? LIMIT 1"
+        parts = (
+            "SELECT 1 FROM traces WHERE recipe < ? LIMIT 1",
+            "SELECT 1 FROM traces WHERE recipe > ? LIMIT 1",
+        )
         return any(self._database.all(part, (recipe,)) for part in parts)
 
     def more_than(self, recipe: str, most: int) -> bool:
         """Whether a recipe has more traces than so many."""
-        ((count,),) = self._database.all("SELECT count(*) FROM (SELECT 1 FROM traces WHERE recipe = ? LIMIT ?)", (recipe, most + 1))
+        ((count,),) = self._database.all(
+            "SELECT count(*) FROM (SELECT 1 FROM traces WHERE recipe = ? LIMIT ?)",
+            (recipe, most + 1),
+        )
         return bool(count > most)
 
     def expected(self, recipe: str, steps: Iterable[str]) -> dict[str, float]:
         """Seconds that each of `steps` may take, from the last times; recent ones weigh more.  Steps never made are absent."""
         newest = "SELECT seconds FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 8"
-        query = f"SELECT value, (SELECT json_group_array(seconds) FROM ({newest})) FROM json_each(?)"  # noqa: S608
+        query = (
+            f"SELECT value, (SELECT json_group_array(seconds) FROM ({newest})) FROM json_each(?)"  # noqa: S608
+        )
         answer: dict[str, float] = {}
         for step, found in self._database.all(query, (recipe, json.dumps(list(steps)))):
             for seconds in reversed(json.loads(found)):
@@ -169,24 +198,37 @@ class Index:
 
     def last(self, recipe: str, steps: Iterable[str]) -> dict[str, Trace]:
         """How each of `steps` was made last.  Steps never made are absent."""
-        newest = "SELECT key FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 1"
+        newest = (
+            "SELECT key FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 1"
+        )
         query = f"SELECT value, ({newest}) FROM json_each(?)"  # noqa: S608
-        keys = {step: key for step, key in self._database.all(query, (recipe, json.dumps(list(steps)))) if key}
+        keys = {
+            step: key
+            for step, key in self._database.all(query, (recipe, json.dumps(list(steps))))
+            if key
+        }
         traces = self.traces(list(keys.values()))
         return {step: traces[key] for step, key in keys.items() if key in traces}
 
     def published(self, recipe: str | None = None) -> dict[str, Published]:
         """Everything that we have put into the workspace, by path."""
-        rows = self._database.all("SELECT * FROM published WHERE ? IS NULL OR recipe = ?", (recipe, recipe))
+        rows = self._database.all(
+            "SELECT * FROM published WHERE ? IS NULL OR recipe = ?", (recipe, recipe)
+        )
         return {row[0]: Published(*row) for row in rows}
 
     def write(self, db: sqlite3.Connection, changes: Changes) -> None:
         """Store changes in the transaction that is open."""
         now = time.time()
         self._save_traces(db, changes.traces, changes.again)
-        db.executemany("INSERT OR REPLACE INTO tiny VALUES (?, ?, ?)", [(content, data, now) for content, data in changes.tiny.items()])
+        db.executemany(
+            "INSERT OR REPLACE INTO tiny VALUES (?, ?, ?)",
+            [(content, data, now) for content, data in changes.tiny.items()],
+        )
         self._save(db, changes.files, changes.objects)
-        db.executemany("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", changes.published)
+        db.executemany(
+            "INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", changes.published
+        )
 
     def remember(self, files: Iterable[FileRow], objects: Iterable[Seal] = ()) -> None:
         """Keep digests and seals that were learned outside a run."""
@@ -209,30 +251,52 @@ class Index:
         with self._database.transaction() as db:
             db.executemany("DELETE FROM published WHERE path = ?", [(path,) for path in paths])
 
-    def forget(self, *, traces: Iterable[str] = (), objects: Iterable[Content] = (), files: Iterable[str] = ()) -> None:
+    def forget(
+        self,
+        *,
+        traces: Iterable[str] = (),
+        objects: Iterable[Content] = (),
+        files: Iterable[str] = (),
+    ) -> None:
         """Delete rows: what `gc` decided."""
         with self._database.transaction() as db:
             self._forget_traces(db, traces)
-            db.executemany("DELETE FROM objects WHERE content = ?", [(content,) for content in objects])
+            db.executemany(
+                "DELETE FROM objects WHERE content = ?", [(content,) for content in objects]
+            )
             db.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in files])
 
     def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
         """Delete those of these tiny contents that were stored last before then, and say which."""
         statement = "DELETE FROM tiny WHERE at < ? AND content IN (SELECT value FROM json_each(?)) RETURNING content"
         with self._database.transaction() as db:
-            return {row[0] for row in db.execute(statement, (before, json.dumps(contents))).fetchall()}
+            return {
+                row[0] for row in db.execute(statement, (before, json.dumps(contents))).fetchall()
+            }
 
-    def _save(self, db: sqlite3.Connection, files: Iterable[FileRow], objects: Iterable[Seal]) -> None:
+    def _save(
+        self, db: sqlite3.Connection, files: Iterable[FileRow], objects: Iterable[Seal]
+    ) -> None:
         db.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", files)
         db.executemany("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", objects)
 
-    def _save_traces(self, db: sqlite3.Connection, traces: Sequence[Trace], again: Iterable[str] = ()) -> None:
+    def _save_traces(
+        self, db: sqlite3.Connection, traces: Sequence[Trace], again: Iterable[str] = ()
+    ) -> None:
         self._forget_traces(db, again)
-        db.executemany("INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [_trace_row(trace) for trace in traces])
+        db.executemany(
+            "INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [_trace_row(trace) for trace in traces],
+        )
         # Numbers are of one attempt: they go with no other trace of the key.
         db.executemany(
             "INSERT OR REPLACE INTO measured SELECT key, ?, ?, ?, ? FROM traces WHERE key = ? AND run = ? AND step = ? AND made_at = ?",
-            [row for trace in traces if trace.measured_json != "{}" for row in _measured_rows(trace)],
+            [
+                row
+                for trace in traces
+                if trace.measured_json != "{}"
+                for row in _measured_rows(trace)
+            ],
         )
 
     def _forget_traces(self, db: sqlite3.Connection, keys: Iterable[str]) -> None:
@@ -250,15 +314,38 @@ def _trace_row(trace: Trace) -> Row:
 def _trace(row: Row, measured: Iterable[Row]) -> Trace | None:
     if _crc(row[0], row[6]) != row[7] or _crc(row[0], row[8], row[9]) != row[10]:
         return None
-    sound = ",".join([f'"{rule}":{metrics}' for key, rule, _, metrics, crc in measured if _crc(key, rule, metrics) == crc])
-    return Trace._make((*row[:6], tuple(Made(*item) for item in json.loads(row[6])), row[8], row[9], f"{{{sound}}}"))
+    sound = ",".join(
+        [
+            f'"{rule}":{metrics}'
+            for key, rule, _, metrics, crc in measured
+            if _crc(key, rule, metrics) == crc
+        ]
+    )
+    return Trace._make(
+        (
+            *row[:6],
+            tuple(Made(*item) for item in json.loads(row[6])),
+            row[8],
+            row[9],
+            f"{{{sound}}}",
+        )
+    )
 
 
 def _measured_rows(trace: Trace) -> Iterator[Row]:
     """A row for each rule: what is stored, and then which trace it belongs to."""
     for n, (rule, metrics) in enumerate(trace.measured.items()):
         numbers = text(metrics)
-        yield rule, time.time() + n * 1e-3, numbers, _crc(trace.key, rule, numbers), trace.key, trace.run, trace.step, trace.made_at
+        yield (
+            rule,
+            time.time() + n * 1e-3,
+            numbers,
+            _crc(trace.key, rule, numbers),
+            trace.key,
+            trace.run,
+            trace.step,
+            trace.made_at,
+        )
 
 
 def _crc(*parts: object) -> int:

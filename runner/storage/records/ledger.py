@@ -22,7 +22,9 @@ from .database import Data, Database, Kind, Row, mapping, text
 State: TypeAlias = Literal["ASKED", "COMING", "UP", "RELEASING", "GONE"]
 
 MOVES: Final[Mapping[State, frozenset[State]]] = {
-    "ASKED": frozenset({"COMING", "RELEASING", "GONE"}),  # GONE: it was never rented.  RELEASING: it is not wanted, whether or not it was rented
+    "ASKED": frozenset(
+        {"COMING", "RELEASING", "GONE"}
+    ),  # GONE: it was never rented.  RELEASING: it is not wanted, whether or not it was rented
     "COMING": frozenset({"UP", "RELEASING"}),
     "UP": frozenset({"RELEASING"}),
     "RELEASING": frozenset({"GONE"}),
@@ -125,16 +127,33 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def ask(self, *rows: LeaseRow) -> None:
         """Note that these leases are about to be asked for, all or none."""
         with self._database.transaction() as db:
             for row in rows:
-                _insert(db, row._replace(state="ASKED", lease={}, asked=row.asked or time.time(), up=None, gone=None, reason=""))
+                _insert(
+                    db,
+                    row._replace(
+                        state="ASKED",
+                        lease={},
+                        asked=row.asked or time.time(),
+                        up=None,
+                        gone=None,
+                        reason="",
+                    ),
+                )
 
-    def move(self, row: LeaseRow, after: State, *, lease: Data | None = None, reason: str = "") -> LeaseRow:
+    def move(
+        self, row: LeaseRow, after: State, *, lease: Data | None = None, reason: str = ""
+    ) -> LeaseRow:
         """Move a lease on; what it cost so far is noted with it.  Raises NotOurs, and changes nothing, when it is not as `row` says any more."""
         if after not in MOVES[row.state]:
             raise AssertionError(f"BUG: the lease {row.key} cannot go from {row.state} to {after}")
@@ -144,14 +163,18 @@ class Ledger:
     def succeed(self, row: LeaseRow, key: str, holder: str, run: str, workspace: str) -> LeaseRow:
         """End one use of a machine that goes on running, and begin another.  Raises NotOurs when it is not as `row` says any more."""
         now = time.time()
-        after = row._replace(key=key, holder=holder, run=run, workspace=workspace, asked=now, up=now, reason="")
+        after = row._replace(
+            key=key, holder=holder, run=run, workspace=workspace, asked=now, up=now, reason=""
+        )
         with self._database.transaction() as db:
             releasing = self._moved(db, row, "RELEASING", row.lease, "the machine keeps running")
             self._moved(db, releasing, "GONE", row.lease, "")
             _insert(db, after)
         return after
 
-    def _moved(self, db: sqlite3.Connection, row: LeaseRow, after: State, lease: Data, reason: str) -> LeaseRow:
+    def _moved(
+        self, db: sqlite3.Connection, row: LeaseRow, after: State, lease: Data, reason: str
+    ) -> LeaseRow:
         now = time.time()
         moved = row._replace(
             state=after,
@@ -162,12 +185,23 @@ class Ledger:
         )
         cursor = db.execute(
             "UPDATE leases SET state = ?, lease = ?, reason = ?, up = ?, gone = ? WHERE key = ? AND holder = ? AND state = ?",
-            (after, text(moved.lease), moved.reason, moved.up, moved.gone, row.key, row.holder, row.state),
+            (
+                after,
+                text(moved.lease),
+                moved.reason,
+                moved.up,
+                moved.gone,
+                row.key,
+                row.holder,
+                row.state,
+            ),
         )
         _demand(cursor, row)
         if row.price and moved.lease:
             self._accrued(db, row, now, after == "GONE")
-        elif row.price and after == "GONE" and now >= row.until:  # it may have been there all its time, and ended itself before anyone looked
+        elif (
+            row.price and after == "GONE" and now >= row.until
+        ):  # it may have been there all its time, and ended itself before anyone looked
             self._accrued(db, row, row.until, True)
         return moved
 
@@ -186,8 +220,19 @@ class Ledger:
         hours = max(0.0, now - row.paid_from) / 3600 if row.paid_from is not None else 0.0
         self._spent(db, row, now, row.price * hours, "accrued", settled)
 
-    def _spent(self, db: sqlite3.Connection, row: LeaseRow, now: float, usd: float, source: str, settled: bool) -> None:
-        db.execute("INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?, ?, ?)", (row.key, row.asked, now, usd, source, settled))
+    def _spent(
+        self,
+        db: sqlite3.Connection,
+        row: LeaseRow,
+        now: float,
+        usd: float,
+        source: str,
+        settled: bool,
+    ) -> None:
+        db.execute(
+            "INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?, ?, ?)",
+            (row.key, row.asked, now, usd, source, settled),
+        )
 
     def take(self, row: LeaseRow, holder: str) -> LeaseRow:
         """Become the holder of a lease.  Raises NotOurs when it is not as `row` says any more."""
@@ -208,7 +253,12 @@ class Ledger:
 
     def living(self, driver: str | None = None) -> list[LeaseRow]:
         """The leases that are not GONE, the oldest first."""
-        return _rows(self._database, "state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key", driver, driver)
+        return _rows(
+            self._database,
+            "state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key",
+            driver,
+            driver,
+        )
 
     def row(self, key: str) -> LeaseRow:
         """One lease, which is known to be there."""
@@ -232,12 +282,19 @@ class Ledger:
     def costs(self, keys: Sequence[str]) -> dict[str, Spent]:
         """The same for several leases; those of which nothing was noted are missing."""
         marks = ", ".join("?" * len(keys))
-        rows = self._database.all(f"SELECT lease, usd, source FROM spending WHERE lease IN ({marks}) ORDER BY source", tuple(keys))  # noqa: S608
-        return {str(key): Spent(float(usd), str(source)) for key, usd, source in rows}  # "charged" comes after "accrued"
+        rows = self._database.all(
+            f"SELECT lease, usd, source FROM spending WHERE lease IN ({marks}) ORDER BY source",  # noqa: S608
+            tuple(keys),
+        )
+        return {
+            str(key): Spent(float(usd), str(source)) for key, usd, source in rows
+        }  # "charged" comes after "accrued"
 
     def last(self, driver: str) -> LeaseRow | None:
         """The lease that was asked of a driver last."""
-        return next(iter(_rows(self._database, "driver = ? ORDER BY asked DESC LIMIT 1", driver)), None)
+        return next(
+            iter(_rows(self._database, "driver = ? ORDER BY asked DESC LIMIT 1", driver)), None
+        )
 
     def since(self, moment: float) -> list[LeaseRow]:
         """All leases that were asked for since then, the oldest first."""
@@ -250,11 +307,22 @@ class Ledger:
 
 def _demand(cursor: sqlite3.Cursor, row: LeaseRow) -> None:
     if not cursor.rowcount:
-        raise NotOurs(f"the lease {row.key} is held by another process", fix="`recipe reap -n` lists the leases that there are")
+        raise NotOurs(
+            f"the lease {row.key} is held by another process",
+            fix="`recipe reap -n` lists the leases that there are",
+        )
 
 
 def _insert(db: sqlite3.Connection, row: LeaseRow) -> None:
-    values = (*row[:4], text(row.need), *row[5:7], text(row.offer), *row[8:10], text(row.lease), *row[11:])
+    values = (
+        *row[:4],
+        text(row.need),
+        *row[5:7],
+        text(row.offer),
+        *row[8:10],
+        text(row.lease),
+        *row[11:],
+    )
     db.execute(f"INSERT INTO leases VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
 
 

@@ -31,14 +31,27 @@ STATUS: Final = {
     "CANCELLED": "cancelled",
 }
 """What a platform calls the state of a run."""
-_ALERTS: Final = {"COMPLETED": "job_completed", "FAILED": "job_failed", "CANCELLED": "job_cancelled"}
-_TOLD: Final = {"job_completed": "completed", "job_failed": "failed", "job_cancelled": "failed", "gpu_oom": "failed"}
+_ALERTS: Final = {
+    "COMPLETED": "job_completed",
+    "FAILED": "job_failed",
+    "CANCELLED": "job_cancelled",
+}
+_TOLD: Final = {
+    "job_completed": "completed",
+    "job_failed": "failed",
+    "job_cancelled": "failed",
+    "gpu_oom": "failed",
+}
 POINT: Final = (
     "step", "epoch", "train_loss", "eval_loss", "learning_rate", "grad_norm", "samples_per_second", "gpu_memory_allocated_gb",
     "gpu_utilization_percent", "perplexity", "timestamp",
 )  # fmt: skip
 """The fields of a metric point, as the platform names them."""
-_ALSO: Final = {"train_loss": ("loss",), "learning_rate": ("lr",), "gpu_memory_allocated_gb": ("memory_gb",)}
+_ALSO: Final = {
+    "train_loss": ("loss",),
+    "learning_rate": ("lr",),
+    "gpu_memory_allocated_gb": ("memory_gb",),
+}
 """What trainers call them."""
 POISON: Final = "poison"
 """The reason of a run that kills its workers."""
@@ -79,7 +92,9 @@ def job_of(run: RunRow, environ: Mapping[str, str]) -> Job | None:
     """The platform's job that a run is: as it was asked for, else as the environment of a pod says.  None: it is none."""
     found = run.data.get("job")
     if isinstance(found, dict):
-        return Job(str(found.get("id", "")), str(found.get("user", "")), str(found.get("model", "")))
+        return Job(
+            str(found.get("id", "")), str(found.get("user", "")), str(found.get("model", ""))
+        )
     id = environ.get("JOB_ID", "")
     return Job(id, environ.get("USER_ID", ""), environ.get("MODEL_NAME", "")) if id else None
 
@@ -97,7 +112,9 @@ class Letters:
         self.newest: dict[str, Numbers] = {}
         self._began: dict[str, float] = {}
         self.spend = config.lists.get("hooks.spend", ())
-        self.metrics_url, self.backend, self.alerts_url = (environ.get(name, "") for name in ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL"))
+        self.metrics_url, self.backend, self.alerts_url = (
+            environ.get(name, "") for name in ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
+        )
 
     def __call__(self, events: Sequence[Event]) -> list[Letter]:
         """The letters of the moves of one run."""
@@ -107,26 +124,53 @@ class Letters:
         failed = self._failure(run, event) if event.after == "FAILED" else ("", "")
         if event.after == "ACTIVE":
             self._began.setdefault(run.id, event.at)
-        data: dict[str, object] = {"before": event.before, "state": event.after, "reason": event.reason, "seq": event.seq}
+        data: dict[str, object] = {
+            "before": event.before,
+            "state": event.after,
+            "reason": event.reason,
+            "seq": event.seq,
+        }
         data |= {"error": failed[1]} if failed[1] else {}
         if event.after in FINAL and (found := recorded(self._runs.attempts(run.id))):
             data["links"] = [each._asdict() for each in found]
-        letters = self.generic(run, f"run.{event.after.lower()}", f"{run.id}-{event.seq}", event.at, data)
+        letters = self.generic(
+            run, f"run.{event.after.lower()}", f"{run.id}-{event.seq}", event.at, data
+        )
         if self.spend:
             letters += self._points(run, event)
         if event.after == "FAILED" and event.reason == POISON:
-            letters += self.alert(run, POISON, f"{run.id}-{POISON}", event.at, "its workers died of it again and again")
+            letters += self.alert(
+                run,
+                POISON,
+                f"{run.id}-{POISON}",
+                event.at,
+                "its workers died of it again and again",
+            )
         if (job := job_of(run, self._environ)) is not None:
             letters += self._platform(run, job, event, failed)
         return letters
 
-    def generic(self, run: RunRow, type: str, id: str, at: float, data: Mapping[str, object]) -> list[Letter]:
+    def generic(
+        self, run: RunRow, type: str, id: str, at: float, data: Mapping[str, object]
+    ) -> list[Letter]:
         """One message for each receiver, of those that are no platform, that wants its type."""
         labels = run.data.get("labels")
-        facts = {"run": run.id, "recipe": run.recipe, "user": run.user, "labels": labels if isinstance(labels, dict) else {}, **data}
+        facts = {
+            "run": run.id,
+            "recipe": run.recipe,
+            "user": run.user,
+            "labels": labels if isinstance(labels, dict) else {},
+            **data,
+        }
         body = json.dumps({"type": type, "timestamp": moment(at), "data": facts})
-        receivers = [f"webhook POST {each.url}" for each in self._config.webhooks if wanted(each.events, type)]
-        receivers += [f"notify {each.url}" for each in self._config.notify if wanted(each.events, type)]
+        receivers = [
+            f"webhook POST {each.url}"
+            for each in self._config.webhooks
+            if wanted(each.events, type)
+        ]
+        receivers += [
+            f"notify {each.url}" for each in self._config.notify if wanted(each.events, type)
+        ]
         own = run.data.get("webhooks")
         for each in own if isinstance(own, list) else ():
             if wanted(each["events"], type):
@@ -135,7 +179,15 @@ class Letters:
 
     def _points(self, run: RunRow, event: Event) -> list[Letter]:
         """What the program of `[hooks] spend` is asked for, in US dollars: the limit of a run's cost, what it cost, what it left of the limit."""
-        what = "reserve" if not event.before else "charge" if event.after == "COMPLETED" else "refund" if event.after in FINAL else ""
+        what = (
+            "reserve"
+            if not event.before
+            else "charge"
+            if event.after == "COMPLETED"
+            else "refund"
+            if event.after in FINAL
+            else ""
+        )
         if not what or event.reason == POINTS:
             return []
         limits = run.data.get("limits")
@@ -144,31 +196,67 @@ class Letters:
             cost = self._cost(run.id)
             usd = cost if what == "charge" else max(0.0, usd - cost)
         id = f"{run.id}-{what}"
-        body = json.dumps({"event": what, "id": id, "run": run.id, "lease": None, "usd": round(usd, 6)})
-        return [Letter(f"{'reserve' if what == 'reserve' else 'spend'} {shlex.join(self.spend)}", id, f"points.{what}", body)]
+        body = json.dumps(
+            {"event": what, "id": id, "run": run.id, "lease": None, "usd": round(usd, 6)}
+        )
+        return [
+            Letter(
+                f"{'reserve' if what == 'reserve' else 'spend'} {shlex.join(self.spend)}",
+                id,
+                f"points.{what}",
+                body,
+            )
+        ]
 
     def _cost(self, run: str) -> float:
         """What the machines of a run cost so far."""
         from .ledger import Ledger, of_user
 
         with Ledger.open(of_user(self._environ), read_only=True) as ledger:
-            return sum((spent.usd for spent in ledger.costs([lease.key for lease in ledger.of_run(run)]).values()), 0.0)
+            return sum(
+                (
+                    spent.usd
+                    for spent in ledger.costs([lease.key for lease in ledger.of_run(run)]).values()
+                ),
+                0.0,
+            )
 
     # -- the platform
 
-    def _platform(self, run: RunRow, job: Job, event: Event, failed: tuple[str, str]) -> list[Letter]:
+    def _platform(
+        self, run: RunRow, job: Job, event: Event, failed: tuple[str, str]
+    ) -> list[Letter]:
         letters = []
         numbers = self.newest.get(run.id, NO_NUMBERS)
         error = failed[1] or (event.reason if event.after in ("FAILED", "CANCELLED") else "")
         id = f"{run.id}-{event.seq}"
         if self.backend:
-            facts = {"job_id": job.id, "status": STATUS[event.after], **_progress(numbers, event.after), "timestamp": moment(event.at)}
+            facts = {
+                "job_id": job.id,
+                "status": STATUS[event.after],
+                **_progress(numbers, event.after),
+                "timestamp": moment(event.at),
+            }
             body = json.dumps(facts | ({"error_message": error} if error else {}))
-            letters.append(Letter(f"status PATCH {self._local(job, 'status')}", id, f"run.{event.after.lower()}", body))
-        name = "job_started" if event.after == "ACTIVE" and not event.reason else _ALERTS.get(event.after, "")
+            letters.append(
+                Letter(
+                    f"status PATCH {self._local(job, 'status')}",
+                    id,
+                    f"run.{event.after.lower()}",
+                    body,
+                )
+            )
+        name = (
+            "job_started"
+            if event.after == "ACTIVE" and not event.reason
+            else _ALERTS.get(event.after, "")
+        )
         name = "gpu_oom" if name == "job_failed" and failed[0] == "oom" else name
         if name:
-            about: dict[str, object] = {"status": _TOLD.get(name, "running"), **_progress(numbers, event.after)}
+            about: dict[str, object] = {
+                "status": _TOLD.get(name, "running"),
+                **_progress(numbers, event.after),
+            }
             about |= {"loss": numbers.loss} if numbers.loss is not None else {}
             if event.after in FINAL:
                 about["duration"] = round(1000 * (event.at - self._began.pop(run.id, run.created)))
@@ -176,7 +264,9 @@ class Letters:
                 about |= {"error_message": error, "error_type": _error_type(failed[0], event.after)}
             letters += self._alert(job, name, id, about)
             if name == "gpu_oom":
-                letters += self.generic(run, "alert.gpu_oom", f"{id}-gpu_oom", event.at, {"reason": error})
+                letters += self.generic(
+                    run, "alert.gpu_oom", f"{id}-gpu_oom", event.at, {"reason": error}
+                )
         return letters
 
     def alert(self, run: RunRow, name: str, id: str, at: float, words: str) -> list[Letter]:
@@ -184,13 +274,28 @@ class Letters:
         letters = self.generic(run, f"alert.{name}", id, at, {"alert": name, "message": words})
         job = job_of(run, self._environ)
         if job is not None and name == "timeout_warning":
-            letters += self._alert(job, name, id, {"status": "running", "error_message": words, **_progress(self.newest.get(run.id, NO_NUMBERS), "")})
+            letters += self._alert(
+                job,
+                name,
+                id,
+                {
+                    "status": "running",
+                    "error_message": words,
+                    **_progress(self.newest.get(run.id, NO_NUMBERS), ""),
+                },
+            )
         return letters
 
     def _alert(self, job: Job, name: str, id: str, about: Mapping[str, object]) -> list[Letter]:
         if not (self.alerts_url and job.id and job.user):
             return []
-        facts = {"type": name, "job_id": job.id, "user_id": job.user, **({"model_name": job.model} if job.model else {}), **about}
+        facts = {
+            "type": name,
+            "job_id": job.id,
+            "user_id": job.user,
+            **({"model_name": job.model} if job.model else {}),
+            **about,
+        }
         return [Letter(f"alert POST {self.alerts_url}", id, f"alert.{name}", json.dumps(facts))]
 
     def metrics(self, run: RunRow, points: Sequence[Mapping[str, object]], id: str) -> list[Letter]:
@@ -198,15 +303,34 @@ class Letters:
         job = job_of(run, self._environ)
         if job is None or not points or not (self.metrics_url or self.backend):
             return []
-        receiver = f"metrics POST {self.metrics_url}" if self.metrics_url else f"metrics PUT {self._local(job, 'metrics')}"
-        return [Letter(receiver, id, "metrics", json.dumps({"job_id": job.id, "metrics": list(points)}), len(points))]
+        receiver = (
+            f"metrics POST {self.metrics_url}"
+            if self.metrics_url
+            else f"metrics PUT {self._local(job, 'metrics')}"
+        )
+        return [
+            Letter(
+                receiver,
+                id,
+                "metrics",
+                json.dumps({"job_id": job.id, "metrics": list(points)}),
+                len(points),
+            )
+        ]
 
     def logs(self, run: RunRow, lines: Sequence[Mapping[str, object]], id: str) -> list[Letter]:
         """Lines that the steps of a run printed."""
         job = job_of(run, self._environ)
         if job is None or not lines or not self.backend:
             return []
-        return [Letter(f"logs POST {self._local(job, 'logs')}", id, "logs", json.dumps({"job_id": job.id, "logs": list(lines)}))]
+        return [
+            Letter(
+                f"logs POST {self._local(job, 'logs')}",
+                id,
+                "logs",
+                json.dumps({"job_id": job.id, "logs": list(lines)}),
+            )
+        ]
 
     def _local(self, job: Job, what: str) -> str:
         return f"{self.backend.rstrip('/')}{LOCAL}/{quote(job.id, safe='')}/{what}"
@@ -226,11 +350,21 @@ def _progress(numbers: Numbers, state: str) -> dict[str, object]:
         known["progress"] = round(100 * numbers.step / numbers.total, 1)
     if state == "COMPLETED":
         known["progress"] = 100.0
-    return known | {name: value for name, value in (("current_step", numbers.step), ("total_steps", numbers.total)) if value is not None}
+    return known | {
+        name: value
+        for name, value in (("current_step", numbers.step), ("total_steps", numbers.total))
+        if value is not None
+    }
 
 
 def _error_type(reason: str, state: str) -> str:
-    return "CUDA_OOM" if reason == "oom" else "CANCELLED" if state == "CANCELLED" else (reason or "FAILED").upper().replace("-", "_")
+    return (
+        "CUDA_OOM"
+        if reason == "oom"
+        else "CANCELLED"
+        if state == "CANCELLED"
+        else (reason or "FAILED").upper().replace("-", "_")
+    )
 
 
 def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
@@ -241,7 +375,11 @@ def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
         if is_number(value) and value == value and abs(value) != float("inf"):
             point[name] = value
     when = line.get("timestamp")
-    point["timestamp"] = when if isinstance(when, str) else moment(_seconds(when) if is_number(when) and abs(when) < _LATEST else at)
+    point["timestamp"] = (
+        when
+        if isinstance(when, str)
+        else moment(_seconds(when) if is_number(when) and abs(when) < _LATEST else at)
+    )
     return point if "step" in point and len(point) > 2 else None
 
 

@@ -57,7 +57,13 @@ def printed(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
     for name, pattern in _patterns():
         for match in pattern.finditer(log):
             *own, to = (part.decode(errors="replace") for part in match.groups())
-            place = _in_output(step, to, outputs) if name == "W&B offline" else to if to.startswith("trackio ") else _address(to)
+            place = (
+                _in_output(step, to, outputs)
+                if name == "W&B offline"
+                else to
+                if to.startswith("trackio ")
+                else _address(to)
+            )
             if place and len(place) <= LONGEST and len(found) < MOST:
                 found[Link(step, name or own[0].strip(), place)] = None
     return list(found)
@@ -67,7 +73,9 @@ def _address(text: str) -> str:
     """An http(s) address without what could open something: user, password, query.  Empty for what is none."""
     try:
         parts = urlsplit(text)
-        return "" if not parts.hostname or "@" in parts.netloc else parts._replace(query="").geturl()
+        return (
+            "" if not parts.hostname or "@" in parts.netloc else parts._replace(query="").geturl()
+        )
     except ValueError:
         return ""
 
@@ -87,4 +95,8 @@ def recorded(attempts: Iterable[AttemptRow]) -> list[Link]:
 
 
 def _rows(stored: object) -> list[tuple[str, str]]:
-    return [(str(row[0]), str(row[1])) for row in stored if isinstance(row, list) and len(row) == 2] if isinstance(stored, list) else []
+    return (
+        [(str(row[0]), str(row[1])) for row in stored if isinstance(row, list) and len(row) == 2]
+        if isinstance(stored, list)
+        else []
+    )

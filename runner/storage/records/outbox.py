@@ -36,7 +36,10 @@ class Letter(NamedTuple):
 def rows(run: str, letters: Sequence[Letter]) -> list[Row]:
     """New letters as they are stored: their values of `COLUMNS`."""
     now = time.time()
-    return [(run, each.receiver, each.id, each.type, each.body, each.points, now, now) for each in letters]
+    return [
+        (run, each.receiver, each.id, each.type, each.body, each.points, now, now)
+        for each in letters
+    ]
 
 
 class Waiting(NamedTuple):
@@ -65,7 +68,13 @@ class Dialect(NamedTuple):
     later: str  # of two times
 
 
-SQLITE: Final = Dialect("((julianday('now') - 2440587.5) * 86400.0)", "json_each(:known) AS known", "json_each(:numbers)", "", "max(due, held_until)")
+SQLITE: Final = Dialect(
+    "((julianday('now') - 2440587.5) * 86400.0)",
+    "json_each(:known) AS known",
+    "json_each(:numbers)",
+    "",
+    "max(due, held_until)",
+)
 POSTGRES: Final = Dialect(
     "extract(epoch FROM clock_timestamp())::float8",
     "jsonb_array_elements_text(:known::jsonb) AS known(value)",
@@ -90,7 +99,10 @@ class Outbox:
         """Store letters that no move of the run brings about."""
         if not letters:
             return
-        rows = [f"(:run, :receiver{n}, :id{n}, :type{n}, :body{n}, :points{n}, :now, :now)" for n in range(len(letters))]
+        rows = [
+            f"(:run, :receiver{n}, :id{n}, :type{n}, :body{n}, :points{n}, :now, :now)"
+            for n in range(len(letters))
+        ]
         values: dict[str, object] = {"run": run, "now": time.time()}
         for n, letter in enumerate(letters):
             values |= {f"{name}{n}": value for name, value in letter._asdict().items()}
@@ -98,10 +110,15 @@ class Outbox:
 
     def due(self, known: Collection[str], busy: Collection[str] = ()) -> float | None:
         """In how many seconds there is something to `take`; None: nothing waits.  Cheap."""
-        rows = self._ask(f"SELECT min({self._with.later}) - {self._with.now} FROM outbox AS head WHERE {self._first}", _asked(known, busy))  # noqa: S608
+        rows = self._ask(
+            f"SELECT min({self._with.later}) - {self._with.now} FROM outbox AS head WHERE {self._first}",  # noqa: S608
+            _asked(known, busy),
+        )
         return None if rows[0][0] is None else float(rows[0][0])
 
-    def take(self, known: Collection[str], busy: Collection[str] = (), limit: int = 16) -> list[Waiting]:
+    def take(
+        self, known: Collection[str], busy: Collection[str] = (), limit: int = 16
+    ) -> list[Waiting]:
         """Take due letters, the oldest of each run and receiver, to receivers whose text and a space begin with one of `known`.
 
         None to those that are `busy`.
@@ -129,12 +146,21 @@ class Outbox:
     def delivered(self, letter: Waiting) -> None:
         """It has arrived.  An alert is kept as sent, since a rule notices the same again."""
         kept = letter.type.startswith("alert.")
-        what = "UPDATE outbox SET state = 'told', body = '', held_until = 0" if kept else "DELETE FROM outbox"
+        what = (
+            "UPDATE outbox SET state = 'told', body = '', held_until = 0"
+            if kept
+            else "DELETE FROM outbox"
+        )
         self._ask(f"{what} WHERE number = :number RETURNING 1", {"number": letter.number})
 
     def knows(self, run: str, id: str) -> bool:
         """Whether a letter with this id was stored for a run, and is not forgotten."""
-        return bool(self._ask("SELECT 1 FROM outbox WHERE run = :run AND id = :id AND state <> '' LIMIT 1", {"run": run, "id": id}))
+        return bool(
+            self._ask(
+                "SELECT 1 FROM outbox WHERE run = :run AND id = :id AND state <> '' LIMIT 1",
+                {"run": run, "id": id},
+            )
+        )
 
     def of(self, run: str, type: str) -> Waiting | None:
         """The letter of this type that a run has, if it has one."""
@@ -164,13 +190,19 @@ class Outbox:
     def give_up(self, letter: Waiting, reason: str) -> None:
         """It is not tried any more."""
         values = {"reason": reason, "number": letter.number}
-        self._ask("UPDATE outbox SET state = 'dead', held_until = 0, tries = tries + 1, reason = :reason WHERE number = :number RETURNING 1", values)
+        self._ask(
+            "UPDATE outbox SET state = 'dead', held_until = 0, tries = tries + 1, reason = :reason WHERE number = :number RETURNING 1",
+            values,
+        )
 
     def stop(self, receiver: str, reason: str) -> int:
         """Give up all that waits for a receiver; how many that is."""
         values = {"reason": reason, "receiver": receiver}
         return len(
-            self._ask("UPDATE outbox SET state = 'dead', reason = :reason WHERE receiver = :receiver AND state = 'waiting' RETURNING 1", values)
+            self._ask(
+                "UPDATE outbox SET state = 'dead', reason = :reason WHERE receiver = :receiver AND state = 'waiting' RETURNING 1",
+                values,
+            )
         )
 
     def retry(self, numbers: Collection[int]) -> int:
@@ -187,7 +219,10 @@ class Outbox:
         return self._shown("state <> 'told'", limit)
 
     def _shown(self, where: str, limit: int, **values: str) -> list[Waiting]:
-        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE {where} ORDER BY number LIMIT :limit", {**values, "limit": limit})  # noqa: S608
+        rows = self._ask(
+            f"SELECT {_SHOWN} FROM outbox WHERE {where} ORDER BY number LIMIT :limit",  # noqa: S608
+            {**values, "limit": limit},
+        )
         return [Waiting._make(row) for row in rows]
 
     def thin(self, run: str, receiver: str) -> int:
@@ -196,7 +231,12 @@ class Outbox:
         of = "run = :run AND receiver = :receiver AND state = 'waiting'"
         dropped = 0
         while True:
-            rows = list(self._ask(f"SELECT number, body, points FROM outbox WHERE {of} AND points > 0 ORDER BY number", values))  # noqa: S608
+            rows = list(
+                self._ask(
+                    f"SELECT number, body, points FROM outbox WHERE {of} AND points > 0 ORDER BY number",  # noqa: S608
+                    values,
+                )
+            )
             if sum(points for _number, _body, points in rows) <= POINTS:
                 return dropped
             before = dropped
@@ -204,8 +244,15 @@ class Outbox:
                 parsed = json.loads(body)
                 parsed["metrics"] = parsed["metrics"][points > 1 :: 2]
                 dropped += points - len(parsed["metrics"])
-                left = {"body": json.dumps(parsed), "points": len(parsed["metrics"]), "number": number}
-                self._ask("UPDATE outbox SET body = :body, points = :points WHERE number = :number AND held_until = 0 RETURNING 1", left)
+                left = {
+                    "body": json.dumps(parsed),
+                    "points": len(parsed["metrics"]),
+                    "number": number,
+                }
+                self._ask(
+                    "UPDATE outbox SET body = :body, points = :points WHERE number = :number AND held_until = 0 RETURNING 1",
+                    left,
+                )
             if dropped == before:
                 return dropped
 

@@ -55,7 +55,9 @@ class Holder:
             self._beats.join()
             self._beats = None
         if self._database.open and self.claims:
-            let = "UPDATE runs SET held_until = now() WHERE holder = %s AND id = ANY(%s) RETURNING id"
+            let = (
+                "UPDATE runs SET held_until = now() WHERE holder = %s AND id = ANY(%s) RETURNING id"
+            )
             self._database.all(let, (self.name, list(self.claims)))
 
     def keep(self, run: str, since: float) -> None:
@@ -85,13 +87,23 @@ class Holder:
 
     def known(self) -> dict[str, object]:
         """What this machine can tell of claims: the values of `FREE`."""
-        rows = self._database.all("SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)", (f"{_machine()} ",))
-        self.looked, self._dead = time.monotonic(), [holder for (holder,) in rows if not _lives(holder)]
+        rows = self._database.all(
+            "SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)",
+            (f"{_machine()} ",),
+        )
+        self.looked, self._dead = (
+            time.monotonic(),
+            [holder for (holder,) in rows if not _lives(holder)],
+        )
         return {"dead": self._dead, "machine": f"{_machine()} "}
 
     def lately(self) -> dict[str, object]:
         """The same, as it was found less than `LATELY` ago: a worker that takes one short run after another does not look each time."""
-        return {"dead": self._dead, "machine": f"{_machine()} "} if time.monotonic() - self.looked < LATELY else self.known()
+        return (
+            {"dead": self._dead, "machine": f"{_machine()} "}
+            if time.monotonic() - self.looked < LATELY
+            else self.known()
+        )
 
 
 class _Beats(Thread):
@@ -132,7 +144,9 @@ def _machine() -> str:
 def _began(pid: int) -> str:
     """When a process began, by the kernel's own count; empty for one that is not there, or is dead and was not waited for."""
     try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        state, *fields = (
+            Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        )
         return "" if state in "ZX" else fields[18]
     except (OSError, IndexError, ValueError):
         return ""

@@ -108,11 +108,15 @@ class PostgresDatabase:
                 if self._connection is not None:
                     self._connection.close()
                 if time.monotonic() > deadline:
-                    raise Infrastructure(f"the database of runs does not answer: {error}", fix="look at RECIPE_RUNS, and whether it runs") from error
+                    raise Infrastructure(
+                        f"the database of runs does not answer: {error}",
+                        fix="look at RECIPE_RUNS, and whether it runs",
+                    ) from error
                 time.sleep(PAUSE)
             except psycopg.Error as error:
                 raise Infrastructure(
-                    f"the database of runs refused a statement: {error}", fix="look at RECIPE_RUNS, and what it may do there"
+                    f"the database of runs refused a statement: {error}",
+                    fix="look at RECIPE_RUNS, and what it may do there",
                 ) from error
 
 
@@ -129,19 +133,35 @@ def connected(url: str) -> Connection[Row]:
 def _migrate(db: Connection[Row], *, read_only: bool) -> None:
     """Bring the schema to the version of this program, in one transaction under a lock.  Raises Unusable."""
     try:
-        version = int((db.execute("SELECT coalesce(max(version), 0) FROM recipe_schema").fetchone() or (0,))[0])
+        version = int(
+            (db.execute("SELECT coalesce(max(version), 0) FROM recipe_schema").fetchone() or (0,))[
+                0
+            ]
+        )
     except psycopg.errors.UndefinedTable:
         version = 0
     if version > len(_MIGRATIONS):
-        raise Unusable(f"the database of runs has format {version}; this recipe knows {len(_MIGRATIONS)}", fix="update recipe on this machine")
+        raise Unusable(
+            f"the database of runs has format {version}; this recipe knows {len(_MIGRATIONS)}",
+            fix="update recipe on this machine",
+        )
     if version == len(_MIGRATIONS):
         return
     if read_only:
-        raise Unusable(f"the database of runs has format {version}, older than this program's", fix="`recipe run` migrates it")
+        raise Unusable(
+            f"the database of runs has format {version}, older than this program's",
+            fix="`recipe run` migrates it",
+        )
     with db.transaction():
         db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-        db.execute("CREATE TABLE IF NOT EXISTS recipe_schema (version integer PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())")
-        version = int((db.execute("SELECT coalesce(max(version), 0) FROM recipe_schema").fetchone() or (0,))[0])
+        db.execute(
+            "CREATE TABLE IF NOT EXISTS recipe_schema (version integer PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())"
+        )
+        version = int(
+            (db.execute("SELECT coalesce(max(version), 0) FROM recipe_schema").fetchone() or (0,))[
+                0
+            ]
+        )
         for number, statements in enumerate(_MIGRATIONS[version:], version + 1):
             for statement in statements:
                 db.execute(statement.encode())

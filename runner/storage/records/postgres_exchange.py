@@ -25,7 +25,10 @@ class PostgresExchange(Exchange):
 
     def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
         ours = "id = %s AND fence = %s AND holder = %s AND claim <> ''"
-        if not self._database.all(f"UPDATE runs SET outputs = %s WHERE {ours} RETURNING 1", (text(list(outputs)), run, fence, self._holder.name)):  # noqa: S608
+        if not self._database.all(
+            f"UPDATE runs SET outputs = %s WHERE {ours} RETURNING 1",  # noqa: S608
+            (text(list(outputs)), run, fence, self._holder.name),
+        ):
             raise Stale(f"run {run} is not ours any more")
 
     def confirm(self, run: str, fence: int) -> None:
@@ -40,15 +43,23 @@ class PostgresExchange(Exchange):
         return bool(held)
 
     def release_keys(self, keys: Collection[str], run: str) -> None:
-        self._database.all("DELETE FROM keys WHERE key = ANY(%s) AND run = %s RETURNING 1", (list(keys), run))
+        self._database.all(
+            "DELETE FROM keys WHERE key = ANY(%s) AND run = %s RETURNING 1", (list(keys), run)
+        )
 
     def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
         def store(db: Connection[Row]) -> None:
             with db.transaction():
                 self._guard(db, run, fence)
                 with db.pipeline(), db.cursor() as many:
-                    rows = [(run, each.attempt, each.stream, each.offset, each.data, each.content) for each in chunks]
-                    many.executemany("INSERT INTO chunks VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING", rows)
+                    rows = [
+                        (run, each.attempt, each.stream, each.offset, each.data, each.content)
+                        for each in chunks
+                    ]
+                    many.executemany(
+                        "INSERT INTO chunks VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+                        rows,
+                    )
 
         self._database.do(store)
 
@@ -56,8 +67,14 @@ class PostgresExchange(Exchange):
         def store(db: Connection[Row]) -> None:
             with db.transaction():
                 self._guard(db, run, fence)
-                db.execute("DELETE FROM chunks WHERE run = %s AND attempt = %s AND stream = %s", (run, whole.attempt, whole.stream))
-                db.execute("INSERT INTO chunks VALUES (%s, %s, %s, 0, %s, %s)", (run, whole.attempt, whole.stream, whole.data, whole.content))
+                db.execute(
+                    "DELETE FROM chunks WHERE run = %s AND attempt = %s AND stream = %s",
+                    (run, whole.attempt, whole.stream),
+                )
+                db.execute(
+                    "INSERT INTO chunks VALUES (%s, %s, %s, 0, %s, %s)",
+                    (run, whole.attempt, whole.stream, whole.data, whole.content),
+                )
 
         self._database.do(store)
 

@@ -124,7 +124,9 @@ class PostgresRuns(Runs):
     shared = True
     words = _WORDS
 
-    def __init__(self, url: str, workspace: str, database: Database, index: Index, *, read_only: bool = False) -> None:
+    def __init__(
+        self, url: str, workspace: str, database: Database, index: Index, *, read_only: bool = False
+    ) -> None:
         """Connect, and bring the schema up to date.  Raises Infrastructure, Unusable."""
         self.workspace, self._disk, self._index = workspace, database, index
         self._database = PostgresDatabase(url, read_only=read_only)
@@ -144,7 +146,12 @@ class PostgresRuns(Runs):
         return self._database.all(_NAMED.sub(r"%(\1)s", statement), values)
 
     def live(self, run: str) -> bool:
-        return bool(self._database.all(f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {FREE}", {"run": run} | self._holder.known()))  # noqa: S608
+        return bool(
+            self._database.all(
+                f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {FREE}",  # noqa: S608
+                {"run": run} | self._holder.known(),
+            )
+        )
 
     # -- notifications of workers
 
@@ -166,9 +173,22 @@ class PostgresRuns(Runs):
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings = run.data.get("settings")
         now = time.time()
-        values = run._asdict() | {"inputs": text(run.inputs), "data": text(run.data), "created": run.created or now, "workspace": self.workspace}
-        values |= {"claim": who, "fence": int(bool(who)), "driver": str(settings.get("driver", "")) if isinstance(settings, dict) else ""}
-        values |= {"labels": _pairs(run.data.get("labels")), "holder": self._holder.name if who else "", "long": CLAIM if who else -CLAIM}
+        values = run._asdict() | {
+            "inputs": text(run.inputs),
+            "data": text(run.data),
+            "created": run.created or now,
+            "workspace": self.workspace,
+        }
+        values |= {
+            "claim": who,
+            "fence": int(bool(who)),
+            "driver": str(settings.get("driver", "")) if isinstance(settings, dict) else "",
+        }
+        values |= {
+            "labels": _pairs(run.data.get("labels")),
+            "holder": self._holder.name if who else "",
+            "long": CLAIM if who else -CLAIM,
+        }
         values |= {"now": now, "packed": bundle or None, "channel": CHANNEL}
         listened = self.reporter.listened_to(run.id, run.data)
 
@@ -177,14 +197,23 @@ class PostgresRuns(Runs):
                 fresh = db.execute(_SUBMIT.encode(), values).fetchone()
                 if fresh is None:
                     found = db.execute(
-                        "SELECT id, data, fence, holder FROM runs WHERE id = %s OR idempotency = %s", (run.id, run.idempotency or None)
+                        "SELECT id, data, fence, holder FROM runs WHERE id = %s OR idempotency = %s",
+                        (run.id, run.idempotency or None),
                     )
                     id, data, fence, holder = found.fetchall()[0]
                     if id != run.id:
                         same_request(run, id, mapping(data))
-                    return Submitted(id, fence if who and holder == self._holder.name else 0)  # ours: the reply to the first try was lost
+                    return Submitted(
+                        id, fence if who and holder == self._holder.name else 0
+                    )  # ours: the reply to the first try was lost
                 if listened:
-                    _post(db, run.id, self.reporter.letters([Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]))
+                    _post(
+                        db,
+                        run.id,
+                        self.reporter.letters(
+                            [Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]
+                        ),
+                    )
             return Submitted(run.id, int(fresh[0]))
 
         since = boottime()
@@ -200,7 +229,14 @@ class PostgresRuns(Runs):
             " worked_in = %(workspace)s,"
             f" held_until = now() + %(long)s * interval '1 second' WHERE id = %(run)s AND state NOT IN {_FINAL} AND (holder = %(me)s OR {FREE})"
             " RETURNING fence",
-            {"who": who, "me": self._holder.name, "long": CLAIM, "run": run, "workspace": self.workspace} | self._holder.known(),
+            {
+                "who": who,
+                "me": self._holder.name,
+                "long": CLAIM,
+                "run": run,
+                "workspace": self.workspace,
+            }
+            | self._holder.known(),
         )
         if not rows:
             self.get(run)
@@ -211,7 +247,10 @@ class PostgresRuns(Runs):
     def claim_next(self, who: str, offer: Offer) -> RunRow | None:
         counted = FREE.replace("runs.", "busy.")
         busy = f"SELECT count(*) FROM runs AS busy WHERE (busy.claim <> '' OR busy.state = 'ACTIVE') AND NOT {counted}"  # noqa: S608
-        below = "".join(f" AND ({busy} AND busy.{_COUNTED[kind]} = runs.{_COUNTED[kind]}) < %(most_{kind})s" for kind in offer.at_most)
+        below = "".join(
+            f" AND ({busy} AND busy.{_COUNTED[kind]} = runs.{_COUNTED[kind]}) < %(most_{kind})s"
+            for kind in offer.at_most
+        )
         statement = (
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
             " worked_in = %(workspace)s,"
@@ -222,8 +261,19 @@ class PostgresRuns(Runs):
             f" ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING {_COLUMNS}"
         )
         began, since = time.monotonic(), boottime()
-        values = {"who": who, "me": self._holder.name, "long": CLAIM, "workspace": self.workspace, "driver": offer.driver, "store": offer.store}
-        values |= {"labels": _pairs(dict(offer.labels)), **self._holder.lately(), **{f"most_{kind}": most for kind, most in offer.at_most.items()}}
+        values = {
+            "who": who,
+            "me": self._holder.name,
+            "long": CLAIM,
+            "workspace": self.workspace,
+            "driver": offer.driver,
+            "store": offer.store,
+        }
+        values |= {
+            "labels": _pairs(dict(offer.labels)),
+            **self._holder.lately(),
+            **{f"most_{kind}": most for kind, most in offer.at_most.items()},
+        }
 
         tries = 0
 
@@ -232,7 +282,9 @@ class PostgresRuns(Runs):
             tries += 1
             if tries > 1:  # the reply to a claim may be what was lost
                 ours = f"SELECT {_COLUMNS} FROM runs WHERE holder = %s AND claim <> '' AND id <> ALL(%s) LIMIT 1"  # noqa: S608
-                if found := db.execute(ours.encode(), (self._holder.name, list(self._holder.claims))).fetchall():
+                if found := db.execute(
+                    ours.encode(), (self._holder.name, list(self._holder.claims))
+                ).fetchall():
                     return found
             if not offer.at_most:
                 return db.execute(statement.encode(), values).fetchall()
@@ -241,7 +293,11 @@ class PostgresRuns(Runs):
                 return db.execute(statement.encode(), values).fetchall()
 
         rows = self._database.do(claim)
-        if not rows and self._holder.looked < began and values["dead"] != (values := values | self._holder.known())["dead"]:
+        if (
+            not rows
+            and self._holder.looked < began
+            and values["dead"] != (values := values | self._holder.known())["dead"]
+        ):
             rows = self._database.do(claim)
         if not rows:
             return None
@@ -284,9 +340,37 @@ class PostgresRuns(Runs):
         events = events if events and self.reporter.listened_to(run, None) else []
         state, why = run_state or (None, None)
         fading = int(not any(map(is_progress, moves)))
-        values: dict[str, object] = {"run": run, "fence": fence, "me": self._holder.name, "long": CLAIM, "now": now, "fading": fading}
-        values |= {"count": len(moves), "state": state, "why": why, "over": state in FINAL, "let_go": state in LET_GO, "answers": answers}
-        values |= _arrays("e", [(move.subject, move.id, str(move.before), str(move.after), move.reason, text(move.data)) for move in moves], 6)
+        values: dict[str, object] = {
+            "run": run,
+            "fence": fence,
+            "me": self._holder.name,
+            "long": CLAIM,
+            "now": now,
+            "fading": fading,
+        }
+        values |= {
+            "count": len(moves),
+            "state": state,
+            "why": why,
+            "over": state in FINAL,
+            "let_go": state in LET_GO,
+            "answers": answers,
+        }
+        values |= _arrays(
+            "e",
+            [
+                (
+                    move.subject,
+                    move.id,
+                    str(move.before),
+                    str(move.after),
+                    move.reason,
+                    text(move.data),
+                )
+                for move in moves
+            ],
+            6,
+        )
         values |= _arrays("s", [tuple(step)[1:] for step in steps], 4)
         tried = {row.id: attempt_row(row) for row in attempts}
         values |= _arrays("a", list(tried.values()), 13)
@@ -296,7 +380,9 @@ class PostgresRuns(Runs):
             nonlocal tries
             tries += 1
             if tries > 1 and moves:  # the reply to a commit may be what was lost
-                known = db.execute("SELECT max(seq) FROM events WHERE run = %s AND at = %s", (run, now)).fetchone()
+                known = db.execute(
+                    "SELECT max(seq) FROM events WHERE run = %s AND at = %s", (run, now)
+                ).fetchone()
                 if known is not None and known[0] is not None:
                     return int(known[0])
             with db.transaction() if events else nullcontext():  # one statement is a transaction
@@ -306,7 +392,13 @@ class PostgresRuns(Runs):
                         raise Requested(request)
                 last = int(row[0]) - 1
                 if events:
-                    _post(db, run, self.reporter.letters([each._replace(seq=each.seq + last - len(moves) + 1) for each in events]))
+                    _post(
+                        db,
+                        run,
+                        self.reporter.letters(
+                            [each._replace(seq=each.seq + last - len(moves) + 1) for each in events]
+                        ),
+                    )
             return last
 
         since = boottime()
@@ -338,7 +430,9 @@ class PostgresRuns(Runs):
                 if row is None:
                     return False
                 event = (run, row[0], time.time(), run, what, text(data))
-                db.execute("INSERT INTO events VALUES (%s, %s, %s, 'request', %s, '', %s, '', %s)", event)
+                db.execute(
+                    "INSERT INTO events VALUES (%s, %s, %s, 'request', %s, '', %s, '', %s)", event
+                )
                 db.execute("SELECT pg_notify(%s, %s)", (CHANNEL, run))
             return True
 
@@ -347,13 +441,22 @@ class PostgresRuns(Runs):
     def forget(self, runs: Iterable[str]) -> None:
         def store(db: Connection[Row]) -> None:
             with db.transaction():
-                ours = db.execute("SELECT id FROM runs WHERE id = ANY(%s) AND workspace = %s", (list(runs), self.workspace))
-                chosen = [id for (id,) in ours.fetchall()]  # those that we only worked on are their submitters'
+                ours = db.execute(
+                    "SELECT id FROM runs WHERE id = ANY(%s) AND workspace = %s",
+                    (list(runs), self.workspace),
+                )
+                chosen = [
+                    id for (id,) in ours.fetchall()
+                ]  # those that we only worked on are their submitters'
                 for table in ("chunks", "keys", "outbox", "events", "attempts", "steps", "runs"):
                     column = "id" if table == "runs" else "run"
-                    statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(sql.Identifier(table), sql.Identifier(column))
+                    statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(
+                        sql.Identifier(table), sql.Identifier(column)
+                    )
                     db.execute(statement, (chosen,))
-                db.execute("DELETE FROM bundles WHERE at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM runs WHERE bundle = digest)")
+                db.execute(
+                    "DELETE FROM bundles WHERE at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM runs WHERE bundle = digest)"
+                )
 
         self._database.do(store)
 
@@ -366,8 +469,15 @@ def _arrays(name: str, rows: Sequence[Sequence[object]], width: int) -> dict[str
 def _post(db: Connection[Row], run: str, letters: Sequence[Letter]) -> None:
     if letters:
         with db.cursor() as many:
-            many.executemany(f"INSERT INTO outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)".encode(), rows(run, letters))  # noqa: S608
+            many.executemany(
+                f"INSERT INTO outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)".encode(),  # noqa: S608
+                rows(run, letters),
+            )
 
 
 def _pairs(labels: object) -> list[str]:
-    return sorted(f"{name}={value}" for name, value in labels.items()) if isinstance(labels, dict) else []
+    return (
+        sorted(f"{name}={value}" for name, value in labels.items())
+        if isinstance(labels, dict)
+        else []
+    )

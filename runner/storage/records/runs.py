@@ -144,18 +144,30 @@ class AttemptRow(NamedTuple):
 def run_of(row: Row) -> RunRow:
     """A row of the table of runs."""
     fields = list(row)
-    fields[3], fields[13], fields[21:] = mapping(row[3]), mapping(row[13]), map(outputs_of, row[21:])
+    fields[3], fields[13], fields[21:] = (
+        mapping(row[3]),
+        mapping(row[13]),
+        map(outputs_of, row[21:]),
+    )
     return RunRow(*fields)
 
 
 def attempt_of(row: Row) -> AttemptRow:
     """A row of the table of attempts."""
-    return AttemptRow._make((*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12])))
+    return AttemptRow._make(
+        (*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12]))
+    )
 
 
 def attempt_row(attempt: AttemptRow) -> Row:
     """The same as it is stored."""
-    return (*attempt[:5], text(attempt.job), *attempt[6:11], text(attempt.exit), text(attempt.preimage))
+    return (
+        *attempt[:5],
+        text(attempt.job),
+        *attempt[6:11],
+        text(attempt.exit),
+        text(attempt.preimage),
+    )
 
 
 class Event(NamedTuple):
@@ -191,7 +203,17 @@ SILENT: Final = Reporter(lambda run, data: False, lambda events: ())
 def events_of(run: str, first: int, now: float, moves: Sequence[Move]) -> list[Event]:
     """The events of a group, numbered from `first`, of which receivers may hear: a run's own changes of state."""
     return [
-        Event(run, number, now, move.subject, move.id, str(move.before), str(move.after), move.reason, move.data)
+        Event(
+            run,
+            number,
+            now,
+            move.subject,
+            move.id,
+            str(move.before),
+            str(move.after),
+            move.reason,
+            move.data,
+        )
         for number, move in enumerate(moves, first)
         if move.subject == "run" and move.before != move.after
     ]
@@ -204,7 +226,9 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     from ...planning.schedule import FINAL as ENDED
 
     total, fresh = run.data.get("total"), run.data.get("fresh")
-    known = isinstance(total, int) and isinstance(fresh, int) and sum(tally.values()) + fresh >= total  # others stand in no row yet
+    known = (
+        isinstance(total, int) and isinstance(fresh, int) and sum(tally.values()) + fresh >= total
+    )  # others stand in no row yet
     return known and all(state in ENDED for state, _ in tally)
 
 
@@ -270,30 +294,61 @@ class Runs(Protocol):
         """The latest runs, newest first."""
         where = f"{self.words.meant} AND (CAST(:recipe AS text) IS NULL OR recipe = :recipe) ORDER BY created DESC, id DESC LIMIT :last"
         values = {"workspace": self.workspace, "recipe": recipe, "last": last}
-        return [run_of(row) for row in self.all(f"SELECT {self.words.columns} FROM runs WHERE {where}", values)]  # noqa: S608
+        return [
+            run_of(row)
+            for row in self.all(f"SELECT {self.words.columns} FROM runs WHERE {where}", values)  # noqa: S608
+        ]
 
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
         """At most `limit` runs that are as `wanted`, by id, the newest first."""
-        if len(wanted.states) > 1:  # a page of each, so that an index serves them, and the newest of all
-            found = [row for state in dict.fromkeys(wanted.states) for row in self.page(wanted._replace(states=(state,)), limit)]
+        if (
+            len(wanted.states) > 1
+        ):  # a page of each, so that an index serves them, and the newest of all
+            found = [
+                row
+                for state in dict.fromkeys(wanted.states)
+                for row in self.page(wanted._replace(states=(state,)), limit)
+            ]
             return sorted(found, key=lambda row: row.id, reverse=True)[:limit]
-        values = wanted._asdict() | {"state": "".join(wanted.states), "label": "=".join(wanted.label or ())}
+        values = wanted._asdict() | {
+            "state": "".join(wanted.states),
+            "label": "=".join(wanted.label or ()),
+        }
         # An index serves a condition only where nothing else could be meant.
-        asked = {"before": "id < :before", "key": "idempotency = :key", "recipe": "recipe = :recipe", "state": "state = :state", **self.words.asked}
+        asked = {
+            "before": "id < :before",
+            "key": "idempotency = :key",
+            "recipe": "recipe = :recipe",
+            "state": "state = :state",
+            **self.words.asked,
+        }
         here = self.words.meant if wanted.name or wanted.part else self.words.listed
-        where = " AND ".join([here, *(condition for name, condition in asked.items() if values[name])])
+        where = " AND ".join(
+            [here, *(condition for name, condition in asked.items() if values[name])]
+        )
         query = f"SELECT {self.words.columns} FROM runs WHERE {where} ORDER BY id DESC LIMIT :limit"  # noqa: S608
-        return [run_of(row) for row in self.all(query, {**values, "workspace": self.workspace, "limit": limit})]
+        return [
+            run_of(row)
+            for row in self.all(query, {**values, "workspace": self.workspace, "limit": limit})
+        ]
 
     def steps(self, run: str) -> dict[str, StepRow]:
         """The steps of a run that have moved, by id."""
-        return {row[1]: StepRow(*row) for row in self.all("SELECT run, step, state, key, reason FROM steps WHERE run = :run", {"run": run})}
+        return {
+            row[1]: StepRow(*row)
+            for row in self.all(
+                "SELECT run, step, state, key, reason FROM steps WHERE run = :run", {"run": run}
+            )
+        }
 
     def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
         """How many steps of each run are in each (state, phase); only a RUNNING step has a phase."""
         count = "SELECT run, state, CASE state WHEN 'RUNNING' THEN reason ELSE '' END, count(*) FROM steps"
         answer: dict[str, dict[tuple[str, str], int]] = {run: {} for run in runs}
-        for run, state, phase, number in self.all(f"{count} WHERE run {self.words.among.format('runs')} GROUP BY 1, 2, 3", {"runs": list(runs)}):
+        for run, state, phase, number in self.all(
+            f"{count} WHERE run {self.words.among.format('runs')} GROUP BY 1, 2, 3",
+            {"runs": list(runs)},
+        ):
             answer[run][state, phase] = number
         return answer
 
@@ -302,25 +357,40 @@ class Runs(Protocol):
         query = "SELECT * FROM attempts WHERE run = :run AND (CAST(:step AS text) IS NULL OR step = :step) ORDER BY step, n"
         return [attempt_of(row) for row in self.all(query, {"run": run, "step": step})]
 
-    def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
+    def latest_attempts(
+        self, recipe: str, steps: Collection[str], *, run: str | None = None
+    ) -> dict[str, AttemptRow]:
         """The last attempt of each of `steps` in any run of a recipe, or in one run: whose pre-image says what it was run with."""
         if run is None:
             values = {"steps": list(steps), "recipe": recipe, "workspace": self.workspace}
             return {row[2]: attempt_of(row) for row in self.all(self.words.last_attempts, values)}
         wanted = set(steps)
-        found = sorted((attempt for attempt in self.attempts(run) if attempt.step in wanted), key=lambda attempt: attempt.started or 0.0)
+        found = sorted(
+            (attempt for attempt in self.attempts(run) if attempt.step in wanted),
+            key=lambda attempt: attempt.started or 0.0,
+        )
         return {attempt.step: attempt for attempt in found}
 
     def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
         """The events of a run with a number above `after`, in order, without gaps."""
         query = "SELECT * FROM events WHERE run = :run AND seq > :after ORDER BY seq LIMIT :limit"
-        return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, {"run": run, "after": after, "limit": limit})]
+        return [
+            Event._make((*row[:8], mapping(row[8])))
+            for row in self.all(query, {"run": run, "after": after, "limit": limit})
+        ]
 
     def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
         """By run and step, the host on which the step was begun last; a step that ran on this machine has none."""
         query = f"SELECT run, id, data FROM events WHERE run {self.words.among.format('runs')} AND subject = 'step' AND after = 'RUNNING'"  # noqa: S608
-        begun = {(run, id): data for run, id, data in self.all(f"{query} ORDER BY run, seq", {"runs": list(runs)})}
-        return {step: str(place) for step, data in begun.items() if '"site"' in data and (place := mapping(data).get("site"))}
+        begun = {
+            (run, id): data
+            for run, id, data in self.all(f"{query} ORDER BY run, seq", {"runs": list(runs)})
+        }
+        return {
+            step: str(place)
+            for step, data in begun.items()
+            if '"site"' in data and (place := mapping(data).get("site"))
+        }
 
     def live(self, run: str) -> bool:
         """Whether a worker of this machine is alive and has claimed the run."""
@@ -415,7 +485,14 @@ class Runs(Protocol):
         ...
 
 
-def settle(runs: Runs, run: str, fence: int, state: str, reason: str, beside: Callable[[str], Beside] = lambda _state: ((), ())) -> str:
+def settle(
+    runs: Runs,
+    run: str,
+    fence: int,
+    state: str,
+    reason: str,
+    beside: Callable[[str], Beside] = lambda _state: ((), ()),
+) -> str:
     """Give a claimed run, on which nothing works, its next state, and answer it: a cancel that is asked for until it is stored wins.
 
     `beside` answers what goes with a state: moves of steps, and their rows.  Raises Stale.
@@ -432,7 +509,9 @@ def settle(runs: Runs, run: str, fence: int, state: str, reason: str, beside: Ca
         if row.state != state:
             moves = [*moves, Move("run", run, row.state, state, reason)]
         try:
-            runs.group(run, fence, moves, steps=steps, run_state=(state, reason), answers=row.request)
+            runs.group(
+                run, fence, moves, steps=steps, run_state=(state, reason), answers=row.request
+            )
         except Requested:  # since we looked
             continue
         return state

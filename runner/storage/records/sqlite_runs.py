@@ -86,7 +86,13 @@ class SqliteRuns(Runs):
         self._claims = {}
 
     def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
-        return self._database.all(statement, {name: json.dumps(value) if isinstance(value, list) else value for name, value in values.items()})
+        return self._database.all(
+            statement,
+            {
+                name: json.dumps(value) if isinstance(value, list) else value
+                for name, value in values.items()
+            },
+        )
 
     def live(self, run: str) -> bool:
         return self._locks.held(_claim_name(run))
@@ -95,7 +101,9 @@ class SqliteRuns(Runs):
         return self._database.version()
 
     def requested(self, run: str, fence: int) -> str:
-        rows = self._database.all("SELECT request FROM runs WHERE id = ? AND fence = ? AND claim <> ''", (run, fence))
+        rows = self._database.all(
+            "SELECT request FROM runs WHERE id = ? AND fence = ? AND claim <> ''", (run, fence)
+        )
         if not rows:
             raise Stale(f"run {run} is not ours any more")
         return str(rows[0][0])
@@ -104,24 +112,58 @@ class SqliteRuns(Runs):
         self._claims[run] = self._locks.hold(_claim_name(run))
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
-        lock = (self._claims.pop(run.id, None) or self._locks.try_hold(_claim_name(run.id))) if who else None
+        lock = (
+            (self._claims.pop(run.id, None) or self._locks.try_hold(_claim_name(run.id)))
+            if who
+            else None
+        )
         fence = int(lock is not None)
         now = time.time()
         try:
             with self._database.transaction() as db:
-                if run.idempotency and (found := db.execute("SELECT id, data FROM runs WHERE idempotency = ?", (run.idempotency,)).fetchone()):
+                if run.idempotency and (
+                    found := db.execute(
+                        "SELECT id, data FROM runs WHERE idempotency = ?", (run.idempotency,)
+                    ).fetchone()
+                ):
                     same_request(run, found[0], mapping(found[1]))
                     return Submitted(found[0])
-                asked = (run.id, run.recipe, run.plan, text(run.inputs), run.workspace, run.reason, run.created or now)
-                held = (who if fence else "", fence, text(run.data), run.priority, run.due, run.idempotency, run.user)
+                asked = (
+                    run.id,
+                    run.recipe,
+                    run.plan,
+                    text(run.inputs),
+                    run.workspace,
+                    run.reason,
+                    run.created or now,
+                )
+                held = (
+                    who if fence else "",
+                    fence,
+                    text(run.data),
+                    run.priority,
+                    run.due,
+                    run.idempotency,
+                    run.user,
+                )
                 cursor = db.execute(
-                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0, ?)", (*asked, *held)
+                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0, ?)",
+                    (*asked, *held),
                 )
                 if not cursor.rowcount:
                     return Submitted(run.id)
-                db.execute("INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')", (run.id, now, run.id, run.reason))
+                db.execute(
+                    "INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')",
+                    (run.id, now, run.id, run.reason),
+                )
                 if self.reporter.listened_to(run.id, run.data):
-                    _post(db, run.id, self.reporter.letters([Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]))
+                    _post(
+                        db,
+                        run.id,
+                        self.reporter.letters(
+                            [Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]
+                        ),
+                    )
             if lock is not None:
                 self._claims[run.id], lock = lock, None
             return Submitted(run.id, fence)
@@ -151,20 +193,33 @@ class SqliteRuns(Runs):
         return int(row[0][0])
 
     def claim_next(self, who: str, offer: Offer) -> RunRow | None:
-        with self._locks.hold("claiming") if offer.at_most else nullcontext():  # else two would count at once
+        with (
+            self._locks.hold("claiming") if offer.at_most else nullcontext()
+        ):  # else two would count at once
             busy: Counter[tuple[str, str]] = Counter()
             if offer.at_most:
                 rows = self._database.all(
                     "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs WHERE claim <> '' AND state IN ('QUEUED', 'ACTIVE')"
                 )
-                busy.update((kind, value) for run, *values in rows if self.live(run) for kind, value in zip(LIMITED, values, strict=True))
+                busy.update(
+                    (kind, value)
+                    for run, *values in rows
+                    if self.live(run)
+                    for kind, value in zip(LIMITED, values, strict=True)
+                )
             for run, *values in _waiting(self._database, offer):
-                if any(busy[kind, value] >= offer.at_most.get(kind, sys.maxsize) for kind, value in zip(LIMITED, values, strict=True)):
+                if any(
+                    busy[kind, value] >= offer.at_most.get(kind, sys.maxsize)
+                    for kind, value in zip(LIMITED, values, strict=True)
+                ):
                     continue
                 lock = None if run in self._claims else self._locks.try_hold(_claim_name(run))
                 if lock is None:
                     continue
-                if self.get(run).state not in ("QUEUED", "ACTIVE"):  # its worker ended it while we looked
+                if self.get(run).state not in (
+                    "QUEUED",
+                    "ACTIVE",
+                ):  # its worker ended it while we looked
                     lock.release()
                     continue
                 self._claims[run] = lock
@@ -175,7 +230,10 @@ class SqliteRuns(Runs):
     def opened(self, run: str, address: str) -> None:
         without = json.dumps({"opens": {address: None}})
         with self._database.transaction() as db:
-            db.execute("UPDATE runs SET data = json_patch(data, ?) WHERE id = ? AND data LIKE '%\"opens\":%'", (without, run))
+            db.execute(
+                "UPDATE runs SET data = json_patch(data, ?) WHERE id = ? AND data LIKE '%\"opens\":%'",
+                (without, run),
+            )
 
     def release(self, run: str, fence: int) -> None:
         with self._database.transaction() as db:
@@ -219,22 +277,47 @@ class SqliteRuns(Runs):
                     (*run_state, answers, ended, run_state[0] in LET_GO, run),
                 )
                 if ended is not None:
-                    db.execute("UPDATE runs SET data = json_remove(data, '$.opens') WHERE id = ? AND data LIKE '%\"opens\":%'", (run,))
+                    db.execute(
+                        "UPDATE runs SET data = json_remove(data, '$.opens') WHERE id = ? AND data LIKE '%\"opens\":%'",
+                        (run,),
+                    )
             first = last - len(moves) + 1
             many = db.executemany
             many(
                 "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(run, n, now, move.subject, move.id, move.before, move.after, move.reason, text(move.data)) for n, move in enumerate(moves, first)],
+                [
+                    (
+                        run,
+                        n,
+                        now,
+                        move.subject,
+                        move.id,
+                        move.before,
+                        move.after,
+                        move.reason,
+                        text(move.data),
+                    )
+                    for n, move in enumerate(moves, first)
+                ],
             )
             many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?)", steps)
-            many("INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(attempt_row, attempts))
-            if (events := events_of(run, first, now, moves)) and self.reporter.listened_to(run, None):
+            many(
+                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                map(attempt_row, attempts),
+            )
+            if (events := events_of(run, first, now, moves)) and self.reporter.listened_to(
+                run, None
+            ):
                 _post(db, run, self.reporter.letters(events))
             self._index.write(db, changes)
             crashpoint("group-written")
         if landed is None:
             crashpoint("group-committed")
-        if run_state is not None and run_state[0] in LET_GO and (lock := self._claims.pop(run, None)):
+        if (
+            run_state is not None
+            and run_state[0] in LET_GO
+            and (lock := self._claims.pop(run, None))
+        ):
             lock.release()
         return int(last)
 
@@ -267,7 +350,13 @@ class SqliteRuns(Runs):
 
     def forget(self, runs: Iterable[str]) -> None:
         with self._database.transaction() as db:
-            for table, column in (("outbox", "run"), ("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
+            for table, column in (
+                ("outbox", "run"),
+                ("events", "run"),
+                ("attempts", "run"),
+                ("steps", "run"),
+                ("runs", "id"),
+            ):
                 db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(run,) for run in runs])  # noqa: S608
 
 
@@ -294,7 +383,10 @@ def _post(db: sqlite3.Connection, run: str, letters: Sequence[Letter]) -> None:
     if letters:
         from .outbox import COLUMNS, rows
 
-        db.executemany(f"INSERT INTO outbox ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows(run, letters))  # noqa: S608
+        db.executemany(
+            f"INSERT INTO outbox ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+            rows(run, letters),
+        )
 
 
 def _claim_name(run: str) -> str:

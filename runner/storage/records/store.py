@@ -37,7 +37,9 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE published (path TEXT PRIMARY KEY, content TEXT, identity TEXT, run TEXT, step TEXT, recipe TEXT) WITHOUT ROWID",
     ),
     ("CREATE TABLE tiny (content TEXT PRIMARY KEY, data BLOB, at REAL) WITHOUT ROWID",),
-    ("CREATE TABLE measured (key TEXT, rule TEXT, at REAL, metrics TEXT, crc INTEGER, PRIMARY KEY (key, rule)) WITHOUT ROWID",),
+    (
+        "CREATE TABLE measured (key TEXT, rule TEXT, at REAL, metrics TEXT, crc INTEGER, PRIMARY KEY (key, rule)) WITHOUT ROWID",
+    ),
     (
         "ALTER TABLE runs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE runs ADD COLUMN due REAL",
@@ -55,7 +57,10 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX outbox_in_order ON outbox (run, receiver, number) WHERE state = 'waiting'",
         "CREATE INDEX outbox_due ON outbox (due) WHERE state = 'waiting'",
     ),
-    ("CREATE INDEX runs_by_state ON runs (state, id)", "CREATE INDEX runs_by_user ON runs (user, id)"),
+    (
+        "CREATE INDEX runs_by_state ON runs (state, id)",
+        "CREATE INDEX runs_by_user ON runs (user, id)",
+    ),
     (
         "DROP INDEX traces_by_recipe",
         "CREATE INDEX traces_by_step ON traces (recipe, step, made_at, seconds)",
@@ -111,13 +116,17 @@ class Store:
         self.runs: Runs = runs if runs is not None else SqliteRuns(database, self.index, self.locks)
 
     @classmethod
-    def open(cls, root: Path, *, read_only: bool = False, shared: str = "", workspace: str = "") -> Store:
+    def open(
+        cls, root: Path, *, read_only: bool = False, shared: str = "", workspace: str = ""
+    ) -> Store:
         """Open the store at `root`, making or migrating it as needed.  Read-only: nothing is made, and a store that is not there is empty.
 
         `shared`: the address of a database that has the runs of `workspace`, instead of this file.  Raises Unusable, Infrastructure.
         """
         database = Database.open(root, STORE, read_only=read_only)
-        return cls(database, _shared(shared, workspace, database, read_only=read_only) if shared else None)
+        return cls(
+            database, _shared(shared, workspace, database, read_only=read_only) if shared else None
+        )
 
     def close(self) -> None:
         """Let go of the database and of every claim."""
@@ -127,15 +136,25 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def _shared(address: str, workspace: str, database: Database, *, read_only: bool) -> Runs:
     if not address.startswith(("postgresql://", "postgres://")):
-        raise Unusable("RECIPE_RUNS is not the address of a PostgreSQL database", fix="write it as postgresql://user@host/database")
+        raise Unusable(
+            "RECIPE_RUNS is not the address of a PostgreSQL database",
+            fix="write it as postgresql://user@host/database",
+        )
     try:
         from .postgres_runs import PostgresRuns
     except ImportError as error:
-        raise Unusable(f"runs in PostgreSQL need psycopg: {error}", fix="pip install 'recipe-runner[postgres]'") from error
+        raise Unusable(
+            f"runs in PostgreSQL need psycopg: {error}", fix="pip install 'recipe-runner[postgres]'"
+        ) from error
     return PostgresRuns(address, workspace, database, Index(database), read_only=read_only)

@@ -51,7 +51,9 @@ class Uses(NamedTuple):
 class RemoteCache:
     """One workspace's use of one store.  Belongs to the thread that made it; what takes long is done beside it."""
 
-    def __init__(self, ws: Uses, remote: Remote, name: str, *, push: bool, asked: bool, checkpoints: bool) -> None:
+    def __init__(
+        self, ws: Uses, remote: Remote, name: str, *, push: bool, asked: bool, checkpoints: bool
+    ) -> None:
         self.remote, self.name, self.pushes, self.checkpoints = remote, name, push, checkpoints
         self.notices: list[str] = []
         self.found: set[str] = set()  # keys whose trace came from there
@@ -67,26 +69,47 @@ class RemoteCache:
 
     def learn(self, plan: Plan, verdicts: Sequence[Verdict]) -> bool:
         """Look for what would have to run: whether something of it was made elsewhere, so that there is more to judge by now."""
-        keys = [key for n, verdict in enumerate(verdicts) for key in self.unknown(plan.nodes[n], verdict)]
+        keys = [
+            key
+            for n, verdict in enumerate(verdicts)
+            for key in self.unknown(plan.nodes[n], verdict)
+        ]
         return bool(keys) and self._asked(keys)
 
     def unknown(self, node: Node, verdict: Verdict) -> list[str]:
         """The keys of a step that would run although another may have made what it makes; none when there is nothing to ask."""
-        if self._off or verdict.answer != RUN or verdict.key is None or verdict.reasons == ("forced",):
+        if (
+            self._off
+            or verdict.answer != RUN
+            or verdict.key is None
+            or verdict.reasons == ("forced",)
+        ):
             return []
-        if not node.outputs or node.flags & UNCACHED or verdict.key in self._looked_up or self._ws.knows(verdict.key):
+        if (
+            not node.outputs
+            or node.flags & UNCACHED
+            or verdict.key in self._looked_up
+            or self._ws.knows(verdict.key)
+        ):
             return []
         return [verdict.key, *([verdict.former] if verdict.former is not None else ())]
 
     def answer(self, keys: Sequence[str]) -> tuple[Mapping[str, Found], set[Content]]:
         """What the store knows of keys, and which contents of that it has; may be asked in another thread."""
         found = self.remote.lookup(keys, patience=PATIENCE)
-        return found, self.remote.holds([made.content for trace, _ in found.values() for made in trace.outputs], patience=PATIENCE)
+        return found, self.remote.holds(
+            [made.content for trace, _ in found.values() for made in trace.outputs],
+            patience=PATIENCE,
+        )
 
     def learned(self, keys: Iterable[str], found: Mapping[str, Found], there: set[Content]) -> bool:
         """Remember the answers to a question."""
         self._looked_up.update(keys)
-        self._there |= {made.content: made.content in there for trace, _ in found.values() for made in trace.outputs}
+        self._there |= {
+            made.content: made.content in there
+            for trace, _ in found.values()
+            for made in trace.outputs
+        }
         traces = []
         for key, (trace, sizes) in found.items():
             facts = json.dumps({**trace.facts, "store": self.name})
@@ -125,7 +148,9 @@ class RemoteCache:
         """These will be asked for: ask for all of them at once."""
         unknown = [content for content in dict.fromkeys(contents) if content not in self._there]
         if unknown and not self._off:
-            there: set[Content] = self._try(lambda: self.remote.holds(unknown, patience=PATIENCE), set())
+            there: set[Content] = self._try(
+                lambda: self.remote.holds(unknown, patience=PATIENCE), set()
+            )
             self._there |= {content: content in there for content in unknown}
 
     def outline(self, content: Content) -> None:
@@ -137,9 +162,13 @@ class RemoteCache:
 
     # -- bytes
 
-    def bring(self, contents: Iterable[Content], progress: Callable[[int], object] = lambda _count: None) -> set[Content]:
+    def bring(
+        self, contents: Iterable[Content], progress: Callable[[int], object] = lambda _count: None
+    ) -> set[Content]:
         """Fetch what is not here; answers what could not be had.  Takes long: for commands that do nothing else."""
-        wanted = [content for content in dict.fromkeys(contents) if not self._ws.objects.has(content)]
+        wanted = [
+            content for content in dict.fromkeys(contents) if not self._ws.objects.has(content)
+        ]
         lost: set[Content] = set()
         for content in wanted:
             brought = self.fetcher([content])()
@@ -188,7 +217,13 @@ class RemoteCache:
 
     def push(self, trace: Trace, node: Node) -> None:
         """Put what a step made into the store, beside everything else and in order."""
-        if not self.pushes or self._off or not trace.outputs or node.flags & UNCACHED or "store" in trace.facts:
+        if (
+            not self.pushes
+            or self._off
+            or not trace.outputs
+            or node.flags & UNCACHED
+            or "store" in trace.facts
+        ):
             return
         if self._outbox is None:
             self._outbox = _UploadQueue(self._ws.objects.root, self.remote)
@@ -207,13 +242,19 @@ class RemoteCache:
             return
         outbox, self._outbox = self._outbox, None
         if outbox.waiting and not outbox.idle(1.0):
-            say(f"putting what was made into the store {self.name} ({outbox.waiting} to go; Ctrl-C goes without)")
+            say(
+                f"putting what was made into the store {self.name} ({outbox.waiting} to go; Ctrl-C goes without)"
+            )
         try:
             outbox.join()
         except KeyboardInterrupt:
-            self.notices.append(f"not everything was put into the store {self.name}; `recipe push` does the rest")
+            self.notices.append(
+                f"not everything was put into the store {self.name}; `recipe push` does the rest"
+            )
         for problem in outbox.problems:
-            self.notices.append(f"not put into the store {self.name}: {problem}; `recipe push` tries again")
+            self.notices.append(
+                f"not put into the store {self.name}: {problem}; `recipe push` tries again"
+            )
 
     def indulge(self) -> None:
         """Once a run has started, errors of the store are notices, even if the user named the store."""
@@ -241,7 +282,10 @@ class RemoteCache:
         self._off = True
         if self._asked_for and not isinstance(error, Unreachable):
             raise error
-        self.notices.append(f"the store {self.name} is not used: {error}" + (f" (fix: {error.fix})" if error.fix else ""))
+        self.notices.append(
+            f"the store {self.name} is not used: {error}"
+            + (f" (fix: {error.fix})" if error.fix else "")
+        )
 
 
 @dataclass(slots=True)
@@ -258,7 +302,9 @@ class Fetched:
 class Downloads:
     """What the steps of a run wait for before they are judged: an answer of the store, or bytes that it brings.  Told by `wake` when one has come."""
 
-    def __init__(self, remote_cache: RemoteCache, wake: Callable[[], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, remote_cache: RemoteCache, wake: Callable[[], None], say: Callable[[str], None]
+    ) -> None:
         self._sharing, self._wake, self._say = remote_cache, wake, say
         self._under_way: set[str] = set()
         self._bug: BaseException | None = None
@@ -366,7 +412,9 @@ class _UploadQueue:
             except RecipeError as error:
                 self.problems.append(f"{item[0].step}: {error}")
                 if isinstance(error, Infrastructure) and not self._marked:
-                    while self._queue.get() is not None:  # the store cannot be used: one warning is enough
+                    while (
+                        self._queue.get() is not None
+                    ):  # the store cannot be used: one warning is enough
                         self.waiting -= 1
                     self.waiting = 0
                     self.keys.clear()
@@ -375,7 +423,13 @@ class _UploadQueue:
             self.waiting -= 1
 
 
-def send(remote: Remote, objects: Objects, trace: Trace, kept: frozenset[str], progress: Callable[[int], object] = lambda _count: None) -> Trace:
+def send(
+    remote: Remote,
+    objects: Objects,
+    trace: Trace,
+    kept: frozenset[str],
+    progress: Callable[[int], object] = lambda _count: None,
+) -> Trace:
     """Put the outputs of a trace, but those that are `kept` here, into a store, and then the trace; answers the one that stands there."""
     sizes = {}
     for made in trace.outputs:
@@ -407,11 +461,19 @@ class Tally:
     problems: list[str] = field(default_factory=list)
 
     def __iadd__(self, other: Tally) -> Tally:
-        return Tally(self.steps + other.steps, self.contents + other.contents, self.bytes + other.bytes, [*self.problems, *other.problems])
+        return Tally(
+            self.steps + other.steps,
+            self.contents + other.contents,
+            self.bytes + other.bytes,
+            [*self.problems, *other.problems],
+        )
 
 
 def push(
-    objects: Objects, remote_cache: RemoteCache, traces: Sequence[tuple[Trace, frozenset[str]]], progress: Callable[[str, int], object]
+    objects: Objects,
+    remote_cache: RemoteCache,
+    traces: Sequence[tuple[Trace, frozenset[str]]],
+    progress: Callable[[str, int], object],
 ) -> Tally:
     """Put traces and what they gave into the store.  `progress` hears of each step and the bytes that it took.  Raises Infrastructure."""
     tally = Tally()
@@ -420,7 +482,11 @@ def push(
         if not trace.outputs:
             continue
         begun = remote_cache.remote.sent
-        missing = [made.path for made in trace.outputs if made.name not in kept and not objects.has(made.content)]
+        missing = [
+            made.path
+            for made in trace.outputs
+            if made.name not in kept and not objects.has(made.content)
+        ]
         if missing:
             tally.problems.append(f"{trace.step}: {', '.join(missing)} is not stored here any more")
             continue

@@ -37,7 +37,9 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
     for stat in session.listed("traces/"):
         (kept if now - stat.at < keep_days * 86_400 else going).append(stat.name)
     notes = [stat.name for stat in session.listed("states/") if now - stat.at >= keep_days * 86_400]
-    needed = _needed(session, [name[-69:-5] for name in kept], _noted(session, now - keep_days * 86_400))
+    needed = _needed(
+        session, [name[-69:-5] for name in kept], _noted(session, now - keep_days * 86_400)
+    )
     seen = _seen(session)
     idle = {name: seen.get(name, now) for name in there if name not in needed}
     # Written since it was first seen idle: somebody has put it again.
@@ -47,22 +49,37 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
         session.bucket.delete([*going, *notes])
         # The young are looked at once more: what was written while we looked stays.
         doomed = [
-            name for name, stat in zip(doomed, session.map(session.bucket.head, doomed), strict=True) if stat is not None and stat.at < idle[name]
+            name
+            for name, stat in zip(doomed, session.map(session.bucket.head, doomed), strict=True)
+            if stat is not None and stat.at < idle[name]
         ]
-        session.bucket.delete([name for name in doomed if name.endswith(".t.json")])  # a tree without its manifest is none
+        session.bucket.delete(
+            [name for name in doomed if name.endswith(".t.json")]
+        )  # a tree without its manifest is none
         session.bucket.delete([name for name in doomed if not name.endswith(".t.json")])
         left = {name: since for name, since in idle.items() if name not in set(doomed)}
         session.bucket.write(_UNREFERENCED, json.dumps(left, separators=(",", ":")).encode())
     uploads = session.bucket.abandon(now - GRACE, dry=dry)
-    return Garbage(tuple(name[-69:-5] for name in going), tuple(doomed), sum(there[name].size for name in doomed), len(idle) - len(doomed), uploads)
+    return Garbage(
+        tuple(name[-69:-5] for name in going),
+        tuple(doomed),
+        sum(there[name].size for name in doomed),
+        len(idle) - len(doomed),
+        uploads,
+    )
 
 
 def _noted(session: Session, since: float) -> set[str]:
     """The objects that notes of checkpoints name which were written since then."""
     names: set[str] = set()
-    for data in session.map(session.bucket.read, [stat.name for stat in session.listed("states/") if stat.at >= since]):
+    for data in session.map(
+        session.bucket.read, [stat.name for stat in session.listed("states/") if stat.at >= since]
+    ):
         with suppress(ValueError, TypeError, AttributeError, KeyError):  # a damaged one is none
-            names |= {layout.object_name(Content(content)) for _, content in json.loads(data or b"")["states"].values()}
+            names |= {
+                layout.object_name(Content(content))
+                for _, content in json.loads(data or b"")["states"].values()
+            }
     return names
 
 
@@ -79,7 +96,11 @@ def _needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[str]:
             continue
         names |= {layout.object_name(made.content) for made in found.trace.outputs}
     trees = [name for name in names if name.endswith(".t.json")]
-    for name, listed in zip(trees, session.map(session.bucket.read, [name[: -len("json")] + "parts" for name in trees]), strict=True):
+    for name, listed in zip(
+        trees,
+        session.map(session.bucket.read, [name[: -len("json")] + "parts" for name in trees]),
+        strict=True,
+    ):
         names.add(name[: -len("json")] + "parts")
         parts = layout.parts_of(listed) if listed is not None else None
         if parts is not None:

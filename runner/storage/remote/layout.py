@@ -34,7 +34,9 @@ class Found(NamedTuple):
 
 
 def object_name(content: Content) -> str:
-    return f"objects/{content[2:4]}/{content[2:]}{ {'f': '', 'x': '.x', 't': '.t.json'}[content[0]] }"
+    return (
+        f"objects/{content[2:4]}/{content[2:]}{ {'f': '', 'x': '.x', 't': '.t.json'}[content[0]] }"
+    )
 
 
 def trace_name(key: str) -> str:
@@ -53,12 +55,16 @@ def trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:
         "run": trace.run,
         "made_at": trace.made_at,
         "seconds": trace.seconds,
-        "outputs": [[made.name, made.path, made.content, sizes.get(made.name, 0)] for made in trace.outputs],
+        "outputs": [
+            [made.name, made.path, made.content, sizes.get(made.name, 0)] for made in trace.outputs
+        ],
         "metrics": trace.metrics_json,
         "facts": trace.facts_json,
         **({"measured": trace.measured_json} if trace.measured_json != "{}" else {}),
     }
-    return json.dumps({**body, "sum": digest.of_value("trace/1", body)}, separators=(",", ":")).encode()
+    return json.dumps(
+        {**body, "sum": digest.of_value("trace/1", body)}, separators=(",", ":")
+    ).encode()
 
 
 def trace_of(data: bytes, key: str) -> Found | None:
@@ -68,16 +74,30 @@ def trace_of(data: bytes, key: str) -> Found | None:
         expected = body.pop("sum")
         if expected != digest.of_value("trace/1", body) or body["key"] != key:
             return None
-        outputs = [(str(name), str(path), Content(str(content)), int(size)) for name, path, content, size in body["outputs"]]
+        outputs = [
+            (str(name), str(path), Content(str(content)), int(size))
+            for name, path, content, size in body["outputs"]
+        ]
         if not all(re.fullmatch(r"[fxt]:[0-9a-f]{64}", content) for _, _, content, _ in outputs):
             return None
         made = tuple(Made(name, path, content) for name, path, content, _ in outputs)
         texts = [str(body[name]) for name in ("metrics", "facts")]
         texts.append(str(body.get("measured", "{}")))
-        if not all(isinstance(json.loads(text), dict) for text in texts) or not all(isinstance(each, dict) for each in json.loads(texts[2]).values()):
+        if not all(isinstance(json.loads(text), dict) for text in texts) or not all(
+            isinstance(each, dict) for each in json.loads(texts[2]).values()
+        ):
             return None
         head = [str(body[name]) for name in ("recipe", "step", "run")]
-        trace = Trace(key, head[0], head[1], head[2], float(body["made_at"]), float(body["seconds"]), made, *texts)
+        trace = Trace(
+            key,
+            head[0],
+            head[1],
+            head[2],
+            float(body["made_at"]),
+            float(body["seconds"]),
+            made,
+            *texts,
+        )
         return Found(trace, {name: size for name, _, _, size in outputs})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -94,7 +114,9 @@ def parts_of(data: bytes) -> Parts | None:
         parsed = json.loads(data)
         bundles = [(str(sha256), int(count)) for sha256, count in parsed["bundles"]]
         blobs = [str(blob) for blob in parsed["blobs"]]
-        if all(HEX.fullmatch(sha256) and count > 0 for sha256, count in bundles) and all(HEX.fullmatch(blob.removesuffix(".x")) for blob in blobs):
+        if all(HEX.fullmatch(sha256) and count > 0 for sha256, count in bundles) and all(
+            HEX.fullmatch(blob.removesuffix(".x")) for blob in blobs
+        ):
             return Parts(int(parsed["small"]), bundles, blobs)
     except (ValueError, KeyError, TypeError):
         pass
@@ -104,7 +126,9 @@ def parts_of(data: bytes) -> Parts | None:
 def manifest_of(data: bytes) -> list[Entry] | None:
     try:
         rows = json.loads(data.decode("utf-8", "surrogateescape"))
-        return [Entry(str(path), str(kind), int(size), str(value)) for path, kind, size, value in rows]
+        return [
+            Entry(str(path), str(kind), int(size), str(value)) for path, kind, size, value in rows
+        ]
     except (ValueError, TypeError):
         return None
 

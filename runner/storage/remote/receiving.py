@@ -30,14 +30,18 @@ def get_file(session: Session, name: str, path: str, size: int, sha256: str) -> 
 
 
 def _pour(session: Session, name: str, path: str, size: int) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    handle = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+    )
     try:
 
         def part(start: int) -> None:
             length = min(layout.PART, size - start)
             data = session.bucket.read(name, start, length)
             if data is None or len(data) != length:
-                raise session.gone(name, "is not there" if data is None else "is shorter than it was")
+                raise session.gone(
+                    name, "is not there" if data is None else "is shorter than it was"
+                )
             view, at = memoryview(data), start
             while view:
                 done = os.pwrite(handle, view, at)
@@ -89,7 +93,13 @@ def get_tree(session: Session, content: Content, top: str) -> None:
 
     def one(entry: Entry) -> None:
         path = f"{top}/{entry.path}"
-        get_file(session, layout.object_name(Content(f"{entry.kind}:{entry.value}")), path, entry.size, entry.value)
+        get_file(
+            session,
+            layout.object_name(Content(f"{entry.kind}:{entry.value}")),
+            path,
+            entry.size,
+            entry.value,
+        )
         for copy in copies[entry.value]:
             if copy is not entry:
                 shutil.copyfile(path, f"{top}/{copy.path}")

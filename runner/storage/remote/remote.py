@@ -64,9 +64,15 @@ class Remote(Session):
             try:
                 version = json.loads(data)["recipe-store"]
             except (ValueError, KeyError, TypeError) as error:
-                raise Unusable(f"{self.url}/{_MARKER} is not what this program writes", fix="give the store a folder of its own") from error
+                raise Unusable(
+                    f"{self.url}/{_MARKER} is not what this program writes",
+                    fix="give the store a folder of its own",
+                ) from error
             if not isinstance(version, int) or version > FORMAT:
-                raise Unusable(f"{self.url}: format {version} is newer than this program's", fix="install a newer version of recipe")
+                raise Unusable(
+                    f"{self.url}: format {version} is newer than this program's",
+                    fix="install a newer version of recipe",
+                )
         self._checked = True
 
     def address(self, content: Content) -> str:
@@ -78,7 +84,13 @@ class Remote(Session):
         wanted = list(dict.fromkeys(keys))
         deadline = self._begin(patience)
         if len(wanted) > MANY:
-            there = {stat.name for part in self.map(self.listed, sorted({f"traces/{key[:2]}/" for key in wanted}), deadline) for stat in part}
+            there = {
+                stat.name
+                for part in self.map(
+                    self.listed, sorted({f"traces/{key[:2]}/" for key in wanted}), deadline
+                )
+                for stat in part
+            }
             wanted = [key for key in wanted if layout.trace_name(key) in there]
         found = self.map(self.trace, wanted, deadline)
         return {key: one for key, one in zip(wanted, found, strict=True) if one is not None}
@@ -88,7 +100,11 @@ class Remote(Session):
         wanted = list(dict.fromkeys(contents))
         deadline = self._begin(patience)
         missing = [content for content in wanted if content not in self._known]
-        for content, stat in zip(missing, self.map(lambda c: self.bucket.head(layout.object_name(c)), missing, deadline), strict=True):
+        for content, stat in zip(
+            missing,
+            self.map(lambda c: self.bucket.head(layout.object_name(c)), missing, deadline),
+            strict=True,
+        ):
             if stat is not None and layout.object_name(content) not in self.bad:
                 self._known[content] = stat.size
         return {content for content in wanted if content in self._known}
@@ -108,11 +124,18 @@ class Remote(Session):
                     put_tree(self, content, objects)
             else:
                 path = str(objects.path(content))
-                put_file(self, layout.object_name(content), path, os.path.getsize(path), content[2:])
+                put_file(
+                    self, layout.object_name(content), path, os.path.getsize(path), content[2:]
+                )
         except FileNotFoundError as error:
-            raise Corrupt(f"{error.filename} is not stored here any more", fix="run again: the step that makes it will be run") from error
+            raise Corrupt(
+                f"{error.filename} is not stored here any more",
+                fix="run again: the step that makes it will be run",
+            ) from error
         except OSError as error:
-            raise Infrastructure(f"{error.filename or objects.path(content)}: {error.strerror}") from error
+            raise Infrastructure(
+                f"{error.filename or objects.path(content)}: {error.strerror}"
+            ) from error
         self._known[content] = objects.size(content)
         return self.sent - before
 
@@ -125,7 +148,9 @@ class Remote(Session):
         if self.bucket.create(name, data):
             return trace
         first = self.trace(trace.key)
-        if first is not None and not any(layout.object_name(made.content) in self.bad for made in first.trace.outputs):
+        if first is not None and not any(
+            layout.object_name(made.content) in self.bad for made in first.trace.outputs
+        ):
             return first.trace
         self.bucket.write(name, data)
         return trace
@@ -165,7 +190,9 @@ class Remote(Session):
             fail(temporary, error)
         except MissingObject:
             self._known.pop(content, None)
-            self.bad.add(layout.object_name(content))  # a tree of which something is missing is written anew as a whole
+            self.bad.add(
+                layout.object_name(content)
+            )  # a tree of which something is missing is written anew as a whole
             raise
         finally:
             delete(Path(temporary))

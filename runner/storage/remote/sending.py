@@ -49,7 +49,13 @@ def put_tree(session: Session, content: Content, objects: Source) -> None:
     bundles = layout.bundled(small)
 
     def one(entry: Entry) -> None:
-        put_file(session, layout.object_name(Content(f"{entry.kind}:{entry.value}")), f"{top}/{entry.path}", entry.size, entry.value)
+        put_file(
+            session,
+            layout.object_name(Content(f"{entry.kind}:{entry.value}")),
+            f"{top}/{entry.path}",
+            entry.size,
+            entry.value,
+        )
 
     def many(group: list[Entry]) -> tuple[str, int]:
         data = b"".join(_bytes_of(f"{top}/{entry.path}", entry) for entry in group)
@@ -70,8 +76,12 @@ def put_tree(session: Session, content: Content, objects: Source) -> None:
     parts = {"small": layout.SMALL, "bundles": packed, "blobs": blobs}
     crashpoint("remote-blobs")
     name = layout.object_name(content)
-    session.bucket.write(name[: -len("json")] + "parts", json.dumps(parts, separators=(",", ":")).encode())
-    text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    session.bucket.write(
+        name[: -len("json")] + "parts", json.dumps(parts, separators=(",", ":")).encode()
+    )
+    text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "surrogateescape"
+    )
     crashpoint("remote-parts")
     session.bucket.write(name, text)
     session.moved(sent=len(text))
@@ -87,4 +97,7 @@ def _bytes_of(path: str, entry: Entry) -> bytes:
 
 
 def _damaged(path: str) -> Corrupt:
-    return Corrupt(f"{path}: the stored bytes are not what their name says", fix="run again: the step that makes them will be run")
+    return Corrupt(
+        f"{path}: the stored bytes are not what their name says",
+        fix="run again: the step that makes them will be run",
+    )

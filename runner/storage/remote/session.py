@@ -52,14 +52,23 @@ class Session:
         if name in self.bad:
             return False
         stat = self.bucket.head(name)
-        return stat is not None and (size is None or stat.size == size) and self.now() - stat.at < GRACE / 2
+        return (
+            stat is not None
+            and (size is None or stat.size == size)
+            and self.now() - stat.at < GRACE / 2
+        )
 
     def gone(self, name: str, why: str) -> MissingObject:
         self.bad.add(name)
-        return MissingObject(f"{self.url}/{name} {why}", fix="the step that makes it will be run, and what it makes put there anew")
+        return MissingObject(
+            f"{self.url}/{name} {why}",
+            fix="the step that makes it will be run, and what it makes put there anew",
+        )
 
     def listed(self, prefix: str) -> list[Stat]:
-        shape = {"traces": layout.TRACE, "states": layout.NOTE}.get(prefix.partition("/")[0], layout.OBJECT)
+        shape = {"traces": layout.TRACE, "states": layout.NOTE}.get(
+            prefix.partition("/")[0], layout.OBJECT
+        )
         return [stat for stat in self.bucket.names(prefix) if shape.fullmatch(stat.name)]
 
     def moved(self, *, sent: int = 0, received: int = 0) -> None:
@@ -67,8 +76,18 @@ class Session:
             self.sent += sent
             self.received += received
 
-    def map(self, do: Callable[[_A], _B], items: Iterable[_A], deadline: float | None = None, *, width: int = WIDTH) -> list[_B]:
+    def map(
+        self,
+        do: Callable[[_A], _B],
+        items: Iterable[_A],
+        deadline: float | None = None,
+        *,
+        width: int = WIDTH,
+    ) -> list[_B]:
         try:
             return Crew(min(width, self.bucket.width)).map(do, list(items), deadline)
         except Late:
-            raise Unreachable(f"{self.url} does not answer", fix="look at the network, or do without the store: `--store none`") from None
+            raise Unreachable(
+                f"{self.url} does not answer",
+                fix="look at the network, or do without the store: `--store none`",
+            ) from None

@@ -42,7 +42,11 @@ class Lying(NamedTuple):
 
     def size(self, content: Content) -> int:
         path = self.paths[content]
-        return sum(entry.size for entry in files.entries(path)) if content[0] == "t" else os.path.getsize(path)
+        return (
+            sum(entry.size for entry in files.entries(path))
+            if content[0] == "t"
+            else os.path.getsize(path)
+        )
 
 
 class Sent(NamedTuple):
@@ -68,8 +72,13 @@ def save(remote: Remote, key: str, generation: Path, found: Mapping[str, str]) -
         remote.put(content, Lying({content: str(path)}))
         states[state] = Sent(name, content)
     note = Note(checkpoints.of_generation(generation), states)
-    body = {"made": dict(note.made), "states": {state: list(sent) for state, sent in states.items()}}
-    remote.write_note(key, json.dumps({**body, "sum": digest.of_value("state-note/1", body)}).encode())
+    body = {
+        "made": dict(note.made),
+        "states": {state: list(sent) for state, sent in states.items()},
+    }
+    remote.write_note(
+        key, json.dumps({**body, "sum": digest.of_value("state-note/1", body)}).encode()
+    )
     return note
 
 
@@ -79,7 +88,9 @@ def keep(remote: Remote, what: Sequence[str], contents: Mapping[Content, str]) -
     for content in contents:
         remote.put(content, lying)
     states = {str(n): ["", content] for n, content in enumerate(contents)}
-    remote.write_note(digest.of_value("kept", list(what))[:32], json.dumps({"states": states}).encode())
+    remote.write_note(
+        digest.of_value("kept", list(what))[:32], json.dumps({"states": states}).encode()
+    )
 
 
 def load(remote: Remote, key: str) -> Note | None:
@@ -91,12 +102,23 @@ def note_of(data: bytes | None) -> Note | None:
     try:
         body = json.loads(data or b"")
         expected = body.pop("sum")
-        if expected != digest.of_value("state-note/1", body) or not isinstance(body["made"], dict) or not isinstance(body["made"]["continues"], dict):
+        if (
+            expected != digest.of_value("state-note/1", body)
+            or not isinstance(body["made"], dict)
+            or not isinstance(body["made"]["continues"], dict)
+        ):
             return None
-        states = {str(state): Sent(str(name), Content(str(content))) for state, (name, content) in body["states"].items()}
+        states = {
+            str(state): Sent(str(name), Content(str(content)))
+            for state, (name, content) in body["states"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    plain = all("/" not in part and part not in (".", "..") for state, sent in states.items() for part in (state, sent.name))
+    plain = all(
+        "/" not in part and part not in (".", "..")
+        for state, sent in states.items()
+        for part in (state, sent.name)
+    )
     whole = all(re.fullmatch(r"[fxt]:[0-9a-f]{64}", sent.content) for sent in states.values())
     return Note(body["made"], states) if plain and whole else None
 

@@ -8,7 +8,17 @@ from typing import Any
 from . import functional
 from .functional import center_crop, crop, hflip, normalize, resize, to_tensor
 
-__all__ = ["CenterCrop", "Compose", "InterpolationMode", "Normalize", "RandomCrop", "RandomHorizontalFlip", "Resize", "ToTensor", "functional"]
+__all__ = [
+    "CenterCrop",
+    "Compose",
+    "InterpolationMode",
+    "Normalize",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "Resize",
+    "ToTensor",
+    "functional",
+]
 
 
 class InterpolationMode(enum.Enum):
@@ -57,7 +67,12 @@ class RandomCrop:
     @staticmethod
     def get_params(image: Any, output_size: tuple[int, int]) -> tuple[int, int, int, int]:
         height, width = output_size
-        return random.randint(0, image.height - height), random.randint(0, image.width - width), height, width
+        return (
+            random.randint(0, image.height - height),
+            random.randint(0, image.width - width),
+            height,
+            width,
+        )
 
     def __call__(self, image: Any) -> Any:
         return crop(image, *self.get_params(image, (self._size, self._size)))

@@ -15,7 +15,13 @@ def crop(image: Any, top: int, left: int, height: int, width: int) -> Any:
 
 
 def center_crop(image: Any, size: Sequence[int]) -> Any:
-    return crop(image, round((image.height - size[0]) / 2), round((image.width - size[1]) / 2), size[0], size[1])
+    return crop(
+        image,
+        round((image.height - size[0]) / 2),
+        round((image.width - size[1]) / 2),
+        size[0],
+        size[1],
+    )
 
 
 def hflip(image: Any) -> Any:
