@@ -12,6 +12,7 @@ import stat
 import time
 
 from . import objects, trees
+from .regular import is_regular, open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def remains(
         if len(sent) == count:
             break
         try:
-            with open(f"{path}/{name}", "rb") as file:
+            with open_regular(f"{path}/{name}") as file:
                 data = file.read(each + 1)
         except OSError:
             continue
@@ -235,9 +236,9 @@ def _date(path: str, then: int) -> None:
 def read(request: Request, path: str, offset: int, limit: int) -> None:
     """Bytes of a file from `offset` on, at most `limit`; none where there is no file."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if not is_regular(path):
             return
-        with open(path, "rb", buffering=0) as file:
+        with open_regular(path) as file:
             file.seek(offset)
             while limit and (data := file.read(min(limit, trees.BLOCK // 2))):
                 limit -= len(data)

@@ -21,6 +21,7 @@ import time
 
 from . import cgroups
 from .processes import kill, read
+from .regular import open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class Sampler:
 def _progress(job: _Watched, now: float) -> dict[str, float]:
     """How far a job is, by the end of its metrics file."""
     try:
-        with open(f"{job.path}.metrics", "rb") as file:
+        with open_regular(f"{job.path}.metrics") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             lines = file.read().split(b"\n")
     except OSError:
@@ -326,7 +327,9 @@ def _number(text: str) -> float | None:
 
 
 def _write(path: str, text: str, how: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
+    # A step may have put a pipe or a link in its place.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    fd = os.open(path, flags | how, 0o600)
     try:
         os.write(fd, text.encode())
     finally:

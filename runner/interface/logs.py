@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
 
+from ..agent.regular import descriptor_of
 from ..planning.ids import readable
 from ..secrets import Masker, Secret, Stream, passwords, tokenlike
 from ..storage.records.runs import FINAL
@@ -210,11 +211,11 @@ def tail_of(ws: Workspace, run: str, part: Part) -> Tail | Rows | None:
     if is_elsewhere(ws, run):
         return Rows(ws, run, path.name.removesuffix(".log"), "log")
     with suppress(FileNotFoundError):
-        return Tail(os.open(path, os.O_RDONLY | os.O_CLOEXEC), Masker().stream())
-    with suppress(FileNotFoundError):
+        return Tail(descriptor_of(path), Masker().stream())
+    with suppress(OSError):  # a step may have put a pipe in the place of its log
         if not part.ended:
             masker = Masker(part.known(ws))
-            return Tail(os.open(_raw(part.raw), os.O_RDONLY | os.O_CLOEXEC), masker.stream())
+            return Tail(descriptor_of(_raw(part.raw)), masker.stream())
     return None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from ..agent.regular import open_regular
 from ..errors import Invalid, Problem
 from ..secrets import Masker
 
@@ -40,9 +41,9 @@ def parse(line: bytes) -> dict[str, Value]:
 
 
 def read(path: Path) -> dict[str, Value]:
-    """The last values in a file; empty when there is none."""
+    """The last values in a file; empty when there is none.  Raises OSError if it is no regular file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return last(_lines(file))
     except FileNotFoundError:
         return {}
@@ -51,7 +52,7 @@ def read(path: Path) -> dict[str, Value]:
 def points(path: Path) -> list[dict[str, Value]]:
     """Every line that says something; none where there is no file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return [line for each in _lines(file) if (line := parse(each))]
     except OSError:
         return []
@@ -88,12 +89,12 @@ def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
 def first_step(path: Path) -> int | None:
     """The first `step` that a file tells; None when it tells none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return next(
                 (step for line in _lines(file) if isinstance(step := parse(line).get("step"), int)),
                 None,
             )
-    except FileNotFoundError:
+    except OSError:
         return None
 
 
@@ -103,7 +104,7 @@ def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value
     Raises Invalid where one line takes more than `PATIENCE` seconds.
     """
     read = reader(pattern)
-    with log.open("rb") as file:
+    with open_regular(log) as file:
         for line in _lines(file, masker):
             try:
                 found = read(line)

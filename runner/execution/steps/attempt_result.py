@@ -7,16 +7,19 @@ import errno
 import os
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from drivers.base import Exit
 
+from ...agent.regular import is_regular, open_regular
 from ...hosts.place.spare_dirs import Scrap
 from ...planning.fingerprint import World
 from ...planning.step import MetricsSpec, StepSpec
 from ...secrets import Masker, Stream
 from ...storage import metrics
+from ...storage.content.disk import delete_whole
 from ...storage.records import links
 
 TAIL = 8 << 10
@@ -83,7 +86,7 @@ def full(said: bytes, room: tuple[int, int | None], host: str) -> str:
 def tail(path: str, masker: Masker) -> bytes:
     """The end of a log, masked; empty when there is none."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             stream = _from(file, max(0, os.fstat(file.fileno()).st_size - TAIL), masker)
             return stream.feed(file.read()) + stream.end()
     except OSError:
@@ -93,7 +96,7 @@ def tail(path: str, masker: Masker) -> bytes:
 def speaks(path: str, masker: Masker) -> bytes:
     """The beginning and the end of a log, masked, in which trackers say where they keep the numbers; empty when there is none."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             stream, size = masker.stream(), os.fstat(file.fileno()).st_size
             head = stream.feed(file.read(links.HEAD)) + (
                 stream.end() if size <= links.HEAD else b"\n"
@@ -112,6 +115,25 @@ def words(tail: bytes) -> bytes:
         re.MULTILINE,
     )
     return launcher.sub(b"", tail)
+
+
+def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
+    """Delete the files beside an attempt that its step replaced by a pipe, a device or a folder.
+
+    Nothing can be read of them, and later readers would wait for ever. Returns a sentence for each.
+    """
+    metrics_file = f"{attempt}.metrics"
+    losses = {metrics_file: "$RECIPE_METRICS", **dict.fromkeys(logs, "its log")}
+    losses[f"{attempt}.host"] = "the record of its machine"
+    removed = []
+    for path, name in losses.items():
+        if not os.path.lexists(path) or is_regular(path):
+            continue
+        delete_whole(Path(path))
+        removed.append(
+            f"it replaced {name} by something that is no regular file: nothing is kept of it"
+        )
+    return removed
 
 
 def keep(log: str, measured: str, kept: str, masker: Masker) -> str:
@@ -209,7 +231,7 @@ def measured(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) ->
 
 
 def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
-    with open(source, "rb") as origin, open(target, "wb") as kept:
+    with open_regular(source) as origin, open(target, "wb") as kept:
         stream = masker.stream()
         if size > LOG_CAP:
             left = LOG_CAP // 2

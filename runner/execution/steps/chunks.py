@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ...agent.regular import open_regular
 from ...errors import RecipeError
 from ...secrets import Stream
 from ...storage.records.exchange import Chunk
@@ -119,7 +120,7 @@ class Chunks:
     def _new(self, text: _Text) -> list[Chunk]:
         """What a file has that was not sent."""
         rows = []
-        with contextlib.suppress(FileNotFoundError), open(text.path, "rb") as file:
+        with contextlib.suppress(OSError), open_regular(text.path) as file:
             file.seek(text.read)  # a second half is sent with the whole
             while data := file.read(min(ROW, LOG_CAP // 2 - text.read)):
                 text.read += len(data)

@@ -68,6 +68,8 @@ async def end(work: Work, id: str, end: End) -> None:
             end.ended - end.started,
         )
     running.place.capacity.leave(running.wants, running.devices)
+    for words in attempt_result.remove_replaced(running.attempt.path, running.logs):
+        work.commits.say(f"{readable(id)}: {words}")
     spec = work.spec(id)
     image = work.attempts.wrapped(spec, running.place)
     try:

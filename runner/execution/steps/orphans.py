@@ -12,6 +12,7 @@ from pathlib import Path
 
 from drivers.base import DriverError, Job
 
+from ...agent.regular import open_regular
 from ...errors import NotFound
 from ...hosts.place.host_task import Paths
 from ...hosts.place.place import Place
@@ -120,8 +121,8 @@ class Orphans:
     def place_of(self, name: str) -> Place | None:
         """Where an attempt of an earlier worker was begun; None when this run has nothing there."""
         try:
-            with open(f"{self._attempts}/{name}.site", encoding="utf-8") as file:
-                called = file.read()
+            with open_regular(f"{self._attempts}/{name}.site") as file:
+                called = file.read().decode()
         except FileNotFoundError:
             return self.host_pool.here
         return self.host_pool.named(called.split("\n"))

@@ -37,6 +37,7 @@ from drivers.base import (
 
 from ...agent.protocol import NUMBER
 from ...agent.reach import reach
+from ...agent.regular import NOT_REGULAR, descriptor_of
 
 if TYPE_CHECKING:
     from .stream import Stream
@@ -492,10 +493,12 @@ class Socket:
 
     async def read(self, log: str, offset: int) -> bytes:
         try:
-            fd = os.open(log, os.O_RDONLY)
+            fd = descriptor_of(log)
         except FileNotFoundError:
             return b""
         except OSError as error:
+            if error.strerror == NOT_REGULAR:  # its step put a pipe, say, in the place of its log
+                return b""
             raise _foreign(error, self._root) from error
         try:
             return os.pread(fd, CHUNK, offset)

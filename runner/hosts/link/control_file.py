@@ -11,7 +11,8 @@ from .client import Client
 
 FILE: Final = ".recipe-control"
 """In the directory of the attempt, which a container sees, too."""
-_ASK: Final = 'grep -q listens "$1" 2>/dev/null && printf "%s\\n" "$2" >>"$1"'
+# A pipe that a program put there would hold up who opens it.
+_ASK: Final = '[ -f "$1" ] && grep -q listens "$1" 2>/dev/null && printf "%s\\n" "$2" >>"$1"'
 
 
 def control_file(cwd: str) -> str:
