@@ -28,13 +28,14 @@ _NAMED: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:@[1-9][0-9]{0,8})?")
 ROOTS: Final = ("DATA_DIR", "MODELS_DIR")
 """Variables that name a folder as `roots` under [data] does."""
 _ADDRESSES: Final = ("file", "dataset", "model")
-_TYPES: Final[Mapping[str, Mapping[str, object]]] = {
-    "integer": {"type": "integer"},
-    "number": {"type": "number"},
-    "boolean": {"type": "boolean"},
-    "list": {"type": "array"},
-    "object": {"type": "object"},
+_JSON_TYPES: Final[Mapping[str, str]] = {
+    "integer": "integer",
+    "number": "number",
+    "boolean": "boolean",
+    "list": "array",
+    "object": "object",
 }
+"""The JSON Schema type of each type of input; every other one is given as a string."""
 
 
 class Offered(NamedTuple):
@@ -223,26 +224,32 @@ def _below(path: str, roots: list[str]) -> bool:
 
 
 def schema_of(spec: Input) -> dict[str, Any]:
-    """The JSON Schema of one input."""
-    schema: dict[str, Any] = {**_TYPES.get(spec.type, {"type": "string"})}
+    """Return the JSON Schema of one input, in mappings that nothing else holds."""
+    schema = _json_type(spec.type)
+    if spec.type == "choice":
+        schema = {"enum": spec.limits.get("choices")}
     if spec.doc:
         schema["description"] = spec.doc
     if spec.items:
-        schema["items"] = _TYPES.get(spec.items, {"type": "string"})
-    if spec.type == "choice":
-        schema = {
-            **{name: value for name, value in schema.items() if name != "type"},
-            "enum": spec.limits.get("choices"),
-        }
+        schema["items"] = _json_type(spec.items)
     if spec.type in _ADDRESSES:
         schema["format"] = f"recipe-{spec.type}"
-    part = schema["items"] if spec.type == "list" and spec.items else schema
+    # Limits of a list are those of its items, but for minItems and its like.
+    limited = schema["items"] if spec.type == "list" and spec.items else schema
     for name, limit in spec.limits.items():
-        if name != "choices":  # the others are words of JSON Schema
-            (schema if name.endswith("Items") else part)[name] = limit
+        if name == "choices":
+            continue
+        if name.endswith("Items"):
+            schema[name] = limit
+        else:
+            limited[name] = limit
     if spec.has_default:
         schema["default"] = spec.default
     return schema
+
+
+def _json_type(kind: str) -> dict[str, Any]:
+    return {"type": _JSON_TYPES.get(kind, "string")}
 
 
 @router.get("/recipes", dependencies=READ, summary="The recipes that may be run")
