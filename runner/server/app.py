@@ -21,6 +21,7 @@ from ..storage.records.runs import Wanted
 from . import answers, artifacts, page, platform, recipes, runs, service, streams
 from .answers import ErrorView, Refused
 from .guard import Guard
+from .planner import Planner
 from .pulse import Pulse
 from .room import InRoom, Room
 
@@ -58,11 +59,14 @@ def application(room: Room, hosts: Set[str]) -> ASGIApp:
 
 def routes(room: Room) -> FastAPI:
     """Every address, for requests that the guard has let pass."""
+    planner = Planner()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = AT_ONCE
+        planner.start()
         yield
+        planner.close()
         room.close()
 
     errors: dict[int | str, dict[str, object]] = {
@@ -81,7 +85,7 @@ def routes(room: Room) -> FastAPI:
         lifespan=lifespan,
         responses=errors,
     )
-    app.state.room, app.state.pulse = room, Pulse(room)
+    app.state.room, app.state.pulse, app.state.planner = room, Pulse(room), planner
     for part in (
         router,
         recipes.router,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AliasChoices, BaseModel, Field
+from starlette.concurrency import run_in_threadpool
 
 from ..interface import pod
 from ..language.recipe import Recipe
@@ -23,7 +24,8 @@ from ..storage.records.runs import RunRow, Wanted
 from ..storage.workspace import Workspace
 from . import recipes, runs, streams
 from .answers import Refused, plain
-from .room import OPERATE, READ, Caller, Given, InRoom, Room
+from .planner import InPlanner
+from .room import OPERATE, READ, Caller, Given, InRoom, Room, ServedWorkspace
 from .runs import NewRun
 
 router = APIRouter(prefix="/api/training", tags=["platforms"])
@@ -109,8 +111,8 @@ class Gpu(BaseModel):
     dependencies=OPERATE,
     summary="Store a job; the same one again is the same job",
 )
-def execute(asked: Execute, room: InRoom, response: Response) -> Accepted:
-    return _store(asked, room, response, "local")
+async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Accepted:
+    return await planner.call(store_job, room, asked, "local")
 
 
 @router.post(
@@ -119,11 +121,12 @@ def execute(asked: Execute, room: InRoom, response: Response) -> Accepted:
     dependencies=OPERATE,
     summary="Store a job for a pod of RunPod",
 )
-def deploy(asked: Execute, room: InRoom, response: Response) -> Accepted:
-    return _store(asked, room, response, "runpod")
+async def deploy(asked: Execute, room: InRoom, planner: InPlanner) -> Accepted:
+    return await planner.call(store_job, room, asked, "runpod")
 
 
-def _store(asked: Execute, room: Room, response: Response, driver: str) -> Accepted:
+def store_job(room: ServedWorkspace, asked: Execute, driver: str) -> Accepted:
+    """Store a job of the platform as a run.  Raises Refused, or a RecipeError, with every problem."""
     recipe = recipes.read(recipes.meant(room.root, room.environ, asked.recipe))
     inputs = dict(asked.config)
     for value, kinds, field in (
@@ -148,8 +151,7 @@ def _store(asked: Execute, room: Room, response: Response, driver: str) -> Accep
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
     folder = room.environ.get("OUTPUT_DIR", "")
     out = room.root / Path(folder).expanduser() / asked.job_id if folder else None
-    view = runs.store(new, room, response, f"{_KEY}{asked.job_id}", job, out)
-    response.status_code = 202
+    view = runs.store(room, new, f"{_KEY}{asked.job_id}", job, out).view
     return Accepted(job_id=asked.job_id, status=_STATUS[view.state])
 
 
@@ -218,15 +220,17 @@ def cancel(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Acce
     dependencies=OPERATE,
     summary="Resume a job from its newest checkpoint, or from one of its own",
 )
-def resume(job_id: str, room: InRoom, asked: Resume | None = None) -> Accepted:
-    run = _run(room, job_id)
+async def resume(
+    job_id: str, room: InRoom, planner: InPlanner, asked: Resume | None = None
+) -> Accepted:
+    run = await run_in_threadpool(_run, room, job_id)
     if asked is not None and asked.checkpoint_path:
-        _go_back(room, run, asked.checkpoint_path)
-    runs.resume(run, room)
-    return _now(room, job_id)
+        await planner.call(go_back, room, run, asked.checkpoint_path)
+    await run_in_threadpool(runs.resume, run, room)
+    return await run_in_threadpool(_now, room, job_id)
 
 
-def _go_back(room: Room, run: str, path: str) -> None:
+def go_back(room: ServedWorkspace, run: str, path: str) -> None:
     """Have a paused run resume from this checkpoint of its own, given by its path or the end of it.  Raises Refused."""
     from ..execution.session import look
     from ..execution.terms import request_of_run
@@ -273,8 +277,6 @@ async def logs(
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     follow: bool = False,
 ) -> Response:
-    from starlette.concurrency import run_in_threadpool
-
     run = await run_in_threadpool(_run, room, job_id)
     return await streams.logs(run, room, caller, request, "", 0, offset, follow, "")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from fastapi import Request
+from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from ..interface.logs import Part, parts
 from ..storage.records.runs import FINAL, RunRow
@@ -51,8 +53,8 @@ class Pulse:
         """How many streams are open."""
         return self._streams.total()
 
-    def allow(self, caller: Token) -> None:
-        """Raises Refused where another stream would be one too many."""
+    def begin_stream(self, caller: Token) -> None:
+        """Count another stream of a token.  Raises Refused where it would be one too many."""
         if self._streams[caller.id] >= STREAMS:
             raise Refused(
                 429,
@@ -60,20 +62,22 @@ class Pulse:
                 f"a token may follow {STREAMS} things at once",
                 "close one of them",
             )
+        self._streams[caller.id] += 1
+
+    def end_stream(self, caller: Token) -> None:
+        self._streams[caller.id] -= 1
+        if not self.streams:
+            self._streams.clear()
+            self._beats.clear()
 
     @asynccontextmanager
-    async def stream(self, caller: Token, request: Request) -> AsyncIterator[asyncio.Task[None]]:
-        """Counts a stream while it is open.  The task is done when its client has gone, or its token is none any more."""
-        self._streams[caller.id] += 1
+    async def departure(self, caller: Token, request: Request) -> AsyncIterator[asyncio.Task[None]]:
+        """A task that is done when the client has gone, or its token is none any more."""
         gone = asyncio.create_task(self._gone(caller, request))
         try:
             yield gone
         finally:
             gone.cancel()
-            self._streams[caller.id] -= 1
-            if not self.streams:
-                self._streams.clear()
-                self._beats.clear()
 
     async def _gone(self, caller: Token, request: Request) -> None:
         left = asyncio.create_task(_left(request))
@@ -105,6 +109,32 @@ class Pulse:
             same = last is not None and last.row.next_event == row.next_event
             found = last.parts if last is not None and same else parts(ws.store.runs.events(run))
             return Beat(time.monotonic(), row, found)
+
+
+class CountedStream(StreamingResponse):
+    """A stream that counts as one of its token's from before its first byte until it is closed.
+
+    Nothing is awaited between the look at the count and its change, so of many requests at once
+    no more are accepted than of as many one after the other.
+    """
+
+    def __init__(
+        self,
+        pulse: Pulse,
+        caller: Token,
+        content: AsyncIterator[bytes],
+        media_type: str,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(content, media_type=media_type, headers=headers)
+        self._pulse, self._caller = pulse, caller
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._pulse.begin_stream(self._caller)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._pulse.end_stream(self._caller)
 
 
 async def _left(request: Request) -> None:

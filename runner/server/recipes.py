@@ -20,7 +20,8 @@ from ..settings import load
 from ..storage.reach import Reach
 from ..storage.workspace import Workspace
 from .answers import plain, plain_value
-from .room import READ, Given, InRoom, Room
+from .planner import InPlanner
+from .room import READ, Given, InRoom, ServedWorkspace
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
@@ -149,7 +150,7 @@ def read(each: Offered) -> Recipe:
     return parse.load(each.entry.path)
 
 
-def bound(room: Room, each: Offered, asked: Asked) -> None:
+def bound(room: ServedWorkspace, each: Offered, asked: Asked) -> None:
     """Check the inputs of a request.  Raises Invalid with every problem."""
     from ..language import inputs
 
@@ -194,7 +195,7 @@ def bound(room: Room, each: Offered, asked: Asked) -> None:
         raise Invalid(problems)
 
 
-def _packed(room: Room, name: str, address: str, problems: list[Problem]) -> bool:
+def _packed(room: ServedWorkspace, name: str, address: str, problems: list[Problem]) -> bool:
     """Whether an input names what the shared store has; where the store does not have it, that is a problem."""
     from ..survey import bundles
 
@@ -290,7 +291,12 @@ def recipe(name: str, room: InRoom) -> RecipeView:
 @router.post(
     "/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run"
 )
-def plan(asked: Asked, room: InRoom) -> PlanView:
+async def plan(asked: Asked, room: InRoom, planner: InPlanner) -> PlanView:
+    return await planner.call(planned, room, asked)
+
+
+def planned(room: ServedWorkspace, asked: Asked) -> PlanView:
+    """Return what a run would do.  Raises Refused, or a RecipeError, with every problem."""
     from ..advice import estimates
     from ..execution.session import look
     from ..survey import bundles

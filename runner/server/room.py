@@ -25,11 +25,23 @@ _MOMENT = re.compile(
 )
 
 
-class Room:
-    """The workspace of a server.  Its methods are called by many threads."""
+class ServedWorkspace:
+    """The folder and the environment that a server serves.  A process of its own can have it, too."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+        self.root, self.environ = Path(os.path.abspath(root)), environ
+
+    def working(self) -> Workspace:
+        """Open the workspace anew, to survey a request in.  The caller closes it."""
+        return Workspace.open(self.root, environ=self.environ)
+
+
+class Room(ServedWorkspace):
+    """The workspace of a server, with its tokens.  Its methods are called by many threads."""
 
     def __init__(self, root: Path, environ: Mapping[str, str], tokens: Tokens) -> None:
-        self.root, self.environ, self.tokens = Path(os.path.abspath(root)), environ, tokens
+        super().__init__(root, environ)
+        self.tokens = tokens
         self._idle: deque[Workspace] = deque()
 
     @contextmanager
@@ -48,10 +60,6 @@ class Room:
             ws.close()
             raise
         self._idle.append(ws)
-
-    def working(self) -> Workspace:
-        """The workspace anew, to survey a request in.  The caller closes it."""
-        return Workspace.open(self.root, environ=self.environ)
 
     def close(self) -> None:
         while self._idle:

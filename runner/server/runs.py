@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, Field
@@ -31,8 +31,21 @@ from ..storage.workspace import Workspace
 from ..survey.survey import Request
 from . import recipes
 from .answers import Refused, plain, plain_value
+from .planner import InPlanner
 from .recipes import Asked
-from .room import OPERATE, OPERATE_RUN, READ, READ_RUN, Given, InRoom, Moment, Room, Whole, run_of
+from .room import (
+    OPERATE,
+    OPERATE_RUN,
+    READ,
+    READ_RUN,
+    Given,
+    InRoom,
+    Moment,
+    Room,
+    ServedWorkspace,
+    Whole,
+    run_of,
+)
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -255,16 +268,26 @@ class Nothing(Given):
     summary="Store a run for a worker",
     responses={200: {"model": RunView}},
 )
-def create(
+async def create(
     asked: NewRun,
     room: InRoom,
+    planner: InPlanner,
     response: Response,
     key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = "",
 ) -> RunView:
-    return store(asked, room, response, key)
+    stored_run = await planner.call(store, room, asked, key)
+    response.status_code = 201 if stored_run.is_new else 200
+    return stored_run.view
 
 
-def _hook(room: Room, hook: Hook) -> Mapping[str, object]:
+class StoredRun(NamedTuple):
+    """A run as it is stored, and whether this request stored it, not an earlier one of its key."""
+
+    view: RunView
+    is_new: bool
+
+
+def _hook(room: ServedWorkspace, hook: Hook) -> Mapping[str, object]:
     """A webhook as it is stored.  Raises Invalid for an address that is not public, CannotRun where its secret cannot be sealed."""
     public_endpoint(hook.url)
     sealed = {"secret": seal(hook.secret, SECRET, room.environ)} if hook.secret else {}
@@ -272,13 +295,12 @@ def _hook(room: Room, hook: Hook) -> Mapping[str, object]:
 
 
 def store(
+    room: ServedWorkspace,
     asked: NewRun,
-    room: Room,
-    response: Response,
     key: str,
     job: Mapping[str, object] | None = None,
     out: Path | None = None,
-) -> RunView:
+) -> StoredRun:
     """Check a request and store its run; `job` is a platform's, which hears of it beside the receivers of the settings.  `out`: where results go."""
     from .. import extensions
 
@@ -312,8 +334,7 @@ def store(
             Settings(asked.driver, limits=asked.limits.model_dump(exclude_none=True)),
             ticket,
         ).id
-        response.status_code = 201 if run == ticket.run else 200
-        return viewed(ws, [ws.store.runs.get(run)])[0]
+        return StoredRun(viewed(ws, [ws.store.runs.get(run)])[0], is_new=run == ticket.run)
 
 
 @router.get("/runs", dependencies=READ, summary="Runs, the newest first")
@@ -498,7 +519,12 @@ def resume(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     dependencies=OPERATE,
     summary="Run what an ended run was asked for once more, as a new run",
 )
-def retry(run: str, room: InRoom, asked: Retry | None = None) -> Done:
+async def retry(run: str, room: InRoom, planner: InPlanner, asked: Retry | None = None) -> Done:
+    return await planner.call(store_again, room, run, asked)
+
+
+def store_again(room: ServedWorkspace, run: str, asked: Retry | None) -> Done:
+    """Store a new run of the request of a run that is over.  Raises Refused, or a RecipeError."""
     with room.working() as ws:
         row = run_of(ws, run)
         request = request_of_run(row)

@@ -20,7 +20,7 @@ from ..planning.ids import names
 from ..survey.rows import Rows, bring
 from . import ranged
 from .answers import Refused
-from .pulse import LOOK, Beat, Pulse
+from .pulse import LOOK, Beat, CountedStream, Pulse
 from .room import READ_RUN, Caller, InRoom, Room, run_of
 from .runs import EventView, shown
 from .tokens import Token
@@ -84,12 +84,13 @@ async def events(
         text = EventList(events=some, next=some[-1].seq if some else after).model_dump_json()
         return Response(text, media_type="application/json")
     pulse = pulse_of(request)
-    pulse.allow(caller)
     await pulse.beat(run)
-    return StreamingResponse(
+    return CountedStream(
+        pulse,
+        caller,
         _event_stream(pulse, caller, request, run, after, found),
-        media_type="text/event-stream",
-        headers=_HEADERS,
+        "text/event-stream",
+        _HEADERS,
     )
 
 
@@ -103,7 +104,7 @@ async def _event_stream(
 ) -> AsyncIterator[bytes]:
     """Events as they come, until the run is over."""
     number, silent = after, 0.0
-    async with pulse.stream(caller, request) as gone:
+    async with pulse.departure(caller, request) as gone:
         while not gone.done():
             beat = await pulse.beat(run)
             while number < beat.row.next_event - 1 and (
@@ -221,7 +222,6 @@ async def logs(
     if part is not None and (answer := await run_in_threadpool(whole, part)) is not None:
         return answer
     if follow:
-        pulse.allow(caller)
         lines = _followed(
             pulse,
             caller,
@@ -231,7 +231,7 @@ async def logs(
             offset,
             lambda found: chosen(found, step, part.number if part is not None else attempt),
         )
-        return StreamingResponse(lines, media_type=_TEXT, headers=_HEADERS)
+        return CountedStream(pulse, caller, lines, _TEXT, _HEADERS)
     tail = await run_in_threadpool(opened, room, run, part) if part is not None else None
     return StreamingResponse(_so_far(tail, offset) if tail is not None else (), media_type=_TEXT)
 
@@ -257,7 +257,7 @@ async def _followed(
     """A log as it grows, until its attempt is over."""
     tail: Tail | Elsewhere | None = None
     passed = 0
-    async with pulse.stream(caller, request) as gone:
+    async with pulse.departure(caller, request) as gone:
         try:
             while not gone.done():
                 beat = await pulse.beat(run)

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-from fastapi import Response
 
 from runner.execution.session import look
 from runner.execution.terms import request_of_run
@@ -93,7 +92,7 @@ def test_a_job_is_stored_as_the_settings_of_the_platform_say(space: Space) -> No
     asked = Execute.model_validate(
         {"job_id": "j1", "recipe": recipe, "dataset_url": "sets/rows.txt"}
     )
-    assert platform.execute(asked, room, Response()).status == "queued"
+    assert platform.store_job(room, asked, "local").status == "queued"
     with Workspace.open(space.root) as ws:
         run = ws.store.runs.latest()[0]
     assert run.inputs["precision"] == "no" and json.loads(json.dumps(run.data["asked"]))[

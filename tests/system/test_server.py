@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import subprocess
+import threading
 import time
 import tomllib
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from runner.errors import Infrastructure
 from runner.execution.queue import Ticket, submit
@@ -593,3 +595,40 @@ def test_a_platform_sees_its_job_through(rest: Rest) -> None:
     assert rest.get("/api/training/status/seen")["progress"] == 100.0
     assert rest.ask("GET", "/api/training/logs/seen").text == "said platform\n"
     assert {"job_id": "seen", "status": "completed"} in rest.get("/api/training/jobs")["jobs"]
+
+
+def test_the_server_answers_while_plans_are_computed_that_have_no_end(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "space"
+    root.mkdir()
+    (root / "wide.yaml").write_text(
+        "recipe: wide@1\ninputs: {l: {type: list, items: integer}}\n"
+        "steps: {s: {matrix: {x: '{{ inputs.l }}', y: '{{ inputs.l }}'}, run: 'true {{ matrix.x }} {{ matrix.y }}'}}\n"
+    )
+    (root / "recipe.toml").write_text('[recipes]\nallow = ["./wide.yaml"]\n')
+    with Rest(root) as server:
+        wide = {"recipe": "wide@1", "inputs": {"l": list(range(3000))}}
+        ended: list[int] = []
+
+        def plan() -> None:
+            with contextlib.suppress(requests.RequestException):
+                ended.append(
+                    requests.post(
+                        f"{server.url}/v1/plan",
+                        json=wide,
+                        headers={"Authorization": f"Bearer {server.token}"},
+                        timeout=120,
+                    ).status_code
+                )
+
+        plans = [threading.Thread(target=plan) for _ in range(8)]
+        for each in plans:
+            each.start()
+        for _ in range(20):
+            assert server.get("/health")["status"] == "ok"
+        assert ended == [], "a plan of nine million steps was answered: nothing was shown"
+        assert server.end() == 0, "the plans end with their server"
+        for each in plans:
+            each.join()
+        assert 200 not in ended

@@ -1,0 +1,208 @@
+"""Plan what requests ask for in processes of their own, with limits of time, memory and number.
+
+A plan can be made as large as its caller likes, and while Python computes it no other request of the
+same process is answered. So each is computed by a child of a process that has everything imported,
+forks in milliseconds, and gives all its memory back at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Annotated, Concatenate, Final, NamedTuple, ParamSpec, TypeVar, cast
+
+from fastapi import Depends, Request
+
+from ..errors import Problem, RecipeError
+from .answers import Refused, of_error
+from .room import ServedWorkspace
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+AT_ONCE: Final = 2
+"""Plans that are computed at the same time."""
+WAITING: Final = 32
+"""Plans that are computed or wait for it; more are refused."""
+SECONDS: Final = 60.0
+"""How long a plan may take."""
+MEMORY: Final = 1 << 30
+"""Bytes of data that a plan may have in memory, beside what every plan has."""
+_IMPORTED: Final = (
+    *(f"runner.{name}" for name in ("server.app", "execution.session", "survey.bundles")),
+    *("jinja2", "jsonschema", "networkx", "referencing", "yaml"),
+)
+"""Modules that a plan needs, imported once, before the processes of plans are forked."""
+NICENESS: Final = 5
+"""By how much a plan stands back behind the answers of the server."""
+
+
+class _Failure(NamedTuple):
+    """A refusal on its way from a child; `trace` is that of an error that nobody expected."""
+
+    status: int
+    code: str
+    message: str
+    fix: str
+    problems: list[Problem]
+    trace: str = ""
+
+
+class Planner:
+    """Computes plans of one server.  Used by its event loop alone."""
+
+    def __init__(self, seconds: float = SECONDS, memory: int = MEMORY) -> None:
+        self._seconds, self._memory = seconds, memory
+        self._asked = 0
+        self._children: set[ForkServerProcess] = set()
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="plan")
+        self._processes = multiprocessing.get_context("forkserver")
+        self._processes.set_forkserver_preload(list(_IMPORTED))
+
+    async def call(
+        self,
+        function: Callable[Concatenate[ServedWorkspace, P], T],
+        workspace: ServedWorkspace,
+        *args: P.args,
+        **more: P.kwargs,
+    ) -> T:
+        """Return what `function` returns, called in a process of its own.
+
+        The function is one of a module, and its arguments and its result can be pickled.
+        Raises Refused as the function refuses, 503 where too many plans wait, 422 for one
+        that takes more time or memory than the limits.
+        """
+        if self._asked >= WAITING:
+            refused = Refused(
+                503, "too-many-plans", f"{WAITING} plans are waiting", "ask again in some seconds"
+            )
+            refused.headers = {"retry-after": "5"}
+            raise refused
+        self._asked += 1
+        try:
+            loop = asyncio.get_running_loop()
+            call = _Call(function, workspace.root, dict(workspace.environ), args, more)
+            found = await loop.run_in_executor(self._threads, self._compute, call)
+        finally:
+            self._asked -= 1
+        if isinstance(found, _Failure):
+            raise _as_error(found)
+        return cast("T", found)
+
+    def start(self) -> None:
+        """Begin the process that the others are forked from, so that the first plan need not wait."""
+        forkserver.ensure_running()
+
+    def close(self) -> None:
+        """End the plans that are computed, and start no other."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for child in tuple(self._children):
+            child.kill()
+
+    def _compute(self, call: _Call) -> object:
+        ours, theirs = self._processes.Pipe(duplex=False)
+        child = self._processes.Process(
+            target=_answer, args=(theirs, call, self._seconds, self._memory), daemon=True
+        )
+        with ours:
+            child.start()
+            self._children.add(child)
+            theirs.close()
+            try:
+                if not ours.poll(self._seconds):
+                    return _too_large(f"computing the plan takes more than {self._seconds:g} s")
+                return ours.recv()
+            except EOFError:
+                return _too_large("the plan could not be computed: its process was killed")
+            finally:
+                self._children.discard(child)
+                child.kill()
+                child.join()
+
+
+def _planner(request: Request) -> Planner:
+    return cast("Planner", request.app.state.planner)
+
+
+InPlanner = Annotated[Planner, Depends(_planner)]
+
+
+class _Call(NamedTuple):
+    """What a child is to do."""
+
+    function: Callable[..., object]
+    root: Path
+    environ: Mapping[str, str]
+    args: tuple[object, ...]
+    more: Mapping[str, object]
+
+    def carry_out(self) -> object:
+        return self.function(ServedWorkspace(self.root, self.environ), *self.args, **self.more)
+
+
+def _answer(pipe: Connection, call: _Call, seconds: float, memory: int) -> None:
+    """Carry out a call in this process, and send what it returns or why it does not."""
+    os.nice(NICENESS)
+    _limit(seconds, memory)
+    found: object
+    try:
+        found = call.carry_out()
+    except Refused as error:
+        found = _failure(error)
+    except RecipeError as error:
+        found = _failure(of_error(error))
+    except MemoryError:
+        found = _too_large(f"computing the plan takes more than {memory / 1e9:.1f} GB of memory")
+    except RecursionError:
+        found = _too_large("the plan is nested too deeply to be computed")
+    except Exception:
+        found = _Failure(500, "", "", "", [], traceback.format_exc())
+    pipe.send(found)
+
+
+def _limit(seconds: float, memory: int) -> None:
+    """Bound what this process may take, also where the server is killed and does not end it."""
+    signal.alarm(int(seconds) + 5)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    whole = int(seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (whole, most if most >= 0 else whole + 5))
+    if sys.platform == "linux":  # elsewhere RLIMIT_DATA counts something else, or nothing
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        now = _data_bytes() + memory
+        resource.setrlimit(resource.RLIMIT_DATA, (min(now, most) if most >= 0 else now, most))
+
+
+def _data_bytes() -> int:
+    """Return the bytes that RLIMIT_DATA counts for this process now (proc_pid_status(5))."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _failure(error: Refused) -> _Failure:
+    # Places in files stay here: an answer does not show them.
+    problems = [problem._replace(where=None) for problem in error.problems]
+    return _Failure(error.status, error.code, error.message, error.fix, problems)
+
+
+def _too_large(words: str) -> _Failure:
+    fix = "ask for fewer values of a matrix, or smaller lists"
+    return _Failure(422, "plan-too-large", words, fix, [])
+
+
+def _as_error(failure: _Failure) -> Exception:
+    if failure.trace:
+        return RuntimeError(f"a plan ended with an error of ours:\n{failure.trace}")
+    return Refused(failure.status, failure.code, failure.message, failure.fix, failure.problems)
