@@ -24,6 +24,14 @@ TAGS: Final[Mapping[str, str]] = {
 """What `.recipe` says to git, and to programs that make backups: files by name."""
 
 
+def temporary_name(name: str, ending: str = "new") -> str:
+    """Return a name beside `name` that no other thread, process or machine takes at the same time.
+
+    What is written there is renamed to `name` when it is whole.
+    """
+    return f"{name}.{os.getpid()}-{os.urandom(4).hex()}.{ending}"
+
+
 class Location(NamedTuple):
     """Where a caller stands: the workspace, and the folder in which the paths that are typed begin, relative to it (empty: the workspace)."""
 

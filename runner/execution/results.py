@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import CannotRun, Corrupt, Infrastructure
+from ..paths import temporary_name
 from ..planning.judge import FRESH, SKIPPED, Made
 from ..planning.plan import Plan
 from ..storage.content.files import Content
@@ -115,6 +116,6 @@ def point_latest(ws: Workspace, found: Survey) -> None:
     base = out_dir(ws, found.plan, found.library, found.request)
     if found.request.out is None and base.is_dir():
         link = base.parent / "latest"
-        fresh = link.with_name(f"latest.{os.getpid()}")
+        fresh = link.with_name(temporary_name("latest"))
         fresh.symlink_to(base.name)
         fresh.replace(link)

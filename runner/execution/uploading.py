@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ..digest import of_value
 from ..errors import Infrastructure, RecipeError
 from ..language.units import about
+from ..paths import temporary_name
 from ..planning.judge import Made
 from ..planning.plan import Plan
 from ..planning.step import TEMPORARY
@@ -87,7 +87,7 @@ def upload(
         "inputs": plan.inputs,
         "outputs": {name: path for name, path, _ in found},
     }
-    beside = ws.home / "partial" / f"results-{os.getpid()}"
+    beside = ws.home / "partial" / temporary_name("results")
     try:
         files = [
             file

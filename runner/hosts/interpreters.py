@@ -16,6 +16,7 @@ from typing import Final
 
 from ..digest import of_value
 from ..errors import CannotRun
+from ..paths import temporary_name
 
 CURRENT: Final = "current"
 NAMES: Final = ("python", "python3")
@@ -164,7 +165,7 @@ def _call(python: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         if not os.access(folder / name, os.X_OK):
-            new = folder / f"{name}.{os.getpid()}"
+            new = folder / temporary_name(name)
             new.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', encoding="utf-8")
             new.chmod(0o755)
             new.replace(folder / name)

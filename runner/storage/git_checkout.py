@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..digest import of_value
 from ..errors import CannotRun
+from ..paths import temporary_name
 from .workspace import Workspace
 
 _OTHERS = (
@@ -45,7 +46,7 @@ def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
                 raise CannotRun(f"{url} has no commit {commit}")
         os.utime(mirror / "HEAD")  # `gc` goes by when it was last wanted
         target.mkdir(parents=True, exist_ok=True)
-        index = str(ws.home / "git" / f"{mirror.name}.{os.getpid()}.index")
+        index = str(ws.home / "git" / temporary_name(mirror.name, "index"))
         _git(
             "-C",
             str(mirror),

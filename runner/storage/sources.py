@@ -21,6 +21,7 @@ from drivers import install_line
 
 from ..digest import of_value
 from ..errors import CannotRun
+from ..paths import temporary_name
 from ..reading import whole
 from .bound import Bound
 from .buckets.hub import offline
@@ -338,7 +339,7 @@ def _download_hub(
         size = 0
     Bound.of(ws, address).check(size)
     snapshot = snapshot_download(name, revision=revision, repo_type=kind, allow_patterns=patterns)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    partial = target.with_name(temporary_name(target.name, "part"))
     try:
         partial.mkdir(parents=True)
         if model:
@@ -379,7 +380,7 @@ def below(path: str, file: Object) -> str:
 def _download(
     ws: Workspace, address: str, identity: str, target: Path, only: Sequence[str]
 ) -> None:
-    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    partial = target.with_name(temporary_name(target.name, "part"))
     target.parent.mkdir(parents=True, exist_ok=True)
     store, path = opened(ws, address)
     folder, wants = among(ws, address, identity, only)

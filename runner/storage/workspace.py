@@ -12,7 +12,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import Invalid, NotFound, Problem, Unusable
-from ..paths import settings_files
+from ..paths import settings_files, temporary_name
 from .content.digest_cache import DigestCache
 from .content.files import Content, no_space
 from .content.objects import Objects
@@ -254,7 +254,7 @@ class Workspace:
 
     def write(self, path: Path, *parts: bytes) -> None:
         """Write a whole file or none."""
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+        temporary = path.with_name(temporary_name(path.name))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:

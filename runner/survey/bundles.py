@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import CannotRun, Corrupt, Invalid, Problem
 from ..language.library import find, fixtures
-from ..paths import BUNDLED, is_path
+from ..paths import BUNDLED, is_path, temporary_name
 from ..storage.content.disk import delete, total
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
@@ -85,8 +85,7 @@ def unpack(
         raise Corrupt(
             f"the bundle {digest[:12]} is not what its name says", fix="submit the run again"
         )
-    new = folder.with_name(f"{folder.name}.{os.getpid()}.new")
-    delete(new)
+    new = folder.with_name(temporary_name(folder.name))
     new.mkdir(parents=True)
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import Busy, CannotRun, NotFound
+from ..paths import temporary_name
 from ..storage import checkpoints
 from ..storage.content.disk import delete, total
 from ..storage.workspace import Workspace
@@ -109,7 +110,7 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
     if os.path.lexists(place):
         raise CannotRun(f"{place} is there already", fix="name another place, or move it away")
     place.parent.mkdir(parents=True, exist_ok=True)
-    new = place.with_name(f"{place.name}.{os.getpid()}.new")
+    new = place.with_name(temporary_name(place.name))
     if checkpoint.path.is_dir():
         shutil.copytree(checkpoint.path, new, symlinks=True)
     else:

@@ -7,7 +7,6 @@ others made is taken as it is.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from ..digest import of_bytes
 from ..errors import CannotRun
+from ..paths import temporary_name
 from ..reading import whole
 
 _HEAD = re.compile(rb"# Made by recipe lock from [^\n]* \(([0-9a-f]{16})\)")
@@ -94,7 +94,7 @@ def make(
                 fix="correct it, or look at the network and the package index",
             )
         head = f"# Made by recipe lock from {path.name} ({_digest(path).decode()}): Python {version} and newer.\n"
-        new = lock.with_name(f"{lock.name}.{os.getpid()}")
+        new = lock.with_name(temporary_name(lock.name))
         try:
             new.write_text(head + made.read_text(encoding="utf-8"), encoding="utf-8")
             new.replace(lock)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...errors import Invalid, NotFound, Problem
 from ...language import library
-from ...paths import TAGS, beside, is_path
+from ...paths import TAGS, beside, is_path, temporary_name
 from ..tail import shown
 from .flags import color, split_words
 
@@ -152,7 +152,7 @@ def write_schema(workspace: Path) -> Path:
     target.parent.mkdir(exist_ok=True)
     for name, text in {**TAGS, target.name: library.schema_text()}.items():
         path = target.parent / name
-        new = path.with_name(f"{path.name}.{os.getpid()}.new")
+        new = path.with_name(temporary_name(path.name))
         new.write_text(text, "utf-8")
         new.replace(path)
     return target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from ...advice import bottleneck
 from ...errors import CannotRun, NotFound
 from ...language.units import about
 from ...language.values import is_number
+from ...paths import temporary_name
 from ...planning import causes
 from ...planning.ids import bare, names, stored
 from ...storage import metrics
@@ -130,7 +130,7 @@ def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
         raise CannotRun(
             f"{target} is in the folder that recipe keeps", fix="name another place with -o"
         )
-    new = target.with_name(f"{target.name}.{os.getpid()}.new")
+    new = target.with_name(temporary_name(target.name))
     new.write_text(text, "utf-8")
     new.replace(target)
     print(shown(str(target)))

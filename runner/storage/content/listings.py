@@ -15,6 +15,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
+from ...paths import temporary_name
 from .files import (
     Content,
     Entry,
@@ -187,7 +188,7 @@ def _save_listing(folder: str, path: str, listing: _Listing) -> None:
         parts += [*seen, listing.digests[name]]
     body = b"".join(parts)
     target = _listing_path(folder, path)
-    temporary = f"{target}.{os.getpid()}.new"
+    temporary = temporary_name(target)
     try:
         os.makedirs(folder, exist_ok=True)
         with open(temporary, "wb") as file:
