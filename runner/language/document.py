@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from runner.errors import Invalid, Location, NotFound, Problem
 
 from .scalar_places import inside
+from .values import is_finite
 from .yaml_mistakes import Mistake, explain, quoted, rest_of_value, unquoted_expression
 
 if TYPE_CHECKING:
@@ -262,7 +263,10 @@ def _resolve(text: str) -> Leaf:
         if len(text) > MAX_DIGITS:
             raise ValueError(text)
         base = 8 if text.startswith("0o") else 16 if text.startswith("0x") else 10
-        return int(text[2:] if base != 10 else text, base)
+        whole = int(text[2:] if base != 10 else text, base)
+        if not is_finite(whole):
+            raise ValueError(text)
+        return whole
     if _FLOAT.fullmatch(text):
         number = float(text) if len(text) <= MAX_DIGITS else _INFINITY
         if number in (_INFINITY, -_INFINITY):

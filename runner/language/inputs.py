@@ -9,7 +9,6 @@ value however it was written (`1000`, `1e3`, `1000.0`), because a value's text a
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -22,7 +21,7 @@ from runner.secrets import unusable
 from . import library, presets
 from .recipe import Input, InputType, Recipe
 from .template import TemplateError, evaluate, has, references
-from .values import Tree, Where, is_number
+from .values import Tree, Where, is_finite, is_number
 
 if TYPE_CHECKING:
     from .document import Document
@@ -441,7 +440,7 @@ def _number(value: object) -> int | float | None:
         if not _NUMBER.fullmatch(value):
             return None
         value = float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
         return None
     return int(value) if value == int(value) and abs(value) < 2**53 else value
 
@@ -533,11 +532,9 @@ def _json(text: str, wanted: str) -> object:
 def _tree(value: object) -> Tree:
     """`value` as plain JSON-like values."""
     match value:
-        case None | bool() | int():
+        case None | bool() | str():
             return value
-        case str():
-            return value
-        case float() if math.isfinite(value):
+        case int() | float() if is_finite(value):
             return value
         case list() | tuple():
             return [_tree(item) for item in value]

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias, TypeGuard
 
 Leaf: TypeAlias = "str | int | float | bool | None"
 Tree: TypeAlias = "Leaf | list[Tree] | dict[str, Tree]"
 Where: TypeAlias = "tuple[str | int, ...]"
+
+
+def is_finite(value: float) -> bool:
+    """Whether a number is finite, also as a float: an integer of 309 digits and more is not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import BinaryIO, Final
 
 from ..agent.regular import open_regular
 from ..errors import Invalid, Problem
+from ..language.values import is_finite
 from ..secrets import Masker
 
 Value = float | int | str | bool
@@ -166,14 +166,12 @@ def _flat(value: dict[str, object], head: str) -> dict[str, Value]:
     for name, inner in value.items():
         if isinstance(inner, dict):
             found.update(_flat(inner, f"{head}{name}."))
-        elif isinstance(inner, (str, bool, int)) or (
-            isinstance(inner, float) and math.isfinite(inner)
-        ):
+        elif isinstance(inner, (str, bool)):
             found[head + name] = inner
-        elif isinstance(inner, float):
-            found[head + name] = str(
-                inner
-            )  # NaN and infinities have no form in a key: kept as the words they are
+        elif isinstance(inner, (int, float)):
+            # NaN, infinities and what no float can hold have no form in a key, nor a place in a
+            # table or a plot: they are kept as the words they are.
+            found[head + name] = inner if is_finite(inner) else str(inner)
     return found
 
 
@@ -184,5 +182,5 @@ def _number(text: bytes) -> Value:
             value = kind(word)
         except ValueError:
             continue
-        return value if math.isfinite(value) else word
+        return value if is_finite(value) else word
     return word

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Final, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
 from ..errors import Invalid, RecipeError
-from ..language.values import is_number
+from ..language.values import is_finite, is_number
 from ..planning.halving import STOPPED
 from ..planning.ids import bare
 from ..storage.records.index import Trace
@@ -215,7 +214,7 @@ def _cell(value: object) -> Cell:
 
 def numeric(value: object) -> TypeGuard[int | float]:
     """Whether a metric is a number that can be compared."""
-    return is_number(value) and math.isfinite(value)
+    return is_number(value) and is_finite(value)
 
 
 def less(metric: str) -> bool:
