@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from .agent.regular import NOT_REGULAR, open_regular
 
@@ -27,3 +28,11 @@ def whole(path: Path, most: int = LARGEST) -> bytes:
         if wrong := unfit(os.fstat(file.fileno()), most):
             raise OSError(errno.EINVAL, wrong, str(path))
         return file.read(most)
+
+
+def parse_json(data: str | bytes) -> Any:
+    """Return what JSON text holds.  Raises ValueError, also for one that is nested without end."""
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error

@@ -25,6 +25,7 @@ from typing import Any
 
 from ..digest import of_file, of_value
 from ..planning.step import StepSpec
+from ..reading import parse_json
 from .checkpoint_files import flaw, sharded
 from .checkpoint_layouts import ENGINE, TEMPORARY, layout, shape, step_of
 from .content.disk import below, delete
@@ -280,7 +281,7 @@ def best(path: Path) -> str:
     try:
         return Path(
             str(
-                json.loads((path / "trainer_state.json").read_bytes())["best_model_checkpoint"]
+                parse_json((path / "trainer_state.json").read_bytes())["best_model_checkpoint"]
                 or ""
             )
         ).name
@@ -397,7 +398,7 @@ def _flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
 def _unlisted(path: Path, name: str, names: Sequence[str]) -> str:
     """A file that an index names and that is not there."""
     try:
-        index = json.loads(path.read_bytes())
+        index = parse_json(path.read_bytes())
         listed = sorted(set(map(str, index["weight_map"].values())))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{name} lists no files"
@@ -415,7 +416,7 @@ def _unlisted(path: Path, name: str, names: Sequence[str]) -> str:
 def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None:
     """A checkpoint that says itself what belongs to it; None when it only has a file of that name."""
     try:
-        record = json.loads((path / OURS).read_bytes())
+        record = parse_json((path / OURS).read_bytes())
         listed = dict(record["files"])
         step, world = int(record["step"]), record["settings"].get("world")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -435,7 +436,7 @@ def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None
 
 def _trained(path: Path) -> int | None:
     try:
-        return int(json.loads((path / "trainer_state.json").read_bytes())["global_step"])
+        return int(parse_json((path / "trainer_state.json").read_bytes())["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
         return step_of(path.name)
 
@@ -447,7 +448,7 @@ def _processes(count: int | None) -> str:
 def of_generation(path: Path) -> dict[str, Any]:
     """What a generation was made under: `continues` values, `world`, and its own `id`."""
     try:
-        found = json.loads((path / "made_under.json").read_text())
+        found = parse_json((path / "made_under.json").read_text())
     except (OSError, ValueError):
         return dict(NOTHING)
     if not isinstance(found, dict):

@@ -22,7 +22,7 @@ from drivers import install_line
 from ..digest import of_value
 from ..errors import CannotRun
 from ..paths import temporary_name
-from ..reading import whole
+from ..reading import parse_json, whole
 from .bound import Bound
 from .buckets.hub import offline
 from .content.digest_cache import DigestCache
@@ -190,7 +190,7 @@ def locked(ws: Workspace) -> dict[str, str]:
     """What `recipe.lock` says: address -> identity.  Raises CannotRun when it says anything else."""
     path = ws.root / "recipe.lock"
     try:
-        known = json.loads(whole(path))
+        known = parse_json(whole(path))
         if not isinstance(known, dict) or not all(
             isinstance(identity, str) for identity in known.values()
         ):

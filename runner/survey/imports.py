@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..language.imports import Import, Imports, Start
 from ..paths import VERSION
-from ..reading import whole
+from ..reading import parse_json, whole
 
 if TYPE_CHECKING:
     from ..storage.workspace import Workspace
@@ -182,7 +182,7 @@ class ImportCache:
 
     def _remembered(self) -> dict[str, list[object]]:
         try:
-            version, known = json.loads(self._path.read_bytes())
+            version, known = parse_json(self._path.read_bytes())
         except (OSError, ValueError, TypeError):
             return {}
         return known if version == VERSION and isinstance(known, dict) else {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RecipeError
+from ..reading import parse_json
 from ..storage.content.files import Content, Entry, tree_id
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def known(ws: Workspace, content: str) -> list[Entry] | None:
     try:
         return [
             Entry(*row)
-            for row in json.loads(_file(ws, content).read_text("utf-8", "surrogateescape"))
+            for row in parse_json(_file(ws, content).read_text("utf-8", "surrogateescape"))
         ]
     except (OSError, ValueError, TypeError):
         try:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..planning.ids import bare
 from ..planning.judge import FRESH, RESTORE
+from ..reading import parse_json
 from ..storage.workspace import Workspace
 from .survey import Survey
 
@@ -56,7 +57,7 @@ def remember(ws: Workspace, run: str, found: Survey) -> None:
 def recall(ws: Workspace, run: str) -> RunGraph | None:
     """The graph of a run; None where it is not kept."""
     try:
-        return RunGraph(**json.loads(_file(ws, run).read_bytes()))
+        return RunGraph(**parse_json(_file(ws, run).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -32,7 +32,7 @@ from ..planning.judge import RUN, Facts, Made, Verdict, judge
 from ..planning.mentions import AUTO, Makes, excluded, is_glob, parts_of_automatic, unspelled
 from ..planning.plan import COMPILER, Plan, Target
 from ..planning.step import MetricsSpec
-from ..reading import unfit, whole
+from ..reading import parse_json, unfit, whole
 from ..secrets import unusable
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
@@ -291,7 +291,7 @@ def _compiled(
 def _recall(ws: Workspace, kept: Path) -> Plan | None:
     try:
         note, _, rest = kept.read_text().partition("\n")
-        made_from = json.loads(note)
+        made_from = parse_json(note)
         for name, digest in made_from["sources"].items():
             if of_bytes(whole(Path(name))) != digest:
                 return None

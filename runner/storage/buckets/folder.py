@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
+from ...agent.regular import NOT_REGULAR
 from ..content.disk import SYNCED, pour
 from .bucket import COUNT, Spread, Stat, StoreError, Unreachable
+
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+"""A pipe at the name of an object does not hold up who opens it."""
 
 
 class Folder:
@@ -50,11 +55,17 @@ class Folder:
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         try:
-            handle = os.open(f"{self.url}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            handle = os.open(f"{self.url}/{name}", _READ)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             self._fail(error)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise StoreError(
+                f"cannot read {self.url}/{name}: {NOT_REGULAR}",
+                fix="remove it from the store: recipe writes regular files only",
+            )
         with os.fdopen(handle, "rb", buffering=0) as file:
             if length is None:
                 return file.readall()

@@ -11,11 +11,13 @@ import errno
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from ...errors import Corrupt, Infrastructure, StoreBusy, Unusable
+from ...reading import parse_json
 from ..content.disk import file_system
 from ..content.files import no_space
 from ..crash import crashpoint
@@ -193,7 +195,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_plain
 def parsed(stored: object) -> Json:
     """A stored value.  Raises Corrupt."""
     try:
-        return cast("Json", json.loads(str(stored)))
+        return cast("Json", parse_json(str(stored)))
     except ValueError as error:
         raise Corrupt(
             f"the database holds a damaged value: {str(stored)[:60]!r}",
@@ -275,8 +277,9 @@ def _make(path: Path, kind: Kind) -> None:
     """Make the folder and an empty database, whole or not at all."""
     root = path.parent
     try:
-        for folder in ("", *kind.folders):
-            (root / folder).mkdir(parents=True, exist_ok=True)
+        _make_root(root)
+        for folder in kind.folders:
+            (root / folder).mkdir(exist_ok=True)
         mounted, remote = file_system(root)
         if remote:
             why = f"{root} is on a network file system ({mounted}), where locks and SQLite are not safe"
@@ -312,6 +315,21 @@ def _make(path: Path, kind: Kind) -> None:
         ) from error
 
 
+def _make_root(root: Path) -> None:
+    """Make the folder of a database, closed to others if the umask would let them write in it.
+
+    One that is there keeps its mode: it may be a folder that others share on purpose.
+    """
+    root.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir()
+    except FileExistsError:
+        return
+    mode = stat.S_IMODE(root.stat().st_mode)
+    if mode & stat.S_IWOTH:
+        root.chmod(mode & ~stat.S_IRWXO)
+
+
 def _migrate(db: sqlite3.Connection, kind: Kind) -> None:
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -331,6 +349,8 @@ def _migrate(db: sqlite3.Connection, kind: Kind) -> None:
 def _trouble(path: Path, kind: Kind) -> Iterator[None]:
     try:
         yield
+    except UnicodeDecodeError as error:  # of a message that quotes a damaged schema
+        raise _damaged(path, kind, "its schema cannot be read") from error
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...errors import Corrupt
+from ...reading import parse_json
 from ..content.files import Content
 from . import layout
 from .session import GRACE, Session
@@ -78,7 +79,7 @@ def _noted(session: Session, since: float) -> set[str]:
         with suppress(ValueError, TypeError, AttributeError, KeyError):  # a damaged one is none
             names |= {
                 layout.object_name(Content(content))
-                for _, content in json.loads(data or b"")["states"].values()
+                for _, content in parse_json(data or b"")["states"].values()
             }
     return names
 
@@ -117,7 +118,7 @@ def _needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[str]:
 def _seen(session: Session) -> dict[str, float]:
     """Objects that an earlier collection saw unreferenced, and since when."""
     try:
-        seen = json.loads(session.bucket.read(_UNREFERENCED) or b"{}")
+        seen = parse_json(session.bucket.read(_UNREFERENCED) or b"{}")
         return {str(name): float(since) for name, since in seen.items()}
     except (ValueError, TypeError, AttributeError):
         return {}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ... import digest
+from ...reading import parse_json
 from ..content.files import Content, Entry
 from ..content.manifests import HEX
 from ..records.index import Made, Trace
@@ -70,7 +71,7 @@ def trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:
 def trace_of(data: bytes, key: str) -> Found | None:
     """The trace that `data` is, if it is one of this key and whole."""
     try:
-        body = json.loads(data)
+        body = parse_json(data)
         expected = body.pop("sum")
         if expected != digest.of_value("trace/1", body) or body["key"] != key:
             return None
@@ -83,8 +84,8 @@ def trace_of(data: bytes, key: str) -> Found | None:
         made = tuple(Made(name, path, content) for name, path, content, _ in outputs)
         texts = [str(body[name]) for name in ("metrics", "facts")]
         texts.append(str(body.get("measured", "{}")))
-        if not all(isinstance(json.loads(text), dict) for text in texts) or not all(
-            isinstance(each, dict) for each in json.loads(texts[2]).values()
+        if not all(isinstance(parse_json(text), dict) for text in texts) or not all(
+            isinstance(each, dict) for each in parse_json(texts[2]).values()
         ):
             return None
         head = [str(body[name]) for name in ("recipe", "step", "run")]
@@ -99,7 +100,7 @@ def trace_of(data: bytes, key: str) -> Found | None:
             *texts,
         )
         return Found(trace, {name: size for name, _, _, size in outputs})
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -111,7 +112,7 @@ class Parts(NamedTuple):
 
 def parts_of(data: bytes) -> Parts | None:
     try:
-        parsed = json.loads(data)
+        parsed = parse_json(data)
         bundles = [(str(sha256), int(count)) for sha256, count in parsed["bundles"]]
         blobs = [str(blob) for blob in parsed["blobs"]]
         if all(HEX.fullmatch(sha256) and count > 0 for sha256, count in bundles) and all(
@@ -125,7 +126,7 @@ def parts_of(data: bytes) -> Parts | None:
 
 def manifest_of(data: bytes) -> list[Entry] | None:
     try:
-        rows = json.loads(data.decode("utf-8", "surrogateescape"))
+        rows = parse_json(data.decode("utf-8", "surrogateescape"))
         return [
             Entry(str(path), str(kind), int(size), str(value)) for path, kind, size, value in rows
         ]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...errors import Corrupt, Infrastructure, Unusable
+from ...reading import parse_json
 from ..content.disk import delete, fail
 from ..content.files import Content, Entry
 from ..crash import crashpoint
@@ -62,7 +63,7 @@ class Remote(Session):
         data = self.bucket.check(_MARKER)
         if data is not None:
             try:
-                version = json.loads(data)["recipe-store"]
+                version = parse_json(data)["recipe-store"]
             except (ValueError, KeyError, TypeError) as error:
                 raise Unusable(
                     f"{self.url}/{_MARKER} is not what this program writes",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ... import digest
+from ...reading import parse_json
 from .. import checkpoints
 from ..content import files
 from ..content.files import Content, Entry
@@ -100,7 +101,7 @@ def load(remote: Remote, key: str) -> Note | None:
 
 def note_of(data: bytes | None) -> Note | None:
     try:
-        body = json.loads(data or b"")
+        body = parse_json(data or b"")
         expected = body.pop("sum")
         if (
             expected != digest.of_value("state-note/1", body)
@@ -112,7 +113,7 @@ def note_of(data: bytes | None) -> Note | None:
             str(state): Sent(str(name), Content(str(content)))
             for state, (name, content) in body["states"].items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     plain = all(
         "/" not in part and part not in (".", "..")
