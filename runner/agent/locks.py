@@ -56,19 +56,37 @@ def _lock(name: str, *, shared: bool) -> int | None:
             os.close(fd)
 
 
-def _lock_folder() -> str:
-    """Where the locks of this login are.  Raises PermissionError where the folder is not its own.
+PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # the owner of what is there is checked
+"""Folders in which every login can make one of its own, and none can remove that of another."""
 
-    Not below `$XDG_RUNTIME_DIR`, which one login may have in one session and not in the next, and which goes with the last session.
+
+def _lock_folder() -> str:
+    """Return the folder of the locks of this login.  Raises PermissionError if it can have none.
+
+    Somebody else may have taken its name in one place; every agent of this login then takes the
+    same next one. Not below `$XDG_RUNTIME_DIR`, which one login may have in one session and not in
+    the next, and which goes with the last session.
     """
-    folder = f"/tmp/recipe-{os.geteuid()}"  # noqa: S108  # the owner is checked
-    for path in (folder, f"{folder}/gpus"):
+    taken = []
+    for place in PLACES:
+        folder = f"{place}/recipe-{os.geteuid()}"
         try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            there = os.stat(path, follow_symlinks=False)
-            if there.st_uid != os.geteuid() or there.st_mode & 0o170077 != 0o040000:
-                raise PermissionError(
-                    13, "it must be a folder of this login's own that no other may enter", path
-                ) from None
-    return f"{folder}/gpus"
+            _own_folder(folder)
+            _own_folder(f"{folder}/gpus")
+        except (PermissionError, FileNotFoundError):
+            taken.append(folder)
+        else:
+            return f"{folder}/gpus"
+    raise PermissionError(
+        13, "one must be a folder of this login that no other may enter", ", ".join(taken)
+    )
+
+
+def _own_folder(path: str) -> None:
+    """Make a folder that only this login may enter.  Raises PermissionError if one is there that others may."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        there = os.stat(path, follow_symlinks=False)
+        if there.st_uid != os.geteuid() or there.st_mode & 0o170077 != 0o040000:
+            raise PermissionError(13, "another login may enter it", path) from None

@@ -644,18 +644,28 @@ def test_a_lock_stays_held_by_a_job_whose_agent_was_killed(root: Path) -> None:
         Path(f"/tmp/recipe-{os.geteuid()}/gpus/{lock}.lock").unlink(missing_ok=True)
 
 
-def test_a_lock_folder_of_somebody_else_is_refused(
+def test_a_lock_folder_of_somebody_else_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks.os, "geteuid", lambda: f"test-{os.getpid()}")
-    folder = Path(f"/tmp/recipe-test-{os.getpid()}")
-    folder.symlink_to(tmp_path)
-    try:
-        with pytest.raises(PermissionError, match="must be a folder of this login's own"):
-            locks.free_locks(["x"])
-        assert list(tmp_path.iterdir()) == []
-    finally:
-        folder.unlink()
+    """Whoever makes the folder first must not keep the steps of this login from running."""
+    places = [tmp_path / name for name in ("first", "second", "third")]
+    elsewhere = tmp_path / "elsewhere"
+    for each in (*places, elsewhere):
+        each.mkdir()
+    monkeypatch.setattr(locks, "PLACES", [str(each) for each in places])
+    name = f"recipe-{os.geteuid()}"
+    (places[0] / name).symlink_to(elsewhere)
+    held = locks.take_locks(["x"])
+    assert held is not None and locks.take_locks(["x"]) is None
+    os.close(held[0])
+    assert locks.free_locks(["x"]) == ["x"]
+    assert list(elsewhere.iterdir()) == []
+    assert [path.name for path in (places[1] / name / "gpus").iterdir()] == ["x.lock"]
+    (places[1] / name).chmod(0o777)  # others could hold its locks
+    (places[2] / name).write_text("")
+    with pytest.raises(PermissionError, match="must be a folder of this login") as found:
+        locks.free_locks(["x"])
+    assert str(found.value.filename) == ", ".join(str(each / name) for each in places)
 
 
 STOPPED = """

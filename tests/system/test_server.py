@@ -28,7 +28,7 @@ from runner.storage.locks import Locks
 from runner.storage.workspace import Workspace
 from runner.survey.survey import Request
 from tests.servers.rest import Rest
-from tests.support import until
+from tests.support import RECIPE, until
 
 HELLO = """\
 recipe: hello@1
@@ -632,3 +632,26 @@ def test_the_server_answers_while_plans_are_computed_that_have_no_end(
         for each in plans:
             each.join()
         assert 200 not in ended
+
+
+def test_a_token_goes_to_no_file_that_others_can_read(tmp_path: Path) -> None:
+    root, log = tmp_path / "space", tmp_path / "serve.log"
+    root.mkdir()
+    log.touch(mode=0o644)
+    log.chmod(0o644)
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [*RECIPE, "serve", "--port", "0"],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    try:
+        until(lambda: "serving: " in log.read_text(), seconds=60)
+        assert "token: " in log.read_text() and stat.S_IMODE(log.stat().st_mode) == 0o600
+    finally:
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert "the token goes to a file, which only its owner can read from now on" in err

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import stat
 import sys
 from contextlib import suppress
+from typing import TextIO
 
-from ...errors import Infrastructure
+from ...errors import CannotRun, Infrastructure
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -129,6 +131,7 @@ def _place(args: argparse.Namespace) -> str:
 def _show(address: str, token: str, place: str, opens: bool) -> None:
     """Print the address of the page, and open it where there is a desktop."""
     url = f"{address}/#token={token}{place}"
+    _close_to_others(sys.stdout)
     print(f"page: {url}", flush=True)
     desktop = (
         sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -139,12 +142,31 @@ def _show(address: str, token: str, place: str, opens: bool) -> None:
         webbrowser.open(url)
 
 
+def _close_to_others(stream: TextIO) -> None:
+    """Make a file that a token is about to be written to readable by its owner alone, and say so."""
+    found = os.fstat(stream.fileno())
+    if not stat.S_ISREG(found.st_mode) or not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return
+    try:
+        os.fchmod(stream.fileno(), stat.S_IMODE(found.st_mode) & stat.S_IRWXU)
+    except PermissionError as error:
+        raise CannotRun(
+            "the token would go to a file that others can read",
+            fix="write to a file of mode 0600: `umask 077` before the command",
+        ) from error
+    print(
+        "recipe: the token goes to a file, which only its owner can read from now on",
+        file=sys.stderr,
+    )
+
+
 def _end(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
 def _ready(address: str, token: str) -> None:
     if token:
+        _close_to_others(sys.stdout)
         print(f"token: {token}", flush=True)
         print(
             "recipe: this token is shown once; clients send it as `Authorization: Bearer TOKEN`",
