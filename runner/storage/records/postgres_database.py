@@ -125,9 +125,19 @@ _idle: dict[str, Connection[Row]] = {}
 
 
 def connected(url: str) -> Connection[Row]:
+    """Connect.  Notifications are heard at once, or behind a pooler of transactions when the next beat looks."""
     db = psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="recipe")
+    if _is_pooled(db):
+        # Its next statement may go to another connection, which has not prepared the same ones.
+        db.prepare_threshold = None
     db.execute("LISTEN " + CHANNEL)
     return db
+
+
+def _is_pooled(db: Connection[Row]) -> bool:
+    """Whether a pooler stands before the database: it gives its clients keys of its own (PgBouncer does)."""
+    found = db.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    return found is not None and found[0] != db.info.backend_pid
 
 
 def _migrate(db: Connection[Row], *, read_only: bool) -> None:
