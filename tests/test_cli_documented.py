@@ -73,9 +73,7 @@ def test_help_groups_flags_by_subject_and_ends_with_the_global_ones(verb: str) -
 def test_help_of_a_flag_names_the_thing_and_reads_alone(verb: str) -> None:
     """A capital, no full stop, and no clause in place of a noun: "Owner of the run", not "for whom it is"."""
     parser, _ = parser_of(verb)
-    clauses = (
-        r"\b(what(ever)?|who(m|ever)|ours?|we|carr(y|ied) out|is over|by itself|taken away)\b"
-    )
+    clauses = r"\b(what(ever)?|who(m|ever)|ours?|we|carr(y|ied) out|is over|by itself|taken away)\b"
     for action in parser._actions:
         says = str(action.help)
         if says == argparse.SUPPRESS:
