@@ -68,7 +68,7 @@ def test_the_extras_of_page_and_containerfile_are_there() -> None:
     ]
     named = {
         extra
-        for words in re.findall(r"(?:recipe-runner|/src)\[([a-z0-9,]+)\]", PAGE + CONTAINER)
+        for words in re.findall(r"(?:\.|checkout|/src)\[([a-z0-9,]+)\]", PAGE + CONTAINER)
         for extra in words.split(",")
     }
     assert {"server", "postgres", "ssh"} <= named <= set(known)

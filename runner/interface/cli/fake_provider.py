@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from drivers import fakes
+from drivers import fakes, install_line
 
 from ...errors import Infrastructure, Invalid, NotFound, Problem, did_you_mean
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         )
     except ModuleNotFoundError as error:
         raise Infrastructure(
-            f"a fake provider needs {error.name}, which is not installed", fix=fakes.INSTALL
+            f"a fake provider needs {error.name}, which is not installed", fix=install_line("fakes")
         ) from error
     except ValueError as error:
         raise Invalid(

@@ -8,6 +8,8 @@ import signal
 import sys
 from contextlib import suppress
 
+from drivers import install_line
+
 from ...errors import Infrastructure
 
 
@@ -86,9 +88,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         from ...server.serving import Listening, serve
     except ModuleNotFoundError as error:
-        fix = "pip install 'recipe-runner[server]'"
         raise Infrastructure(
-            f"the server needs {error.name}, which is not installed", fix=fix
+            f"the server needs {error.name}, which is not installed", fix=install_line("server")
         ) from error
     signal.signal(signal.SIGTERM, _end)
     with suppress(KeyboardInterrupt):
