@@ -22,7 +22,7 @@ PAGES = [
         "python.md",
     )
 ]
-BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize(("page", "least"), [*zip(PAGES, (16, 7, 6, 13, 1), strict=True)])
