@@ -1,75 +1,82 @@
-"""Write the reference of the verbs as Markdown, from their parsers."""
+"""Write the reference of the commands as Markdown, from their parsers."""
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from runner.interface.cli.verbs import VERBS, parser_of
+from runner.interface.cli.flags import GLOBAL
+from runner.interface.cli.verbs import GROUPS, VERBS, parser_of
 
 BEGIN: Final = "<!-- verbs:begin -->"
 END: Final = "<!-- verbs:end -->"
-EVERYWHERE: Final = ("help", "workspace", "quiet", "verbose")  # flags of every verb, described once
+SHARED: Final = ("run", "status")
+"""Verbs that describe options for others, which refer to their sections instead of repeating them."""
 
 
 def markdown() -> str:
-    """One section for each verb: what it does, then its words and flags.  What several verbs have alike is described once."""
-    lines = [
-        "### Flags of every verb",
-        "",
-        *_table(_row(action) for action in _actions("list") if action.dest in EVERYWHERE),
-    ]
-    rows = {
-        verb: {_row(action): action for action in _actions(verb) if action.dest not in EVERYWHERE}
-        for verb in VERBS
-    }
-    counts = Counter(row for own in rows.values() for row in own)
-    shared = sorted(row for row, count in counts.items() if count > 1)
-    lines += ["", "### Flags of several verbs", "", *_table(shared)]
-    common = {
-        verb: {row: _spelling(action) for row, action in own.items() if row in shared}
-        for verb, own in rows.items()
-    }
-    listed: list[str] = []  # verbs whose flags are all named, so that another one may refer to them
-    for verb, (_, says) in VERBS.items():
-        lines += ["", f"### recipe {verb}", "", f"{says[:1].upper()}{says[1:]}."]
-        if own := [row for row in rows[verb] if row not in shared]:
-            lines += ["", *_table(own)]
-        if names := common[verb]:
-            alike = [
-                each
-                for each in listed
-                if common[each].items() <= names.items() and len(names) <= len(common[each]) + 3
-            ]
-            if best := max(alike, key=lambda each: len(common[each]), default=""):
-                more = [name for row, name in names.items() if row not in common[best]]
-                text = " · ".join([f"those of [recipe {best}](#recipe-{best})", *more])
-            else:
-                text = " · ".join(names.values())
-                listed += [verb] * (len(names) > 5)
-            lines += [
-                "",
-                f"{'Also' if own else 'It has'} [of several verbs](#flags-of-several-verbs): {text}",
-            ]
-    return "\n".join(lines)
+    """Return one section for each verb: its usage, description and options by subject."""
+    lines = _contents()
+    for verb in VERBS:
+        parser, _ = parser_of(verb)
+        own = _sections(parser)
+        del own[GLOBAL]
+        owner, shared = _owner(verb, own)
+        lines += ["", f"### recipe {verb}", "", "```text", str(parser.usage), "```", ""]
+        lines += [str(parser.description)]
+        for title, rows in own.items():
+            if described := [row for row in rows if row not in shared]:
+                lines += ["", f"**{title}**", "", *_table(described)]
+        if owner:
+            names = " · ".join(row.split(" | ")[0].removeprefix("| ") for row in shared)
+            names = names.replace("\\|", "|")
+            lines += ["", f"Options of [recipe {owner}](#recipe-{owner}): {names}"]
+    parser, _ = parser_of("list")
+    return "\n".join([*lines, "", f"### {GLOBAL}", "", *_table(_sections(parser)[GLOBAL])])
 
 
 def refreshed(text: str) -> str:
-    """`text` with what stands between its markers written anew."""
+    """Return `text` with the part between its markers written again."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{markdown()}\n{END}{after}"
 
 
-def _actions(verb: str) -> list[argparse.Action]:
-    parser, _ = parser_of(verb)
-    return [action for action in parser._actions if action.help != argparse.SUPPRESS]
+def _contents() -> list[str]:
+    """Return the verbs by task, as `recipe --help` shows them."""
+    lines = []
+    for title, verbs in GROUPS.items():
+        links = [f"| [`{verb}`](#recipe-{verb}) | {says} |" for verb, (_, says) in verbs.items()]
+        lines += ["", f"**{title}**", "", "| command | purpose |", "|---|---|", *links]
+    return lines[1:]
+
+
+def _sections(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
+    """Return a table row for each option of a parser, by subject."""
+    found = {
+        str(group.title): [
+            _row(action) for action in group._group_actions if action.help != argparse.SUPPRESS
+        ]
+        for group in parser._action_groups
+    }
+    return {title: rows for title, rows in found.items() if rows}
+
+
+def _owner(verb: str, own: dict[str, list[str]]) -> tuple[str, list[str]]:
+    """Return the verb that describes most of these options, and the rows it describes; nothing for up to three."""
+    owner, shared = "", []
+    rows = [row for section in own.values() for row in section]
+    for other in SHARED if verb not in SHARED else ():
+        described = {row for section in _sections(parser_of(other)[0]).values() for row in section}
+        common = [row for row in rows if row in described]
+        if len(common) > max(3, len(shared)):
+            owner, shared = other, common
+    return owner, shared
 
 
 def _table(rows: Iterable[str]) -> list[str]:
-    return ["| flag | meaning |", "|---|---|", *rows]
+    return ["| option | meaning |", "|---|---|", *rows]
 
 
 def _row(action: argparse.Action) -> str:
@@ -77,25 +84,16 @@ def _row(action: argparse.Action) -> str:
 
 
 def _spelling(action: argparse.Action) -> str:
-    value = (
-        ""
-        if action.nargs == 0
-        else "|".join(map(str, action.choices))
-        if action.choices
-        else str(action.metavar or action.dest).upper()
-    )
+    """Return how an option is typed, in Markdown."""
+    value = str(action.metavar or action.dest).upper()
+    if action.nargs == 0:
+        value = ""
+    elif action.choices:
+        value = "|".join(map(str, action.choices))
     if not action.option_strings:
-        name = (
-            str(action.metavar)
-            if action.metavar
-            else value
-            if action.choices
-            else action.dest.upper()
-        )
+        name = str(action.metavar or value)
         return f"`{name}`" + (" …" if action.nargs in ("*", "+") else "")
-    return ", ".join(
-        f"`{option} {value}`" if value else f"`{option}`" for option in action.option_strings
-    )
+    return ", ".join(f"`{option} {value}`".replace(" `", "`") for option in action.option_strings)
 
 
 def _cell(text: str) -> str:

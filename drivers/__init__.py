@@ -11,28 +11,30 @@ if TYPE_CHECKING:
 
 
 def install_line(*extras: str) -> str:
-    """The command that installs what an extra brings.  The distribution is called recipe-runner: `recipe` on PyPI is another project."""
-    return f"pip install 'recipe-runner[{','.join(extras)}]'"
+    """Return the command that adds extras to this copy of recipe, as it was installed: from a checkout, an address or an index."""
+    from .installing import install_command
+
+    return install_command(extras)
 
 
 DRIVERS = {
     "local": ("drivers.local:LocalHost", ""),
-    "ssh": ("drivers.ssh:Ssh", install_line("ssh")),
-    "vastai": ("drivers.vastai:Vastai", install_line("vastai")),
-    "gcp": ("drivers.gcp:Gcp", install_line("gcp")),
-    "runpod": ("drivers.runpod:Runpod", install_line("runpod")),
-    "prime": ("drivers.prime:Prime", install_line("prime")),
+    "ssh": ("drivers.ssh:Ssh", "ssh"),
+    "vastai": ("drivers.vastai:Vastai", "vastai"),
+    "gcp": ("drivers.gcp:Gcp", "gcp"),
+    "runpod": ("drivers.runpod:Runpod", "runpod"),
+    "prime": ("drivers.prime:Prime", "prime"),
     "slurm": ("drivers.slurm:Slurm", ""),
-    "ray": ("drivers.ray:Ray", install_line("ray")),
+    "ray": ("drivers.ray:Ray", "ray"),
     "loopback": ("drivers.loopback:Loopback", ""),
 }
-"""name -> (module:class, what to install for it); of this machine, on which nothing is taken, the class of its host"""
+"""name -> (module:class, its extra); of this machine, on which nothing is taken, the class of its host"""
 FREE = ("local", "ssh")
 """Those whose machines cost nothing, whatever the settings say: to know that, none is loaded."""
 
 
 def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[..., Driver]:
-    """The driver class called `name` in a table such as ours.
+    """The driver class called `name` in a table such as ours; in those of extensions, advice stands in place of the extra.
 
     Raises Rejected, naming the nearest, when there is none; Denied when something must be installed first.
     """
@@ -49,14 +51,19 @@ def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[
             + (f', did you mean "{near[0]}"?' if near else "")
             + f" (known: {', '.join(sorted(known))})"
         )
-    target, install = known[name]
+    target, advice = known[name]
     module, _, attribute = target.partition(":")
     try:
         made: Callable[..., Driver] = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        raise Denied(f'the driver "{name}" needs {error.name}: {install}') from error
+        raise Denied(f'the driver "{name}" needs {error.name}: {_install(name, advice)}') from error
     except (ImportError, AttributeError) as error:
         raise Denied(
-            f'the driver "{name}" is {target}, which cannot be imported ({error}): {install}'
+            f'the driver "{name}" is {target}, which cannot be imported ({error}): {_install(name, advice)}'
         ) from error
     return made
+
+
+def _install(name: str, advice: str) -> str:
+    """Return the command that installs a driver: of ours by its extra, of an extension as its package advises."""
+    return install_line(advice) if name in DRIVERS and advice else advice

@@ -132,9 +132,7 @@ class Wire:
         if answer.status == 401:
             raise Denied(f"RunPod does not accept the key of RUNPOD_API_KEY: {words(answer)}")
         if answer.status == 410:
-            raise Denied(
-                f"RunPod has ended this interface: {words(answer)} Install a newer recipe-runner"
-            )
+            raise Denied(f"RunPod has ended this interface: {words(answer)} Upgrade recipe")
         if answer.status >= 500:
             raise Unsure(f"RunPod has a problem of its own ({answer.status}): {words(answer)}")
         return answer

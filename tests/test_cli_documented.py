@@ -11,7 +11,8 @@ import pytest
 
 from docs.cli_page import markdown, refreshed
 from runner import errors
-from runner.interface.cli.verbs import VERBS, overview, parser_of
+from runner.interface.cli.flags import GLOBAL
+from runner.interface.cli.verbs import GROUPS, VERBS, overview, parser_of
 from tests.shelf import RECIPES, ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
@@ -26,9 +27,9 @@ def test_the_manual_is_what_the_parsers_say() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_and_flag_has_help_that_stands_in_the_manual(verb: str) -> None:
     parts = {part.partition("\n")[0]: part for part in MANUAL.split("\n### ")}
-    section = parts[f"recipe {verb}"] + parts["Flags of every verb"]
+    section = parts[f"recipe {verb}"] + parts["Global options"]
     section += "".join(
-        parts[f"recipe {other}"] for other in re.findall(r"those of \[recipe (\w+)\]", section)
+        parts[f"recipe {other}"] for other in re.findall(r"Options of \[recipe (\w+)\]", section)
     )
     assert f"  {verb} " in overview()
     parser, _ = parser_of(verb)
@@ -38,6 +39,55 @@ def test_every_verb_and_flag_has_help_that_stands_in_the_manual(verb: str) -> No
             continue
         for option in action.option_strings:
             assert re.search(rf"`{re.escape(option)}[ `]", section), (verb, option)
+
+
+def test_a_verb_line_fits_the_terminal_and_starts_with_a_capital() -> None:
+    for verb, (_, says) in VERBS.items():
+        assert len(says) <= 60 and says[0].isupper() and not says.endswith("."), verb
+
+
+def test_the_overview_shows_each_verb_once_below_its_task() -> None:
+    shown = overview()
+    lines = shown.splitlines()
+    for title, verbs in GROUPS.items():
+        first = lines.index(f"{title}:") + 1
+        assert [line.split()[0] for line in lines[first : first + len(verbs)]] == list(verbs)
+    assert sum(map(len, GROUPS.values())) == len(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_groups_flags_by_subject_and_ends_with_the_global_ones(verb: str) -> None:
+    parser, _ = parser_of(verb)
+    groups = [group for group in parser._action_groups if group._group_actions]
+    assert groups[-1].title == GLOBAL
+    assert sorted(action.dest for action in groups[-1]._group_actions) == [
+        "help",
+        "quiet",
+        "verbose",
+        "workspace",
+    ]
+    assert max(len(group._group_actions) for group in groups) <= 9, "one subject, one group"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_flag_names_the_thing_and_reads_alone(verb: str) -> None:
+    """A capital, no full stop, and no clause in place of a noun: "Owner of the run", not "for whom it is"."""
+    parser, _ = parser_of(verb)
+    clauses = r"\b(what(ever)?|who(m|ever)|ours?|we|carr(y|ied) out|is over|by itself|taken away)\b"
+    for action in parser._actions:
+        says = str(action.help)
+        if says == argparse.SUPPRESS:
+            continue
+        assert says[0].isupper() or says[0] == "`", (verb, action.dest, says)
+        assert not says.endswith("."), (verb, action.dest, says)
+        assert not re.search(clauses, says.lower()), (verb, action.dest, says)
+
+
+def test_a_wrong_flag_is_answered_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    parser, _ = parser_of("run")
+    with pytest.raises(SystemExit):
+        parser.parse_intermixed_args(["--no-such-flag"])
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_a_flag_means_the_same_with_every_verb() -> None:

@@ -8,8 +8,11 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -113,13 +116,18 @@ def test_the_navigation_names_every_page_once_and_begins_with_the_tutorial() -> 
         assert anchor in anchors(PAGES[HOME / "docs" / f"{page}.md"]), name
 
 
-def test_the_first_line_of_a_page_says_for_whom_it_is() -> None:
+def test_a_page_opens_with_a_sentence_about_itself() -> None:
+    """What the page lets its reader do: neither a heading, nor code, nor a list."""
     pages = {
-        path.name: text.split("\n")[2]
+        path.name: text.split("\n")[:3]
         for path, text in PAGES.items()
         if path.parent == HOME / "docs"
     }
-    assert [name for name, line in pages.items() if not line.startswith("For ")] == []
+    assert {
+        name: lines
+        for name, lines in pages.items()
+        if not (lines[0].startswith("# ") and not lines[1] and re.match(r"[A-Z`\[]", lines[2]))
+    } == {}
 
 
 def test_the_picture_of_the_states_has_every_move_and_no_other() -> None:
@@ -131,10 +139,119 @@ def test_the_picture_of_the_states_has_every_move_and_no_other() -> None:
     )
 
 
-def test_no_page_has_a_diagram_that_the_site_would_show_as_text() -> None:
-    assert [
-        path.name for path, text in PAGES.items() if "```mermaid" in text or "```dot" in text
-    ] == []
+def test_every_fence_is_one_that_the_site_and_github_show_as_code() -> None:
+    """The site shows a fence with anything else after its language as running text, and a diagram's source as code."""
+    fence = re.compile(r'```(?:(?!mermaid|dot$)[a-z]+(?: title="[^"]+")?)?')
+    assert {
+        f"{path.name}:{number}": line
+        for path, text in PAGES.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.lstrip().startswith("```") and not fence.fullmatch(line.strip())
+    } == {}
+
+
+class Built(HTMLParser):
+    """A built page: its anchors, its links, and its words outside code."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.words = ""
+        self.diagrams = 0
+        self._quoted = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.anchors |= {name for name in (found.get("id"), found.get("name")) if name}
+        self.links += [at for at in (found.get("href"), found.get("src")) if at is not None]
+        self.diagrams += "mermaid" in (found.get("class") or "").split()
+        self._quoted += tag in QUOTED
+
+    def handle_endtag(self, tag: str) -> None:
+        self._quoted -= tag in QUOTED
+
+    def handle_data(self, data: str) -> None:
+        if not self._quoted:
+            self.words += data
+
+
+QUOTED = frozenset({"code", "pre", "script", "style"})
+MARKDOWN = re.compile(
+    r"```|`[^`\n]+`|\*\*\w[^*\n]*\*\*|\]\([\w./#-]+\)|^\|[ :-]+\||<!--", re.MULTILINE
+)
+"""Marks that are words of a page only where its Markdown was not understood."""
+
+
+def unrendered(page: Built) -> list[str]:
+    """Return the marks of Markdown among the words of a built page, and its diagrams, which the site cannot draw offline."""
+    return MARKDOWN.findall(page.words) + ["mermaid"] * page.diagrams
+
+
+def dead(site: Path, path: Path, pages: Mapping[Path, Built]) -> list[str]:
+    """Return the links of a built page that name no file or no anchor of the site."""
+    wrong = []
+    for link in pages[path].links:
+        if re.match(r"[a-z]+:|//", link):
+            continue
+        name, _, anchor = unquote(link).partition("#")
+        target = (path.parent / name.partition("?")[0]).resolve() if name else path
+        if name in (".", "./"):
+            target = path.parent / "index.html"
+        if (
+            not target.is_relative_to(site)
+            or not target.exists()
+            or (anchor and target in pages and anchor not in pages[target].anchors)
+        ):
+            wrong.append(link)
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make site` builds it, from a copy."""
+    home = tmp_path_factory.mktemp("site")
+    shutil.copytree(HOME / "docs", home / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(HOME / "mkdocs.yml", home)
+    built = subprocess.run(
+        [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return home / "site"
+
+
+@pytest.mark.slow
+def test_the_built_pages_show_code_as_code_and_have_no_dead_link(site: Path) -> None:
+    pages = {path: Built(path.read_text("utf-8")) for path in site.glob("*.html")}
+    assert len(pages) > 30
+    wrong = {
+        path.name: found
+        for path, page in pages.items()
+        if (found := unrendered(page) + dead(site, path, pages)) and path.name != "404.html"
+    }
+    assert wrong == {}
+    files = re.findall(r'<span class="filename">([^<]+)', (site / "tutorial.html").read_text())
+    assert files[0] == "train.py" and "curve.yaml" in files, "a fence shows its file's name"
+
+
+def test_a_fence_shown_as_text_and_a_dead_link_would_be_noticed(tmp_path: Path) -> None:
+    """Each mark as zensical leaves it when it does not understand a page."""
+    path = tmp_path / "page.html"
+    for text in (
+        "<p>```python train.py</p>",
+        "<p>see **this**</p>",
+        '<div class="mermaid">a</div>',
+    ):
+        assert len(unrendered(Built(text))) == 1, text
+    assert unrendered(Built("<pre>```</pre><p>`a` is <code>`b`</code></p>")) == ["`a`"]
+    page = Built('<h2 id="here"></h2><a href="#here"><a href="#gone"><a href="none.html">')
+    path.touch()
+    assert dead(tmp_path, path, {path: page}) == ["#gone", "none.html"]
 
 
 def test_the_errors_page_quotes_messages_of_the_code_and_is_generated_from_its_fixtures() -> None:
@@ -224,24 +341,15 @@ def test_a_newcomers_question_is_a_heading_with_its_answer_below_it(
 
 
 @pytest.mark.proof
-def test_the_site_opens_from_disk_and_its_search_finds_the_answers(tmp_path: Path) -> None:
+def test_the_site_opens_from_disk_and_its_search_finds_the_answers(site: Path) -> None:
     """Built with the pinned generator, in a copy; Chromium opens it with no network."""
-    shutil.copytree(HOME / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(HOME / "mkdocs.yml", tmp_path)
-    built = subprocess.run(
-        [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stderr
     with chromium() as browser:
         page = browser.new_page()
         asked: list[str] = []
         said: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto((tmp_path / "site" / "index.html").as_uri())
+        page.goto((site / "index.html").as_uri())
         page.wait_for_url("**/tutorial.html")
         for question, name in [
             *((question, "faq") for question in QUESTIONS),
@@ -253,6 +361,6 @@ def test_the_site_opens_from_disk_and_its_search_finds_the_answers(tmp_path: Pat
                 f"dialog li:first-child a[href*='/{name}.html?']"
             )  # the first that is found
             page.reload()
-        page.goto((tmp_path / "site" / "design.html").as_uri())
+        page.goto((site / "design.html").as_uri())
         assert page.eval_on_selector("img[src$='states.svg']", "image => image.naturalWidth") > 0
         assert said == [] and [url for url in asked if not url.startswith("file:")] == []

@@ -146,16 +146,34 @@ def test_nothing_here_installs_the_other_project_called_recipe() -> None:
     assert wrong == []
 
 
+def test_no_page_installs_from_an_index_that_does_not_have_it() -> None:
+    """recipe-runner is on no index: a command names a checkout, or the address of a copy."""
+    named = re.compile(r"\binstall\b[^|`]*\brecipe-runner\b(?!\[[\w,]+\] @ )")
+    pages = [
+        path
+        for path in TEXTS
+        if path.suffix in (".md", ".yml", ".yaml") and path.name != "CHANGELOG.md"
+    ]
+    assert len(pages) > 50
+    assert [
+        f"{path.relative_to(HOME)}: {line.strip()}"
+        for path in pages
+        for line in path.read_text("utf-8").splitlines()
+        if named.search(line)
+    ] == []
+
+
 def test_what_a_message_says_to_install_exists() -> None:
     import drivers
 
-    assert drivers.install_line("ssh", "s3") == f"pip install '{PROJECT['name']}[ssh,s3]'"
+    extras = {extra for _, extra in drivers.DRIVERS.values() if extra}
     asked = re.findall(
         r"install_line\(([^)]*)\)|module_of_extra\([^)]*, (\"\w+\")\)",
         "\n".join(path.read_text("utf-8") for path in SOURCES),
     )
     words = {word for call in asked for word in re.findall(r"[\"'](\w+)[\"']", "".join(call))}
-    assert {"ssh", "train", "s3", "gcs"} <= words <= set(EXTRAS)
+    assert {"train", "s3", "gcs", "server", "client", "postgres"} <= words
+    assert words | extras <= set(EXTRAS)
 
 
 def test_an_extra_brings_what_code_here_uses() -> None:

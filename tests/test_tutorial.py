@@ -22,7 +22,7 @@ PAGES = [
         "python.md",
     )
 ]
-BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize(("page", "least"), [*zip(PAGES, (16, 7, 6, 13, 1), strict=True)])
@@ -41,6 +41,21 @@ def test_every_command_of_a_guide_prints_what_it_says(
                 )
                 asked += 1
     assert asked >= least
+
+
+def test_the_readmes_first_commands_print_what_it_says(tmp_path: Path) -> None:
+    """In the directory of the tutorial's script and data, as the README has it."""
+    blocks = BLOCK.findall(PAGES[0].read_text("utf-8"))
+    (tmp_path / "train.py").write_text(next(text for _, name, text in blocks if name))
+    data = next(text for kind, _, text in blocks if kind == "console")
+    ran(commands(data)[0][0], tmp_path)
+    readme = BLOCK.findall((shipped() / "README.md").read_text("utf-8"))
+    (typed,) = [text for kind, _, text in readme if kind == "console"]
+    asked = commands(typed)
+    assert len(asked) == 4
+    for command, expected in asked:
+        said = ran(command, tmp_path)
+        assert matches(expected, said), f"$ {command}\n{said}\n--- the README says\n{expected}"
 
 
 def test_a_page_that_says_otherwise_would_be_noticed() -> None:

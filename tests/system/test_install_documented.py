@@ -16,7 +16,7 @@ from runner.paths import shipped
 DOCS = shipped() / "docs"
 PAGE = (DOCS / "install.md").read_text("utf-8")
 CONTAINER = (DOCS / "Containerfile").read_text("utf-8")
-BLOCKS = re.findall(r"^```ini (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r'^```ini title="([^"]+)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_systemd_reads_the_units_of_the_page(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_the_extras_of_page_and_containerfile_are_there() -> None:
     ]
     named = {
         extra
-        for words in re.findall(r"(?:recipe-runner|/src)\[([a-z0-9,]+)\]", PAGE + CONTAINER)
+        for words in re.findall(r"(?:\.|checkout|/src)\[([a-z0-9,]+)\]", PAGE + CONTAINER)
         for extra in words.split(",")
     }
     assert {"server", "postgres", "ssh"} <= named <= set(known)

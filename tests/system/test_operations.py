@@ -41,7 +41,7 @@ def test_every_block_of_the_runbook_works(tmp_path: Path, url: str) -> None:
         for command, expected in commands(text):
             if command.startswith("pip install"):
                 continue
-            if name == "postgres":
+            if name == "PostgreSQL":
                 command = f"RECIPE_RUNS='{url}' bash -c '{command}'"
             command = command.replace("sft --preset smoke", "quick").replace(
                 "recipe serve", f"recipe serve --port {port}"

@@ -334,7 +334,10 @@ def test_the_address_that_was_looked_up_is_what_is_connected_to() -> None:
 
 
 def test_what_the_page_has_a_newcomer_type_works(tmp_path: Path) -> None:
-    space, files = Space(tmp_path), dict(re.findall(r"```\w+ (\S+)\n(.*?)```", PAGE, re.DOTALL))
+    space, files = (
+        Space(tmp_path),
+        dict(re.findall(r'```\w+ title="([^"]+)"\n(.*?)```', PAGE, re.DOTALL)),
+    )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
     (tmp_path / "paid").mkdir()

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from drivers import install_line
 from runner.errors import CannotRun
 from runner.interface import search
 from runner.interface.search import Trial
@@ -76,4 +77,4 @@ def test_without_optuna_the_line_that_installs_it_is_shown(monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(CannotRun) as caught:
         search.library()
-    assert caught.value.fix == "pip install 'recipe-runner[search]'"
+    assert caught.value.fix == install_line("search")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from drivers import install_line
 from runner.errors import CannotRun
 from runner.storage import sources
 from runner.storage.workspace import Workspace
@@ -104,7 +105,7 @@ def test_a_missing_client_is_named_with_what_installs_it(
         pytest.raises(CannotRun, match="No module named 'client'") as caught,
     ):
         sources.ask(ws, address.partition("://")[0], address)
-    assert caught.value.fix == f"pip install 'recipe-runner[{extra}]'"
+    assert caught.value.fix == install_line(extra)
 
 
 @pytest.mark.parametrize("word", ["1", "true", "ON", "yes"])

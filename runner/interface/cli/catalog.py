@@ -12,7 +12,7 @@ from ...errors import Invalid, NotFound, Problem
 from ...language import library
 from ...paths import TAGS, beside, is_path, temporary_name
 from ..tail import shown
-from .flags import color, split_words
+from .flags import JSON_HELP, color, split_words
 
 SCHEMA = Path(".recipe", "recipe.schema.json")
 """Where editors find the schema, below the workspace."""
@@ -20,28 +20,30 @@ SCHEMA = Path(".recipe", "recipe.schema.json")
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "list":
-        parser.add_argument("--json", action="store_true", help="machine-readable")
+        parser.add_argument("--json", action="store_true", help=JSON_HELP)
     elif verb == "validate":
         parser.add_argument(
             "words",
             nargs="*",
             metavar="FILE|NAME|INPUT=VALUE",
-            help="recipes (default: recipe.yaml here), `-` for standard input, and inputs to try",
+            help="Recipes (default: recipe.yaml), `-` for standard input, and input values to try",
         )
         parser.add_argument(
             "--format",
             default="text",
             choices=["text", "json", "github", "sarif"],
-            help="how problems are printed: for people, programs, CI",
+            help="Output format: text, json, or github and sarif for CI (default: text)",
         )
     elif verb == "schema":
         parser.add_argument(
-            "--markdown", action="store_true", help="the language reference instead, as Markdown"
+            "--markdown",
+            action="store_true",
+            help="Print the language reference as Markdown instead",
         )
         parser.add_argument(
             "--write",
             action="store_true",
-            help="write it to .recipe/recipe.schema.json, which the first line of a new recipe names",
+            help="Write the schema to .recipe/recipe.schema.json, where new recipes refer to it",
         )
 
 

@@ -28,22 +28,22 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--format",
         default="text",
         choices=["text", "json", "github", "sarif"],
-        help="how findings are printed: for people, programs, CI",
+        help="Output format: text, json, or github and sarif for CI (default: text)",
     )
     parser.add_argument(
-        "--strict", action="store_true", help="warnings count as errors, too: exit 3"
+        "--strict", action="store_true", help="Treat warnings as errors: exit with 3"
     )
     parser.add_argument(
         "--fix",
         action="store_true",
-        help="say what to type or write instead, and what is left then",
+        help="Show the changes that fix the findings, and the findings that would remain",
     )
     parser.add_argument(
         "--allow",
         metavar="RULE",
         action="append",
         default=[],
-        help="do not ask this rule; may be repeated",
+        help="Skip RULE. Repeatable",
     )
 
 

@@ -21,7 +21,7 @@ from ...storage.records.runs import Wanted
 from ...storage.records.store import home
 from ...storage.workspace import Workspace, local_folder
 from ...survey.survey import Request, read
-from .flags import add_values, published_below, split_words, values_of
+from .flags import REQUEST, add_values, published_below, section, split_words, values_of
 
 if TYPE_CHECKING:
     from ...storage.records.runs import AttemptRow, RunRow
@@ -33,19 +33,22 @@ _NEAR, _ALL, _SHOWN = 1000, 1_000_000, 3
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
-    """The words that say which recipes, with what: by default what was run here last."""
-    parser.add_argument(
+    """Add the words and flags that say which recipes, with which inputs: by default those of the last run here."""
+    request = section(parser, REQUEST)
+    request.add_argument(
         "words",
         nargs="*",
         metavar="RECIPE|INPUT=VALUE",
-        help="recipes (default: that of the last run here), and inputs for them",
+        help="Recipes and input values (default: those of the last run)",
     )
-    parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
+    request.add_argument("-f", "--file", metavar="FILE", help="Path of the recipe file")
     add_values(parser)
-    parser.add_argument(
-        "--out", type=local_folder, metavar="DIR", help="where the recipe's outputs were published"
+    request.add_argument(
+        "--out", type=local_folder, metavar="DIR", help="Directory of the published outputs"
     )
-    parser.add_argument("--python", default="", metavar="PYTHON", help="as for `recipe run`")
+    request.add_argument(
+        "--python", default="", metavar="PYTHON", help="Python of the steps, as in `recipe run`"
+    )
 
 
 def opened(root: Path) -> Workspace:

@@ -90,7 +90,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "shell",
         choices=sorted(_SCRIPTS),
-        help="the shell to complete for; its answer is a script to evaluate",
+        help="Shell to print a completion script for",
     )
 
 

@@ -16,7 +16,7 @@ from ...execution.unattended import end_unattended
 from ...planning.ids import stored
 from ...storage.records.runs import FINAL
 from .chosen import existing, find_run
-from .flags import check_driver
+from .flags import EVENTS_HELP, RUN_HELP, check_driver
 from .run import carried_out
 
 if TYPE_CHECKING:
@@ -27,43 +27,48 @@ PATIENCE: Mapping[str, float] = {"cancel": 60.0, "pause": 360.0}
 """Seconds that a request is waited for: what is cancelled may save for 30; a training that is paused ends its step first."""
 LOOK = 0.1
 
-_RUN = "an id or a part of one, last (the default), last~1"
 ENDS: Mapping[str, Literal["CANCELLED", "PAUSED"]] = {"cancel": "CANCELLED", "pause": "PAUSED"}
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("run", nargs="?", default="last", metavar="RUN", help=_RUN)
+    parser.add_argument(
+        "run", nargs="?", default="last", metavar="RUN", help=f"{RUN_HELP} (default: last)"
+    )
     if verb == "cancel":
         parser.description = (
-            "End a run: its steps get SIGTERM, and SIGKILL 30 seconds later.  Results and checkpoints stay."
-            "  What a run without a worker left running on this machine ends, too."
+            "Cancel a run. Its steps get SIGTERM, and SIGKILL 30 seconds later. Results and "
+            "checkpoints are kept. If the run has lost its worker, its remaining processes "
+            "on this machine are stopped too."
         )
-        parser.epilog = "examples:\n  recipe cancel\n  recipe cancel 3f1035"
+        parser.epilog = "Examples:\n  recipe cancel\n  recipe cancel 3f1035"
     elif verb == "pause":
         parser.description = (
-            "Stop a run so that it can be resumed.  A training that listens saves when its step is over, and ends; anything else gets SIGTERM, and"
-            " SIGKILL 30 seconds later.  A step without a state begins anew when the run is resumed."
+            "Pause a run. Training steps that support it finish the current step, save a "
+            "checkpoint and exit. All other steps get SIGTERM, and SIGKILL 30 seconds later. "
+            "A step without checkpoints starts over when you resume the run."
         )
         parser.add_argument(
             "--keep-host",
             action="store_true",
-            help="keep rented machines, and pay for them: the resume need not wait for others",
+            help="Keep rented machines, at their usual price, so that resuming starts at once",
         )
-        parser.epilog = "examples:\n  recipe pause\n  recipe resume"
+        parser.epilog = "Examples:\n  recipe pause\n  recipe resume"
     else:
-        parser.add_argument("--driver", metavar="NAME", help="where to run (default: as before)")
-        parser.add_argument("--json", action="store_true", help="one event a line")
+        parser.add_argument(
+            "--driver", metavar="NAME", help="Driver to run on (default: unchanged)"
+        )
+        parser.add_argument("--json", action="store_true", help=EVENTS_HELP)
         if verb == "retry":
             parser.add_argument(
                 "--from",
                 dest="begin",
                 type=stored,
                 metavar="STEP",
-                help="this step and everything after it, whatever is remembered",
+                help="Rerun STEP and all downstream steps, ignoring cached results",
             )
-            parser.epilog = "examples:\n  recipe retry\n  recipe retry last~2 --from train"
+            parser.epilog = "Examples:\n  recipe retry\n  recipe retry last~2 --from train"
         else:
-            parser.epilog = "examples:\n  recipe resume\n  recipe resume 3f1035 --driver ssh"
+            parser.epilog = "Examples:\n  recipe resume\n  recipe resume 3f1035 --driver ssh"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from drivers import devices
 
 from ...agent import cgroups
 from ...hosts.probe import Finding
+from .flags import JSON_HELP
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
 _FICLONE: Final = 0x40049409  # share the bytes of one file with another, linux/fs.h
@@ -26,16 +27,16 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--driver",
         default="local",
         metavar="NAME",
-        help="look at the hosts of this driver (default: local, this machine)",
+        help="Driver whose hosts to check (default: local, this machine)",
     )
     parser.add_argument(
         "--host",
         action="append",
         default=[],
         metavar="USER@NAME",
-        help="a host to look at, instead of those in the settings; may be repeated",
+        help="Host to check instead of those in recipe.toml. Repeatable",
     )
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def run(args: argparse.Namespace) -> int:

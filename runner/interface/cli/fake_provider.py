@@ -5,53 +5,60 @@ from __future__ import annotations
 import argparse
 import sys
 
-from drivers import fakes
+from drivers import fakes, install_line
 
 from ...errors import Infrastructure, Invalid, NotFound, Problem, did_you_mean
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
-        "provider", metavar="PROVIDER", help=f"which one: {', '.join(fakes.WORLDS)}"
+        "provider", metavar="PROVIDER", help=f"Provider to imitate: {', '.join(fakes.WORLDS)}"
     )
     parser.add_argument(
         "--port",
         type=int,
         default=0,
         metavar="N",
-        help="the port on 127.0.0.1 (default: a free one)",
+        help="Port on 127.0.0.1 (default: a free one)",
     )
     parser.add_argument(
         "--faults",
         default="",
         metavar="FAULTS",
-        help="what goes wrong, as NAME[@OPERATION]=CHANCE|once|AMOUNT,…; docs/fakes.md lists them",
+        help=(
+            "Faults to inject, as NAME[@OPERATION]=CHANCE|once|AMOUNT,…; docs/fakes.md lists them"
+        ),
     )
     parser.add_argument(
         "--clock",
         choices=("real", "virtual"),
         default="real",
-        help="whose time it keeps: this machine's, or one that only POST /_clock moves (default: real)",
+        help=(
+            "Clock of the provider: `real`, or `virtual`, which only POST /_clock advances "
+            "(default: real)"
+        ),
     )
     parser.add_argument(
         "--hosts",
         choices=("none", "real"),
         default="none",
-        help="what its machines are: none, so nothing can log in (the default), or real: processes of this machine behind SSH on 127.0.0.1, "
-        "which execute what they are sent as you",
+        help=(
+            "Machines of the provider: `none` accepts no logins; `real` starts local "
+            "processes behind SSH on 127.0.0.1, which run commands as you (default: none)"
+        ),
     )
     parser.add_argument(
         "--seed",
         type=int,
         default=0,
         metavar="N",
-        help="what is offered, and when a fault happens (default: 0)",
+        help="Random seed of the offers and faults (default: 0)",
     )
     parser.epilog = (
-        "Needs the extra `fakes`. Prints the lines to export, then serves until Ctrl-C.\n"
-        'GET /_ledger: what was rented and billed, as JSON lines. POST /_clock: {"advance": SECONDS}. POST /_faults: FAULTS.\n'
-        "POST /_preempt: take every spot machine away.\n\n"
-        "examples:\n  recipe fake-provider vastai --port 8099\n  recipe fake-provider vastai --faults lost@create=once,late=90 --clock virtual"
+        "Requires the extra `fakes`. Prints the variables to export, then serves until Ctrl-C.\n\n"
+        'GET /_ledger: rentals and charges, as JSON lines. POST /_clock: {"advance": SECONDS}. POST /_faults: FAULTS.\n'
+        "POST /_preempt: preempt every spot machine.\n\n"
+        "Examples:\n  recipe fake-provider vastai --port 8099\n  recipe fake-provider vastai --faults lost@create=once,late=90 --clock virtual"
     )
 
 
@@ -73,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         )
     except ModuleNotFoundError as error:
         raise Infrastructure(
-            f"a fake provider needs {error.name}, which is not installed", fix=fakes.INSTALL
+            f"a fake provider needs {error.name}, which is not installed", fix=install_line("fakes")
         ) from error
     except ValueError as error:
         raise Invalid(

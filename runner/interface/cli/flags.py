@@ -12,11 +12,34 @@ from typing import Any, Final
 from ...errors import Invalid, NotFound, Problem, RecipeError, did_you_mean
 from ..pairs import paired
 
-RECIPE: Final = "NAME@VERSION of the library, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
+RECIPE: Final = "Library recipe such as sft@1, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
 """Which recipe a word means, as help."""
 
 RUN: Final = r"last(~[0-9]+)?|[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
 """What is the name of a run, and of no recipe."""
+
+
+REQUEST: Final = "Recipe and inputs"
+STEPS: Final = "Step selection"
+EXECUTION: Final = "Execution"
+WHERE: Final = "Where to run"
+COST: Final = "Cost and rentals"
+RESULTS: Final = "Results"
+OUTPUT: Final = "Output"
+GLOBAL: Final = "Global options"
+SECTIONS: Final = (REQUEST, STEPS, EXECUTION, WHERE, COST, RESULTS, OUTPUT, GLOBAL)
+"""The subjects by which help groups flags, in its order."""
+
+RUN_HELP: Final = "Run ID or a unique part of it, a run name, `last` or `last~1`"
+"""How a word names a run, as help."""
+JSON_HELP: Final = "Print JSON"
+EVENTS_HELP: Final = "Print one JSON event per line"
+
+
+def section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """Return the parser's group of flags called `title`; it is created when first asked for."""
+    found = [group for group in parser._action_groups if group.title == title]
+    return found[0] if found else parser.add_argument_group(title)
 
 
 def positive(text: str) -> int:
@@ -27,64 +50,66 @@ def positive(text: str) -> int:
 
 
 def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> None:
-    """The words that say what to run; `also_updates`: what `--update` does beside."""
+    """Add the words and flags that say what to run and where; `also_updates`: what else `--update` does."""
     from ...storage.workspace import results_place
 
-    parser.add_argument("recipe", nargs="?", help=RECIPE)
-    parser.add_argument(
-        "inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs"
-    )
-    parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
+    request = section(parser, REQUEST)
+    request.add_argument("recipe", nargs="?", metavar="RECIPE", help=RECIPE)
+    request.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="Input values")
+    request.add_argument("-f", "--file", metavar="FILE", help="Path of the recipe file")
     add_values(parser)
-    parser.add_argument(
-        "--out",
-        type=results_place,
-        metavar="PLACE",
-        help="publish the recipe's outputs below this folder; or upload them to s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://ORG/NAME, too",
+    request.add_argument(
+        "--update",
+        action="store_true",
+        help=f"Resolve branches and tags again and update recipe.lock{also_updates}",
     )
-    parser.add_argument(
+    section(parser, EXECUTION).add_argument(
         "--python",
         default="",
         metavar="PYTHON",
-        help="the Python of steps without a lock: a path, a virtual environment, a name (default: .venv here, $VIRTUAL_ENV, python3 of PATH); "
-        "`current`: the packages of the Python that runs recipe, instead of locks and images",
+        help="Python of steps without a lock: a path, a virtual environment or a command (default: .venv, $VIRTUAL_ENV, python3 on PATH). "
+        "`current` uses the packages of recipe's own Python and ignores locks and images",
     )
-    parser.add_argument(
-        "--driver", default="local", metavar="NAME", help="where to run (default: local)"
+    where = section(parser, WHERE)
+    where.add_argument(
+        "--driver", default="local", metavar="NAME", help="Driver to run on (default: local)"
     )
-    parser.add_argument(
-        "--store",
-        metavar="NAME",
-        help="the shared store to use, by its name in recipe.toml or its address; `none`: none",
-    )
-    parser.add_argument(
+    where.add_argument(
         "--host",
         dest="hosts",
         metavar="HOST",
         action="append",
         default=[],
-        help="a server for the driver `ssh`, as user@name:port, instead of those in the settings",
+        help="Server for --driver ssh, as USER@NAME:PORT; overrides the hosts in recipe.toml",
     )
-    parser.add_argument(
-        "--update",
-        action="store_true",
-        help=f"resolve moving revisions again and write them to recipe.lock{also_updates}",
+    results = section(parser, RESULTS)
+    results.add_argument(
+        "--out",
+        type=results_place,
+        metavar="PLACE",
+        help="Directory for the recipe's outputs; s3://, gs:// and hf:// addresses upload them",
+    )
+    results.add_argument(
+        "--store",
+        metavar="NAME",
+        help="Shared store, by its name in recipe.toml or its URL; `none` uses no store",
     )
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    """Add the flags that choose a stack and filter offers."""
+    section(parser, WHERE).add_argument(
         "--stack",
         default="",
         metavar="NAME",
-        help="driver, filters and limits of [stacks.NAME] in recipe.toml; other flags win",
+        help="Use the driver, filters and limits of [stacks.NAME] in recipe.toml; other flags override them",
     )
-    parser.add_argument(
+    section(parser, COST).add_argument(
         "--where",
         action="append",
         default=[],
         metavar="K=V",
-        help="only offers like this: gpu gpu_memory regions reliability inet cuda max_price …",
+        help="Filter offers, for example gpu=4090 or max_price=0.5; keys: gpu gpu_memory regions reliability inet cuda max_price …",
     )
 
 
@@ -153,28 +178,29 @@ def take_stack(args: argparse.Namespace) -> None:
 
 
 def add_values(parser: argparse.ArgumentParser) -> None:
-    """The flags that give values to inputs, beside INPUT=VALUE."""
-    parser.add_argument(
+    """Add the flags that give values to inputs, beside INPUT=VALUE."""
+    request = section(parser, REQUEST)
+    request.add_argument(
         "--preset",
         metavar="NAMES",
-        help="a named set of input values that the recipe brings, or several: a,b; later ones win",
+        help="Preset to apply; separate several with commas, later presets take precedence",
     )
-    parser.add_argument(
+    request.add_argument(
         "-i",
         "--inputs",
         dest="values_files",
         metavar="FILE",
         action="append",
         default=[],
-        help="values for inputs from a file of YAML, JSON or TOML; may be given several times, later files win, and INPUT=VALUE wins over files",
+        help="Read input values from a YAML, JSON or TOML file. Repeatable: later files take precedence, and INPUT=VALUE overrides files",
     )
-    parser.add_argument(
+    request.add_argument(
         "--set",
         dest="parts",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="the same as INPUT=VALUE; a.b=1 sets b in the object input a",
+        help="Set an input, or one key of an object input with `a.b=1`",
     )
 
 

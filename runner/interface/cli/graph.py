@@ -39,9 +39,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--format",
         choices=["tree", "mermaid", "dot", "json"],
         default="tree",
-        help="how to write it (default: tree)",
+        help="Output format (default: tree)",
     )
-    parser.epilog = "examples:\n  recipe graph\n  recipe graph ./pipeline.yaml --format dot | dot -Tsvg > pipeline.svg"
+    parser.epilog = "Examples:\n  recipe graph\n  recipe graph ./pipeline.yaml --format dot | dot -Tsvg > pipeline.svg"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from ..logs import Follower, for_stdout, parts, show
 from ..tables import aligned
 from ..tail import named, shown, span
 from .chosen import find_run, has_run, makers, moment, near_step, opened, recipe_of
-from .flags import positive
+from .flags import JSON_HELP, positive
 
 if TYPE_CHECKING:
     from ...storage.records.runs import RunRow
@@ -41,57 +41,62 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             type=positive,
             default=20,
             metavar="N",
-            help="show the N newest runs (default: 20)",
+            help="Number of runs to list, newest first (default: 20)",
         )
         parser.add_argument(
-            "--recipe", metavar="RECIPE", help="only those of this recipe, by its name or path"
+            "--recipe", metavar="RECIPE", help="List only runs of this recipe, by its name or path"
         )
         parser.add_argument(
-            "--failed", action="store_true", help="only those that failed, or whose worker died"
+            "--failed",
+            action="store_true",
+            help="List only failed runs, including runs whose worker exited",
         )
-        parser.add_argument("--tag", metavar="TAG", help="only those with this tag")
-        parser.add_argument("--json", action="store_true", help="for programs")
-        parser.epilog = "examples:\n  recipe runs\n  recipe runs -n 1 --json\n  recipe runs --recipe sweep --failed"
+        parser.add_argument("--tag", metavar="TAG", help="List only runs with this tag")
+        parser.add_argument("--json", action="store_true", help=JSON_HELP)
+        parser.epilog = "Examples:\n  recipe runs\n  recipe runs -n 1 --json\n  recipe runs --recipe sweep --failed"
     elif verb == "logs":
         parser.add_argument(
             "run",
             nargs="?",
             default="last",
             metavar="RUN[/STEP]",
-            help="an id or a part of one, last (the default), last~1; a step of it; or a step of the last run",
+            help=(
+                "Run (ID, part of it, `last`, `last~1`; default: last), a step of it, or a step "
+                "of the last run"
+            ),
         )
         parser.add_argument(
             "-f",
             "--follow",
             action="store_true",
-            help="follow what is printed, until the run or the step is over",
+            help="Follow the log until the run or step finishes",
         )
         parser.add_argument(
             "--attempt",
             type=positive,
             metavar="N",
-            help="this attempt of each step (default: the last)",
+            help="Show attempt N of each step (default: the last)",
         )
         parser.add_argument(
             "--node",
             type=_rank,
             default=0,
             metavar="N",
-            help="of a step on several nodes: what it printed on this one (default: 0)",
+            help="Show the log of node N of a multi-node step (default: 0)",
         )
         parser.epilog = (
-            "examples:\n  recipe logs train -f\n  recipe logs 20261121-055609 | grep loss"
+            "Examples:\n  recipe logs train -f\n  recipe logs 20261121-055609 | grep loss"
         )
     else:
         parser.add_argument(
             "a",
             metavar="A",
             nargs="?",
-            help="a run: an id or a part of one, last, last~1 (default: the run of the same recipe before B)",
+            help="First run (default: the run of the same recipe before B)",
         )
-        parser.add_argument("b", metavar="B", nargs="?", help="another (default: last)")
-        parser.add_argument("--json", action="store_true", help="for programs")
-        parser.epilog = "examples:\n  recipe diff\n  recipe diff last~3 last\n  recipe diff 3f1035 41252c --json"
+        parser.add_argument("b", metavar="B", nargs="?", help="Second run (default: last)")
+        parser.add_argument("--json", action="store_true", help=JSON_HELP)
+        parser.epilog = "Examples:\n  recipe diff\n  recipe diff last~3 last\n  recipe diff 3f1035 41252c --json"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,14 +19,14 @@ _LARGEST = 4 << 20
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("file", metavar="FILE", help="a dvc.yaml, or a task of SkyPilot")
+    parser.add_argument("file", metavar="FILE", help="A dvc.yaml file, or a SkyPilot task")
     parser.add_argument(
         "name",
         nargs="?",
         metavar="NAME",
-        help="what to call the recipe (default: the name of the folder or of the task)",
+        help="Name of the recipe (default: the name of the directory or task)",
     )
-    parser.epilog = "examples:\n  recipe import dvc.yaml\n  recipe import sky.yaml finetune"
+    parser.epilog = "Examples:\n  recipe import dvc.yaml\n  recipe import sky.yaml finetune"
 
 
 def run(args: argparse.Namespace) -> int:

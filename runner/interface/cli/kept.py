@@ -21,6 +21,7 @@ from ...survey import kept_state
 from ..tables import aligned
 from ..tail import named, shown, span
 from .chosen import add_words, existing, find_nodes, one_request, opened
+from .flags import JSON_HELP
 
 if TYPE_CHECKING:
     from ...storage.workspace import Workspace
@@ -34,36 +35,38 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "output",
             type=stored,
             metavar="STEP.OUTPUT",
-            help="an output of a step, or a step: all of its outputs",
+            help="Output of a step, or a step for all its outputs",
         )
         add_words(parser)
-        parser.add_argument("--json", action="store_true", help="for programs")
-        parser.epilog = "examples:\n  recipe path train.model\n  cp \"$(recipe path 'train[lr=0.1].model')\" best.pt"
+        parser.add_argument("--json", action="store_true", help=JSON_HELP)
+        parser.epilog = "Examples:\n  recipe path train.model\n  cp \"$(recipe path 'train[lr=0.1].model')\" best.pt"
         return
     parser.add_argument(
         "step",
         nargs="?",
         type=stored,
         metavar="STEP",
-        help="a step that keeps checkpoints (default: all of them)",
+        help="Step with checkpoints (default: all)",
     )
     add_words(parser)
     parser.add_argument(
         "--number",
         type=int,
         metavar="N",
-        help="the checkpoint with this number in its name (default: the newest whole one)",
+        help="Select checkpoint N (default: the newest complete one)",
     )
-    parser.add_argument("--path", action="store_true", help="print only its path")
-    parser.add_argument("--export", metavar="DIR", help="copy it there; nothing is replaced")
+    parser.add_argument("--path", action="store_true", help="Print only the path of the checkpoint")
+    parser.add_argument(
+        "--export", metavar="DIR", help="Copy the checkpoint to DIR, without overwriting"
+    )
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="with --number: put newer ones aside, so that the next run resumes from it",
+        help="Resume the next run from checkpoint --number; newer checkpoints are set aside",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.epilog = (
-        "examples:\n  recipe checkpoints\n  recipe checkpoints train --path\n  recipe checkpoints train --export ./checkpoint\n"
+        "Examples:\n  recipe checkpoints\n  recipe checkpoints train --path\n  recipe checkpoints train --export ./checkpoint\n"
         "  recipe checkpoints train --number 500 --resume"
     )
 

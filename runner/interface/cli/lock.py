@@ -19,20 +19,20 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "file",
         nargs="?",
         metavar="FILE",
-        help=f"what to lock (default: the first of {', '.join(_NAMES)} that is here)",
+        help=f"File to lock (default: the first existing one of {', '.join(_NAMES)})",
     )
     parser.add_argument(
         "--upgrade",
         action="store_true",
-        help="take the newest of all packages, not those that the lock has",
+        help="Upgrade all packages; by default, versions already in the lock are kept",
     )
     parser.add_argument(
         "--python",
         default="",
         metavar="VERSION",
-        help="the lowest version of Python that it is for (default: that of recipe)",
+        help="Minimum Python version to lock for (default: recipe's own)",
     )
-    parser.epilog = "examples:\n  recipe lock\n  recipe lock requirements.txt --python 3.12\n\nthen, in a recipe: python: {lock: requirements.lock}"
+    parser.epilog = "Examples:\n  recipe lock\n  recipe lock requirements.txt --python 3.12\n\nthen, in a recipe: python: {lock: requirements.lock}"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,33 +25,37 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
-        "path", metavar="NAME|PATH", help="what to call it, or the file to write (never replaced)"
+        "path",
+        metavar="NAME|PATH",
+        help=(
+            "Name of the recipe, or path of the file to create; an existing file is never replaced"
+        ),
     )
     parser.add_argument(
         "--script",
         type=Path,
         metavar="FILE",
-        help="a training script of yours: what it takes and makes is read from its text",
+        help="Training script to draft the recipe from; it is read, not executed",
     )
     parser.add_argument(
         "inputs",
         nargs="*",
         metavar="INPUT=VALUE",
-        help="with --from: inputs of that recipe that are settled",
+        help="Input values to fix, with --from",
     )
     parser.add_argument(
         "--from",
         dest="origin",
         metavar="RECIPE",
-        help="a recipe of the library, to be used on the GPU that --gpu names",
+        help="Library recipe to adapt to the GPU named by --gpu",
     )
     parser.add_argument(
         "--gpu",
         metavar="NAME",
-        help="with --from: a kind of GPU, such as rtx4090 or h100-80gb; inputs are chosen that fit it",
+        help="GPU to choose settings for, with --from, for example rtx4090 or h100-80gb",
     )
-    parser.add_argument("--preset", metavar="NAME", help="with --from: the preset to begin with")
-    parser.epilog = "examples:\n  recipe new words\n  recipe new mine --script train.py\n  recipe new mine --from sft@1 --gpu rtx4090"
+    parser.add_argument("--preset", metavar="NAME", help="Preset to start from, with --from")
+    parser.epilog = "Examples:\n  recipe new words\n  recipe new mine --script train.py\n  recipe new mine --from sft@1 --gpu rtx4090"
 
 
 def run(args: argparse.Namespace) -> int:

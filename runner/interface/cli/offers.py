@@ -21,7 +21,7 @@ from ...storage.workspace import Workspace
 from ..pairs import filters
 from ..shelves import as_json, lines
 from .chosen import begun
-from .flags import add_request, add_where, request_of, take_stack
+from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
 
 if TYPE_CHECKING:
     from ...survey.survey import Survey
@@ -32,11 +32,15 @@ THE_RUN: Final = "the run"
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    add_request(parser, also_updates="; fetch the newest list prices, too (gcp)")
+    add_request(parser, also_updates="; for gcp, also download current list prices")
     parser.set_defaults(driver="all")
     add_where(parser)
-    parser.add_argument("--json", action="store_true", help="machine-readable")
-    parser.epilog = "Nothing is rented.\n\nexamples:\n  recipe offers --where gpu=4090\n  recipe offers sft dataset=data.jsonl --driver vastai --json"
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    parser.epilog = (
+        "This command rents nothing.\n\n"
+        "Examples:\n  recipe offers --where gpu=4090\n  recipe offers sft "
+        "dataset=data.jsonl --driver vastai --json"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ import time
 
 from ...errors import Invalid, Problem
 from ...storage.workspace import Workspace
+from .flags import JSON_HELP
 
 REASON = 60
 """Characters of the reason of the last failure that are shown."""
@@ -21,21 +22,23 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         nargs="?",
         choices=["list", "retry", "deliver"],
         default="list",
-        help="what to do (default: list)",
+        help="Action (default: list)",
     )
     parser.add_argument(
         "numbers",
         nargs="*",
         type=int,
         metavar="NUMBER",
-        help="of `retry`: which ones (default: all that are dead)",
+        help="Deliveries to retry (default: all dead ones)",
     )
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.description = (
-        "Reports that wait for their receivers, and those that are dead: given up after eight tries in 34 hours, or because the receiver is gone."
-        "  `retry` lets dead ones be tried again; `deliver` sends what is due, for a machine on which neither a worker nor a server runs."
+        "List webhook deliveries that are pending or dead. A delivery is dead after "
+        "eight attempts in 34 hours, or if its endpoint is no longer configured. `retry` "
+        "schedules dead deliveries again. `deliver` sends pending ones now, on a machine "
+        "without a worker or server."
     )
-    parser.epilog = "examples:\n  recipe outbox\n  recipe outbox retry\n  recipe outbox deliver"
+    parser.epilog = "Examples:\n  recipe outbox\n  recipe outbox retry\n  recipe outbox deliver"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from ...storage.workspace import Workspace, local_folder
 from ...survey import input_manifests
 from ..tail import canvas, shown
 from .chosen import opened
+from .flags import JSON_HELP
 
 TRIES = 3
 
@@ -32,24 +33,29 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "path",
         nargs="?",
         metavar="PATH",
-        help="the dataset: a directory, or a file, which is packed as it is, archives too; or its address: s3:// gs:// hf:// https://",
+        help="Dataset: a directory, a file, or an s3://, gs://, hf:// or https:// address",
     )
     parser.add_argument(
         "--out",
         type=local_folder,
         metavar="DIR",
-        help="write the pack below DIR: tar shards, manifest.json, SHA256SUMS",
+        help="Write a dataset archive to DIR: tar shards, manifest.json, SHA256SUMS",
     )
     parser.add_argument(
         "--verify",
         metavar="DIR|ID",
-        help="check the pack in DIR; with PATH: read all of PATH and name everything in which it differs from DIR or ID",
+        help=(
+            "Verify the archive in DIR. With PATH, list every difference between PATH and "
+            "the archive in DIR, or the dataset ID"
+        ),
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.epilog = (
-        "The first line is the id by which keys and hosts know the dataset; with -q it is the only one.\n\n"
-        "examples:\n  recipe pack data/\n  recipe pack data/ --out packed/ && (cd packed && sha256sum -c SHA256SUMS)\n"
-        "  recipe pack --verify packed/\n  recipe pack data/ --verify packed/"
+        "The first output line is the dataset ID, which cache keys use. With -q, it is "
+        "the only line.\n\n"
+        "Examples:\n  recipe pack data/\n  recipe pack data/ --out packed/ && (cd packed "
+        "&& sha256sum -c SHA256SUMS)\n  recipe pack --verify packed/\n  recipe pack data/ "
+        "--verify packed/"
     )
 
 

@@ -20,7 +20,7 @@ from ...storage.records.runs import LIMITED, Offer
 from ..console import for_stream
 from . import run as run_verb
 from .chosen import begun
-from .flags import check_driver, positive, request_of
+from .flags import EVENTS_HELP, check_driver, positive, request_of
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
 END_WITHIN = 28
@@ -39,19 +39,19 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             type=int,
             default=0,
             metavar="N",
-            help="runs of a higher one are taken first (default: 0)",
+            help="Priority of the run; workers claim higher priorities first (default: 0)",
         )
         parser.add_argument(
             "--not-before",
             type=_moment,
             metavar="TIME",
-            help="no worker takes it before, such as 2026-12-01T20:00, local time",
+            help="Earliest start, in local time, for example 2026-12-01T20:00",
         )
         parser.add_argument(
             "--key",
             default="",
             metavar="KEY",
-            help="your name for this request: asked for again with it, it is the same run",
+            help="Idempotency key; submitting again with the same key returns the existing run",
         )
         parser.add_argument(
             "--label",
@@ -59,30 +59,33 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             action="append",
             default=[],
             metavar="K=V",
-            help="only a worker that has this label takes it",
+            help="Require a worker with this label",
         )
         parser.add_argument(
             "--here",
             action="store_true",
-            help="leave it to a worker of this folder, with the files as they are then",
+            help="Queue for a worker of this directory, which uses its files at the time it starts",
         )
         parser.add_argument(
             "--user",
             default="",
             metavar="NAME",
-            help="for whom it is, which limits of workers count (default: your login)",
+            help="Owner of the run, for per-user worker limits (default: your login)",
         )
         parser.epilog = (
-            "examples:\n  recipe submit sft@1 dataset=data.jsonl --preset smoke\n"
+            "Examples:\n  recipe submit sft@1 dataset=data.jsonl --preset smoke\n"
             '  RUN=$(recipe submit ./pipeline.yaml) && recipe logs "$RUN" -f'
         )
     else:
         parser.add_argument(
             "--once",
             action="store_true",
-            help="end when no run is due, instead of waiting for more",
+            help="Exit when the queue is empty instead of waiting",
         )
-        words = "runs at once, each in a process of its own (default: $MAX_CONCURRENT_JOBS, else 1)"
+        words = (
+            "Number of parallel runs, each in its own process (default: "
+            "$MAX_CONCURRENT_JOBS, otherwise 1)"
+        )
         parser.add_argument(
             "--concurrency",
             type=positive,
@@ -94,7 +97,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "--driver",
             default="",
             metavar="NAME",
-            help="only runs that were submitted for this driver",
+            help="Execute only runs submitted for this driver",
         )
         parser.add_argument(
             "--label",
@@ -102,12 +105,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             action="append",
             default=[],
             metavar="K=V",
-            help="what this worker has: runs may ask for it",
+            help="Label of this worker, which runs can require",
         )
         parser.add_argument(
             "--tied",
             action="store_true",
-            help="end when the standard input does: for a program that has this worker as its child",
+            help="Exit when stdin closes (for use as a child process)",
         )
         parser.add_argument(
             "--workspace",
@@ -115,25 +118,33 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             nargs="?",
             const=OWN,
             metavar="DIR",
-            help="carry out runs of every folder and machine with the same shared store, in this folder (default: $RECIPE_HOME/worker)",
+            help=(
+                "Execute runs of all directories and machines that use the same shared store, in "
+                "DIR (default: $RECIPE_HOME/worker)"
+            ),
         )
         parser.add_argument(
             "--store",
             default="",
             metavar="NAME",
-            help="the shared store of --workspace (default: that of recipe.toml)",
+            help="Shared store of --workspace (default: the store in recipe.toml)",
         )
-        words = "take no run while N of the same `user`, `recipe` or `driver` are worked on by all workers; may be repeated"
+        words = (
+            "Limit concurrent runs per `user`, `recipe` or `driver` across all workers, for "
+            "example user=2. Repeatable"
+        )
         parser.add_argument(
             "--at-most", type=_most, action="append", default=[], metavar="WHAT=N", help=words
         )
-        parser.add_argument("--json", action="store_true", help="one event a line")
+        parser.add_argument("--json", action="store_true", help=EVENTS_HELP)
         parser.description = (
-            "Carry out the runs that were submitted in this workspace, those of the highest priority and the oldest first.  A run whose worker died"
-            " is resumed.  SIGTERM or Ctrl-C: take no more runs, and hand over the current one within 30 seconds; a second one: at once."
-            "  What it started goes on, and the next worker takes it up."
+            "Execute the runs queued in this workspace, by priority and then by age. If a "
+            "run's worker has exited, this worker resumes the run.\n\n"
+            "On SIGTERM or Ctrl-C, the worker stops claiming runs and hands over the current "
+            "run within 30 seconds. A second signal stops it immediately. Started jobs "
+            "continue, and the next worker takes them over."
         )
-        parser.epilog = "examples:\n  recipe worker\n  recipe worker --once\n  recipe worker --concurrency 2 --label gpu=a100"
+        parser.epilog = "Examples:\n  recipe worker\n  recipe worker --once\n  recipe worker --concurrency 2 --label gpu=a100"
 
 
 def run(args: argparse.Namespace) -> int:

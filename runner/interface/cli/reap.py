@@ -22,7 +22,7 @@ from ...hosts.renting.kept import KeptLeases
 from ...hosts.renting.leases import Leases, driver_of, rents
 from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
 from ...storage.records.store import home
-from .flags import agreed
+from .flags import JSON_HELP, agreed
 
 _ID = re.compile(r"[0-9a-f]{8}")
 
@@ -40,42 +40,44 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "keys",
         nargs="*",
         metavar="KEY",
-        help="end this lease, although a run that is gone may be resumed on it",
+        help="Lease to terminate, even if an interrupted run could resume on it",
     )
     parser.add_argument(
         "-n",
         "--dry-run",
         action="store_true",
-        help="only list the leases, and say what would be ended",
+        help="List leases and planned terminations without terminating anything",
     )
-    parser.add_argument("--driver", metavar="NAME", help="only leases of this driver")
+    parser.add_argument("--driver", metavar="NAME", help="Only leases of this driver")
     parser.add_argument(
         "--dead",
         action="store_true",
-        help="also every machine of a run whose worker is gone; asks first",
+        help="Terminate machines of runs whose worker is gone too; asks first",
     )
     parser.add_argument(
         "--adopt",
         metavar="KEY",
-        help="enter a machine that bears our mark, and of which no lease is known, in the ledger",
+        help="Add an untracked machine of this installation to the lease ledger",
     )
     parser.add_argument(
         "--unknown",
         action="store_true",
-        help="end every machine that bears our mark and of which no lease is known; asks first",
+        help="Terminate all untracked machines of this installation; asks first",
     )
     parser.add_argument(
         "--installation",
         metavar="ID",
-        help="only machines that another installation of yours rented, called recipe-ID-KEY",
+        help="Only machines rented by another installation of yours, named recipe-ID-KEY",
     )
     parser.add_argument(
-        "-y", "--yes", action="store_true", help="with --dead or --unknown: do not ask"
+        "-y", "--yes", action="store_true", help="Skip the confirmation of --dead and --unknown"
     )
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.epilog = (
-        "By itself it ends what was being given back, what is past its time, and what a run that is over left.\n\n"
-        "examples:\n  recipe reap -n\n  recipe reap 3fa85f645717b3fc\n  recipe reap --dead\n  recipe reap --installation 0d3f91aa --unknown"
+        "Without flags, `recipe reap` terminates machines that were being released, that "
+        "are past their time limit, or that finished runs left behind.\n\n"
+        "Examples:\n  recipe reap -n\n  recipe reap 3fa85f645717b3fc\n  recipe reap "
+        "--dead\n  recipe reap --installation 0d3f91aa --unknown"
     )
 
 

@@ -27,11 +27,13 @@ from ..reported import links
 from ..tables import aligned
 from ..tail import named, shown, span
 from .chosen import find_run, makers, moment, near_step, opened
+from .flags import JSON_HELP, RUN_HELP
 from .history import earlier, overview
 
 if TYPE_CHECKING:
     from ...storage.records.runs import AttemptRow, RunRow
     from ...storage.workspace import Workspace
+
 
 _LISTED = 60  # steps
 _COLUMNS = 5  # metrics of a table
@@ -59,35 +61,33 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         nargs="?",
         default="last",
         metavar="RUN",
-        help="an id or a part of one, last (the default), last~1",
+        help=f"{RUN_HELP} (default: last)",
     )
     parser.add_argument(
         "--step",
         type=stored,
         metavar="STEP",
-        help="this step, and all instances of it where it is a matrix",
+        help="Only this step; a matrix step includes all its instances",
     )
     parser.add_argument(
         "--html",
         action="store_true",
-        help="write one file to look at and to send: graph, times, curves, pictures, tables, logs",
+        help="Write a single HTML file with graph, timeline, curves, images, tables and logs",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="with --html: where to, `-` for standard output (default: NAME-RUN.html here)",
+        help="Output file of --html, `-` for standard output (default: NAME-RUN.html)",
     )
-    parser.add_argument(
-        "--cost", action="store_true", help="what the machines that the run rented cost"
-    )
+    parser.add_argument("--cost", action="store_true", help="Show the cost of rented machines")
     parser.add_argument(
         "--month",
         action="store_true",
-        help="with --cost: those of all runs of this user since the beginning of the month",
+        help="With --cost, sum the costs of all your runs this month",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.epilog = "examples:\n  recipe report\n  recipe report last~1 --step train --json\n  recipe report --html -o sweep.html"
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    parser.epilog = "Examples:\n  recipe report\n  recipe report last~1 --step train --json\n  recipe report --html -o sweep.html"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from ...survey.comparison import OWN, Cell, Comparison
 from ..tables import aligned, cell, markdown
 from ..tail import named, shown, span
 from .chosen import moment, near_step, opened, recipe_of
+from .flags import JSON_HELP
 
 _LISTED = 60  # results of a step
 _METRICS = 5  # of a table
@@ -26,37 +27,41 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "recipe",
         nargs="?",
         metavar="RECIPE",
-        help="a recipe that was run here, by its name or its path (default: that of the last run)",
+        help="Recipe that ran here, by its name or path (default: that of the last run)",
     )
     parser.add_argument(
         "--step",
         type=stored,
         metavar="STEP",
-        help="this step, and all instances of it where it is a matrix",
+        help="Only this step; a matrix step includes all its instances",
     )
     parser.add_argument(
         "--sort",
         metavar="NAME",
-        help="order by this metric, the best first, or by this input (default: the metric of the recipe's `select`)",
+        help="Sort by a metric, best first, or by an input (default: the metric of `select`)",
     )
     parser.add_argument(
         "--best",
         choices=["min", "max"],
-        help="which value of the metric is best (default: as `select` says, else by its name)",
+        help=(
+            "Whether the lowest or highest value is best (default: as in `select`, otherwise "
+            "by the metric's name)"
+        ),
     )
     parser.add_argument(
         "--columns",
         metavar="NAMES",
-        help="these columns: names of inputs and metrics, `min loss`, " + ", ".join(OWN),
+        help="Columns to show, separated by commas: names of inputs and metrics, `min loss`, "
+        + ", ".join(OWN),
     )
     parser.add_argument(
         "--csv",
         action="store_true",
-        help="every result as comma-separated values; times in seconds",
+        help="Print all results as CSV, with times in seconds",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--md", action="store_true", help="as a table of Markdown")
-    parser.epilog = "examples:\n  recipe results\n  recipe results sweep@1 --sort eval_loss\n  recipe results --columns lr,seed,eval_loss,time --md"
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    parser.add_argument("--md", action="store_true", help="Print a Markdown table")
+    parser.epilog = "Examples:\n  recipe results\n  recipe results sweep@1 --sort eval_loss\n  recipe results --columns lr,seed,eval_loss,time --md"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,7 +20,23 @@ from ...planning.ids import stored
 from ..pairs import filters
 from ..tail import named, shown, span
 from .chosen import answers, begun, in_all
-from .flags import add_request, add_where, agreed, color, positive, request_of
+from .flags import (
+    COST,
+    EVENTS_HELP,
+    EXECUTION,
+    JSON_HELP,
+    OUTPUT,
+    RESULTS,
+    STEPS,
+    WHERE,
+    add_request,
+    add_where,
+    agreed,
+    color,
+    positive,
+    request_of,
+    section,
+)
 
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
@@ -39,146 +55,155 @@ LARGE = 1 << 20
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add_request(parser)
-    parser.add_argument(
-        "-B", "--force", action="store_true", help="run every step, whatever is remembered"
+    steps = section(parser, STEPS)
+    steps.add_argument(
+        "-B", "--force", action="store_true", help="Rerun every step, ignoring cached results"
     )
-    parser.add_argument(
+    steps.add_argument(
         "-R",
         dest="again",
         type=stored,
         metavar="STEP",
         action="append",
         default=[],
-        help="run this step again, and what changes because of it",
+        help="Rerun STEP, and downstream steps if its outputs change",
     )
-    parser.add_argument(
-        "--until", type=stored, metavar="STEP", help="only this step and what it needs"
-    )
-    parser.add_argument(
+    steps.add_argument("--until", type=stored, metavar="STEP", help="Run STEP and its dependencies")
+    steps.add_argument(
         "--from",
         dest="begin",
         type=stored,
         metavar="STEP",
-        help="this step and everything after it, whatever is remembered",
+        help="Rerun STEP and all downstream steps, ignoring cached results",
     )
-    parser.add_argument(
-        "--only", type=stored, metavar="STEP", help="only this step; what it needs must be fresh"
+    steps.add_argument(
+        "--only",
+        type=stored,
+        metavar="STEP",
+        help="Run STEP alone; its dependencies must be up to date",
     )
-    parser.add_argument(
-        "-p",
-        "--print-commands",
-        action="store_true",
-        help="show the commands, and the files that are written for them",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="machine-readable: the plan, or one event a line"
-    )
-    parser.add_argument(
-        "--format",
-        default="text",
-        choices=["text", "json", "github", "sarif"],
-        help="how problems of the recipe are printed",
-    )
-    parser.add_argument(
+    execution = section(parser, EXECUTION)
+    execution.add_argument(
         "--allow",
         metavar="RULE",
         action="append",
         default=[],
-        help="run although this rule of `recipe check` fires; `all`: check no rule",
+        help="Run although RULE of `recipe check` reports an error; `all` skips every rule",
     )
-    parser.add_argument(
+    execution.add_argument(
         "--nodes",
         type=positive,
         default=0,
         metavar="N",
-        help="run `accelerate` steps that do not say on how many nodes on N; no part of any key",
+        help="Node count for `accelerate` steps without `nodes`; not part of the cache key",
+    )
+    output = section(parser, OUTPUT)
+    output.add_argument(
+        "-p",
+        "--print-commands",
+        action="store_true",
+        help="Show each command, and the files written for it",
+    )
+    output.add_argument(
+        "--json",
+        action="store_true",
+        help=JSON_HELP if verb == "plan" else f"{EVENTS_HELP}; with -n, print the plan as JSON",
+    )
+    output.add_argument(
+        "--format",
+        default="text",
+        choices=["text", "json", "github", "sarif"],
+        help="Format of error messages about the recipe (default: text)",
     )
     if verb == "run":
-        parser.add_argument(
+        section(parser, WHERE).add_argument(
             "--in-cluster",
             action="store_true",
-            help="with --driver slurm: have a job of the cluster work on the run, and return; docs/clusters.md",
+            help="With --driver slurm, submit a Slurm job that executes the run, and return; see docs/clusters.md",
         )
-        parser.add_argument(
-            "-n",
-            "--dry-run",
-            action="store_true",
-            help="only say what would be done (= recipe plan)",
+        execution.add_argument(
+            "-n", "--dry-run", action="store_true", help="Show the plan without running it"
         )
     add_where(parser)
     if verb in ("run", "submit"):
-        parser.add_argument(
-            "--name",
-            default="",
-            metavar="NAME",
-            help="call this run NAME: `recipe runs` and `results` show it, and it is found by it",
-        )
-        parser.add_argument(
-            "--tag",
-            metavar="TAG",
-            action="append",
-            default=[],
-            help="mark this run with a word that several runs may have",
-        )
-        parser.add_argument(
-            "--note", default="", metavar="TEXT", help="a remark that is stored with this run"
-        )
-        parser.add_argument(
-            "-j",
-            "--jobs",
-            type=positive,
-            default=0,
-            metavar="N",
-            help="steps at once (default: one per processor)",
-        )
-        parser.add_argument(
-            "-k",
-            "--keep-going",
+        _add_execution(parser, verb)
+
+
+def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add the flags of verbs that execute a run, now or later."""
+    results = section(parser, RESULTS)
+    results.add_argument(
+        "--name",
+        default="",
+        metavar="NAME",
+        help="Name of the run, shown by `runs` and `results` and accepted in place of its ID",
+    )
+    results.add_argument(
+        "--tag",
+        metavar="TAG",
+        action="append",
+        default=[],
+        help="Tag the run; several runs can share a tag",
+    )
+    results.add_argument("--note", default="", metavar="TEXT", help="Note to store with the run")
+    execution = section(parser, EXECUTION)
+    execution.add_argument(
+        "-j",
+        "--jobs",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="Number of parallel steps (default: one per processor)",
+    )
+    execution.add_argument(
+        "-k",
+        "--keep-going",
+        action="store_true",
+        help="Keep running steps that do not depend on a failed step",
+    )
+    execution.add_argument(
+        "--pool",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="Capacity of a pool (default: 1), or of cpus, gpus or memory",
+    )
+    section(parser, WHERE).add_argument(
+        "--everything-there",
+        action="store_true",
+        help="Run CPU-only steps on rented machines too",
+    )
+    cost = section(parser, COST)
+    cost.add_argument(
+        "--keep-alive",
+        action="store_true",
+        help="Keep the machine of --stack running after the run, until its `auto_stop`",
+    )
+    cost.add_argument(
+        "--unattended",
+        action="store_true",
+        help="Allow rentals without automatic shutdown when not run from a terminal; see `recipe offers`",
+    )
+    cost.add_argument(
+        "-y",
+        "--yes",
+        action="store_true",
+        help="Skip the confirmation of rentals that cost more than `confirm` (2 USD)",
+    )
+    if verb == "run":
+        section(parser, OUTPUT).add_argument(
+            "--notify",
             action="store_true",
-            help="after a failure, continue with what does not need it",
+            help="Show a desktop notification when the run finishes",
         )
-        parser.add_argument(
-            "--pool",
-            action="append",
-            default=[],
-            metavar="NAME=N",
-            help="room in a named pool (default 1), or in cpus, gpus, memory",
-        )
-        parser.add_argument(
-            "--everything-there",
-            action="store_true",
-            help="on rented machines also steps that ask for no GPU and fit this machine",
-        )
-        parser.add_argument(
-            "--keep-alive",
-            action="store_true",
-            help="leave the machine of --stack running after the run, until its `auto_stop`",
-        )
-        parser.add_argument(
-            "--unattended",
-            action="store_true",
-            help="in a pipe, rent even where nothing ends a machine if this program dies: see `recipe offers`",
-        )
-        parser.add_argument(
-            "-y",
-            "--yes",
-            action="store_true",
-            help="do not ask before machines are rented for more than `confirm` (2 USD)",
-        )
-        if verb == "run":
-            parser.add_argument(
-                "--notify",
-                action="store_true",
-                help="show a notification on the desktop when it is over",
-            )
-        parser.add_argument(
-            "--overwrite",
-            action="store_true",
-            help="replace files that were edited, were there before, or are of another recipe",
-        )
-        parser.add_argument(
-            "--link", choices=["hard"], help="publish as read-only hard links instead of copies"
-        )
+    results.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="Replace output files that were edited, already existed, or belong to another recipe",
+    )
+    results.add_argument(
+        "--link", choices=["hard"], help="Publish outputs as read-only hard links, not copies"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,15 +10,15 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from drivers import install_line
+
 from ...errors import CannotRun, Infrastructure
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     port = 8765 if verb == "serve" else 0
     known = os.environ if verb == "serve" else {}
-    words = (
-        f"the port; 0 takes a free one (default: {'$PORT, else ' if verb == 'serve' else ''}{port})"
-    )
+    words = f"Port; 0 picks a free one (default: {'$PORT, otherwise ' if verb == 'serve' else ''}{port})"
     parser.add_argument(
         "--port", type=int, default=known.get("PORT") or port, metavar="N", help=words
     )
@@ -28,22 +28,24 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             nargs="?",
             default="",
             metavar="RUN",
-            help="the run to show, or `last` (default: the list of runs)",
+            help="Run to show, or `last` (default: the list of runs)",
         )
         parser.add_argument(
             "--no-open",
             dest="opens",
             action="store_false",
-            help="print the address, and open no browser",
+            help="Print the URL without opening a browser",
         )
         parser.description = (
-            "Show the runs of this workspace in a browser: start, watch, pause, cancel.  Needs the extra `server`.  The page of the server that runs"
-            " here is used; without one, a server with a worker is started on loopback, which ends with Ctrl-C.  The address has a token in it that"
-            " expires after a day."
+            "Open the web interface, to start, watch, pause and cancel runs of this "
+            "workspace. Requires the extra `server`.\n\n"
+            "If a server already runs here, its page is opened. Otherwise a server with a "
+            "worker is started on loopback, until Ctrl-C. The URL contains an access token "
+            "that expires after a day."
         )
-        parser.epilog = "examples:\n  recipe ui\n  recipe ui last --no-open"
+        parser.epilog = "Examples:\n  recipe ui\n  recipe ui last --no-open"
         return
-    words = "the address to listen on (default: $HOST, else 127.0.0.1)"
+    words = "Address to listen on (default: $HOST, otherwise 127.0.0.1)"
     parser.add_argument(
         "--host",
         dest="address",
@@ -54,39 +56,42 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "--with-worker",
         action="store_true",
-        help="also carry the runs out, by a worker that ends with the server",
+        help="Also execute runs, with a worker that stops with the server",
     )
     parser.add_argument(
-        "--new-token", action="store_true", help="make another token for everything, and show it"
+        "--new-token",
+        action="store_true",
+        help="Create and print another access token with all permissions",
     )
     parser.add_argument(
         "--certificate",
         default="",
         metavar="FILE",
-        help="serve HTTPS with this certificate chain (PEM)",
+        help="Certificate chain for HTTPS (PEM)",
     )
     parser.add_argument(
-        "--key", default="", metavar="FILE", help="the private key of the certificate (PEM)"
+        "--key", default="", metavar="FILE", help="Private key of the certificate (PEM)"
     )
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="listen on an address that is not loopback without HTTPS",
+        help="Allow plain HTTP on an address other than loopback",
     )
     parser.description = (
-        "Serve the runs of this workspace over HTTP: store, list, watch, cancel.  Needs the extra `server`.  Nothing is carried out by the server"
-        " itself; `recipe worker` does, or --with-worker.  The first start makes a token and shows it once."
+        "Start the HTTP API of this workspace, to submit, list, watch and cancel runs. "
+        "Requires the extra `server`.\n\n"
+        "The server does not execute runs. Start a worker with `recipe worker`, or pass "
+        "--with-worker. The first start creates an access token and prints it once."
     )
-    parser.epilog = "examples:\n  recipe serve --with-worker\n  recipe serve --host 0.0.0.0 --certificate chain.pem --key key.pem"
+    parser.epilog = "Examples:\n  recipe serve --with-worker\n  recipe serve --host 0.0.0.0 --certificate chain.pem --key key.pem"
 
 
 def run(args: argparse.Namespace) -> int:
     try:
         from ...server.serving import Listening, serve
     except ModuleNotFoundError as error:
-        fix = "pip install 'recipe-runner[server]'"
         raise Infrastructure(
-            f"the server needs {error.name}, which is not installed", fix=fix
+            f"the server needs {error.name}, which is not installed", fix=install_line("server")
         ) from error
     signal.signal(signal.SIGTERM, _end)
     with suppress(KeyboardInterrupt):

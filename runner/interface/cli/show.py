@@ -18,7 +18,7 @@ from ...paths import is_path
 from ...reading import whole
 from ..tables import aligned
 from ..tail import shown
-from .flags import RECIPE, RUN, add_values, split_words, values_of
+from .flags import JSON_HELP, RECIPE, RUN, add_values, split_words, values_of
 
 if TYPE_CHECKING:
     from ...language.recipe import Recipe
@@ -51,20 +51,23 @@ _LONGEST: Final = 70  # characters of a value
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
-        "recipe", nargs="?", help=f"{RECIPE}; or a run: its id, last, last~1", metavar="RECIPE|RUN"
+        "recipe",
+        nargs="?",
+        help=f"{RECIPE}; or a run: its ID, `last` or `last~1`",
+        metavar="RECIPE|RUN",
     )
     parser.add_argument(
-        "words", nargs="*", metavar="INPUT=VALUE", help="with --values: values for its inputs"
+        "words", nargs="*", metavar="INPUT=VALUE", help="Input values, with --values"
     )
     parser.add_argument(
         "--values",
         action="store_true",
-        help="the value that each input would have, and where it comes from",
+        help="Show the value of each input and its source",
     )
     add_values(parser)
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.epilog = (
-        "examples:\n  recipe show sft@1\n  recipe show last\n"
+        "Examples:\n  recipe show sft@1\n  recipe show last\n"
         "  recipe show ./pipeline.yaml --json\n  recipe show sft@1 -i params.yaml --values rank=4"
     )
 

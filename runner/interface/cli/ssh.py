@@ -30,10 +30,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "place",
         metavar="RUN/STEP",
-        help="a step that runs; RUN as `recipe runs` shows it, or `last`",
+        help="Running step; RUN is an ID from `recipe runs`, or `last`",
     )
     add_way(parser)
-    parser.epilog = "examples:\n  recipe ssh last/train\n  recipe ssh last/train -L 6006\n  recipe ssh last/train -- nvidia-smi"
+    parser.epilog = "Examples:\n  recipe ssh last/train\n  recipe ssh last/train -L 6006\n  recipe ssh last/train -- nvidia-smi"
 
 
 def add_way(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def add_way(parser: argparse.ArgumentParser) -> None:
         "command",
         nargs="*",
         metavar="COMMAND",
-        help="run this there instead of a shell; after `--` where it has flags",
+        help="Command to run instead of a shell; put it after `--` if it has flags",
     )
     parser.add_argument(
         "-L",
@@ -50,7 +50,10 @@ def add_way(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         action="append",
         default=[],
-        help="have this port of it here: 6006, or 8080:localhost:6006; no shell",
+        help=(
+            "Forward a port of the step to this machine, for example 6006 or "
+            "8080:localhost:6006; opens no shell"
+        ),
     )
 
 

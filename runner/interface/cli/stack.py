@@ -15,21 +15,23 @@ from ...errors import Infrastructure, Invalid, Problem
 from ...hosts import stacks
 from ...storage.workspace import Workspace
 from .chosen import moment
+from .flags import JSON_HELP
 from .ssh import add_way, enter
 
 if TYPE_CHECKING:
     from ...hosts.renting.kept import KeptLeases
     from ...settings import Stack
 
+
 ACTIONS = {
-    "show": "what it is: driver, head, limits, what it keeps; asks no provider",
-    "up": "make what the stack needs, and have its machine run",
-    "down": "end its machine, with its disk, and what `up` made beside it",
-    "start": "have its machine run; a run does so by itself",
-    "stop": "have its machine stand still: its disk stays",
-    "status": "what it has, and what that costs",
-    "ssh": "a shell on its machine while that runs",
-    "export": "with --pulumi: what it rents at gcp as a Pulumi program, on standard output",
+    "show": "Show its settings: driver, head, limits, storage; contacts no provider",
+    "up": "Create its machine and cloud resources, and start the machine",
+    "down": "Terminate its machine, and delete its disk and the resources that `up` created",
+    "start": "Start its machine (runs do this automatically)",
+    "stop": "Stop its machine and keep its disk",
+    "status": "Show its machine and resources, with their cost",
+    "ssh": "Open a shell on its running machine",
+    "export": "With --pulumi, print its gcp resources as a Pulumi program",
 }
 
 
@@ -37,20 +39,24 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "action",
         choices=ACTIONS,
-        help="; ".join(f"{name}: {words}" for name, words in ACTIONS.items()),
+        help="Action: see above",
     )
     parser.add_argument(
-        "name", metavar="NAME", help="the stack, as [stacks.NAME] of recipe.toml calls it"
+        "name", metavar="NAME", help="Stack name, from [stacks.NAME] in recipe.toml"
     )
     add_way(parser)
     parser.add_argument(
         "--pulumi",
         action="store_true",
-        help="with export: the form of the program, the only one there is",
+        help="Export as a Pulumi program, the only format",
     )
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    parser.description = (
+        "Manage the machine of a stack, which recipe.toml defines:\n\n"
+        + "\n".join(f"  {name:<7} {words}" for name, words in ACTIONS.items())
+    )
     parser.epilog = (
-        "examples:\n  recipe stack up tiny\n  recipe run sft dataset=data.jsonl --stack tiny --keep-alive\n  recipe stack stop tiny\n"
+        "Examples:\n  recipe stack up tiny\n  recipe run sft dataset=data.jsonl --stack tiny --keep-alive\n  recipe stack stop tiny\n"
         "  recipe stack export tiny --pulumi > __main__.py"
     )
 

@@ -14,6 +14,7 @@ from .. import costs
 from ..differences import lines
 from ..tail import named, shown, span
 from .chosen import add_words, answers, in_all, moment, opened, requests, title
+from .flags import JSON_HELP
 from .why import differences, unremembered
 
 if TYPE_CHECKING:
@@ -21,17 +22,20 @@ if TYPE_CHECKING:
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
+
 FEW = 20
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add_words(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.description = (
-        "What is fresh and what is not. Exit code 0: a run would do nothing; 1: it would."
+        "Show which outputs are up to date, out of date or stale (left by earlier runs "
+        "and no longer produced). Exits with 0 if everything is up to date, otherwise "
+        "with 1."
     )
     parser.epilog = (
-        "examples:\n  recipe status\n  recipe status -q ./pipeline.yaml || echo 'not up to date'"
+        "Examples:\n  recipe status\n  recipe status -q ./pipeline.yaml || echo 'not up to date'"
     )
 
 

@@ -24,37 +24,40 @@ from ...survey.remote_results import local_traces, pull
 from ..tail import canvas, named, shown
 from . import saved
 from .chosen import add_words, find_run, opened, requests
+from .flags import JSON_HELP, RUN_HELP
 
 if TYPE_CHECKING:
     from ...storage.records.index import Trace
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     if verb == "config":
         parser.add_argument(
             "what",
             nargs="?",
             choices=saved.VERBS,
-            help="inputs under a name: save, list, show, diff, restore; else the settings",
+            help="Manage saved inputs; without it, show the settings",
         )
         add_words(parser)
-        parser.add_argument("--note", default="", metavar="TEXT", help="with save: what it is for")
+        parser.add_argument("--note", default="", metavar="TEXT", help="Note to store, with save")
         parser.add_argument(
             "--replace",
             action="store_true",
-            help="with save and restore: replace what has that name",
+            help="Overwrite an existing name or file, with save and restore",
         )
         parser.add_argument(
             "-o",
             dest="output",
             metavar="FILE",
-            help="with restore: the file of values that is written (default: NAME.json)",
+            help="File to write, with restore (default: NAME.json)",
         )
         parser.epilog = (
-            "Credentials are in no file of recipe's, and not shown: they come from AWS_* and GOOGLE_* variables, ~/.aws and gcloud.\n\n"
-            'examples:\n  recipe config\n  recipe config save base sft@1 dataset=data.jsonl rank=16 --note "before the new data"\n'
-            "  recipe config diff base wide\n  recipe config restore base"
+            "Settings never contain credentials. recipe reads those from AWS_* and GOOGLE_* "
+            "variables, ~/.aws and gcloud.\n\n"
+            "Examples:\n  recipe config\n  recipe config save base sft@1 dataset=data.jsonl "
+            'rank=16 --note "before the new data"\n  recipe config diff base wide\n  recipe '
+            "config restore base"
         )
         return
     if verb == "fetch":
@@ -63,34 +66,41 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             nargs="?",
             default="last",
             metavar="RUN",
-            help="an id or a part of one, last (the default), last~1",
+            help=f"{RUN_HELP} (default: last)",
         )
         parser.add_argument(
             "--out",
             type=local_folder,
             metavar="DIR",
-            help="where to (default: where `recipe run` would publish)",
+            help="Target directory (default: where `recipe run` would publish)",
         )
         parser.add_argument(
-            "--overwrite", action="store_true", help="replace files that no run left there"
+            "--overwrite",
+            action="store_true",
+            help="Replace existing files that were not created by recipe",
         )
-        parser.epilog = "examples:\n  recipe fetch\n  recipe fetch 3f1035 --out ./results"
+        parser.epilog = "Examples:\n  recipe fetch\n  recipe fetch 3f1035 --out ./results"
     else:
         add_words(parser)
     parser.add_argument(
         "--store",
         metavar="NAME",
-        help="the store, by its name in recipe.toml or its address (default: the one that recipe.toml says)",
+        help=(
+            "Shared store, by its name in recipe.toml or its URL (default: the store in "
+            "recipe.toml)"
+        ),
     )
     if verb == "push":
         parser.add_argument(
-            "--all", action="store_true", help="whatever is remembered here, of any recipe"
+            "--all", action="store_true", help="Upload all cached results of every recipe"
         )
-        parser.epilog = "examples:\n  recipe push\n  recipe push ./pipeline.yaml lr=0.2 --store team\n  recipe push --all"
+        parser.epilog = "Examples:\n  recipe push\n  recipe push ./pipeline.yaml lr=0.2 --store team\n  recipe push --all"
     elif verb == "pull":
         parser.epilog = (
-            "Brings the bytes of every step whose result is known, here or there; `recipe run` then needs no network.\n\n"
-            "examples:\n  recipe pull\n  recipe pull sft@1 dataset=data.jsonl --store s3://our-bucket/recipes"
+            "Downloads the outputs of every step whose result is in the cache or the store, "
+            "so that `recipe run` needs no network.\n\n"
+            "Examples:\n  recipe pull\n  recipe pull sft@1 dataset=data.jsonl --store "
+            "s3://our-bucket/recipes"
         )
 
 

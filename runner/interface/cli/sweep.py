@@ -39,38 +39,46 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     running.arguments(parser, "run")
     best = parser.add_mutually_exclusive_group()
     best.add_argument(
-        "--min", metavar="METRIC", help="the instance with the least of this metric is the best"
+        "--min", metavar="METRIC", help="Mark the trial with the lowest METRIC as the best"
     )
-    best.add_argument("--max", metavar="METRIC", help="the one with the most of it")
+    best.add_argument(
+        "--max", metavar="METRIC", help="Mark the trial with the highest METRIC as the best"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
-        "--random", type=positive, metavar="N", help="only so many combinations, by chance"
+        "--random", type=positive, metavar="N", help="Run N randomly chosen combinations"
     )
     how.add_argument(
         "--tpe",
         type=positive,
         metavar="N",
-        help="search: N trials, each round proposed from what came of those before (extra `search`)",
+        help="Run N trials proposed by Optuna's TPE sampler (extra `search`)",
     )
     parser.add_argument(
         "--seed",
         type=int,
         default=0,
         metavar="N",
-        help="which by chance (default: 0): a greater --random or --tpe adds some",
+        help=(
+            "Random seed for --random and --tpe (default: 0). A larger N with the same seed "
+            "adds combinations"
+        ),
     )
     parser.add_argument(
         "--stop-early",
         action="store_true",
-        help="stop instances that fall behind the better half while they run; their states are kept",
+        help=("Stop underperforming trials early (successive halving); their checkpoints are kept"),
     )
     parser.description = (
-        "Run a recipe once for each combination of the values of its inputs, and compare what came of it. An input with several values, separated by "
-        "commas, is an axis; others are as for `recipe run`. What is the same in all instances runs once, and what an earlier sweep ran is fresh. "
-        "With --tpe a number may be a range, LOW..HIGH or LOW..HIGH:log. Trials run in rounds of -j (default: 4), each proposed from those before."
+        "Run a recipe once for each combination of input values, and compare the results "
+        "in a table. Give an input several values to sweep over it, for example "
+        "lr=1e-4,3e-4. Other inputs work as in `recipe run`. Steps that are the same in "
+        "all combinations run once, and earlier results are reused. With --tpe, a number "
+        "may be a range: LOW..HIGH or LOW..HIGH:log. TPE trials run in rounds of -j "
+        "(default: 4); each round uses the results so far."
     )
     parser.epilog = (
-        "examples:\n  recipe sweep sft@1 learning_rate=1e-4,3e-4 rank=8,16 --min eval_loss\n  recipe sweep train lr=1e-4,1e-3 -n\n"
+        "Examples:\n  recipe sweep sft@1 learning_rate=1e-4,3e-4 rank=8,16 --min eval_loss\n  recipe sweep train lr=1e-4,1e-3 -n\n"
         "  recipe sweep train lr=1e-5..1e-2:log rank=8,16,32 --min eval_loss --tpe 30"
     )
 

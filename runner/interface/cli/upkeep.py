@@ -29,7 +29,7 @@ from ...survey.upkeep import (
 from ..differences import brief
 from ..tail import named, shown
 from .chosen import add_words, begun, existing, find_nodes, find_run, moment, one_request, requests
-from .flags import agreed
+from .flags import JSON_HELP, RUN_HELP, agreed
 
 if TYPE_CHECKING:
     from ...storage.workspace import Workspace
@@ -41,45 +41,50 @@ KEEP_DAYS, KEEP_RUNS = 30.0, 20
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "adopt":
         parser.add_argument(
-            "step", type=stored, metavar="STEP", help="the step whose result the files shall be"
+            "step", type=stored, metavar="STEP", help="Step to adopt the files as outputs of"
         )
         add_words(parser)
         parser.epilog = (
-            "examples:\n  recipe adopt clean_data\n  recipe adopt train ./pipeline.yaml lr=0.2"
+            "Examples:\n  recipe adopt clean_data\n  recipe adopt train ./pipeline.yaml lr=0.2"
         )
         return
     parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="only say what would be removed"
+        "-n",
+        "--dry-run",
+        action="store_true",
+        help="List the items to remove, without removing them",
     )
     if verb == "rm":
         parser.add_argument(
             "runs",
             nargs="+",
             metavar="RUN",
-            help="a run: an id or a part of one, its name, last, last~1",
+            help=f"{RUN_HELP}; repeatable",
         )
-        parser.add_argument("--yes", action="store_true", help="without asking")
+        parser.add_argument("--yes", action="store_true", help="Skip the confirmation prompt")
         parser.epilog = (
-            "Results stay: `recipe clean` removes published files, `recipe gc` what is stored.\n\n"
-            "examples:\n  recipe rm last\n  recipe rm 7bde57 53d542 --yes"
+            "Results are kept. `recipe clean` removes published files, `recipe gc` cached "
+            "data.\n\n"
+            "Examples:\n  recipe rm last\n  recipe rm 7bde57 53d542 --yes"
         )
         return
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     if verb == "clean":
         add_words(parser)
         parser.add_argument(
             "--stale",
             action="store_true",
-            help="only files that earlier runs left and that are not made now",
+            help="Remove only stale outputs, which earlier runs left and no step produces now",
         )
         parser.add_argument(
             "--force",
             action="store_true",
-            help="also what was changed by hand since we put it there",
+            help="Also remove files that were edited since they were published",
         )
         parser.epilog = (
-            "What is removed stays stored until `recipe gc`: `recipe run` puts it back.\n\n"
-            "examples:\n  recipe clean -n\n  recipe clean --stale ./pipeline.yaml"
+            "Removed files stay in the cache until `recipe gc`, and `recipe run` restores "
+            "them.\n\n"
+            "Examples:\n  recipe clean -n\n  recipe clean --stale ./pipeline.yaml"
         )
         return
     parser.add_argument(
@@ -87,23 +92,27 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         type=_days,
         default=KEEP_DAYS,
         metavar="N",
-        help="keep what is not older than this (default: 30)",
+        help="Keep data from the last N days (default: 30)",
     )
     parser.add_argument(
         "--keep-runs",
         type=_count,
         default=KEEP_RUNS,
         metavar="N",
-        help="keep at least so many runs (default: 20)",
+        help="Keep at least N runs (default: 20)",
     )
     parser.add_argument(
         "--store",
         metavar="NAME",
-        help="collect in this shared store instead of here: results older than --keep-days go",
+        help=(
+            "Delete results older than --keep-days from this shared store instead of the "
+            "local cache"
+        ),
     )
     parser.epilog = (
-        "Kept in any case: what is published, the newest result of every step, and all that a living run may need.\n\n"
-        "examples:\n  recipe gc -n\n  recipe gc --keep-days 7 --keep-runs 5"
+        "Published outputs, the newest result of every step, and data of running or "
+        "resumable runs are always kept.\n\n"
+        "Examples:\n  recipe gc -n\n  recipe gc --keep-days 7 --keep-runs 5"
     )
 
 

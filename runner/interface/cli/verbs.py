@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -15,83 +16,78 @@ from typing import Any, Final, NoReturn
 
 from ...errors import did_you_mean
 from ...paths import VERSION, Location, location
+from . import flags
 from .flags import RUN
 
+GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "Write recipes": {
+        "new": ("new", "Create a recipe, from scratch or from a script"),
+        "import": ("imported", "Convert a dvc.yaml or SkyPilot task"),
+        "validate": ("catalog", "Check recipe files for errors"),
+        "check": ("check", "Find known problems with these inputs"),
+        "lock": ("lock", "Lock Python dependencies"),
+        "schema": ("catalog", "Print the JSON Schema for editors"),
+        "list": ("catalog", "List library and local recipes"),
+    },
+    "Run": {
+        "plan": ("run", "Show which steps would run, and why"),
+        "run": ("run", "Run the steps that are out of date"),
+        "watch": ("watch", "Rerun when files change"),
+        "sweep": ("sweep", "Run all combinations of input values"),
+    },
+    "Inspect": {
+        "status": ("status", "Show up-to-date, outdated and stale outputs"),
+        "why": ("why", "Explain why a step would rerun"),
+        "show": ("show", "Show a recipe's inputs and outputs, or a run"),
+        "graph": ("graph", "Print the step graph"),
+        "runs": ("history", "List past runs"),
+        "logs": ("history", "Show the log of a run or step"),
+        "results": ("results", "Compare runs and sweep results in a table"),
+        "diff": ("history", "Compare two runs"),
+        "report": ("report", "Summarize a run: time, bottlenecks, cost"),
+    },
+    "Control runs": {
+        "pause": ("control", "Stop a run and save a checkpoint"),
+        "resume": ("control", "Resume a paused or interrupted run"),
+        "cancel": ("control", "Cancel a run"),
+        "retry": ("control", "Rerun a finished run"),
+        "checkpoints": ("kept", "List, export or roll back checkpoints"),
+        "ssh": ("ssh", "Open a shell or forward a port to a running step"),
+    },
+    "Results and storage": {
+        "path": ("kept", "Print the path of an output"),
+        "adopt": ("upkeep", "Accept edited files as a step's outputs"),
+        "clean": ("upkeep", "Remove published outputs"),
+        "gc": ("upkeep", "Delete unused cached data"),
+        "rm": ("upkeep", "Delete run history"),
+        "push": ("stores", "Upload results to a shared store"),
+        "pull": ("stores", "Download results from a shared store"),
+        "fetch": ("stores", "Download results of a remote run"),
+        "pack": ("pack", "Fingerprint, archive or verify a dataset"),
+    },
+    "Machines": {
+        "doctor": ("doctor", "Check this machine, a host or a provider account"),
+        "offers": ("offers", "List matching GPU offers with prices"),
+        "stack": ("stack", "Manage a named machine and its settings"),
+        "reap": ("reap", "List rented machines and terminate unused ones"),
+    },
+    "Queue and server": {
+        "submit": ("queue", "Queue a run for a worker"),
+        "worker": ("queue", "Execute queued runs"),
+        "serve": ("serve", "Start the HTTP API"),
+        "ui": ("serve", "Open the web interface"),
+        "outbox": ("outbox", "List or retry webhook deliveries"),
+    },
+    "Other": {
+        "config": ("stores", "Show settings; save and restore inputs"),
+        "completion": ("completion", "Generate shell completion"),
+        "fake-provider": ("fake_provider", "Start a fake GPU provider for tests"),
+    },
+}
+"""The verbs by task: verb -> (its module, one line of help)."""
+
 VERBS: Final[dict[str, tuple[str, str]]] = {
-    "list": ("catalog", "recipes of the library and of this folder"),
-    "show": ("show", "what a recipe does, takes and gives; or how a run stands"),
-    "new": ("new", "write a first recipe to start from"),
-    "import": ("imported", "draft a recipe from a dvc.yaml or a task of SkyPilot"),
-    "validate": ("catalog", "every problem of a recipe file, with its place and what to do"),
-    "check": (
-        "check",
-        "what is known to go wrong with these inputs, on this machine or host, and what to do",
-    ),
-    "schema": ("catalog", "the JSON Schema of recipe files, for editors"),
-    "lock": (
-        "lock",
-        "write the lock of requirements.txt or pyproject.toml, for `python: {lock: …}`",
-    ),
-    "plan": ("run", "what a run would do, and every reason (= run -n)"),
-    "run": ("run", "run what is not fresh"),
-    "watch": ("watch", "run a recipe, and again whenever something that it reads has changed"),
-    "sweep": ("sweep", "run a recipe for each combination of values, and compare what came of it"),
-    "why": ("why", "why a step would run, or what changed between two runs of it"),
-    "status": (
-        "status",
-        "what is fresh, what is not, and files of earlier runs that are not made now",
-    ),
-    "graph": ("graph", "the steps and what they need: tree, mermaid, dot or json"),
-    "runs": ("history", "earlier runs"),
-    "submit": ("queue", "store a run for the workers of this workspace, and print its id"),
-    "worker": ("queue", "carry out the runs that were submitted here, one after another"),
-    "serve": ("serve", "serve runs over HTTP: store, list, watch, cancel"),
-    "outbox": ("outbox", "reports that were not delivered yet; try failed ones again"),
-    "ui": ("serve", "show runs in a browser: start, watch, pause, cancel"),
-    "cancel": ("control", "end a run, wherever it was started"),
-    "pause": ("control", "stop a run so that it can be resumed; trainings save a checkpoint first"),
-    "resume": ("control", "continue a run that was paused, or whose worker died"),
-    "retry": ("control", "run what an ended run was asked for once more"),
-    "logs": ("history", "what a run or one of its steps printed"),
-    "ssh": ("ssh", "a shell where a step runs, or a port of it here"),
-    "results": (
-        "results",
-        "the instances and runs of a recipe in one table: inputs that differ, metrics, time; the best is marked",
-    ),
-    "report": (
-        "report",
-        "how a run went, where the time of its trainings went, and what to change",
-    ),
-    "diff": (
-        "history",
-        "what differs between two runs: inputs, data, code, environment, metrics, time",
-    ),
-    "checkpoints": ("kept", "the checkpoints of a step: list them, copy one out, resume from one"),
-    "path": ("kept", "where an output of a step is"),
-    "adopt": ("upkeep", "accept edited files as the output of a step"),
-    "clean": ("upkeep", "remove published results"),
-    "gc": ("upkeep", "remove what is stored and no longer needed"),
-    "rm": ("upkeep", "forget runs: their logs, metrics and what failed attempts left"),
-    "push": ("stores", "put results into a shared store"),
-    "pull": ("stores", "bring results from a shared store"),
-    "fetch": ("stores", "bring what a run made that a worker of another machine carried out"),
-    "config": (
-        "stores",
-        "the settings in force, and where each comes from; inputs that are kept under a name",
-    ),
-    "pack": ("pack", "what a dataset is called by its content; write it as tar shards, check it"),
-    "offers": ("offers", "machines that could be rented now, and what each would cost"),
-    "stack": (
-        "stack",
-        "what a stack is, and the machine that it keeps: make, start, stop, end it; what it costs",
-    ),
-    "reap": ("reap", "rented machines, what they cost, and the end of unused ones"),
-    "doctor": ("doctor", "what this machine has, what is missing, what to do"),
-    "fake-provider": (
-        "fake_provider",
-        "a provider of rented GPUs that costs nothing, on this machine, to try and test against",
-    ),
-    "completion": ("completion", "shell completion for bash, zsh or fish"),
+    verb: entry for group in GROUPS.values() for verb, entry in group.items()
 }
 
 KEPT_ELSEWHERE: Final = frozenset(
@@ -111,12 +107,24 @@ KEPT_ELSEWHERE: Final = frozenset(
 )
 """Verbs that take `--to`: they work on the runs of this workspace, of a database, or of a server."""
 
-EPILOG: Final = """examples:
+EPILOG: Final = """Examples:
   recipe run sft@1 dataset=data.jsonl --preset smoke
-  recipe plan ./pipeline.yaml -p
+  recipe plan ./pipeline.yaml --print-commands
   recipe why train
 
-exit codes: 0 ok · 1 a step failed · 2 could not run · 3 bad recipe or inputs · 4 busy · 5 driver or infrastructure · 130 interrupted"""
+Run `recipe VERB --help` for the options of a verb. Run `recipe` alone to list recipes.
+Exit codes: 0 success, 1 step failed, 2 cannot run, 3 invalid recipe or inputs, 4 busy,
+5 driver or infrastructure, 130 interrupted."""
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Wraps paragraphs to the terminal, and leaves indented lines, such as commands, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(
+            line if line.startswith(" ") else textwrap.fill(line, width)
+            for line in text.splitlines()
+        )
 
 
 class Parser(argparse.ArgumentParser):
@@ -225,51 +233,75 @@ def _input_of(words: Sequence[str], flag: str) -> str:
 
 
 def parser_of(verb: str) -> tuple[Parser, Any]:
-    """The flags of a verb, and its module."""
+    """Return the parser of a verb, and the module that runs it."""
     module = import_module(f".{VERBS[verb][0]}", __package__)
     parser = Parser(
         prog=f"recipe {verb}",
-        description=VERBS[verb][1].capitalize() + ".",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=VERBS[verb][1] + ".",
+        formatter_class=Help,
         allow_abbrev=False,
+        add_help=False,
     )
-    parser.add_argument(
+    parser._positionals.title, parser._optionals.title = "Arguments", "Options"
+    for title in flags.SECTIONS:  # the order in which help shows them; empty ones are not shown
+        flags.section(parser, title)
+    everywhere = flags.section(parser, flags.GLOBAL)
+    everywhere.add_argument("-h", "--help", action="help", help="Show this help and exit")
+    everywhere.add_argument(
         "-C",
         dest="workspace",
         metavar="DIR",
-        help="the workspace; typed paths begin there (default: the nearest one upwards)",
+        help="Workspace directory; relative paths start here (default: nearest parent with a workspace)",
     )
-    parser.add_argument(
-        "-q", "--quiet", action="count", default=0, help="say less; twice, only errors"
+    everywhere.add_argument(
+        "-q",
+        "--quiet",
+        action="count",
+        default=0,
+        help="Reduce output; -qq prints only errors",
     )
-    parser.add_argument(
+    everywhere.add_argument(
         "-v",
         "--verbose",
         action="count",
         default=0,
-        help="say more, with the logs of recipe itself; twice, all of them",
+        help="Increase output; -vv includes debug logs",
     )
     if verb in KEPT_ELSEWHERE:
-        words = "where the runs are kept: https://… of a server, postgresql://… or `here` (default: $RECIPE_SERVER, else here)"
-        parser.add_argument("--to", default="", metavar="URL", help=words)
+        parser.add_argument(
+            "--to",
+            default="",
+            metavar="URL",
+            help="Where runs are stored: https://… (a server), postgresql://… or `here` (default: $RECIPE_SERVER, otherwise here)",
+        )
     module.arguments(parser, verb)
+    parser.usage = _usage(parser)
     return parser, module
 
 
+def _usage(parser: Parser) -> str:
+    """Return `recipe run [OPTIONS] [RECIPE] [INPUT=VALUE ...]`: the words, without the flags that follow below it."""
+    words = []
+    for action in parser._actions:
+        if action.option_strings:
+            continue
+        word = str(action.metavar or action.dest.upper())
+        if action.choices is not None:
+            word = f"{{{','.join(map(str, action.choices))}}}"
+        shown = {"?": f"[{word}]", "*": f"[{word} ...]", "+": f"{word} [{word} ...]"}
+        words.append(shown.get(str(action.nargs), word))
+    return " ".join([parser.prog, "[OPTIONS]", *words]).replace("%", "%%")
+
+
 def overview() -> str:
-    """The text of `recipe --help`."""
+    """Return the text of `recipe --help`."""
     lines = [
-        "usage: recipe VERB …",
+        "usage: recipe VERB [OPTIONS] ...",
         "",
-        "Make for ML training: run versioned recipes, and only what changed.",
-        "",
-        "verbs:",
+        "A build system for ML training: recipe reruns only what changed, resumes from",
+        "checkpoints, and runs on this machine, SSH servers, clusters or rented GPUs.",
     ]
-    lines += [f"  {verb:<13} {words}" for verb, (_, words) in VERBS.items()]
-    lines += [
-        "",
-        "recipe VERB --help lists the flags of a verb; recipe alone lists recipes.",
-        "",
-        EPILOG,
-    ]
-    return "\n".join(lines)
+    for title, verbs in GROUPS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {verb:<14} {words}" for verb, (_, words) in verbs.items()]
+    return "\n".join([*lines, "", EPILOG])

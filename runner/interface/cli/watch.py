@@ -30,10 +30,11 @@ SHARE: Final = 10.0
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     running.arguments(parser, "run")
     parser.description = (
-        "Run what is not fresh, then look again and again, and run when a file, the code, the recipe or an input has changed. A step that failed "
-        "runs again when something that it reads is another. Ctrl-C ends it."
+        "Run the steps that are out of date, then watch their files, code, recipe and "
+        "inputs, and rerun on each change. A failed step reruns when one of its inputs "
+        "changes. Press Ctrl-C to stop."
     )
-    parser.epilog = "examples:\n  recipe watch\n  recipe watch train --preset smoke"
+    parser.epilog = "Examples:\n  recipe watch\n  recipe watch train --preset smoke"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,12 +18,14 @@ from ...survey.explain import ended, image_of, replaced
 from ..differences import Manifest, all_of, as_json, text
 from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
+from .flags import JSON_HELP, RUN_HELP
 
 if TYPE_CHECKING:
     from ...storage.records.index import Trace
     from ...storage.records.runs import AttemptRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
+
 
 MANY = 10
 
@@ -41,17 +43,17 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "step",
         type=stored,
         metavar="STEP",
-        help="a step, one instance of a matrix (`train[lr=0.1]`), or all of them (`train`)",
+        help="Step, one matrix instance (`train[lr=0.1]`), or all instances (`train`)",
     )
     add_words(parser)
     parser.add_argument(
         "--vs",
         metavar="RUN",
-        help="compare with this run instead of the last attempt: an id or a part of one, last, last~1",
+        help=(f"Compare with RUN instead of the last attempt. {RUN_HELP}"),
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.epilog = (
-        "examples:\n  recipe why train\n  recipe why train ./pipeline.yaml lr=0.2 --vs last~1"
+        "Examples:\n  recipe why train\n  recipe why train ./pipeline.yaml lr=0.2 --vs last~1"
     )
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from drivers import install_line
+
 from ...errors import Infrastructure, Invalid, Problem
 from .core import Ask, AsyncPieces, Lost, Pieces, Reply
 
@@ -97,7 +99,8 @@ def _httpx() -> None:
 
     if find_spec("httpx") is None:
         raise Infrastructure(
-            "httpx is not installed, which asks servers", fix="pip install 'recipe-runner[client]'"
+            "the client of servers needs httpx, which is not installed",
+            fix=install_line("client"),
         )
 
 

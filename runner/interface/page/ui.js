@@ -139,7 +139,7 @@
     by("bar").className = "bar-of " + kind;
     by("bar").setAttribute("aria-valuenow", String(percent ?? 0));
     by("bar").firstElementChild.style.width = (percent ?? 0) + "%";
-    by("tally").textContent = total === null ? "" : `${step} of ${total} steps are over` + (eta && !over ? `, about ${shown.span(eta)} left` : "");
+    by("tally").textContent = total === null ? "" : `${step}/${total} steps finished` + (eta && !over ? `, about ${shown.span(eta)} left` : "");
     actions(over);
   };
   const act = (label, verb, kind = "") => el("button", { type: "button", class: kind, "data-verb": verb, click: event => does(event.target, verb) }, label);

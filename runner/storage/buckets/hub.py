@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from drivers import install_line
+
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
 from .bucket import Unreachable
 from .results_folder import MANIFEST, File, manifest
@@ -111,7 +113,7 @@ def _api(environ: Mapping[str, str]) -> Any:
         from huggingface_hub import HfApi
     except ImportError as error:
         raise Infrastructure(
-            "the Hub needs huggingface_hub", fix="pip install huggingface_hub"
+            "hf:// needs huggingface_hub, which is not installed", fix=install_line("hub")
         ) from error
     return HfApi(endpoint=environ.get("HF_ENDPOINT") or None, token=environ.get("HF_TOKEN") or None)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from drivers import install_line
+
 from ... import digest
 from ...errors import Unusable
 from ...paths import TAGS
@@ -155,6 +157,6 @@ def _shared(address: str, workspace: str, database: Database, *, read_only: bool
         from .postgres_runs import PostgresRuns
     except ImportError as error:
         raise Unusable(
-            f"runs in PostgreSQL need psycopg: {error}", fix="pip install 'recipe-runner[postgres]'"
+            f"runs in PostgreSQL need psycopg: {error}", fix=install_line("postgres")
         ) from error
     return PostgresRuns(address, workspace, database, Index(database), read_only=read_only)
