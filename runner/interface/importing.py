@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from ..language import yaml_text
 from .drafting import plain_name
 
 Value: TypeAlias = "Mapping[str, Any]"
@@ -34,27 +35,8 @@ class Imported:
 
 def text_of(made: Imported, origin: str) -> str:
     """The recipe as a file."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-            super().increase_indent(flow, False)
-
-    def script(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-        return dumper.represent_scalar(
-            "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
-        )
-
-    Dumper.add_representer(str, script)
     head = [f"# Written from {origin}.", *(f"# Look at: {line}" for line in made.look), ""]
-    return "\n".join(head) + yaml.dump(
-        made.recipe,
-        Dumper=Dumper,
-        sort_keys=False,
-        width=140,
-        default_flow_style=None,
-        allow_unicode=True,
-    )
+    return "\n".join(head) + yaml_text.block(made.recipe, indented=True, width=140)
 
 
 # -- DVC ------------------------------------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from ..language import inputs
 from ..language.presets import split
 from ..language.recipe import Input, Recipe
 from ..language.values import Tree
+from ..language.yaml_text import flow
 
 MOST: Final = 1000
 """Combinations of one sweep."""
@@ -331,22 +332,22 @@ def _text(
         f"# Written by `recipe sweep`: {recipe.id} once for each combination.",
         f"recipe: {name}-sweep@{version}",
         f"summary: A sweep over {', '.join(differ)} of {recipe.id}",
-        *([f"inputs: {json.dumps(own)}"] if own else []),
-        *([f"presets: {json.dumps({each: {} for each in split(preset)})}"] if preset else []),
+        *([f"inputs: {flow(own)}"] if own else []),
+        *([f"presets: {flow({each: {} for each in split(preset)})}"] if preset else []),
         "steps:",
         f"  {name}:",
-        f"    uses: {json.dumps(uses)}",
-        f"    matrix: {json.dumps(matrix)}",
-        f"    with: {json.dumps(handed)}",
+        f"    uses: {flow(uses)}",
+        f"    matrix: {flow(matrix)}",
+        f"    with: {flow(handed)}",
     ]
     if when:
-        lines.append(f"    when: {json.dumps(when)}")
+        lines.append(f"    when: {flow(when)}")
     if recipe.outputs:
         lines.append(
-            f"outputs: {json.dumps({each: f'{{{{ steps.{name}.{each} }}}}' for each in recipe.outputs})}"
+            f"outputs: {flow({each: f'{{{{ steps.{name}.{each} }}}}' for each in recipe.outputs})}"
         )
     if "cost" in (limits := _mapping(written.get("limits"))):
-        lines.append(f"limits: {json.dumps({'cost': limits['cost']})}")
+        lines.append(f"limits: {flow({'cost': limits['cost']})}")
     return "\n".join(lines) + "\n"
 
 

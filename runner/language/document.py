@@ -57,16 +57,10 @@ class Document:
         `key` points at its key instead.  `offset` and `length` count characters of the parsed scalar and are mapped back through escapes and folds.
         """
         places = self._places
-        value: object = self.value
-        name, node = _NOWHERE, 0
-        for part in path:
-            child = places.children(places.target(node), value).get(part)
-            if child is None:
-                # What lacks a part is pointed at by its own name where it has one: that is what a reader looks for.
-                key, offset = True, None
-                break
-            name, node = child
-            value = value[part]  # type: ignore[index]
+        name, node, value, whole = self._walk(path)
+        if not whole:
+            # What lacks a part is pointed at by its own name where it has one: that is what a reader looks for.
+            key, offset = True, None
         if key and name != _NOWHERE:
             return self._at(places.starts[name], places.ends[name])
         start, end = places.starts[node], places.ends[node]
@@ -80,6 +74,27 @@ class Document:
                 length,
             )
         return self._at(start, end)
+
+    def written(self, path: tuple[str | int, ...]) -> str:
+        """The scalar at `path` as it stands in the file, quotes included; empty where there is none."""
+        _, node, value, whole = self._walk(path)
+        if not whole or isinstance(value, (dict, list)):
+            return ""
+        node = self._places.target(node)
+        return self.text[self._places.starts[node] : self._places.ends[node]].rstrip()
+
+    def _walk(self, path: tuple[str | int, ...]) -> tuple[int, int, object, bool]:
+        """The nodes of the key and of the value at `path`, that value, and whether the whole path exists: else, of the deepest part that does."""
+        places = self._places
+        value: object = self.value
+        name, node = _NOWHERE, 0
+        for part in path:
+            child = places.children(places.target(node), value).get(part)
+            if child is None:
+                return name, node, value, False
+            name, node = child
+            value = value[part]  # type: ignore[index]
+        return name, node, value, True
 
     def problem(
         self,
@@ -152,7 +167,9 @@ def parse(text: str | bytes, name: str) -> Document:
 
 _ASCII_CONTROLS = bytes(c for c in range(32) if c not in b"\t\n\r") + b"\x7f"
 # NEL, LS and PS break lines for YAML 1.1 parsers and not for YAML 1.2 or an editor: no two readers would agree on a line number.
-_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+REFUSED_CHARACTERS = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def _decode(data: bytes, name: str) -> str:
@@ -178,7 +195,7 @@ def _refuse_control_characters(text: str, at: _At) -> None:
         data = text.encode()
         if len(data.translate(None, _ASCII_CONTROLS)) == len(data):
             return
-    found = _CONTROLS.search(text)
+    found = REFUSED_CHARACTERS.search(text)
     if found:
         code = ord(found.group())
         what = "a NUL byte" if code == 0 else f"the control character U+{code:04X}"
@@ -253,7 +270,7 @@ _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _INFINITY = float("inf")
 
 
-def _resolve(text: str) -> Leaf:
+def plain_value(text: str) -> Leaf:
     """What a plain scalar means in the YAML 1.2 core schema.  Raises ValueError for numbers that are not finite or not sensible."""
     if text in _WORDS:
         return _WORDS[text]
@@ -493,7 +510,7 @@ class _Reader:
         if plain:
             if text[:1] in _STARTS:
                 try:
-                    value = _resolve(text)
+                    value = plain_value(text)
                 except ValueError:
                     self._problem(
                         "number",

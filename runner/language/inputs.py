@@ -20,6 +20,7 @@ from runner.secrets import unusable
 
 from . import library, presets
 from .recipe import Input, InputType, Recipe
+from .spelling import plain_number, takes_text, written_of
 from .template import TemplateError, evaluate, has, references
 from .values import Tree, Where, is_finite, is_number
 
@@ -397,11 +398,13 @@ _WORDS: dict[str, str] = {
 
 
 def _as_type(type_: InputType, spec: Input, value: object) -> Tree:
+    if takes_text(spec, type_):
+        value = written_of(value) or value
     match type_:
         case "string" if isinstance(value, str):
             return value
         case "integer" | "number":
-            number = _number(value)
+            number = number_of(value)
             if number is not None and (type_ == "number" or isinstance(number, int)):
                 return number
         case "boolean":
@@ -424,15 +427,22 @@ def _as_type(type_: InputType, spec: Input, value: object) -> Tree:
             return _address(type_, value)
     fix = ""
     if type_ == "string" and not isinstance(value, (list, dict)):
-        fix = f'quote it: "{_text(value)}"'
+        fix = _in_quotes(value)
     elif type_ == "boolean":
         fix = "write true or false"
-    elif type_ == "integer" and _number(value) is not None:
+    elif type_ == "integer" and number_of(value) is not None:
         fix = "it has to be whole"
     raise BadValue("wrong-type", f"must be {_WORDS[type_]}, not {_shown(value)}", fix)
 
 
-def _number(value: object) -> int | float | None:
+def _in_quotes(value: object) -> str:
+    """What to do about a value that is meant as text.  A number that JSON brought may have been written in other digits."""
+    if isinstance(value, float):
+        return "write it as text, in quotes"
+    return f'quote it: "{_text(value)}"'
+
+
+def number_of(value: object) -> int | float | None:
     """The number that `value` is or spells: an int whenever it is whole."""
     if isinstance(value, str):
         if _INTEGER.fullmatch(value):
@@ -442,18 +452,19 @@ def _number(value: object) -> int | float | None:
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
         return None
-    return int(value) if value == int(value) and abs(value) < 2**53 else value
+    return int(value) if value == int(value) and abs(value) < 2**53 else plain_number(value)
 
 
 def _choice(spec: Input, value: object) -> Tree:
     choices = spec.limits.get("choices")
     known = choices if isinstance(choices, list) else []
+    value = plain_number(value)
     for choice in known:
         if type(choice) is type(value) and choice == value:
             return choice
     for choice in known:
         if isinstance(value, str) and (
-            _text(choice) == value or (is_number(choice) and _number(value) == choice)
+            _text(choice) == value or (is_number(choice) and number_of(value) == choice)
         ):
             return choice
     words = [_text(choice) for choice in known]
@@ -535,7 +546,7 @@ def _tree(value: object) -> Tree:
         case None | bool() | str():
             return value
         case int() | float() if is_finite(value):
-            return value
+            return plain_number(value)
         case list() | tuple():
             return [_tree(item) for item in value]
         case Mapping() if all(isinstance(key, str) for key in value):

@@ -18,6 +18,7 @@ from .parse_inputs import InputsReader
 from .parse_steps import StepsReader
 from .recipe import Health, Recipe
 from .source import Source, code, env_files
+from .spelling import as_written
 from .values import Where
 
 
@@ -109,7 +110,7 @@ def _read(source: Source) -> Recipe:
         setup=tuple(raw.get("setup", ())),
         health=_health(source, raw["health"]) if "health" in raw else None,
         cleanup=tuple(raw.get("cleanup", ())),
-        env=raw.get("env", {}),
+        env=as_written(source.document, raw.get("env", {}), ("env",)),
         pass_env=tuple(raw.get("pass_env", ())),
         env_files=env_files(raw),
         secrets=source.secrets(raw, ()),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .inputs import BadValue, converted, leaves, misread, ordered
 from .recipe import Input, Preset
 from .source import Source
+from .spelling import as_written, value_as_written
 from .template import TemplateError, references
 from .values import Where
+from .yaml_mistakes import quoted
 
 _SCOPE = frozenset(
     (
@@ -133,7 +136,8 @@ class InputsReader:
         self._check_limits(name, limits)
         if (secret := raw.get("secret")) is not None:
             self._source.check_secret(secret, (*path, "secret"))
-        return Input(
+        self._source.check_numbers(limits.get("choices"), (*path, "choices"))
+        found = Input(
             name=name,
             type=kind,
             doc=raw.get("doc", ""),
@@ -150,6 +154,10 @@ class InputsReader:
             only=tuple(raw.get("only", ())),
             stream=raw.get("stream", False),
             member=raw.get("member", False),
+        )
+        where = (*path, "default")
+        return replace(
+            found, default=value_as_written(self._source.document, found, found.default, where)
         )
 
     def _check_limits(self, name: str, limits: dict[str, Any]) -> None:
@@ -192,10 +200,14 @@ class InputsReader:
     def _check_value(self, spec: Input, value: Any, path: Where) -> None:
         if spec.type == "secret" or (spec.type == "choice" and "choices" not in spec.limits):
             return
+        document = self._source.document
         try:
             converted(spec, value)
         except BadValue as wrong:
-            self._source.problem(wrong.code, f'"{spec.name}" {wrong.message}', path, wrong.fix)
+            fix = wrong.fix
+            if spec.type == "string" and isinstance(value, bool):
+                fix = f"quote it: {quoted(document.written(path))}"
+            self._source.problem(wrong.code, f'"{spec.name}" {wrong.message}', path, fix)
 
     def _check_template(self, tree: Any, path: Where) -> set[str]:
         """The inputs that `tree` reads; only those and `fixtures` are known before there is a plan."""
@@ -249,7 +261,14 @@ class InputsReader:
 
     def preset(self, id: str, raw: dict[str, Any], inputs: Mapping[str, Input]) -> Preset:
         path: Where = ("presets", id)
-        values = {name: value for name, value in raw.items() if name not in _REPLACED}
+        document = self._source.document
+        values = {
+            name: value_as_written(document, inputs[name], value, (*path, name))
+            if name in inputs
+            else value
+            for name, value in raw.items()
+            if name not in _REPLACED
+        }
         for name, value in values.items():
             if name not in self._source.inputs:
                 self._source.problem(
@@ -283,7 +302,7 @@ class InputsReader:
             else None,
             image=raw.get("image"),
             python=self._source.python(raw.get("python"), (*path, "python")),
-            env=raw.get("env"),
+            env=as_written(document, raw.get("env"), (*path, "env")),
         )
 
 

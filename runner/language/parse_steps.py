@@ -8,6 +8,7 @@ from typing import Any
 from . import units
 from .recipe import Metrics, Output, Select, State, Step, Uses
 from .source import Source, code, env_files, path_or_glob
+from .spelling import as_written
 from .template import has
 from .values import Where
 
@@ -47,12 +48,14 @@ class StepsReader:
                     self._source.near(name, self._source.inputs),
                     key=True,
                 )
+        self._source.check_numbers(raw.get("matrix"), (*path, "matrix"))
         nodes = raw.get("nodes")
+        document = self._source.document
         return Step(
             id=id,
             origin=path,
-            run=raw.get("run"),
-            accelerate=raw.get("accelerate"),
+            run=as_written(document, raw.get("run"), (*path, "run")),
+            accelerate=self._accelerate(raw, path),
             uses=Uses(raw["uses"], raw.get("with", {}), raw.get("preset"))
             if "uses" in raw
             else None,
@@ -69,7 +72,7 @@ class StepsReader:
             )
             if "state" in raw
             else (),
-            env=raw.get("env", {}),
+            env=as_written(document, raw.get("env", {}), (*path, "env")),
             pass_env=tuple(raw.get("pass_env", ())),
             env_files=env_files(raw),
             secrets=self._source.secrets(raw, path) if "secrets" in raw else None,
@@ -89,6 +92,13 @@ class StepsReader:
             metrics=self._metrics(raw["metrics"], path) if raw.get("metrics") else None,
             local=raw.get("where") == "local",
         )
+
+    def _accelerate(self, raw: dict[str, Any], path: Where) -> dict[str, Any] | None:
+        block: dict[str, Any] | None = raw.get("accelerate")
+        if block is None or "args" not in block:
+            return block
+        where = (*path, "accelerate", "args")
+        return {**block, "args": as_written(self._source.document, block["args"], where)}
 
     def _check_step_name(self, id: str, name: str, path: Where) -> None:
         if name == id:

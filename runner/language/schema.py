@@ -55,6 +55,9 @@ class Fault(NamedTuple):
     path: Where
     fix: str = ""
     key: bool = False  # it is the key that is wrong, not what it holds
+    read: str = (
+        ""  # the number or truth value that is wrong, in its own text: the file may have another
+    )
 
 
 def check(document: Document) -> list[Problem]:
@@ -63,7 +66,11 @@ def check(document: Document) -> list[Problem]:
 
 
 def located(document: Document, fault: Fault) -> Problem:
-    return document.problem(fault.code, fault.message, fault.path, fix=fault.fix, key=fault.key)
+    message, fix = fault.message, fault.fix
+    if fault.read and (written := document.written(fault.path)):
+        message = message.replace(f"the number {fault.read}", f"the number {written}")
+        fix = fix.replace(f'"{fault.read}"', f'"{written}"')
+    return document.problem(fault.code, message, fault.path, fix=fix, key=fault.key)
 
 
 @cache
@@ -455,7 +462,9 @@ def _wrong_type(path: Where, expected: str, schema: Schema, found: object) -> Fa
         elif "an amount" in expected:
             fix = f"write {found} USD"
         elif "expression" not in expected:
-            fix = "quote it, if it is meant as text" if "string" in _types(schema) else ""
+            fix = (
+                f'quote it, if it is meant as text: "{found}"' if "string" in _types(schema) else ""
+            )
     elif isinstance(found, bool) and "string" in _types(schema):
         fix = f'quote it, "{str(found).lower()}", if it is meant as text'
     elif isinstance(found, str):
@@ -479,6 +488,7 @@ def _wrong_type(path: Where, expected: str, schema: Schema, found: object) -> Fa
         f"{_thing(path)} must be {expected}, not {_found(found)}",
         path,
         _too_far_out(path) or fix,
+        read=_short(found).lower() if isinstance(found, (bool, int, float)) else "",
     )
 
 

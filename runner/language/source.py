@@ -12,6 +12,7 @@ from runner.errors import Problem, did_you_mean
 from . import schema, units
 from .document import Document
 from .recipe import AutoCode, GitCode, Glob, Limits, Python, Resources
+from .spelling import misread_numbers
 from .values import Where
 
 _T = TypeVar("_T")
@@ -36,6 +37,16 @@ class Source:
         """Note a problem, up to as many as a person would read."""
         if len(self.problems) < schema.MANY:
             self.problems.append(self.document.problem(code, message, path, fix=fix, key=key))
+
+    def check_numbers(self, tree: Any, path: Where) -> None:
+        """That no number which names something, here or below, means something else as text: `3.10` would be 3.1."""
+        for found in misread_numbers(self.document, tree, path):
+            self.problem(
+                "ambiguous-number",
+                f"{found.written} is the number {found.read}",
+                found.where,
+                f'quote it: "{found.written}", or write the number {found.read}',
+            )
 
     def _names(self, section: str) -> list[str]:
         whole = self.document.value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Invalid, Problem
 from ..language import presets
+from ..language.spelling import value_as_written
 from .axes import Axes, instance_id
 from .drafts import LATE_NAMES, Draft, PathValue, Results, Scope, Sketch, is_path_value
 from .mentions import steps_of, walk, which
@@ -142,6 +143,8 @@ class UsedRecipes:
             for ref in self.sketch.references(scope, leaf, place):
                 if _of_metrics(ref) or ref.path[0] in LATE_NAMES:
                     self._late(scope, step, ref, place, "use it in a step of this recipe")
+            if spec is not None:
+                leaf = value_as_written(scope.recipe.document, spec, leaf, place)
             given[name] = value = self.sketch.evaluate(scope, leaf, names, place)
             addresses = spec is not None and bool(
                 {spec.type, spec.items} & {"file", "dataset", "model"}

@@ -6,9 +6,14 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import Invalid, NotFound, Problem
 from ..reading import whole
+
+if TYPE_CHECKING:
+    from ..language.document import Document
+    from ..language.values import Tree
 
 
 def values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], dict[str, str]]:
@@ -32,6 +37,18 @@ def values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], dict[s
     return found, origins
 
 
+def _remembered(document: Document, value: Tree, key: str) -> object:
+    """A value that an input of text takes as it is written.  A number that stands alone is as good as typed: text, also to a server."""
+    from ..language.inputs import number_of
+    from ..language.spelling import remembering, written_of
+
+    if "." in key:
+        return value  # a part of an object, which has no type
+    found = remembering(document, value, (key,))
+    written = written_of(found)
+    return found if written is None or number_of(written) is None else written
+
+
 def _read(name: str, path: Path) -> dict[str, object]:
     try:
         data = whole(path)
@@ -51,7 +68,10 @@ def _read(name: str, path: Path) -> dict[str, object]:
     else:
         from ..language import document
 
-        read = document.parse(data, name).value
+        parsed = document.parse(data, name)
+        read = parsed.value
+        if isinstance(read, dict):
+            read = {key: _remembered(parsed, value, key) for key, value in read.items()}
     if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
         raise Invalid(
             [

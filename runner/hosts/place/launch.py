@@ -169,9 +169,9 @@ def _file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
     if suffix == ".json":
         return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
     if suffix in (".yaml", ".yml"):
-        import yaml
+        from ...language import yaml_text
 
-        return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True)).encode()
+        return yaml_text.block(value).encode()
     if suffix == ".toml" and isinstance(value, dict):
         return "\n".join(_toml(value, ())).encode() + b"\n"
     raise CannotRun(

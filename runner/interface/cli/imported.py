@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CannotRun, Invalid, NotFound, Problem
-from ...language import parse
+from ...language import parse, yaml_text
 from ..importing import Imported, Table, from_dvc, from_sky, text_of
 from .new import write
 
@@ -81,7 +81,7 @@ def _read(path: Path, shown: str) -> Table:
             raise CannotRun(
                 f"{shown} is larger than {_LARGEST >> 20} MB", fix="name a pipeline or a task"
             )
-        value = yaml.safe_load(path.read_text("utf-8"))
+        value = yaml_text.load(path.read_text("utf-8"))
     except FileNotFoundError:
         raise NotFound(
             f"there is no file {shown}", fix="name a dvc.yaml, or a task of SkyPilot"

@@ -157,7 +157,10 @@ def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) 
 
 
 def _shown(value: Tree) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """A value as a file of values says it: text that could be taken for a number is in quotes."""
+    from ...language.yaml_text import scalar
+
+    text = scalar(value)
     return shown(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 

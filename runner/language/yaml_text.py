@@ -1,0 +1,104 @@
+"""Write values as YAML that readers of both versions, 1.1 and 1.2, read back equal and of their types; and read YAML 1.2 of other tools.
+
+Texts such as `1e-5`, `0o17` and `yes` are quoted, because one of the two takes them for something else; numbers have a form that both know.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .document import REFUSED_CHARACTERS, plain_value
+
+if TYPE_CHECKING:
+    import yaml
+
+_ESCAPED = re.compile(f"{REFUSED_CHARACTERS.pattern[:-1]}\ufeff]")
+
+
+def block(value: object, *, indented: bool = False, width: int = 80) -> str:
+    """A value as lines of YAML.  `indented`: lists stand deeper than their keys, short ones on one line, and texts of several lines are blocks."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, indentless and not indented)
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        style = None
+        if _ESCAPED.search(value) or not _is_text(value):
+            style = '"'
+        elif indented and "\n" in value:
+            style = "|"
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_multi_representer(str, text)
+    Dumper.add_representer(str, text)
+    flow = None if indented else False
+    return yaml.dump(
+        value,
+        Dumper=Dumper,
+        sort_keys=False,
+        width=width,
+        default_flow_style=flow,
+        allow_unicode=True,
+    )
+
+
+def flow(value: object) -> str:
+    """A value on one line: JSON that is YAML, too."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{flow(key)}: {flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(flow, value))}]"
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False)
+        return _ESCAPED.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    text = json.dumps(value)
+    # YAML 1.1 knows a number with an exponent by its point.
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
+
+
+def scalar(value: object) -> str:
+    """A value on one line, a text without quotes where every reader takes it for that text."""
+    if not isinstance(value, str):
+        return flow(value)
+    if not value or "\n" in value or _ESCAPED.search(value):
+        return flow(value)
+    plain = block(value, width=len(value) * 12 + 80).removesuffix("\n...\n").removesuffix("\n")
+    return plain if plain == value else flow(value)
+
+
+def load(text: str) -> Any:
+    """The value of a YAML 1.2 file of another tool.  Raises yaml.YAMLError.
+
+    It may have tags and merge keys, which ours may not; numbers that ours refuses are text.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: ClassVar[Any] = {
+            "<": [("tag:yaml.org,2002:merge", re.compile("<<"))]
+        }
+
+    def core(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> object:
+        if node.style is not None:
+            return node.value
+        try:
+            return plain_value(node.value)
+        except ValueError:
+            return node.value
+
+    Loader.add_constructor("tag:yaml.org,2002:str", core)
+    return yaml.load(text, Loader)  # noqa: S506  it is a safe one
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return isinstance(plain_value(text), str)
+    except ValueError:
+        return False  # a number that we refuse
