@@ -288,6 +288,7 @@ def plan(asked: Asked, room: InRoom) -> PlanView:
     from ..execution.session import look
     from ..survey import bundles
     from ..survey.survey import Request
+    from ..survey.templates import refuse_unrenderable
 
     each = meant(room.root, room.environ, asked.recipe)
     bound(room, each, asked)
@@ -295,6 +296,7 @@ def plan(asked: Asked, room: InRoom) -> PlanView:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
         found = look(ws, bundles.brought(ws, Request(each.word, asked.inputs, asked.preset)))
+        refuse_unrenderable(ws, found)
         expected = ws.store.index.expected(
             found.plan.recipe, [node.id for node in found.plan.nodes]
         )

@@ -17,6 +17,7 @@ from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
 from ...planning.ids import stored
+from ...survey.templates import refuse_unrenderable
 from ..pairs import filters
 from ..tail import named, shown, span
 from .chosen import answers, begun, in_all
@@ -194,7 +195,9 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
     """Run it, or say what would be done, as the flags ask; the exit code.  `more`: as for `carried_out`."""
     choice = choice_of(args)
     if args.verb == "plan" or args.dry_run:
-        _print_plan(ws, look(ws, request, choice), args)
+        found = look(ws, request, choice)
+        refuse_unrenderable(ws, found)
+        _print_plan(ws, found, args)
         return 0
     if not _agreed(ws, request, choice, args):
         return 3
