@@ -150,10 +150,11 @@ def read(each: Offered) -> Recipe:
 
 def bound(room: Room, each: Offered, asked: Asked) -> None:
     """Check the inputs of a request.  Raises Invalid with every problem."""
-    from ..language import inputs
+    from ..language import inputs, unread
 
     recipe = read(each)
     values, problems = inputs.tried(recipe, asked.inputs, preset=asked.preset)
+    problems += unread.refused(recipe, asked.inputs, asked.preset)
     lists = load(room.root, room.environ).lists
     named = [
         *lists.get("data.roots", ()),

@@ -390,6 +390,8 @@ def _read(
     used: dict[str, Recipe],
     sources: dict[str, Digest],
 ) -> tuple[Recipe, dict[str, Tree]]:
+    from ..language import unread
+
     recipe = _parsed(ws, text, str(source))
     if is_path(request.recipe):
         recipe = placed(recipe, source, ws.root)
@@ -402,6 +404,8 @@ def _read(
         environment=ws.environ if ws.asks_secrets else None,
         origins=request.origins,
     )
+    if wrong := unread.refused(recipe, request.inputs, request.preset, request.origins):
+        raise Invalid(wrong)
     for name in request.typed_in.keys() & values.keys():
         values[name] = _from_root(
             recipe.inputs[name], values[name], Location(ws.root, request.typed_in[name])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..digest import of_value
 from ..errors import Invalid, Problem
 from ..language import document as documents
-from ..language import inputs, parse, shell
+from ..language import inputs, parse, shell, unread
 from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where, is_number
@@ -44,6 +44,7 @@ def problems(
     if source is not None:
         recipe = placed(recipe, source, root)
     found += _scripts(recipe)
+    found += unread.warnings(recipe)
     found += code_warnings.warnings(recipe, syntax_of)
     used: dict[str, Recipe] = {}
     try:
@@ -190,7 +191,7 @@ def _bound(
         )
     except Invalid as error:
         found = list(error.problems)
-    return _Judged(found, trial.problems, names)
+    return _Judged(found, trial.problems + unread.refused(recipe, given, preset), names)
 
 
 def _made_up(spec: Input, n: int, turn: int) -> Tree:

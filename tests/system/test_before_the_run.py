@@ -8,6 +8,7 @@ import pytest
 
 from runner.errors import CannotRun, Invalid
 from runner.execution.terms import Choice
+from runner.language import parse, unread
 from runner.survey import validation
 from tests.support import Space
 
@@ -208,3 +209,52 @@ def test_everything_that_is_shipped_validates() -> None:
     for path, is_own in shelf:
         found = validation.file(path, path.parent if is_own else ROOT, {}, own=is_own)
         assert [problem for problem in found if problem.severity == "error"] == [], path
+
+
+# -- inputs that nothing reads ---------------------------------------------------------------------------------------------------------------------
+
+IDLE = """
+inputs:
+  text: {type: string, default: a}
+  data: {type: dataset, default: d, secret: token}
+  token: {type: secret, env: TOKEN, required: false}
+  key: {type: secret, env: KEY, required: false}
+  width: {type: integer, default: 2}
+  size: {type: integer, default: "{{ inputs.width * 2 }}"}
+  named: {type: string, default: n}
+presets: {p: {text: b}, q: {size: 3}}
+secrets: [key]
+steps:
+  a: {run: 'echo {{ inputs.size }}', files: {"x.json": {n: "{{ inputs.named }}"}}}
+  b: {run: [echo, "{{ inputs.data }}"]}
+"""
+
+
+def test_an_input_that_nothing_reads_is_a_warning_with_its_place(space: Space) -> None:
+    space.recipe(IDLE)
+    found = validation.file(space.root / space.file, space.root, {})
+    said = [each for each in found if each.severity == "warning"]
+    assert [(each.code, space.pointed(each)) for each in said] == [("unread-input", "text")]
+    code, _, errors = space.command("plan")
+    assert code == 0 and 'reads the input "text"' in errors and "recipe.yaml:5:3" in errors
+
+
+@pytest.mark.parametrize("words", [["text=b"], ["--preset", "p"], ["text=a"]])
+def test_a_value_for_an_input_that_nothing_reads_is_refused(space: Space, words: list[str]) -> None:
+    space.recipe(IDLE)
+    for verb in ("run", "plan", "submit", "check"):
+        code, _, errors = space.command(verb, *words)
+        assert code == 3 and 'nothing in t@1 reads the input "text"' in errors, (verb, errors)
+
+
+def test_a_sweep_over_an_input_that_nothing_reads_is_refused(space: Space) -> None:
+    space.recipe(IDLE)
+    code, _, errors = space.command("sweep", "./recipe.yaml", "text=b,c")
+    assert code == 3 and 'reads the input "text"' in errors
+
+
+def test_the_inputs_of_everything_that_is_shipped_are_read() -> None:
+    shelf = [*(ROOT / "recipes").glob("*@*.yaml"), *(ROOT / "examples").glob("*/*.yaml")]
+    read = [parse.load(path) for path in shelf if b"\nsteps:" in path.read_bytes()]
+    assert len(read) > 20
+    assert {recipe.id: unread.unread(recipe) for recipe in read if unread.unread(recipe)} == {}

@@ -607,18 +607,17 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
     if args.quiet or found.source.stat().st_size > LARGE:
         return
-    from ...language import document, parse
+    from ...language import document, parse, unread
     from ...survey import code_warnings
     from ...survey.imports import ImportCache
     from ...survey.survey import placed
 
     read = document.read(found.source)
-    warnings = list(read.warnings)
+    recipe = parse.recipe(read)
+    warnings = [*read.warnings, *unread.warnings(recipe)]
     if not found.library:
         cache = ImportCache(ws)
-        warnings += code_warnings.warnings(
-            placed(parse.recipe(read), found.source, ws.root), cache.read
-        )
+        warnings += code_warnings.warnings(placed(recipe, found.source, ws.root), cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render
