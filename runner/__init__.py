@@ -75,6 +75,7 @@ def plan(
     from .execution.session import look
     from .execution.terms import Choice
     from .storage.workspace import Workspace
+    from .survey.templates import refuse_unrenderable
 
     location = _standing(workspace, recipe)
     with Workspace.open(location.root) as ws:
@@ -82,6 +83,7 @@ def plan(
         found = look(
             ws, _request(location, recipe, inputs, preset, out, python, nodes), choice or Choice()
         )
+        refuse_unrenderable(ws, found)
         found.plan.specs()  # read while the workspace is open
         return found
 

@@ -28,6 +28,7 @@ from ..storage.remote.states import Lying
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.survey import Request, compiled, storable
+from ..survey.templates import refuse_nodes
 from . import uploading
 from .refusals import check, preflight
 from .reporting import LAST_WORDS, begin, no_points, refused
@@ -110,6 +111,7 @@ def submit(
     source = find(request.recipe, ws.root)
     plan = compiled(ws, source, request, {})
     check_ids(plan, choice, bare)  # which instances there are may be known only when it runs
+    refuse_nodes(ws, source, request, plan, plan.chosen(choice.only, choice.until), {})
     limits = lower(plan.settings.limits, limits_asked(ws, settings))
     data = {
         "source": str(source),

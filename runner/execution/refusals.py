@@ -14,6 +14,7 @@ from ..secrets import tokenlike
 from ..storage.workspace import Workspace
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
+from ..survey.templates import refuse_unrenderable
 from .terms import Listener, Settings
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ SPARE: Final = 600.0
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
+    refuse_unrenderable(ws, found)
     wrong, gone, unset, unread = [], [], list[str](), list[str]()
     specs, env_files = found.plan.specs(), EnvFiles(ws.own)
     for n in found.todo:
@@ -48,6 +50,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         wrong += _kept_apart(found, n)
         unset += faults(id, spec, ws.environ)
         unread += env_files.faults(spec.env_files)
+    gone += _gone_ahead(ws, found)
     if problems := [*_too_many(ws, found), *_headless(ws, found, settings)]:
         raise Invalid(problems)
     clashes = [] if settings.overwrite else found.conflicts
@@ -80,6 +83,21 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another driver")
+
+
+def _gone_ahead(ws: Workspace, found: Survey) -> list[str]:
+    """What steps that wait for an expansion need, and is not there."""
+    if not found.plan.ahead:
+        return []
+    from ..advice.facts.missing_inputs import missing_ahead
+
+    asked = {later.id for later in found.later}
+    return [
+        f"{ahead.step} needs {path}, which {why}"
+        for ahead in found.plan.ahead
+        if ahead.step in asked
+        for path, why in missing_ahead(ws, found, ahead)
+    ]
 
 
 def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) -> None:

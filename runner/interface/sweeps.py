@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..errors import Invalid, Problem, did_you_mean
-from ..language import inputs
+from ..language import inputs, unread
 from ..language.presets import split
 from ..language.recipe import Input, Recipe
 from ..language.values import Tree
@@ -163,6 +163,7 @@ def _gathered(
     fixed = {name: value for name, value in given.items() if name not in axes}
     one = {name: axis.low if isinstance(axis, Range) else axis[0] for name, axis in axes.items()}
     values, wrong = inputs.tried(recipe, {**fixed, **one}, preset=preset, origins=origins)
+    problems += unread.refused(recipe, given, preset, origins)
     problems += [
         problem
         for problem in wrong

@@ -354,6 +354,28 @@ def mentioned(tree: Tree) -> Iterator[str]:
                 yield reference.path[1]
 
 
+def derived(
+    recipe: Recipe, given: Collection[str], preset: str | None, names: Collection[str]
+) -> set[str]:
+    """These inputs, and those whose presets or defaults read them."""
+    found = set(names)
+    while True:
+        more = set()
+        for name, spec in recipe.inputs.items():
+            if name in given or name in found:
+                continue
+            of_preset = presets.of_input(recipe, preset, name)
+            tree = recipe.presets[of_preset].inputs[name] if of_preset else spec.default
+            try:
+                if not found.isdisjoint(mentioned(tree)):
+                    more.add(name)
+            except TemplateError:
+                continue  # an error where the value is made
+        if not more:
+            return found
+        found |= more
+
+
 def leaves(tree: Tree, path: Where = ()) -> Iterator[tuple[str, Where]]:
     """Every text in `tree` that has a template, with its path."""
     match tree:

@@ -15,6 +15,7 @@ from .interpreters import VALUE, Word, source
 from .shell_reader import read
 from .shell_values import Doubt, read_as_source
 from .template import Reads, Scope, TemplateError, expressions, has, text_of
+from .unknowns import INTEGER, LIST, TEXT, Unknown
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 
@@ -42,6 +43,8 @@ def script(text: str, scope: Scope, reads: Reads | None = None, *, bash: bool = 
             parts.append(f"${{{variable}}}")
             continue
         value = expression.value(scope, reads)
+        if isinstance(value, Unknown) and value.textless and LIST in value.kinds and place.alone:
+            value = []  # as many words as it has items, which may be none
         values = {variable: value}
         if isinstance(value, (list, tuple)) and place.alone:
             values = {f"{variable}_{i}": each for i, each in enumerate(value, 1)}
@@ -57,8 +60,16 @@ def script(text: str, scope: Scope, reads: Reads | None = None, *, bash: bool = 
                 raise TemplateError(
                     "a NUL character cannot be in a script", expression.offset, expression.length
                 )
-            if place.role == "number" and not _NUMBER.fullmatch(word):
-                message = f"only a whole number can stand here, not `{word[:40]}`: a shell would evaluate it"
+            whole = (
+                bool(each.kinds & {INTEGER, TEXT})
+                if isinstance(each, Unknown)
+                else _NUMBER.fullmatch(word)
+            )
+            if place.role == "number" and not whole:
+                shown = each.word if isinstance(each, Unknown) else f"`{word[:40]}`"
+                message = (
+                    f"only a whole number can stand here, not {shown}: a shell would evaluate it"
+                )
                 raise TemplateError(message, expression.offset, expression.length)
             if place.role == "operand" and word.startswith("-"):
                 message = f"`{word[:40]}` would be an option of this command"

@@ -3,6 +3,8 @@
 The syntax is jinja2's: its lexer and parser read an expression.  The meaning is the closed set of operations in this module: nothing is compiled to
 Python, a dot and a subscript read mappings and lists only, there are no calls and no Python attributes, so there is nothing to escape from; every
 operation that makes something longer is bounded.  `{% %}` and `{# #}` are plain text, and a rendered value is never looked at again.
+
+A scope may hold `Unknown` values: then an expression is worth what can be said of it, and fails only if it would whatever they are.
 """
 
 from __future__ import annotations
@@ -18,6 +20,24 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from runner.errors import RecipeError, did_you_mean
+
+from .unknowns import (
+    A_BOOLEAN,
+    A_TEXT,
+    FRACTION,
+    INTEGER,
+    LIST,
+    MAPPING,
+    NULL,
+    NUMBERS,
+    TEXT,
+    Unknown,
+    holds_unknown,
+    item_of,
+    kinds_of,
+    one_of,
+    truth_of,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment, nodes
@@ -76,10 +96,10 @@ class Expression:
                 "this expression is nested too deeply", self.offset, self.length
             ) from None
 
-    def text(self, scope: Scope, reads: Reads | None = None) -> str:
+    def text(self, value: object) -> str:
         """Its value as it stands inside longer text."""
         try:
-            return text_of(self.value(scope, reads))
+            return text_of(value)
         except _NoText as error:
             raise TemplateError(str(error), self.offset, self.length, error.fix) from None
 
@@ -123,15 +143,22 @@ def evaluate(text: str, scope: Scope, reads: Reads | None = None) -> object:
         return found[0].value(scope, reads)
     parts: list[str] = []
     size = end = 0
+    unknown = False
     for expression in found:
-        for part in (text[end : expression.offset], expression.text(scope, reads)):
+        value = expression.value(scope, reads)
+        unknown |= isinstance(value, Unknown)
+        for part in (text[end : expression.offset], expression.text(value)):
             parts.append(part)
             size += len(part)
         if size > LONGEST_TEXT:
             raise _too_long(expression.offset, expression.length)
         end = expression.offset + expression.length
     parts.append(text[end:])
-    return "".join(parts)
+    return A_TEXT if unknown else "".join(parts)
+
+
+UNKNOWN_TEXT = "…"
+"""What stands for the text of an unknown value, where nothing depends on it."""
 
 
 def text_of(value: object) -> str:
@@ -148,6 +175,8 @@ def text_of(value: object) -> str:
         if not math.isfinite(value):
             raise _NoText(f"{value} is not a number that can be written")
         return float.__repr__(value)
+    if isinstance(value, Unknown):
+        return _text_of_unknown(value)
     if value is None:
         raise _NoText(
             "null cannot stand inside text", fix="let it be the whole value, or say `| default(…)`"
@@ -161,6 +190,13 @@ def text_of(value: object) -> str:
             "a list cannot stand inside text", fix="let it be the whole value, or say `| join(' ')`"
         )
     raise TypeError(f"BUG: {type(value).__name__} is not a value of the recipe language")
+
+
+def _text_of_unknown(value: Unknown) -> str:
+    if not value.textless:
+        return UNKNOWN_TEXT
+    examples: dict[str, object] = {LIST: [], MAPPING: {}, NULL: None}
+    return text_of(next(example for kind, example in examples.items() if kind in value.kinds))
 
 
 def render(tree: Tree, scope: Scope, reads: Reads | None = None) -> Tree:
@@ -187,7 +223,9 @@ def args(mapping: Mapping[str, Tree], scope: Scope, reads: Reads | None = None) 
     """`{k: v}` as `--k v`; true is `--k`; false, null and an empty list are nothing; a list is `--k a b`."""
     out: list[str] = []
     for key, item in mapping.items():
-        value = render(item, scope, reads)
+        value: object = render(item, scope, reads)
+        if isinstance(value, Unknown):
+            value = _fitting(value)
         if value is True:
             out.append(f"--{key}")
         elif isinstance(value, (list, tuple)):
@@ -221,11 +259,22 @@ def _words(item: Tree, scope: Scope, reads: Reads | None) -> list[str] | None:
             return None
         return [word for _, words in parts for word in words or ()]
     value = evaluate(item, scope, reads) if isinstance(item, str) else item
+    if isinstance(value, Unknown):
+        value = _fitting(value)
     if value is None:
         return None
     if isinstance(value, (list, tuple)):
         return [_argument(each, item) for each in value]
     return [_argument(value, item)]
+
+
+def _fitting(value: Unknown) -> object:
+    """A value of these types that a command can take, if there is one."""
+    if not value.textless:
+        return UNKNOWN_TEXT
+    if LIST in value.kinds:
+        return [UNKNOWN_TEXT]
+    return None if NULL in value.kinds else {}
 
 
 def _argument(value: object, leaf: Tree) -> str:
@@ -446,6 +495,9 @@ class _Chain:
         recorded = False
         for link in self.links:
             key = link.key(world) if callable(link.key) else link.key
+            if isinstance(value, Unknown) or isinstance(key, Unknown):
+                value = _item(value, key, path, link, world)
+                continue
             if isinstance(value, (Mapping, StatePath)):
                 known: Mapping[str, object] = value.parts if isinstance(value, StatePath) else value
                 if not isinstance(key, str):
@@ -526,17 +578,16 @@ def _unknown(
 
 
 def _item(value: object, key: object, path: tuple[str, ...], link: _Link, world: _World) -> object:
+    if isinstance(value, Unknown) or isinstance(key, Unknown):
+        return _unknown_item(value, key, path, link, world)
     if isinstance(value, (str, list, tuple)):
         try:
             if isinstance(key, _Slice):
-                return value[
-                    slice(
-                        *(
-                            _whole(each(world), link) if each else None
-                            for each in (key.start, key.stop, key.step)
-                        )
-                    )
-                ]
+                bounds = [each(world) if each else None for each in (key.start, key.stop, key.step)]
+                whole = [_whole(each, link) for each in bounds]
+                if holds_unknown(bounds):
+                    return Unknown(kinds_of(value))
+                return value[slice(*whole)]
             if isinstance(key, int) and not isinstance(key, bool):
                 return value[key]
         except IndexError:
@@ -547,13 +598,43 @@ def _item(value: object, key: object, path: tuple[str, ...], link: _Link, world:
             ) from None
         except ValueError:
             raise TemplateError("a slice cannot step by 0", link.offset, link.length) from None
-    raise TemplateError(
+    raise _partless(value, path, link)
+
+
+def _partless(value: object, path: tuple[str, ...], link: _Link) -> TemplateError:
+    return TemplateError(
         f"{_called(path)} is {_kind(value)}: it has no such part", link.offset, link.length
     )
 
 
+def _unknown_item(
+    value: object, key: object, path: tuple[str, ...], link: _Link, world: _World
+) -> object:
+    """A part of a value where the value or the key is unknown."""
+    kinds = kinds_of(value)
+    if isinstance(key, _Slice):
+        for each in (key.start, key.stop, key.step):
+            _whole(each(world) if each else None, link)
+        if not kinds & {LIST, TEXT}:
+            raise _partless(value, path, link)
+        return Unknown(kinds & {LIST, TEXT}, value.items if isinstance(value, Unknown) else None)
+    found: list[object] = []
+    if INTEGER in kinds_of(key):
+        found += [A_TEXT] if TEXT in kinds else []
+        found += [item_of(value)] if LIST in kinds else []
+    if MAPPING in kinds and TEXT in kinds_of(key):
+        found.append(item_of(value))
+    empty = isinstance(value, (str, list, tuple, Mapping)) and not value
+    if not found or empty:
+        raise _partless(value, path, link)
+    return one_of(found)
+
+
 def _whole(value: object, link: _Link) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+    if isinstance(value, Unknown):
+        if value.kinds & {INTEGER, NULL}:
+            return None
+    elif value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise TemplateError(
         f"a slice is made of whole numbers, not {_kind(value)}", link.offset, link.length
@@ -561,6 +642,8 @@ def _whole(value: object, link: _Link) -> int | None:
 
 
 def _kind(value: object) -> str:
+    if isinstance(value, Unknown):
+        return value.word
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -765,12 +848,17 @@ class _Tree:
 
     def _dict(self, node: nodes.Dict, world: _World) -> object:
         made: dict[str, object] = {}
+        unknown = False
         for pair in node.items:
             key = self.value(pair.key, world)
-            if not isinstance(key, str):
+            if TEXT not in kinds_of(key):
                 raise TemplateError(f"the key of a mapping is text, not {_kind(key)}", pair.lineno)
-            made[key] = self.value(pair.value, world)
-        return made
+            value = self.value(pair.value, world)
+            if isinstance(key, str):
+                made[key] = value
+            else:
+                unknown = True
+        return Unknown(frozenset({MAPPING})) if unknown else made
 
     def _read(self, node: nodes.Expr, world: _World) -> object:
         return self._chains[node].read(world)
@@ -782,26 +870,65 @@ class _Tree:
         )
 
     def _choice(self, node: nodes.CondExpr, world: _World) -> object:
-        if self.value(node.test, world):
-            return self.value(node.expr1, world)
-        return self.value(node.expr2, world) if node.expr2 is not None else None
+        truth = truth_of(self.value(node.test, world))
+        branches = (
+            [node.expr1, node.expr2] if truth is None else [node.expr1 if truth else node.expr2]
+        )
+        return self._any_of(branches, world, [])
+
+    def _and(self, node: nodes.And, world: _World) -> object:
+        left = self.value(node.left, world)
+        truth = truth_of(left)
+        if truth is not None:
+            return self.value(node.right, world) if truth else left
+        return self._any_of([node.right], world, [False if left == A_BOOLEAN else left])
+
+    def _or(self, node: nodes.Or, world: _World) -> object:
+        left = self.value(node.left, world)
+        truth = truth_of(left)
+        if truth is not None:
+            return left if truth else self.value(node.right, world)
+        assert isinstance(left, Unknown)
+        return self._any_of([node.right], world, [True if left == A_BOOLEAN else left.given])
+
+    def _not(self, node: nodes.Not, world: _World) -> object:
+        truth = truth_of(self.value(node.node, world))
+        return A_BOOLEAN if truth is None else not truth
+
+    def _any_of(
+        self, branches: Sequence[nodes.Expr | None], world: _World, others: list[object]
+    ) -> object:
+        """The value of one of these expressions or `others`, it is not known which: an error only where there is none at all."""
+        found, wrong = others, list[TemplateError]()
+        for branch in branches:
+            try:
+                found.append(self.value(branch, world) if branch is not None else None)
+            except TemplateError as error:
+                wrong.append(error)
+        if not found:
+            raise wrong[0]
+        return one_of(found)
 
     def _compare(self, node: nodes.Compare, world: _World) -> object:
         left = self.value(node.expr, world)
         for each in node.ops:
             right = self.value(each.expr, world)
+            if holds_unknown(left) or holds_unknown(right):
+                if _comparable(each.op, kinds_of(left), kinds_of(right)):
+                    return A_BOOLEAN
+                raise _incomparable(left, right, node)
             try:
                 if not _COMPARE[each.op](left, right):
                     return False
             except TypeError:
-                raise TemplateError(
-                    f"{_kind(left)} and {_kind(right)} cannot be compared like this", node.lineno
-                ) from None
+                raise _incomparable(left, right, node) from None
             left = right
         return True
 
     def _sign(self, node: nodes.UnaryExpr, world: _World) -> object:
         value = self.value(node.node, world)
+        if isinstance(value, Unknown) and value.kinds & NUMBERS:
+            return Unknown(value.kinds & NUMBERS)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TemplateError(f"{_kind(value)} has no sign", node.lineno)
         return -value if node.operator == "-" else +value
@@ -809,6 +936,8 @@ class _Tree:
     def _binary(self, node: nodes.BinExpr, world: _World) -> object:
         """Numbers with numbers; `+` also text with text and lists with lists: nothing is repeated or formatted."""
         left, right, at = self.value(node.left, world), self.value(node.right, world), node.lineno
+        if isinstance(left, Unknown) or isinstance(right, Unknown):
+            return _unknown_binary(node.operator, left, right, at)
         apply = _ARITHMETIC[node.operator]
         if node.operator == "+" and (
             (isinstance(left, str) and isinstance(right, str))
@@ -819,12 +948,7 @@ class _Tree:
             return apply(left, right)
         for value in (left, right):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TemplateError(
-                    f"`{node.operator}` does not work on {_kind(left)} and {_kind(right)}",
-                    at,
-                    1,
-                    "join text with `~`",
-                )
+                raise _unworkable(node.operator, left, right, at)
         try:
             return _number(apply(left, right), at)
         except ZeroDivisionError:
@@ -835,12 +959,15 @@ class _Tree:
     def _concat(self, node: nodes.Concat, world: _World) -> object:
         texts: list[str] = []
         size = 0
+        unknown = False
         for each in node.nodes:
-            texts.append(_text_at(self.value(each, world), each.lineno))
+            value = self.value(each, world)
+            unknown |= isinstance(value, Unknown)
+            texts.append(_text_at(value, each.lineno))
             size += len(texts[-1])
             if size > LONGEST_TEXT:
                 raise _too_long(each.lineno, 1)
-        return "".join(texts)
+        return A_TEXT if unknown else "".join(texts)
 
     def _filter(self, node: nodes.Filter, world: _World) -> object:
         name, at, inner = node.name, node.lineno, cast("nodes.Expr", node.node)
@@ -848,22 +975,28 @@ class _Tree:
             name == "default"
         ):  # absent or null: an input that may be left out is null, so that is what a default is for
             value = self._guarded(inner, world)[1]
+            if isinstance(value, Unknown) and value.may_be_null:
+                return self._any_of(node.args, world, [value.given] if value.given.kinds else [])
             return self.value(node.args[0], world) if value is None else value
         value = self.value(inner, world)
         if name == "join":
             return _join(value, self.value(node.args[0], world) if node.args else "", at)
         if name == "tojson":
             return _json(value, at)
+        if isinstance(value, Unknown) and TEXT in value.kinds:
+            return A_TEXT
         if not isinstance(value, str):
             raise TemplateError(f"`{name}` works on a path, not on {_kind(value)}", at, len(name))
         return _PATHS[name](value)
 
     def _test(self, node: nodes.Test, world: _World) -> object:
-        return (
-            self._guarded(node.node, world)[0]
-            if node.name == "defined"
-            else self.value(node.node, world) is None
-        )
+        if node.name == "defined":
+            there, value = self._guarded(node.node, world)
+            return A_BOOLEAN if isinstance(value, Unknown) and value.part else there
+        value = self.value(node.node, world)
+        if isinstance(value, Unknown) and value.may_be_null and value.kinds != {NULL}:
+            return A_BOOLEAN
+        return kinds_of(value) == {NULL}
 
 
 _VALUES: dict[str, Callable[[_Tree, Any, _World], object]] = {
@@ -873,9 +1006,9 @@ _VALUES: dict[str, Callable[[_Tree, Any, _World], object]] = {
     "Dict": _Tree._dict,
     **dict.fromkeys(("Name", "Getattr", "Getitem"), _Tree._read),
     "CondExpr": _Tree._choice,
-    "And": lambda tree, node, world: tree.value(node.left, world) and tree.value(node.right, world),
-    "Or": lambda tree, node, world: tree.value(node.left, world) or tree.value(node.right, world),
-    "Not": lambda tree, node, world: not tree.value(node.node, world),
+    "And": _Tree._and,
+    "Or": _Tree._or,
+    "Not": _Tree._not,
     "Compare": _Tree._compare,
     **dict.fromkeys(("Neg", "Pos"), _Tree._sign),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"), _Tree._binary),
@@ -905,6 +1038,51 @@ _COMPARE: dict[str, Callable[[object, object], object]] = {
 }
 
 
+def _incomparable(left: object, right: object, node: nodes.Compare) -> TemplateError:
+    return TemplateError(
+        f"{_kind(left)} and {_kind(right)} cannot be compared like this", node.lineno
+    )
+
+
+_ORDERED = (NUMBERS | {"boolean"}, frozenset({TEXT}), frozenset({LIST}))
+"""Types whose values can be put in order among each other."""
+
+
+def _comparable(operator: str, left: frozenset[str], right: frozenset[str]) -> bool:
+    """Whether some values of these types can be compared."""
+    if operator in ("eq", "ne"):
+        return True
+    if operator in ("in", "notin"):
+        return bool(right & {LIST, MAPPING}) or (TEXT in right and TEXT in left)
+    return any(left & kinds and right & kinds for kinds in _ORDERED)
+
+
+def _unworkable(operator: str, left: object, right: object, at: int) -> TemplateError:
+    return TemplateError(
+        f"`{operator}` does not work on {_kind(left)} and {_kind(right)}",
+        at,
+        1,
+        "join text with `~`",
+    )
+
+
+def _unknown_binary(operator: str, left: object, right: object, at: int) -> object:
+    """What an arithmetic operation gives where one side is unknown."""
+    one, other = kinds_of(left), kinds_of(right)
+    kinds = set[str]()
+    if one & NUMBERS and other & NUMBERS:
+        if operator in ("/", "//", "%") and isinstance(right, (int, float)) and right == 0:
+            raise TemplateError("division by zero", at)
+        whole = INTEGER in one and INTEGER in other and operator != "/"
+        kinds |= {INTEGER} if whole else set()
+        kinds |= {FRACTION} if operator == "/" or FRACTION in one | other else set()
+    if operator == "+":
+        kinds |= {TEXT, LIST} & one & other
+    if not kinds:
+        raise _unworkable(operator, left, right, at)
+    return Unknown(frozenset(kinds))
+
+
 def _number(value: object, at: int) -> object:
     if isinstance(value, int) and value.bit_length() > _WIDEST_INTEGER:
         raise TemplateError("this number is too large", at)
@@ -920,17 +1098,24 @@ def _text_at(value: object, at: int) -> str:
         raise TemplateError(str(error), at, 1, error.fix) from None
 
 
-def _join(value: object, separator: object, at: int) -> str:
+def _join(value: object, separator: object, at: int) -> object:
+    if isinstance(value, Unknown) and LIST in value.kinds:
+        _text_at(separator, at)
+        return A_TEXT
     if not isinstance(value, (list, tuple)):
         raise TemplateError(f"`join` works on a list, not on {_kind(value)}", at, 4)
     texts = [_text_at(each, at) for each in value]
     between = _text_at(separator, at)
     if sum(map(len, texts)) + len(between) * len(texts) > LONGEST_TEXT:
         raise _too_long(at, 4)
+    if isinstance(separator, Unknown) or holds_unknown(value):
+        return A_TEXT
     return between.join(texts)
 
 
-def _json(value: object, at: int) -> str:
+def _json(value: object, at: int) -> object:
+    if holds_unknown(value):
+        return A_TEXT
     if (
         _weight(value, LONGEST_TEXT) < 0
     ):  # before it is written: an expression can name one long text a thousand times

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ..digest import Digest
 from ..errors import Invalid, Problem
 from ..paths import heads
-from .drafts import Draft, PathValue, Results, Sketch, plain_value, producers
+from .drafts import UNKNOWN_PATH, Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
 from .mentions import in_order
-from .plan import SELECT, SKIP, Node, Plan
+from .plan import SELECT, SKIP, Ahead, Node, Plan
 from .step import (
     TEMPORARY,
     HealthSpec,
@@ -40,7 +40,7 @@ def assemble(
     _collisions(sketch)
     publish = _publish(sketch, recipe)
     if sketch.problems:
-        raise Invalid(_once(sketch.problems))
+        raise Invalid(once(sketch.problems))
     drafts = _sorted(sketch)
     _skip(drafts)
     publish = [item for item in publish if not item[0].flags & SKIP]
@@ -80,12 +80,6 @@ def assemble(
             )
         )
     specs = [d.spec for d in drafts]
-    limits = LimitSpec(
-        recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
-        recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
-    )
-    health = HealthSpec(recipe.health.run, recipe.health.every) if recipe.health else None
-    settings = RunSettings(list(recipe.setup), list(recipe.cleanup), limits, health)
     shown = {k: plain_value(v) for k, v in values.items() if recipe.inputs[k].type != "secret"}
     return Plan(
         recipe.id,
@@ -97,8 +91,23 @@ def assemble(
         sketch.waiting,
         shown,
         lambda: specs,
-        settings,
+        run_settings(recipe, replaced),
+        ahead=[
+            Ahead(d.id, d.home, list(d.takes.values()), d.deps, d.code)
+            for d in sketch.ghosts
+            if not d.flags & SKIP
+        ],
     )
+
+
+def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
+    """What a recipe says of a whole run, whose limits `replaced` may replace."""
+    limits = LimitSpec(
+        recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
+        recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
+    )
+    health = HealthSpec(recipe.health.run, recipe.health.every) if recipe.health else None
+    return RunSettings(list(recipe.setup), list(recipe.cleanup), limits, health)
 
 
 def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]]:
@@ -145,10 +154,15 @@ def _collisions(sketch: Sketch) -> None:
     """Two makers of one path, of paths one below the other, or of paths that differ in case only."""
     seen: dict[str, tuple[Draft, str, str]] = {}
     reported: set[tuple[int, str]] = set()
-    for draft in sketch.drafts:
+    for draft in [*sketch.drafts, *sketch.ghosts]:
         if draft.flags & SELECT:
             continue
         for output, (path, _) in draft.outputs.items():
+            if path == UNKNOWN_PATH:
+                continue
+            if draft.several:
+                _two_makers(sketch, draft, output, path, draft, path)
+                continue
             whole = (draft.prefix + path).casefold()
             other = seen.get(whole)
             if other is not None:
@@ -162,14 +176,29 @@ def _collisions(sketch: Sketch) -> None:
         while at > 0:
             other = seen.get(whole[:at])
             if other is not None:
-                sketch.problem(
-                    draft.recipe,
-                    "two-makers",
-                    f'"{path}" of "{draft.id}" is inside "{other[2]}", which "{other[0].id}" makes',
-                    (*draft.step.origin, "outputs", output),
-                    fix="give one of them another path",
-                )
+                _inside(sketch, draft, output, path, other)
             at = whole.rfind("/", 0, at)
+
+    for draft in sketch.ghosts:
+        for made in draft.step.outputs:
+            if draft.outputs[made.name][0] != UNKNOWN_PATH:
+                continue
+            folder = made.path.partition("{{")[0].rpartition("/")[0]
+            for head in heads((draft.prefix + folder).casefold()) if folder else ():
+                if head in seen:
+                    _inside(sketch, draft, made.name, made.path, seen[head])
+
+
+def _inside(
+    sketch: Sketch, draft: Draft, output: str, path: str, other: tuple[Draft, str, str]
+) -> None:
+    sketch.problem(
+        draft.recipe,
+        "two-makers",
+        f'"{path}" of "{draft.id}" is inside "{other[2]}", which "{other[0].id}" makes',
+        (*draft.step.origin, "outputs", output),
+        fix="give one of them another path",
+    )
 
 
 def _two_makers(
@@ -203,7 +232,7 @@ def _two_makers(
         )
 
 
-def _once(problems: Sequence[Problem]) -> Iterator[Problem]:
+def once(problems: Sequence[Problem]) -> Iterator[Problem]:
     """Without what the rendering of a text found in a mention that is a problem by itself: one mistake, one error."""
     mentions = [found.where for found in problems if found.code != "template" and found.where]
     for found in problems:

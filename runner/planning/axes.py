@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from ..digest import of_value
+from ..language.unknowns import A_TEXT, ANYTHING, LIST, Unknown, one_of
 from ..paths import escapes
 from .drafts import PathValue, Results, Scope, Sketch, plain_value
 from .mentions import excluded
@@ -42,6 +43,8 @@ class Axes:
         self, sketch: Sketch, globs: Mapping[str, tuple[str, ...]], left_out: Collection[str]
     ) -> None:
         self.sketch, self.globs, self.left_out = sketch, globs, left_out
+        self.samples: dict[tuple[str, str], dict[str, Any]] = {}
+        """By prefix and step: of each axis what is common to its values."""
         self.full = False  # there are more steps than a plan may have
         self.found: dict[str, Found] = {}  # workspace paths that became values of an axis
 
@@ -59,17 +62,23 @@ class Axes:
     def _axes(self, scope: Scope, step: Step) -> Mapping[str, Sequence[Any]] | None:
         """The values of each axis; one without any where there is a problem."""
         axes: dict[str, list[Any]] = {}
+        samples: dict[str, Any] = {}
+        self.samples[scope.prefix, step.id] = samples
         for name, axis in (step.matrix or {}).items():
             where = (*step.origin, "matrix", name)
             if isinstance(axis, dict):
                 values = self._glob(scope, step, name, axis, where)
                 if values is None:
-                    return None
+                    samples[name] = A_TEXT
+                    continue
             else:
                 unread = len(self.sketch.problems)
                 value = self.sketch.evaluate(
                     scope, axis, {"inputs": scope.inputs, "steps": Results(scope)}, where
                 )
+                if isinstance(value, Unknown) and LIST in value.kinds:
+                    samples[name] = value.items or ANYTHING
+                    continue
                 if not isinstance(value, list):
                     if len(self.sketch.problems) > unread:
                         return {name: []}
@@ -92,7 +101,9 @@ class Axes:
                 )
                 return {name: []}
             axes[name] = values
-        return axes if self._fits(scope, step, axes) else None
+            samples[name] = one_of(map(plain_value, values))
+        waits = len(axes) < len(samples)
+        return axes if not waits and self._fits(scope, step, axes) else None
 
     def _fits(self, scope: Scope, step: Step, axes: Mapping[str, Sequence[Any]]) -> bool:
         """Whether a plan can hold all instances of a step; a problem, the first time that it cannot."""
@@ -145,6 +156,8 @@ class Axes:
             self.found |= dict.fromkeys(matches, Found(scope.recipe, axis, where))
             return [PathValue(match, "dep", match) for match in matches]
         id, output, below, path = maker
+        if id in scope.pending and scope.recipe.steps[id].matrix is None:
+            return None  # where it will lie is known only when its maker is a node
         if id in scope.pending or len(scope.groups.get(id, ())) != 1:
             self.sketch.problem(
                 scope.recipe,

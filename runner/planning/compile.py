@@ -17,12 +17,14 @@ from ..digest import Digest
 from ..language import presets
 from ..language.imports import started
 from ..language.recipe import AutoCode, GitCode, Resources
+from ..language.unknowns import Unknown
 from ..paths import escapes, heads
-from . import constants
+from .ahead import foresee, tried_ghosts
 from .assemble import assemble
 from .axes import Axes, Found, instance_id
 from .drafts import (
     LATE_NAMES,
+    UNKNOWN_PATH,
     Draft,
     Namespaces,
     PathValue,
@@ -72,6 +74,7 @@ from .uses import UsedRecipes
 if TYPE_CHECKING:
     from ..language.recipe import Glob, Input, Preset, Python, Recipe, State, Step
     from ..language.values import Leaf, Tree, Where
+    from .beforehand import Trial
 
 
 def compile_plan(
@@ -84,11 +87,14 @@ def compile_plan(
     bind: Callable[..., dict[str, Tree]],
     kind_of: Callable[[str], str],
     preset: str | None = None,
+    trial: Trial | None = None,
 ) -> Plan:
     """Bind `values` (one per declared input) and expand every step.
 
-    `used` has each recipe of a `uses`, as `mentions.which` names it; `globs` the sorted matches of each workspace pattern (`pattern`) and of each
-    pattern below an output (`step/output:pattern`) known so far; `bind` and `kind_of` are `language.inputs`'.  Raises Invalid with every problem.
+    `used` has each recipe of a `uses`, as `mentions.which` names it; `globs` the sorted matches of
+    each workspace pattern (`pattern`) and of each pattern below an output (`step/output:pattern`)
+    known so far; `bind` and `kind_of` are `language.inputs`'.  `trial` gains what no attempt can
+    render.  Raises Invalid with every other problem.
     """
     left_out: dict[str, Found] = {}
     while True:
@@ -102,6 +108,10 @@ def compile_plan(
         ):
             break
         left_out |= more  # it only grows, and no output comes with a match that goes: this ends
+    if trial is not None:
+        trial.try_all(compiler.sketch)
+    elif compiler.sketch.ghosts:
+        compiler.sketch.problems += tried_ghosts(compiler.sketch)
     for path, (there, axis, where) in left_out.items():
         if not makes.meets(path):
             message = f'"{path}", which the axis "{axis}" matches, is or holds what its instance makes: it would not be the same before and after'
@@ -165,8 +175,15 @@ class _Compiler:
         if home not in self.sketch.homes:
             self.sketch.homes.append(home)
         scope = Scope(
-            recipe, self._take(recipe, values), prefix, self.sketch.homes.index(home), asked, named
+            recipe,
+            self._take(recipe, values),
+            prefix,
+            self.sketch.homes.index(home),
+            asked,
+            named,
+            preset,
         )
+        self.sketch.scopes.append(scope)
         scope.variables.update(variables or {})
         if self.sketch.top is None:
             self.sketch.top = scope
@@ -198,7 +215,7 @@ class _Compiler:
             }
             inside = {folder: path for path in made for folder in heads(path)[1:]}
             near = Near(made)
-            for draft in self.sketch.drafts[begun:]:
+            for draft in [*self.sketch.drafts[begun:], *self.sketch.ghosts]:
                 if draft.recipe is recipe and draft.prefix == prefix:
                     self._deps(scope, draft, made, inside, near)
         self.depth.pop()
@@ -268,14 +285,15 @@ class _Compiler:
             or not scope.pending.isdisjoint(needs)
             or _makers(recipe, scope.pending, step.reads)
         ):
-            reads = [
-                dep for dep in step.reads if not dep.startswith("{{")
-            ]  # the files of an axis have their maker
+            # The files of an axis have their maker.
+            reads = [dep for dep in step.reads if not dep.startswith("{{")]
+            reads += [str(axis["glob"]) for axis in _globs(step)]
             self.sketch.wait(
                 scope,
                 step,
                 [*needs, *_makers(recipe, [*scope.groups, *scope.inner, *scope.pending], reads)],
             )
+            self._ghost(scope, step, chosen, known=known)
             return
         drafts = []
         for combination in axes:
@@ -303,6 +321,20 @@ class _Compiler:
         else:
             scope.results[step.id] = {o.name: output_of(drafts[0], o.name) for o in step.outputs}
 
+    def _ghost(self, scope: Scope, step: Step, chosen: Preset | None, *, known: bool) -> None:
+        """Compile one instance of a step that waits, for what is wrong with it already."""
+        matrix = self.axes.samples.get((scope.prefix, step.id), {})
+        id = f"{scope.prefix}{step.id}"
+        draft = Draft(
+            id, step, scope.recipe, scope.home, scope.prefix, scope.inputs, dict(matrix), order=-1
+        )
+        if step.matrix is not None:
+            scope.many.add(step.id)
+        self.sketch.ghosts.append(draft)
+        self._outputs(scope, draft)
+        self._fill(scope, draft, chosen, known=known)
+        foresee(scope, draft)
+
     def _outputs(self, scope: Scope, draft: Draft) -> None:
         step = draft.step
         names = {"inputs": draft.inputs, "matrix": draft.matrix}
@@ -327,6 +359,9 @@ class _Compiler:
             value = (
                 self.sketch.evaluate(scope, raw, names, where) if "{{" in raw and not late else raw
             )
+            if isinstance(value, Unknown):
+                draft.outputs[output.name] = (UNKNOWN_PATH, output_flags(output))
+                continue
             path = posixpath.normpath(str(value)) if value else ""
             if len(self.sketch.problems) > unread:
                 path = f"invalid/{step.id}/{n}"
@@ -347,6 +382,8 @@ class _Compiler:
         """The path of a state."""
         where = (*step.origin, "state", state.name, "path")
         value = self.sketch.evaluate(scope, state.path, places, where)
+        if isinstance(value, Unknown):
+            return state.path
         if value not in (None, state.path) and (wrong := unfit(str(value))):
             self.sketch.problem(
                 scope.recipe,
@@ -378,11 +415,8 @@ class _Compiler:
         reads: dict[str, Tree] = {}
         mentioned = _Mentioned({}, {})
         late = False
-        leaves = templates(step, own.env)
-        for where, leaf in leaves:
+        for where, leaf in templates(step, own.env):
             late |= self._read(scope, draft, leaf, where, names, reads, mentioned, state)
-        for where, error in constants.faults(step, own.env):
-            self.sketch.template_problem(scope, error, where)
         for value in draft.matrix.values():
             self._world(draft, value)
         author["reads"] = {
@@ -410,8 +444,6 @@ class _Compiler:
         )
         if known:
             self._when(scope, draft, names)
-            if leaves and not draft.flags & (SKIP | WHEN_LATE):
-                self._nulls(scope, draft, names, leaves)
         draft.spec = StepSpec(
             recipe=recipe.id,
             step=step.id,
@@ -573,56 +605,6 @@ class _Compiler:
                             recipe, "template", message, (*origin, name), fix="give it another name"
                         )
 
-    def _nulls(
-        self, scope: Scope, draft: Draft, names: Namespaces, leaves: Iterable[tuple[Where, str]]
-    ) -> None:
-        """A value that is null here, or a state's `latest` on the first attempt, in a text that cannot hold one: said now, not when it runs."""
-        from ..language import shell
-        from ..language.template import StatePath, TemplateError, evaluate
-
-        step = draft.step
-        absent = {
-            "inputs": {n for n, v in draft.inputs.items() if v is None},
-            "matrix": {n for n, v in draft.matrix.items() if v is None},
-        }
-        if not step.state and not any(absent.values()):
-            return
-        scene = {
-            **names,
-            "state": {s.name: StatePath(s.path or s.name, {"latest": None}) for s in step.state},
-        }
-        for where, leaf in leaves:
-            if where[len(step.origin)] not in ("run", "accelerate", "files", "env"):
-                continue
-            found = self.sketch.references(scope, leaf, where)
-            if any(ref.path[0] not in scene or ref.path[2:3] == ("metrics",) for ref in found):
-                continue
-            nulls = [
-                ref
-                for ref in found
-                if ref.path[2:] == ("latest",)
-                or (len(ref.path) > 1 and ref.path[1] in absent.get(ref.path[0], ()))
-            ]
-            if not nulls:
-                continue
-            try:
-                if where == (*step.origin, "run"):
-                    shell.script(leaf, scene, bash=step.shell == "bash")
-                else:
-                    evaluate(leaf, scene)
-            except TemplateError as error:
-                name = ".".join(nulls[0].path)
-                message = f"{name} {'is null on the first attempt' if nulls[0].path[0] == 'state' else 'is null here'}: {error}"
-                self.sketch.problem(
-                    scope.recipe,
-                    "template",
-                    message,
-                    where,
-                    fix=error.fix,
-                    offset=error.offset,
-                    length=error.length,
-                )
-
     def _mention(
         self,
         scope: Scope,
@@ -689,7 +671,7 @@ class _Compiler:
         for n, dep in enumerate(step.deps):
             where = (*step.origin, "deps", n)
             value, exclude = self._dep(scope, draft, dep, where)
-            if value is None:
+            if value is None or isinstance(value, Unknown):
                 continue
             path = posixpath.normpath(str(value))
             if escapes(path):
@@ -738,6 +720,8 @@ class _Compiler:
                     )
             for name in makers:
                 draft.upstream[name] = (*made[name], "")
+            if draft.ghost and _makers(scope.recipe, scope.pending, [path]):
+                continue  # what another step that waits will make
             if not makers or pattern:
                 draft.deps.append(spelled(path, exclude))
 
@@ -782,7 +766,7 @@ class _Compiler:
             value = self.sketch.evaluate(scope, value, names, where)
         if isinstance(value, str) and value.isascii() and value.isdecimal():
             value = int(value)
-        if value is None:
+        if value is None or isinstance(value, Unknown):
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self.sketch.problem(
@@ -888,6 +872,11 @@ def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object
     if isinstance(item, AutoCode):
         return automatic(started(step.run, step.accelerate), python_path(env))
     return item if isinstance(item, str) else spelled(item.pattern, item.exclude)
+
+
+def _globs(step: Step) -> list[Mapping[str, Any]]:
+    """The axes of a step that are globs."""
+    return [axis for axis in (step.matrix or {}).values() if isinstance(axis, dict)]
 
 
 def _makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str]) -> list[str]:

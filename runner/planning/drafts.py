@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import Problem, did_you_mean
+from ..language.unknowns import BOOLEAN, Unknown, holds_unknown
 from .ids import bare
 from .mentions import templates
 from .roots import moved
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 Namespaces: TypeAlias = "Mapping[str, Mapping[str, Tree]]"
 """What a template can mention while a plan is compiled: `inputs`, `steps`, `matrix` and so on, each with its names."""
+UNKNOWN_PATH: Final = ""
+"""Stands for the path of an output that depends on what is not known."""
 UNCOMPILED: Final = StepSpec("", "", {})
 """What a draft does before it is compiled."""
 
@@ -96,6 +99,16 @@ class Draft:
     number: int = -1
     order: int = 0
 
+    @property
+    def ghost(self) -> bool:
+        """Whether it stands for the instances of a step that waits, and is no node."""
+        return self.order < 0
+
+    @property
+    def several(self) -> bool:
+        """Whether it stands for instances that may be several."""
+        return self.ghost and any(map(holds_unknown, self.matrix.values()))
+
 
 class Scope:
     """The namespace of one recipe while it is compiled: what `steps.x` means there."""
@@ -108,15 +121,19 @@ class Scope:
         home: int,
         asked: Resources,
         named: bool,
+        preset: str | None = None,
     ) -> None:
         self.recipe, self.inputs, self.prefix, self.home = recipe, inputs, prefix, home
         self.asked = asked  # resources that stand beside `uses`
         self.named = named  # the preset stands there, too: then they are over its own; a preset of the whole run is over them
+        self.preset = preset
+        self.used_by: tuple[Scope, Step, Mapping[str, Tree]] | None = None  # the instance of a step
         self.groups: dict[str, list[Draft]] = {}  # plain, matrix and select steps
         self.results: dict[
             str, dict[str, Tree]
         ] = {}  # step id -> output name -> PathValue or list of them
         self.pending: set[str] = set()  # steps that wait for an expansion
+        self.foreseen: dict[str, dict[str, Any]] = {}  # their outputs, as far as they are known
         self.many: set[str] = set()
         self.inner: dict[str, list[Draft]] = {}  # uses steps: every draft below
         self.makers: dict[str, tuple[str, str]] = {}
@@ -148,7 +165,10 @@ class Sketch:
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
+        self.ghosts: list[Draft] = []  # one for each step that waits, to see what is wrong with it
+        self.scopes: list[Scope] = []
         self.problems: list[Problem] = []
+        self.wrong: set[tuple[str, Where]] = set()  # the recipe and place of each problem
         self.pending: list[Pending] = []
         self.waiting: dict[str, list[str]] = {}
         self.homes: list[str] = []
@@ -175,6 +195,7 @@ class Sketch:
         offset: int | None = None,
         length: int | None = None,
     ) -> None:
+        self.wrong.add((recipe.id, where))
         where = _written(recipe, where)
         at = None if offset is None else offset + moved(recipe, where)
         problem = recipe.document.problem(
@@ -239,24 +260,28 @@ class Sketch:
             return None
 
     def condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
-        """The value of a `when` that is known by now; None with a problem."""
+        """The value of a `when`; None where it is not known, or with a problem."""
         where = (*step.origin, "when")
-        unread = len(self.problems)
-        value = (
-            self.evaluate(scope, step.when, names, where)
-            if isinstance(step.when, str)
-            else step.when
-        )
+        value: object = step.when
+        if isinstance(value, str):
+            from ..language.template import TemplateError, evaluate
+
+            try:
+                value = evaluate(value, names)
+            except TemplateError as error:
+                self.template_problem(scope, error, where)
+                return None
         if isinstance(value, bool):
             return value
-        if len(self.problems) == unread:
-            self.problem(
-                scope.recipe,
-                "when",
-                f'`when` of "{step.id}" is {json.dumps(plain_value(value))}, not true or false',
-                where,
-                fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
-            )
+        if isinstance(value, Unknown) and BOOLEAN in value.kinds:
+            return None
+        self.problem(
+            scope.recipe,
+            "when",
+            f'`when` of "{step.id}" is {_shown(value)}, not true or false',
+            where,
+            fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
+        )
         return None
 
     def mentions_known(self, scope: Scope, step: Step) -> bool:
@@ -325,6 +350,10 @@ class Sketch:
         return False
 
 
+def _shown(value: Any) -> str:
+    return value.word if isinstance(value, Unknown) else json.dumps(plain_value(value))
+
+
 def _written(recipe: Recipe, where: Where) -> Where:
     """Where the recipe says what is in a step's `env`: there, or for all steps."""
     if where[2:3] != ("env",) or where[3:4] == () or where[3] not in recipe.env:
@@ -343,13 +372,14 @@ class Results(Mapping[str, "dict[str, Tree]"]):
         self._scope = scope
 
     def __getitem__(self, id: str) -> dict[str, Tree]:
-        return self._scope.results[id]
+        found = self._scope.results.get(id)
+        return found if found is not None else self._scope.foreseen[id]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._scope.results)
+        return iter({**self._scope.results, **self._scope.foreseen})
 
     def __len__(self) -> int:
-        return len(self._scope.results)
+        return len({**self._scope.results, **self._scope.foreseen})
 
 
 def producers(draft: Draft) -> list[Draft]:

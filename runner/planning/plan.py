@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..digest import Digest
@@ -54,6 +54,16 @@ class Node(NamedTuple):
     rule: str = ""  # the digest of its metrics rule, where that is no part of its key
 
 
+class Ahead(NamedTuple):
+    """What is known of a step that waits for an expansion: what it reads of this disk."""
+
+    step: str
+    home: int
+    takes: list[Source]
+    deps: list[str]
+    code: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A matrix step that cannot be expanded before another step is done."""
@@ -80,6 +90,7 @@ class Plan:
     inputs: dict[str, Tree]
     specs: Callable[[], list[StepSpec]]
     settings: RunSettings
+    ahead: list[Ahead] = field(default_factory=list)  # one for each step that waits
     _index: dict[str, int] | None = None
 
     @property
@@ -163,6 +174,12 @@ class Plan:
                     words += self.waiting[id]
         return self.before(found), waits
 
+    def chosen(self, only: str | None, until: str | None) -> set[int]:
+        """The nodes of a request: all, one step's, or those that lead to one."""
+        if only:
+            return self.named(only)
+        return self.leading(until)[0] if until else set(range(len(self.nodes)))
+
     def after(self, chosen: Iterable[int]) -> set[int]:
         """These nodes and all that need them, directly or not."""
         found = set(chosen)
@@ -199,6 +216,7 @@ class Plan:
             self.waiting,
             self.inputs,
             self.settings,
+            self.ahead,
         ]
         encode = json.JSONEncoder(separators=(",", ":")).encode
         yield encode(head) + "\n["
@@ -209,7 +227,9 @@ class Plan:
     @staticmethod
     def load(text: str) -> Plan:
         head, _, rest = text.partition("\n")
-        recipe, digest, homes, nodes, publish, pending, waiting, inputs, settings = json.loads(head)
+        recipe, digest, homes, nodes, publish, pending, waiting, inputs, settings, ahead = (
+            json.loads(head)
+        )
         cell: list[list[StepSpec]] = []
 
         def specs() -> list[StepSpec]:
@@ -230,6 +250,10 @@ class Plan:
             inputs,
             specs,
             RunSettings.load(settings),
+            [
+                Ahead(step, home, [Source._make(row) for row in takes], deps, code)
+                for step, home, takes, deps, code in ahead
+            ],
         )
 
 

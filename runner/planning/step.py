@@ -6,7 +6,8 @@ Templates in a StepSpec stay unrendered until an attempt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import posixpath
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never, TypedDict
 
 from ..digest import of_value
@@ -19,6 +20,16 @@ NOTHING: Final[Mapping[str, Never]] = {}
 
 # Flags of an output.
 OPTIONAL, NONEMPTY, TEMPORARY, DIRECTORY = 1, 2, 4, 8
+
+
+def unwritable(path: str, kinds: Collection[str]) -> str:
+    """Why a value of these types cannot be written as this file of `files`; empty where one can."""
+    suffix = posixpath.splitext(path)[1]
+    if "text" in kinds or suffix in (".json", ".yaml", ".yml"):
+        return ""
+    if suffix == ".toml":
+        return "" if "mapping" in kinds else "a .toml file holds a mapping"
+    return "a mapping, list or number can be written as .json, .yaml or .toml"
 
 
 class OutputSpec(NamedTuple):

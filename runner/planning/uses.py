@@ -100,6 +100,7 @@ class UsedRecipes:
                 asked=step.resources.over(scope.asked),
                 named=uses.preset is not None,
             )
+            inner.used_by = (scope, step, combination)
             mine = self.sketch.drafts[start:]
             below += mine
             for draft in mine:

@@ -152,10 +152,11 @@ def read(each: Offered) -> Recipe:
 
 def bound(room: ServedWorkspace, each: Offered, asked: Asked) -> None:
     """Check the inputs of a request.  Raises Invalid with every problem."""
-    from ..language import inputs
+    from ..language import inputs, unread
 
     recipe = read(each)
     values, problems = inputs.tried(recipe, asked.inputs, preset=asked.preset)
+    problems += unread.refused(recipe, asked.inputs, asked.preset)
     lists = load(room.root, room.environ).lists
     named = [
         *lists.get("data.roots", ()),
@@ -301,6 +302,7 @@ def planned(room: ServedWorkspace, asked: Asked) -> PlanView:
     from ..execution.session import look
     from ..survey import bundles
     from ..survey.survey import Request
+    from ..survey.templates import refuse_unrenderable
 
     each = meant(room.root, room.environ, asked.recipe)
     bound(room, each, asked)
@@ -308,6 +310,7 @@ def planned(room: ServedWorkspace, asked: Asked) -> PlanView:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
         found = look(ws, bundles.brought(ws, Request(each.word, asked.inputs, asked.preset)))
+        refuse_unrenderable(ws, found)
         expected = ws.store.index.expected(
             found.plan.recipe, [node.id for node in found.plan.nodes]
         )

@@ -42,6 +42,7 @@ from .imports import ImportCache, followed
 if TYPE_CHECKING:
     from ..language.recipe import Input, Recipe
     from ..language.values import Tree
+    from ..planning.beforehand import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,7 @@ class Survey:
 
     def wanted(self, plan: Plan) -> set[int]:
         """The nodes of a plan of this request that were asked for, with what they need."""
-        if self.only:
-            return plan.named(self.only)
-        return plan.leading(self.until)[0] if self.until else set(range(len(plan.nodes)))
+        return plan.chosen(self.only, self.until)
 
     @property
     def later(self) -> list[Later]:
@@ -325,15 +324,23 @@ def _compile(
     request: Request,
     globs: Globs,
     sources: dict[str, Digest],
+    trial: Trial | None = None,
 ) -> tuple[Recipe, Plan]:
     import gc
 
     # Reading makes a great many small values and no cycles; the collector would walk them again and again.
     gc.disable()
     try:
-        return _compile_now(ws, source, text, request, globs, sources)
+        return _compile_now(ws, source, text, request, globs, sources, trial)
     finally:
         gc.enable()
+
+
+def compiled_on_trial(
+    ws: Workspace, source: Path, request: Request, globs: Globs, trial: Trial
+) -> None:
+    """Compile a request anew so that `trial` sees its steps.  Raises Invalid, NotFound."""
+    _compile(ws, source, _text(source), request, globs, {}, trial)
 
 
 def read(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree]]:
@@ -383,6 +390,8 @@ def _read(
     used: dict[str, Recipe],
     sources: dict[str, Digest],
 ) -> tuple[Recipe, dict[str, Tree]]:
+    from ..language import unread
+
     recipe = _parsed(ws, text, str(source))
     if is_path(request.recipe):
         recipe = placed(recipe, source, ws.root)
@@ -395,6 +404,8 @@ def _read(
         environment=ws.environ if ws.asks_secrets else None,
         origins=request.origins,
     )
+    if wrong := unread.refused(recipe, request.inputs, request.preset, request.origins):
+        raise Invalid(wrong)
     for name in request.typed_in.keys() & values.keys():
         values[name] = _from_root(
             recipe.inputs[name], values[name], Location(ws.root, request.typed_in[name])
@@ -409,6 +420,7 @@ def _compile_now(
     request: Request,
     globs: Globs,
     sources: dict[str, Digest],
+    trial: Trial | None,
 ) -> tuple[Recipe, Plan]:
     from ..language import inputs
     from ..planning.compile import compile_plan
@@ -436,6 +448,7 @@ def _compile_now(
         bind=bind,
         kind_of=inputs.kind_of,
         preset=request.preset,
+        trial=trial,
     )
     return recipe, plan
 

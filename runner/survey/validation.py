@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..digest import of_value
 from ..errors import Invalid, Problem
 from ..language import document as documents
-from ..language import inputs, parse, shell
+from ..language import inputs, parse, shell, unread
 from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where, is_number
+from ..planning.assemble import once
+from ..planning.beforehand import Trial
 from ..planning.compile import compile_plan
 from . import code_warnings
 from .imports import syntax_of
@@ -42,6 +44,7 @@ def problems(
     if source is not None:
         recipe = placed(recipe, source, root)
     found += _scripts(recipe)
+    found += unread.warnings(recipe)
     found += code_warnings.warnings(recipe, syntax_of)
     used: dict[str, Recipe] = {}
     try:
@@ -122,16 +125,25 @@ def _meaning(
     given: Mapping[str, str],
     preset: str | None,
 ) -> list[Problem]:
-    first, missing = _bound(recipe, used, root, given, preset, 0)
-    if not missing:
-        return first
-    second, _ = _bound(recipe, used, root, given, preset, 1)
-    places = {(problem.code, problem.where) for problem in second}
-    return [
+    first = _bound(recipe, used, root, given, preset, 0)
+    if not first.missing:
+        return list(once([*first.found, *first.certain]))
+    second = _bound(recipe, used, root, given, preset, 1)
+    places = {(problem.code, problem.where) for problem in second.found}
+    found = [
         problem
-        for problem in first
+        for problem in first.found
         if problem.code not in _OF_VALUES or (problem.code, problem.where) in places
     ]
+    return list(once([*found, *first.certain, *second.certain]))
+
+
+class _Judged(NamedTuple):
+    """What was found with values of which some are made up."""
+
+    found: list[Problem]
+    certain: list[Problem]  # whatever the made-up values are
+    missing: list[str]
 
 
 def _bound(
@@ -141,7 +153,7 @@ def _bound(
     given: Mapping[str, str],
     preset: str | None,
     turn: int,
-) -> tuple[list[Problem], list[str]]:
+) -> _Judged:
     """What is wrong with these values, and which inputs had to be made up."""
     chosen = recipe.presets[preset].inputs if preset is not None else {}
     missing = [
@@ -162,22 +174,24 @@ def _bound(
         for spec in missing
     }
     recipe = replace(recipe, inputs={**recipe.inputs, **free})
+    names = [spec.name for spec in missing]
+    trial = Trial(made_up=names, given={*given, *chosen}, all_values=preset is None)
+    found: list[Problem] = []
     try:
-        bound = inputs.bind(recipe, values, preset=preset)
-        digest = of_value("validate", [recipe.id])
         compile_plan(
             recipe,
-            bound,
-            digest=digest,
+            inputs.bind(recipe, values, preset=preset),
+            digest=of_value("validate", [recipe.id]),
             used=used,
             globs=Globs(root, {}),
             bind=inputs.bind,
             kind_of=inputs.kind_of,
             preset=preset,
+            trial=trial,
         )
     except Invalid as error:
-        return list(error.problems), [spec.name for spec in missing]
-    return [], [spec.name for spec in missing]
+        found = list(error.problems)
+    return _Judged(found, trial.problems + unread.refused(recipe, given, preset), names)
 
 
 def _made_up(spec: Input, n: int, turn: int) -> Tree:

@@ -10,6 +10,8 @@ import pytest
 from runner.errors import Invalid, Problem
 from runner.language import document, inputs, parse
 from runner.language.recipe import Recipe
+from runner.planning.assemble import once
+from runner.planning.beforehand import Trial
 from runner.planning.compile import compile_plan
 from runner.planning.plan import SKIP, WHEN_LATE, Node, Plan
 
@@ -35,16 +37,25 @@ def plan(
     recipe = read(text)
     others = {f"{name}.yaml": read(other, f"{name}.yaml") for name, other in used.items()}
     values = inputs.bind(recipe, given or {}, preset=preset)
-    return compile_plan(
-        recipe,
-        values,
-        digest="d",
-        used=others,
-        globs=globs or {},
-        bind=inputs.bind,
-        kind_of=inputs.kind_of,
-        preset=preset,  # type: ignore[arg-type]
-    )
+    trial = Trial()
+    found: list[Problem] = []
+    try:
+        compiled = compile_plan(
+            recipe,
+            values,
+            digest="d",  # type: ignore[arg-type]
+            used=others,
+            globs=globs or {},
+            bind=inputs.bind,
+            kind_of=inputs.kind_of,
+            preset=preset,
+            trial=trial,
+        )
+    except Invalid as error:
+        found = list(error.problems)
+    if found or trial.problems:
+        raise Invalid(once([*found, *trial.problems]))
+    return compiled
 
 
 def problems(text: str, given: Mapping[str, Any] | None = None, **more: Any) -> list[Problem]:

@@ -12,6 +12,7 @@ from . import LARGE, contents
 if TYPE_CHECKING:
     import ast
 
+    from ...planning.plan import Ahead
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
@@ -79,6 +80,24 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
         elif path.is_dir() and not any(files for _, _, files in os.walk(path, followlinks=True)):
             wrong.append((source.address, "is an empty folder"))
     return [*wrong, *((each.given, each.wrong) for each in members(ws, found, n) if each.wrong)]
+
+
+def missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple[str, str]]:
+    """The same of a step that waits for an expansion, as far as it is known."""
+    from ...planning.mentions import AUTO, is_glob, unspelled
+    from ...survey import code_files
+
+    absent = "does not exist"
+    home = found.plan.homes[ahead.home]
+    named = [dep for dep in ahead.deps if not is_glob(dep)]
+    named += [source.address for source in ahead.takes if source.kind == "path"]
+    wrong = [(path, absent) for path in named if not os.path.lexists(ws.absolute(path))]
+    for text in ahead.code:
+        pattern = unspelled(text)[0]
+        if pattern != AUTO and not code_files.matches(home, text):
+            beside = _beside(found.source, home, pattern)
+            wrong.append((pattern, f"matches no file below {home}{beside}"))
+    return wrong
 
 
 class Member(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from ...errors import CannotRun
 from ...language.template import TemplateError
-from ...planning.step import StepSpec
+from ...language.unknowns import kinds_of
+from ...planning.step import StepSpec, unwritable
 
 SHIM = "_recipe_world.py"
 PORT = "{MASTER_PORT}"
@@ -43,11 +44,8 @@ class Launch(NamedTuple):
 
 def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
     """Render everything of a step.  `scope` has the late names too.  Raises CannotRun naming the leaf that cannot be rendered."""
-    env = {
-        name: _text(value, scope, f"env.{name}")
-        for name, value in spec.env.items()
-        if value is not None
-    }
+    texts = {name: _text(value, scope, f"env.{name}") for name, value in spec.env.items()}
+    env = {name: text for name, text in texts.items() if text is not None}
     files = {path: _file(path, tree, scope) for path, tree in spec.files.items()}
     try:
         if spec.accelerate is not None:
@@ -160,11 +158,15 @@ def _file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
     from ...language.template import render
 
     try:
-        value = render(tree, scope)
+        value: Any = render(tree, scope)
     except TemplateError as error:
         raise CannotRun(f"files.{path}: {error}", fix=error.fix) from error
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
+    if wrong := unwritable(path, kinds_of(value)):
+        raise CannotRun(
+            f"files.{path}: {wrong}", fix="give the file one of these suffixes, or its text"
+        )
     suffix = os.path.splitext(path)[1]
     if suffix == ".json":
         return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
@@ -172,12 +174,7 @@ def _file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
         from ...language import yaml_text
 
         return yaml_text.block(value).encode()
-    if suffix == ".toml" and isinstance(value, dict):
-        return "\n".join(_toml(value, ())).encode() + b"\n"
-    raise CannotRun(
-        f"files.{path}: a mapping or list can be written as .json, .yaml or .toml",
-        fix="give the file one of these suffixes, or its text",
-    )
+    return "\n".join(_toml(value, ())).encode() + b"\n"
 
 
 def _toml(table: Mapping[str, Any], name: tuple[str, ...]) -> list[str]:
@@ -202,12 +199,14 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _text(value: Any, scope: Mapping[str, Any], what: str) -> str:
+def _text(value: Any, scope: Mapping[str, Any], what: str) -> str | None:
+    """A variable of the environment; None for null, which leaves it unset."""
     if isinstance(value, str) and "{{" not in value:
         return value
     from ...language.template import evaluate, text_of
 
     try:
-        return text_of(evaluate(value, scope) if isinstance(value, str) else value)
+        found = evaluate(value, scope) if isinstance(value, str) else value
+        return None if found is None else text_of(found)
     except TemplateError as error:
         raise CannotRun(f"{what}: {error}", fix=error.fix) from error

@@ -65,8 +65,10 @@ def _asked(
 ) -> tuple[Survey, Verdict]:
     from ...advice import preflight
     from ...survey.survey import survey
+    from ...survey.templates import refuse_unrenderable
 
     found = survey(ws, request)
+    refuse_unrenderable(ws, found)
     return found, preflight.check(
         ws,
         found,

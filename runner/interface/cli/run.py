@@ -17,6 +17,7 @@ from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
 from ...planning.ids import stored
+from ...survey.templates import refuse_unrenderable
 from ..pairs import filters
 from ..tail import named, shown, span
 from .chosen import answers, begun, in_all
@@ -219,7 +220,9 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
     """Run it, or say what would be done, as the flags ask; the exit code.  `more`: as for `carried_out`."""
     choice = choice_of(args)
     if args.verb == "plan" or args.dry_run:
-        _print_plan(ws, look(ws, request, choice), args)
+        found = look(ws, request, choice)
+        refuse_unrenderable(ws, found)
+        _print_plan(ws, found, args)
         return 0
     if not _agreed(ws, request, choice, args):
         return 3
@@ -629,18 +632,17 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
     if args.quiet or found.source.stat().st_size > LARGE:
         return
-    from ...language import document, parse
+    from ...language import document, parse, unread
     from ...survey import code_warnings
     from ...survey.imports import ImportCache
     from ...survey.survey import placed
 
     read = document.read(found.source)
-    warnings = list(read.warnings)
+    recipe = parse.recipe(read)
+    warnings = [*read.warnings, *unread.warnings(recipe)]
     if not found.library:
         cache = ImportCache(ws)
-        warnings += code_warnings.warnings(
-            placed(parse.recipe(read), found.source, ws.root), cache.read
-        )
+        warnings += code_warnings.warnings(placed(recipe, found.source, ws.root), cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render

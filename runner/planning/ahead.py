@@ -1,0 +1,40 @@
+"""What can be known of a step that waits for an expansion: one instance stands for all, with values that are not known yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..language.unknowns import A_TEXT, TEXTS
+from .beforehand import AnyResults, Trial
+from .drafts import Draft, PathValue, Scope, Sketch
+from .mentions import steps_of
+
+if TYPE_CHECKING:
+    from ..errors import Problem
+
+
+def foresee(scope: Scope, draft: Draft) -> None:
+    """Let later steps read the outputs of one that waits, and let it read those that it mentions."""
+    many = draft.step.matrix is not None
+    paths: dict[str, Any] = {name: path or A_TEXT for name, (path, _) in draft.outputs.items()}
+    scope.foreseen[draft.step.id] = {
+        name: TEXTS if many else _path(draft, name) for name in draft.outputs
+    }
+    steps = dict(draft.spec.names.steps)
+    for id in steps_of(draft.step):
+        if id in scope.pending:
+            steps[id] = scope.foreseen.get(id, AnyResults())
+    names = draft.spec.names._replace(outputs=paths, steps=steps)
+    draft.spec = draft.spec._replace(names=names)
+
+
+def tried_ghosts(sketch: Sketch) -> list[Problem]:
+    """What no attempt of the steps that wait can render."""
+    trial = Trial(wanted={draft.id for draft in sketch.ghosts}.__contains__)
+    trial.try_all(sketch)
+    return trial.problems
+
+
+def _path(draft: Draft, output: str) -> object:
+    path = draft.outputs[output][0]
+    return PathValue(path, "step", (draft, output)) if path else A_TEXT

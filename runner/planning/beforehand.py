@@ -1,0 +1,216 @@
+"""Try the templates of the steps of a plan while it is compiled, where each stands in its recipe is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import Problem
+from ..language.inputs import derived
+from ..language.template import TemplateError, evaluate, references
+from ..language.unknowns import A_TEXT, ANYTHING, TEXTS, Unknown, of_input, unknown
+from .assemble import run_settings
+from .drafts import Draft, Scope, Sketch
+from .mentions import is_template, walk
+from .plan import SELECT, SKIP
+from .trial import Scene, faults, hook_faults, never, scene_of
+
+if TYPE_CHECKING:
+    from ..language.recipe import Input, Recipe
+    from ..language.values import Tree, Where
+
+HOOKS: Final = ""
+"""Stands for the commands around the steps, among ids of steps."""
+
+
+_RESULT: Final = unknown("text", "list", items=A_TEXT)
+
+
+class Trial:
+    """A trial of all steps, or of those that are `wanted`: `problems` is what no attempt can render.
+
+    `made_up` are inputs whose values are not the caller's.  `given` are those that the caller gave:
+    with `all_values`, each step is tried a second time with the other inputs unknown, so that one
+    that is skipped by default is tried, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        wanted: Callable[[str], bool] = lambda id: True,
+        made_up: Collection[str] = (),
+        given: Collection[str] = (),
+        all_values: bool = False,
+    ) -> None:
+        self.wanted, self.made_up, self.given, self.all_values = wanted, made_up, given, all_values
+        self.problems: list[Problem] = []
+
+    def try_all(self, sketch: Sketch) -> None:
+        """Try every step of a sketch, and the commands around them."""
+        by_prefix = {scope.prefix: scope for scope in sketch.scopes}
+        places = set(sketch.wrong)  # one mistake is one error
+        for open in (False, True) if self.all_values else (False,):
+            open_inputs = _UnknownInputs(self, open)
+            if self.wanted(HOOKS) and (top := sketch.top) is not None:
+                inputs = {**top.inputs, **open_inputs.of(top)}
+                for where, error in hook_faults(run_settings(top.recipe), inputs):
+                    self._report(top.recipe, where, error, places)
+            skipped = set[int]()
+            for draft in [*sketch.drafts, *sketch.ghosts]:
+                scope = by_prefix[draft.prefix]
+                if draft.flags & SELECT:
+                    continue
+                scene = _scene(draft, scope, open_inputs)
+                if self._never(draft, scene, skipped, exact=not (open or open_inputs.of(scope))):
+                    skipped.add(id(draft))
+                    continue
+                if not self.wanted(draft.id):
+                    continue
+                for where, error in faults(draft.spec, scene):
+                    self._report(scope.recipe, (*draft.step.origin, *where), error, places)
+
+    def _never(self, draft: Draft, scene: Scene, skipped: set[int], *, exact: bool) -> bool:
+        """Whether a step is never run with these values."""
+        if exact and draft.flags & SKIP:
+            return True
+        if never(draft.step.when, scene):
+            return True
+        return any(group and all(id(d) in skipped for d in group) for group in draft.wants)
+
+    def _report(
+        self, recipe: Recipe, where: Where, error: TemplateError, places: set[tuple[str, Where]]
+    ) -> None:
+        """Note a problem, the first at its place."""
+        if (recipe.id, where) in places:
+            return
+        places.add((recipe.id, where))
+        sketch = Sketch()
+        sketch.problem(
+            recipe,
+            "template",
+            str(error),
+            where,
+            fix=error.fix,
+            offset=error.offset,
+            length=error.length,
+        )
+        self.problems += [each for each in sketch.problems if each not in self.problems]
+
+
+class AnyResults(dict[str, Any]):
+    """Outputs of a step; one that has no such output, or waits, is a problem, or known, elsewhere."""
+
+    def __missing__(self, name: str) -> object:
+        return _RESULT
+
+
+class _AnySteps(dict[str, AnyResults]):
+    """Outputs by step."""
+
+    def __missing__(self, id: str) -> AnyResults:
+        return AnyResults()
+
+
+class _UnknownInputs:
+    """The inputs of each recipe of a plan that are unknown in one round."""
+
+    def __init__(self, trial: Trial, open: bool) -> None:
+        self._trial, self._open = trial, open
+        self._known: dict[str, dict[str, Unknown]] = {}
+
+    def of(self, scope: Scope) -> dict[str, Unknown]:
+        """The unknown inputs of one recipe, and what is known of each."""
+        if scope.prefix not in self._known:
+            self._known[scope.prefix] = dict(self._found(scope))
+        return self._known[scope.prefix]
+
+    def _found(self, scope: Scope) -> Iterator[tuple[str, Unknown]]:
+        inputs = {n: spec for n, spec in scope.recipe.inputs.items() if spec.type != "secret"}
+        if scope.used_by is None:
+            if self._open:
+                names = set(inputs) - set(self._trial.given)
+            else:
+                names = derived(scope.recipe, self._trial.given, scope.preset, self._trial.made_up)
+        else:
+            outer, step, combination = scope.used_by
+            given = step.uses.given if step.uses is not None else {}
+            above = {("inputs", name) for name in self.of(outer)}
+            above |= {("matrix", axis) for axis in combination if _open_axis(step, axis, above)}
+            direct = {name for name, leaf in given.items() if _mentions(leaf, above)}
+            names = derived(scope.recipe, given, scope.preset, direct)
+        for name in names & set(inputs):
+            spec = inputs[name]
+            made_up = scope.used_by is None and name in self._trial.made_up
+            yield name, _typed(spec, given=made_up)
+
+
+def _typed(spec: Input, *, given: bool) -> Unknown:
+    found = of_input(spec.type, spec.items, required=spec.required)
+    return found.given if given else found
+
+
+def _scene(draft: Draft, scope: Scope, open_inputs: _UnknownInputs) -> Scene:
+    """What the templates of a step read in one round."""
+    scene = scene_of(draft.spec, draft.id, scope.recipe.id)
+    inputs = open_inputs.of(scope)
+    steps = _AnySteps({id: AnyResults(made) for id, made in scene.names["steps"].items()})
+    if not inputs:
+        return Scene({**scene.names, "steps": steps})
+    paths = {("inputs", name) for name in inputs}
+    step = draft.step
+    axes = {
+        axis: _axis(tree, inputs)
+        for axis, tree in (step.matrix or {}).items()
+        if _mentions(tree, paths)
+    }
+    names = dict(scene.names)
+    names["inputs"] = {**names["inputs"], **inputs}
+    names["matrix"] = {**names["matrix"], **axes}
+    names["outputs"] = dict.fromkeys(names["outputs"], A_TEXT)
+    names["steps"] = _AnySteps({id: AnyResults(_vague(made)) for id, made in steps.items()})
+    optional: dict[tuple[str, ...], object] = {
+        ("inputs", n): value.given for n, value in inputs.items() if value.may_be_null
+    }
+    return Scene(names, optional)
+
+
+def _vague(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Outputs of a step whose paths, or instances, depend on what is unknown."""
+    vague = {}
+    for name, value in outputs.items():
+        if name == "metrics" or isinstance(value, Unknown):
+            vague[name] = value
+        else:
+            vague[name] = TEXTS if isinstance(value, list) else A_TEXT
+    return vague
+
+
+def _axis(tree: Tree, inputs: Mapping[str, Unknown]) -> Unknown:
+    """A value of an axis that depends on unknown inputs."""
+    if not isinstance(tree, str):
+        return ANYTHING
+    try:
+        values = evaluate(tree, {"inputs": inputs})
+    except TemplateError:
+        return ANYTHING
+    return (values.items or ANYTHING) if isinstance(values, Unknown) else ANYTHING
+
+
+def _open_axis(step: Any, axis: str, above: Collection[tuple[str, ...]]) -> bool:
+    return _mentions((step.matrix or {}).get(axis), above)
+
+
+def _mentions(tree: object, paths: Collection[tuple[str, ...]]) -> bool:
+    """Whether a template mentions one of these names, or all at once."""
+    for _, leaf in walk(tree, ()):
+        if not is_template(leaf):
+            continue
+        try:
+            found = references(str(leaf))
+        except TemplateError:
+            continue
+        roots = {path[0] for path in paths}
+        for ref in found:
+            if ref.path[:2] in paths or (len(ref.path) == 1 and ref.path[0] in roots):
+                return True
+    return False

@@ -1,0 +1,316 @@
+"""Try the templates of a step before it runs, over values that are not known yet: what fails here fails in every attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..language import shell
+from ..language.template import (
+    StatePath,
+    TemplateError,
+    args,
+    argv,
+    dotted,
+    evaluate,
+    references,
+    render,
+    text_of,
+)
+from ..language.unknowns import (
+    A_TEXT,
+    AN_INTEGER,
+    ANYTHING,
+    BOOLEAN,
+    GIVEN,
+    Unknown,
+    kinds_of,
+    unknown,
+)
+from .mentions import is_template, walk
+from .step import RunSettings, StepSpec, unwritable
+
+if TYPE_CHECKING:
+    from ..language.values import Where
+
+_HOST = {"gpus": AN_INTEGER, "cpus": AN_INTEGER}
+
+
+class Scene(NamedTuple):
+    """What the templates of one step read: values, some of them unknown.
+
+    `optional` are names that may also have a value where they are null, and that value; it is tried too.
+    """
+
+    names: Mapping[str, Any]
+    optional: Mapping[tuple[str, ...], object] = MappingProxyType({})
+
+
+def scene_of(spec: StepSpec, id: str, recipe: str = "") -> Scene:
+    """The scene of a step that was compiled, before its first attempt."""
+    steps: dict[str, dict[str, object]] = {
+        step: dict(outputs) for step, outputs in spec.names.steps.items()
+    }
+    for step, asked in spec.asks.items():
+        steps.setdefault(step, {})["metrics"] = {
+            metric: unknown("list", items=ANYTHING) if many else ANYTHING for metric, many in asked
+        }
+    names = {
+        **spec.names._asdict(),
+        "steps": steps,
+        "state": {each.name: StatePath(each.path, {"latest": None}) for each in spec.state},
+        "run": {"id": A_TEXT, "recipe": recipe or A_TEXT},
+        "step": {"id": id, "key": A_TEXT},
+        "node": {"rank": AN_INTEGER},
+        "nodes": {"count": AN_INTEGER, "addresses": unknown("list", items=A_TEXT)},
+        "host": _HOST,
+    }
+    return Scene(names)
+
+
+def faults(spec: StepSpec, scene: Scene) -> Iterator[tuple[Where, TemplateError]]:
+    """What no attempt of a step can render: where in the step, and why."""
+    run = spec.run
+    if isinstance(run, str):
+        if _suspect(run):
+            bash = spec.shell == "bash"
+            yield from _tried(("run",), [run], partial(_script, run, bash), scene)
+    elif run is not None:
+        yield from _argv_faults(run, scene)
+    if spec.accelerate is not None:
+        yield from _accelerate_faults(spec.accelerate, scene)
+    for path, tree in spec.files.items():
+        yield from _file_faults(path, tree, scene)
+    for where, leaf in walk(dict(spec.env), ("env",)):
+        if _suspect(leaf):
+            yield from _tried(where, [leaf], partial(_variable, leaf), scene)
+    if isinstance(spec.when, str):
+        when = spec.when
+        yield from _tried(("when",), [when], partial(_condition, when), scene)
+
+
+def hook_faults(
+    settings: RunSettings, inputs: Mapping[str, Any]
+) -> Iterator[tuple[Where, TemplateError]]:
+    """What cannot be rendered of the commands around the steps: where in the recipe, and why."""
+    scene = Scene({"inputs": inputs, "host": _HOST})
+    commands: list[tuple[Where, Any]] = [
+        *((("setup", n), command) for n, command in enumerate(settings.setup)),
+        *((("cleanup", n), command) for n, command in enumerate(settings.cleanup)),
+    ]
+    if settings.health is not None:
+        commands.append((("health", "run"), settings.health.run))
+    for where, command in commands:
+        for below, error in faults(StepSpec("", "", {}, run=command), scene):
+            yield (*where, *below[1:]), error
+
+
+def never(when: object, scene: Scene) -> bool:
+    """Whether a `when` is false whatever the unknown values are."""
+    if not isinstance(when, str):
+        return when is False
+    try:
+        return evaluate(when, scene.names) is False
+    except TemplateError:
+        return False
+
+
+def _argv_faults(items: Sequence[Any], scene: Scene) -> Iterator[tuple[Where, TemplateError]]:
+    wrong = False
+    for where, leaf in walk(items, ("run",)):
+        if _suspect(leaf):
+            found = list(_tried(where, [leaf], partial(argv, [leaf]), scene))
+            wrong |= bool(found)
+            yield from found
+    if not wrong and not any(isinstance(item, str) and "{{" not in item for item in items):
+        yield from _tried(("run",), _leaves(items), partial(_words, items), scene)
+
+
+def _accelerate_faults(
+    block: Mapping[str, Any], scene: Scene
+) -> Iterator[tuple[Where, TemplateError]]:
+    given = block.get("args")
+    for name, value in block.items():
+        where: Where = ("accelerate", name)
+        if name == "args":
+            continue
+        if name == "processes" and value is not None:
+            yield from _tried(where, [value], partial(_count, value), scene)
+        elif _suspect(value):
+            yield from _tried(where, [value], partial(evaluate, value), scene)
+    if isinstance(given, Mapping):
+        for name, value in given.items():
+            yield from _tried(
+                ("accelerate", "args", name),
+                _leaves(value),
+                partial(args, {name: value}),
+                scene,
+            )
+    for where, leaf in walk(given, ("accelerate", "args")) if isinstance(given, list) else ():
+        if _suspect(leaf):
+            yield from _tried(where, [leaf], partial(argv, [leaf]), scene)
+
+
+def _file_faults(path: str, tree: Any, scene: Scene) -> Iterator[tuple[Where, TemplateError]]:
+    wrong = False
+    for where, leaf in walk(tree, ("files", path)):
+        if is_template(leaf):
+            found = list(_tried(where, [leaf], partial(evaluate, leaf), scene))
+            wrong |= bool(found)
+            yield from found
+    if not wrong:
+        yield from _tried(("files", path), _leaves(tree), partial(_written, path, tree), scene)
+
+
+# -- one part of a step ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _tried(
+    where: Where,
+    leaves: Iterable[Any],
+    use: Callable[[Mapping[str, Any]], object],
+    scene: Scene,
+) -> Iterator[tuple[Where, TemplateError]]:
+    """What is wrong with a part of a step whose templates are `leaves`, and which `use` renders."""
+    error = _error(use, scene.names)
+    mentioned = [] if error is None and not scene.optional else list(_paths(leaves))
+    if error is not None:
+        yield where, _blamed(error, mentioned, use, scene)
+        return
+    for path in mentioned:
+        if path in scene.optional:
+            error = _error(use, _having(scene.names, path, scene.optional[path]))
+            if error is not None:
+                yield where, _prefixed(f"where {dotted(path)} has a value: ", error)
+                return
+
+
+def _error(
+    use: Callable[[Mapping[str, Any]], object], names: Mapping[str, Any]
+) -> TemplateError | None:
+    try:
+        use(names)
+    except TemplateError as error:
+        return error
+    return None
+
+
+def _blamed(
+    error: TemplateError,
+    mentioned: Iterable[tuple[str, ...]],
+    use: Callable[[Mapping[str, Any]], object],
+    scene: Scene,
+) -> TemplateError:
+    """The error, and the name that is null and causes it, if one does; else what is wrong besides nulls."""
+    nulls = [path for path in mentioned if _is_null(scene.names, path)]
+    for path in nulls:
+        if _error(use, _having(scene.names, path, scene.optional.get(path, GIVEN))) is None:
+            moment = "on the first attempt" if path[0] == "state" else "here"
+            return _prefixed(f"{dotted(path)} is null {moment}: ", error)
+    names = scene.names
+    for path in nulls:
+        names = _having(names, path, scene.optional.get(path, GIVEN))
+    return _error(use, names) or error
+
+
+def _prefixed(words: str, error: TemplateError) -> TemplateError:
+    return TemplateError(f"{words}{error}", error.offset, error.length, error.fix)
+
+
+def _paths(leaves: Iterable[Any]) -> Iterator[tuple[str, ...]]:
+    """The names that templates mention, each once."""
+    found: dict[tuple[str, ...], None] = {}
+    for leaf in leaves:
+        try:
+            found |= (
+                dict.fromkeys(ref.path for ref in references(leaf)) if is_template(leaf) else {}
+            )
+        except TemplateError:
+            continue
+    yield from dict.fromkeys(path if path[0] == "state" else path[:2] for path in found)
+
+
+def _is_null(names: Mapping[str, Any], path: Sequence[str]) -> bool:
+    value: Any = names
+    for part in path:
+        value = value.parts if isinstance(value, StatePath) else value
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return value is None
+
+
+def _having(names: Mapping[str, Any], path: Sequence[str], value: object) -> Mapping[str, Any]:
+    if not path:
+        return names
+    first, *rest = path
+    if not rest:
+        return {**names, first: value}
+    inner = names[first]
+    if isinstance(inner, StatePath):
+        return {**names, first: StatePath(str(inner), _having(inner.parts, rest, value))}
+    return {**names, first: _having(inner, rest, value)}
+
+
+def _leaves(tree: Any) -> list[str]:
+    return [leaf for _, leaf in walk(tree, ()) if is_template(leaf)]
+
+
+def _suspect(leaf: object) -> bool:
+    return isinstance(leaf, str) and ("{{" in leaf or "\0" in leaf)
+
+
+# -- as an attempt renders it ----------------------------------------------------------------------------------------------------------------------
+
+
+def _script(text: str, bash: bool, names: Mapping[str, Any]) -> None:
+    if "\0" in shell.script(text, names, bash=bash):
+        raise TemplateError("a NUL character cannot be in a script", text.index("\0"), 1)
+
+
+def _variable(leaf: Any, names: Mapping[str, Any]) -> None:
+    value = evaluate(leaf, names)
+    if value is None or (isinstance(value, Unknown) and value.may_be_null):
+        return  # it stays unset
+    try:
+        text = text_of(value)
+    except TemplateError as error:
+        raise TemplateError(str(error), 0, len(leaf), error.fix) from None
+    if "\0" in text:
+        raise TemplateError("a NUL character cannot be in an argument", 0, len(leaf))
+
+
+def _words(items: Sequence[Any], names: Mapping[str, Any]) -> None:
+    if not argv(items, names):
+        message = "this command has no words: every item is null or empty"
+        raise TemplateError(message, 0, 0, "name the program to run")
+
+
+def _count(value: Any, names: Mapping[str, Any]) -> None:
+    """How many processes are started: a whole number, or nothing for one of each GPU."""
+    found: object = render(value, names)
+    if isinstance(found, Unknown):
+        wrong = found.kinds <= {"mapping", "fraction"}
+    else:
+        wrong = bool(found) and not str(found).strip().isdecimal()
+    if wrong:
+        length = len(value) if isinstance(value, str) else 1
+        raise TemplateError("the number of processes is a whole number", 0, length)
+
+
+def _written(path: str, tree: Any, names: Mapping[str, Any]) -> None:
+    kinds = kinds_of(render(tree, names))
+    if wrong := unwritable(path, kinds):
+        length = len(tree) if isinstance(tree, str) else 1
+        fix = "give the file one of these suffixes, or its text"
+        raise TemplateError(wrong, 0, length, fix)
+
+
+def _condition(leaf: str, names: Mapping[str, Any]) -> None:
+    value = evaluate(leaf, names)
+    if BOOLEAN not in kinds_of(value):
+        what = value.word if isinstance(value, Unknown) else "no boolean"
+        fix = 'write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"'
+        raise TemplateError(f"`when` is {what}, not true or false", 0, len(leaf), fix)

@@ -1,0 +1,51 @@
+"""Refuse a request of which a step could not be rendered, before anything runs.  Only steps that may run are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..errors import Invalid
+from ..planning.plan import SKIP
+from .survey import Globs, compiled_on_trial
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..planning.plan import Plan
+    from ..storage.workspace import Workspace
+    from .survey import Request, Survey
+
+
+def refuse_unrenderable(ws: Workspace, found: Survey) -> None:
+    """Raise Invalid, with every place, where no attempt of a step that may run could render it."""
+    nodes = [n for n in found.todo if found.verdicts[n].answer in ("run", "maybe")]
+    if nodes:
+        refuse_nodes(ws, found.source, found.request, found.plan, nodes, found.globs)
+
+
+def refuse_nodes(
+    ws: Workspace,
+    source: Path,
+    request: Request,
+    plan: Plan,
+    nodes: Iterable[int],
+    known: dict[str, tuple[str, ...]],
+) -> None:
+    """The same for these nodes of a plan; `known` are the matches of its globs below outputs."""
+    from ..planning.trial import faults, hook_faults, scene_of
+
+    specs = plan.specs()
+    wrong = set()
+    for n in nodes:
+        spec, node = specs[n], plan.nodes[n]
+        if spec.select is None and not node.flags & SKIP:
+            wrong |= {node.id for _ in faults(spec, scene_of(spec, node.id, plan.recipe))}
+    hooks = any(True for _ in hook_faults(plan.settings, plan.inputs))
+    if not wrong and not hooks:
+        return
+    from ..planning.beforehand import HOOKS, Trial
+
+    trial = Trial(wanted=(wrong | ({HOOKS} if hooks else set())).__contains__)
+    compiled_on_trial(ws, source, request, Globs(ws.root, known, ws), trial)
+    raise Invalid(trial.problems)
