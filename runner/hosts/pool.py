@@ -37,7 +37,7 @@ from ..errors import Busy, CannotRun, Infrastructure, Invalid, Problem
 from ..logs import Log
 from ..planning.step import StepSpec
 from ..storage.records import ledger
-from ..storage.records.ledger import LeaseRow, Ledger
+from ..storage.records.ledger import Full, LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
 from .connect import Connector, Reached, measure
@@ -49,6 +49,7 @@ from .renting.inventory import IDLE, Inventory, named
 from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
+from .renting.money import SAVING
 from .renting.needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for, wish_for
 from .renting.offering import cheapest, left_out
 from .renting.resting import FAILED, LACKS, RESTS, resting
@@ -114,6 +115,8 @@ class HostPool:
 
     lost: list[str] = field(default_factory=list)
     """Why places that were ours are not any more."""
+    _given_back: set[str] = field(default_factory=set)
+    """Keys of leases whose end this run has begun, or is about to."""
     refused: dict[Need, str] = field(default_factory=dict)
     """Needs for which no machine can be had, and why."""
 
@@ -143,9 +146,31 @@ class HostPool:
     @property
     def full(self) -> bool:
         """Whether there may be no more machines than there are."""
-        if self._of().budget.full or (self._of().keeping is not None and len(self.inventory)):
+        if self._of().keeping is not None and len(self.inventory):
+            return True
+        if self.user_is_full:
             return True
         return len(self.inventory) >= (self._of().driver.traits.hosts_at_once or math.inf)
+
+    @property
+    def user_is_full(self) -> bool:
+        """Whether the user has, or this run is ordering, as many machines as `[limits] machines` allows."""
+        room = self._of().budget.room
+        if math.isinf(room):
+            return False
+        states = [row.state for row in self._of().ledger.of_run(self.run)]
+        not_noted = len(self.inventory.coming) - states.count("ASKED") - states.count("COMING")
+        return room <= max(0, not_noted)
+
+    def money_is_over(self) -> bool:
+        """Whether what the run has up must be left now, so that the cost stays below its limit."""
+        leases = self._of()
+        if not self.priced:
+            return leases.budget.spent(SAVING)
+        return any(
+            not leases.budget.outlasts(row, need_of(row), offer)
+            for offer, row in self.inventory.overdue()
+        )
 
     def stays(self, spec: StepSpec) -> bool:
         """Whether a step that says nothing of where it runs stays on this machine."""
@@ -344,7 +369,12 @@ class HostPool:
             )
             self.say(f"{verb} {self.name} {offer.id} for ${offer.price:.2f} an hour")
             began = time.monotonic()
-            if found := await self._take(offer, 1, need, ready=ready):
+            try:
+                found = await self._take(offer, 1, need, ready=ready)
+            except Full as error:  # another run was faster: this one asks again when there is room
+                self.say(f"{self.name} {offer.id} is not rented yet: {error}")
+                return None
+            if found:
                 self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
                 return found[0]
             row = self._of().ledger.of_run(self.run)[-1]
@@ -385,6 +415,7 @@ class HostPool:
     async def give_back(self, place: Place, reason: str) -> bool:
         """End the leases of a place: nothing starts there any more.  False when one is not proved gone yet.  Raises DriverError."""
         rows, with_it = self.inventory.drop(place)
+        self._given_back |= {row.key for row in rows}
         for each in with_it:
             each.lost = each.lost or reason
         for each in (place, *with_it):
@@ -486,6 +517,7 @@ class HostPool:
         budget.limits = self.ws.config.limits if driver.traits.priced else {}
         budget.limit = self.limit if driver.traits.priced or driver.traits.billed else None
         budget.least, leases.say = least_of(settings), self.say
+        budget.leaving = lambda: self.inventory.leaving_keys() | self._given_back
         budget.term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
         leases.keep_alive, leases.settings = self.keep_alive, settings
         if self.stack:

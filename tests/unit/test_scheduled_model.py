@@ -308,6 +308,8 @@ class Worker(Work):
 class ScheduledRuns(Schedule):
     """Two runs at one provider, each of a few steps."""
 
+    worker: type[Worker] = Worker
+
     def __init__(self, seed: int, installation: str, **more: Any) -> None:
         super().__init__(seed, installation, **more)
         self.steps: dict[str, Kept] = {}
@@ -364,7 +366,7 @@ class ScheduledRuns(Schedule):
                 for n, id in enumerate(names)
             ]
             self.steps[run] = Kept(tasks, {id: self.luck.uniform(5, 400) for id in names})
-        worker = Worker(self, run, self.steps[run])
+        worker = self.worker(self, run, self.steps[run])
         began = asyncio.get_running_loop().time()
         try:
             await worker.work()

@@ -12,8 +12,6 @@ from drivers.base import DriverError, Need
 from ...errors import RecipeError
 from ...hosts.connect import same_packages
 from ...hosts.place.place import Place
-from ...hosts.pool import HostPool
-from ...hosts.renting.money import SAVING
 from ...planning.schedule import FINAL, Move, State
 from ...planning.step import TEMPORARY
 from ...storage.records.ledger import LeaseRow
@@ -34,7 +32,7 @@ def rent(work: Work) -> None:
     if not pool.away or work.rented_at + LOOK > (now := time.monotonic()):
         return
     work.rented_at = now
-    if pool.limit is not None and _is_spent(pool):
+    if pool.limit is not None and pool.leases is not None and pool.money_is_over():
         money_is_spent(work, pool.limit)
     if not pool.priced:
         return _succeed_in_time(work)
@@ -62,15 +60,6 @@ def rent(work: Work) -> None:
     for place, reason in pool.inventory.spare(queued, work.orphans.places()):
         work.beside(_give_back(work, place, reason))
     return None
-
-
-def _is_spent(pool: HostPool) -> bool:
-    """Whether what the run has up must be left now, so that the cost stays below its limit."""
-    return (
-        pool.inventory.spent
-        if pool.priced
-        else pool.leases is not None and pool.leases.budget.spent(SAVING)
-    )
 
 
 def _save_in_time(work: Work) -> None:

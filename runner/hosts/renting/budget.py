@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -12,7 +12,7 @@ from typing import Final
 from drivers.base import Need, Offer
 
 from ...storage.records.ledger import LeaseRow, Ledger
-from .money import affordable, committed
+from .money import ENDING, affordable, committed, kept_back
 
 TERM: Final = timedelta(days=1)
 """For which a lease is asked where the setting `term` does not say, and asked again every `leases.RENEW`: how long it stays when a worker and its
@@ -40,61 +40,94 @@ class Budget:
         """Seconds between two checkpoints of the steps of a need on any market, where they say so."""
         self.term = TERM
         """For which a lease is asked."""
+        self.leaving: Callable[[], Collection[str]] = tuple
+        """Keys of leases that are UP, and whose machine is about to be given back."""
+        self._ending_since: dict[str, float] = {}
 
     def left(self, beside: str = "") -> float:
         """US dollars of the limits of the run and of a day that no lease has cost or may cost yet, that of `beside` not counted.
 
-        Infinite without a limit.
+        A lease that is being given back holds back its price for the time that the proof of its end may take: see `_likely_end`.  Infinite without a
+        limit.
         """
-        return min(self._of_run(beside), self._of_day(beside))
+        return min(self._of_run(beside, self._likely_end), self._of_day(beside, self._likely_end))
 
-    def _of_run(self, beside: str) -> float:
-        return (
-            math.inf
-            if self.limit is None
-            else self.limit - self._bound(self._ledger.of_run(self._run), beside, 0.0)
-        )
+    def certain(self, beside: str = "") -> float:
+        """The same where each lease lives up to its own end, also one that is being given back: so much cannot be lacking, whatever comes."""
+        return min(self._of_run(beside, _own_end), self._of_day(beside, _own_end))
 
-    def _of_day(self, beside: str) -> float:
+    def ending(self) -> list[LeaseRow]:
+        """The leases that are being given back, or about to be, and count against a limit: their proof gives money free."""
+        if "cost_per_day" in self.limits:
+            rows = self._ledger.living()
+        elif self.limit is not None:
+            rows = self._ledger.of_run(self._run)
+        else:
+            rows = []
+        return [row for row in rows if row.price and self._is_ending(row)]
+
+    def _is_ending(self, row: LeaseRow) -> bool:
+        return row.state == "RELEASING" or (row.state != "GONE" and row.key in self.leaving())
+
+    def _likely_end(self, row: LeaseRow, now: float) -> float:
+        """When a lease is likely to cost nothing any more.
+
+        The proof that a machine is gone takes two minutes, or as long as it was waited for already: one that lives on holds back more and more.
+        """
+        if not self._is_ending(row):
+            return _own_end(row, now)
+        return now + max(ENDING, now - self._ending_since.setdefault(row.key, now))
+
+    def _of_run(self, beside: str, end: Callable[[LeaseRow, float], float]) -> float:
+        if self.limit is None:
+            return math.inf
+        return self.limit - self._bound(self._ledger.of_run(self._run), beside, 0.0, end)
+
+    def _of_day(self, beside: str, end: Callable[[LeaseRow, float], float]) -> float:
         if (most := self.limits.get("cost_per_day")) is None:
             return math.inf
         since = time.time() - DAY
         rows = {row.key: row for row in [*self._ledger.since(since), *self._ledger.living()]}
-        return most - self._bound(list(rows.values()), beside, since)
+        return most - self._bound(list(rows.values()), beside, since, end)
 
-    def _bound(self, rows: Sequence[LeaseRow], beside: str, since: float) -> float:
-        """US dollars that leases have cost, or may cost by their end."""
+    def _bound(
+        self,
+        rows: Sequence[LeaseRow],
+        beside: str,
+        since: float,
+        end: Callable[[LeaseRow, float], float],
+    ) -> float:
+        """US dollars that leases have cost, or may cost by their `end`."""
         rows = [row for row in rows if row.key != beside]
         gone = self._ledger.costs([row.key for row in rows if row.state == "GONE"])
         now, bound = time.time(), 0.0
         for row in rows:
-            if (
-                row.state != "GONE" and row.paid_from is not None
-            ):  # a kept machine's future is no run's
-                until = (
-                    now if row.kept or row.offer.get("queued") else row.until
-                )  # an allocation ends when nothing runs there
-                bound += committed(row.price, max(since, row.paid_from), until)
+            if row.state != "GONE" and row.paid_from is not None:
+                bound += committed(row.price, max(since, row.paid_from), end(row, now))
         return bound + sum(spent.usd for spent in gone.values())
+
+    @property
+    def room(self) -> float:
+        """How many more machines this user may have, by `[limits] machines`."""
+        if (most := self.limits.get("machines")) is None:
+            return math.inf
+        return most - sum(row.counts for row in self._ledger.living())
 
     @property
     def full(self) -> bool:
         """Whether this user has as many machines as `[limits] machines` allows."""
-        most = self.limits.get("machines")
-        return (
-            most is not None
-            and sum(
-                row.price > 0 and not (row.kept or row.offer.get("queued"))
-                for row in self._ledger.living()
-            )
-            >= most
-        )
+        return self.room <= 0
 
     def until(self, price: float, left: float, shares: int = 1) -> datetime:
         """When a machine is to end that is rented now, or asked to stay."""
         now = _clock()
         seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
         return now + timedelta(seconds=min(seconds, self.term.total_seconds()))
+
+    def curtails(self, price: float, shares: int = 1) -> bool:
+        """Whether a machine that is rented now would have less time than after the proof that others are gone."""
+        gained = self.until(price, self.left(), shares) - self.until(price, self.certain(), shares)
+        return gained.total_seconds() > 1.0
 
     def spent(self, ahead: float) -> bool:
         """Whether the limit of the run is reached when what is up stays for so many seconds more."""
@@ -103,20 +136,28 @@ class Budget:
             if self.limit is not None
             else 0.0
         )
-        return rate > 0 and self._of_run("") <= committed(rate, 0.0, ahead)
+        return rate > 0 and self._of_run("", _own_end) <= committed(rate, 0.0, ahead)
 
-    def pays(self, need: Need, offer: Offer, shares: int = 1) -> str:
+    def outlasts(self, row: LeaseRow, need: Need, offer: Offer) -> bool:
+        """Whether the money pays for another machine like that of a lease after its time: then it is not the limit that ends it."""
+        kept = committed(row.price, 0.0, kept_back(row.until - row.asked))
+        return not self.pays(need, offer, left=self.left() - kept)
+
+    def pays(
+        self, need: Need, offer: Offer, shares: int = 1, left: float | None = None
+    ) -> str:
         """Why what is left of the run's limit does not pay for a machine; empty when it does."""
         if offer.price > (most := self.limits.get("price", math.inf)):
             return f"the cheapest machine that fits costs ${offer.price:.2f} an hour, and `[limits] price` is ${most:.2f}"
-        left = self.left()
+        left = self.left() if left is None else left
         seconds = (self.until(offer.price, left, shares) - _clock()).total_seconds()
         every = self.every.get(replace(need, market="any")) if self.least is None else None
         least = (self.least or LEAST) if every is None else self._comes_up + INTERVALS * every
         if seconds >= least:
             return ""
         left, seconds = max(0.0, left) / shares, max(0.0, seconds)
-        which = "limits.cost" if self._of_run("") <= self._of_day("") else "[limits] cost_per_day"
+        of_day = self._of_day("", self._likely_end) < self._of_run("", self._likely_end)
+        which = "[limits] cost_per_day" if of_day else "limits.cost"
         parts = (
             f" ({self._comes_up:.0f} s to come up, and {INTERVALS} checkpoints, {every:.0f} s apart)"
             if every is not None
@@ -124,6 +165,13 @@ class Budget:
         )
         wanted = f"it takes at least {least:.0f} s{parts}, ${least * offer.price / 3600:.2f}"
         return f"${left:.4g} is left for it of `{which}`, which pays for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour; {wanted}"
+
+
+def _own_end(row: LeaseRow, now: float) -> float:
+    """When a lease costs nothing any more at the latest, as far as that is known: one that is there past its time costs on."""
+    if row.kept or row.offer.get("queued"):
+        return now  # a kept machine's future is no run's; an allocation ends when nothing runs there
+    return max(row.until, now)
 
 
 def _clock() -> datetime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from drivers.base import Need, Offer
@@ -30,8 +30,8 @@ class Held:
     idle_since: float
 
     def serves(self, need: Need) -> bool:
-        """Whether it does for a need."""
-        return self.place.image == need.image and covers(self.offer, need)
+        """Whether it does for a need, on whichever market it was rented."""
+        return self.place.image == need.image and covers(self.offer, replace(need, market="any"))
 
 
 class Inventory:
@@ -78,7 +78,9 @@ class Inventory:
 
     def machines(self, need: Need) -> int:
         """How many machines that do for this need are up, or were asked for."""
-        return self.coming.count(need) + len(self.serving(need))
+        anywhere = replace(need, market="any")
+        coming = sum(replace(each, market="any") == anywhere for each in self.coming)
+        return coming + len(self.serving(need))
 
     def spare(
         self, needs: Mapping[Need, int], awaited: Collection[Place] = ()
@@ -101,13 +103,15 @@ class Inventory:
                 found.append((held.place, f"it had nothing to do for {self._idle:g} s"))
         return found
 
-    @property
-    def spent(self) -> bool:
-        """Whether what runs on a machine has to stop now, to be brought home before its lease ends."""
+    def overdue(self) -> list[tuple[Offer, LeaseRow]]:
+        """The leases on which what runs has to stop now, to be brought home before they end."""
         now = time.time()
-        return any(
-            now >= leave_at(row.asked, row.until) for held in self.held for row in held.leases
-        )
+        return [
+            (held.offer, row)
+            for held in self.held
+            for row in held.leases
+            if now >= leave_at(row.asked, row.until)
+        ]
 
     def leaving(self) -> list[Place]:
         """Places that are about to be taken away, or whose time is over."""
@@ -117,6 +121,15 @@ class Inventory:
             if not held.place.leaving and (spent or now >= held.place.leave_at):
                 held.place.leaving = "its time is over"
         return [held.place for held in self.held if held.place.leaving]
+
+    def leaving_keys(self) -> set[str]:
+        """Keys of the leases whose machine is about to be given back."""
+        return {
+            row.key
+            for held in self.held
+            if held.place.leaving or held.place.lost
+            for row in held.leases
+        }
 
     def ending(self) -> list[Place]:
         """One place of each lease that has begun to end since the last look."""

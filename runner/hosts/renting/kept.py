@@ -81,9 +81,7 @@ class KeptLeases(Leases):
         """Rent what was offered, or have the kept machine run.  Raises as Leases.ask, and Busy when a dead run's step may be on it."""
         if self.keeping is None:
             return await super().ask(need, offer, shares)
-        if short := self.budget.pays(need, offer, shares):
-            raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
-        until = self.budget.until(offer.price, self.budget.left(), shares)
+        until = await self.until(need, offer, shares)
         use = self.intent(need, offer, until)
         use = use._replace(price=max(0.0, offer.price - offer.disk_price))
         if (running := await self._running()) is not None:
@@ -96,7 +94,7 @@ class KeptLeases(Leases):
         key = os.urandom(8).hex()
         machine = use._replace(key=key, run="", until=FOREVER, price=offer.disk_price, machine=key)
         use = use._replace(machine=key)
-        self.ledger.ask(machine, use)
+        self._note(machine, use)
         crashpoint("lease-intended")
         self.heard("", use)
         try:
@@ -138,7 +136,7 @@ class KeptLeases(Leases):
         return None
 
     async def _started(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
-        self.ledger.ask(use)
+        self._note(use)
         crashpoint("lease-intended")
         self.heard("", use)
         return await self._start(use, machine, until)

@@ -92,9 +92,12 @@ class LeaseUpkeep:
                 return
 
     async def _renew(self) -> None:
-        """Keep the leases, until cancelled."""
+        """Keep the leases, until cancelled: each hour, and when the money of another has become free."""
         while True:
-            await asyncio.sleep(RENEW)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW):
+                    await self._leases.freed.wait()
+            self._leases.freed.clear()
             for held in self._inventory.held:
                 for n, row in enumerate(held.leases):
                     with contextlib.suppress(

@@ -64,6 +64,9 @@ OVERDUE: Final = "its time is over"
 TAKEN_AWAY: Final = "it was taken away"
 """How the reason begins for which a spot machine was given back that the provider took."""
 QUARTER: Final = "a quarter of an hour"
+RAISE: Final = "raise the limit, or take a preset that needs less"
+REAP: Final = "`recipe reap {}` asks again for its end; then run again, or raise the limit"
+HELD_BACK: Final = "its price is held back of the limit until the provider proves it gone"
 OURS: Final = (
     "container_engine",
     "engine_args",
@@ -158,15 +161,22 @@ class Leases:
         """Of the driver: when they change, a provider that denied an order is asked again."""
         self._waits = ""
         self._asked_again = False  # it was said that a host is asked again and again
-        self._ending: set[str] = set()
+        self._releasing: dict[str, asyncio.Task[bool]] = {}
+        self.freed = asyncio.Event()
+        """Set when a lease that cost money is gone: others of the run may have what it does not need."""
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
+
+    @property
+    def _most(self) -> float:
+        """How many machines the user may have at once, in all runs."""
+        return self.budget.limits.get("machines", math.inf)
 
     @property
     def most(self) -> float:
         """How many machines may be rented at once, whatever other runs have."""
         return min(
             self.driver.traits.hosts_at_once or math.inf,
-            self.budget.limits.get("machines", math.inf),
+            self._most,
         )
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
@@ -176,19 +186,58 @@ class Leases:
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
         """Rent what was offered: a lease that is COMING, or None when it cannot be had any more.
 
-        `shares`: among how many machines what is left of the run's limit is shared.  What is being given back counts up to its end until it is proved
-        to be gone, so that is waited for.  Raises DriverError, CannotRun when it does not pay for this.
+        `shares`: among how many machines what is left of the run's limit is shared.  Raises DriverError, CannotRun when it does not pay for this, and
+        Full while the user has as many machines as `[limits] machines` allows.
         """
-        while short := self.budget.pays(need, offer, shares):
-            if not self._ending:
-                raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
-            await asyncio.sleep(self.driver.traits.poll.total_seconds())
-        until = self.budget.until(0.0 if offer.queued else offer.price, self.budget.left(), shares)
+        until = await self.until(need, offer, shares)
         row = self.intent(need, offer, until)
-        self.ledger.ask(row)
+        self._note(row)
         crashpoint("lease-intended")
         self.heard("", row)
         return await self.order(row, until)
+
+    def _note(self, *rows: LeaseRow) -> None:
+        """Note intents.  Raises Full when the user has as many machines as the limit allows."""
+        if math.isinf(self._most):
+            self.ledger.ask(*rows)
+        else:
+            self.ledger.ask_within(self._most, *rows)
+
+    async def until(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
+        """When a machine is to end that is rented now.  Raises CannotRun when the money does not pay for it.
+
+        A lease that is being given back may cost its price up to its own end.  Where that would
+        shorten the time of the new machine, the proof that it is gone is waited for, as long as
+        a machine is waited for.
+        """
+        price = 0.0 if offer.queued else offer.price
+        gives_up = time.monotonic() + self.driver.traits.comes_up.total_seconds()
+        said = False
+        while (ending := self.budget.ending()) and self.budget.curtails(price, shares):
+            if short := self.budget.pays(need, offer, shares):
+                raise CannotRun(short, fix=RAISE)
+            if time.monotonic() >= gives_up:
+                break
+            if not said:
+                said = True
+                self.say(f"waiting for the end of {_names(ending)}: {HELD_BACK}")
+            await asyncio.sleep(self.driver.traits.poll.total_seconds())
+        left = self.budget.certain()
+        if short := self.budget.pays(need, offer, shares, left):
+            if ending:
+                raise CannotRun(self._unproved(ending, short), fix=REAP.format(ending[0].key))
+            raise CannotRun(short, fix=RAISE)
+        return self.budget.until(price, left, shares)
+
+    def _unproved(self, ending: Sequence[LeaseRow], short: str) -> str:
+        """Why nothing is rented although the money may be there."""
+        minutes = self.driver.traits.comes_up.total_seconds() / 60
+        now = time.time()
+        most = sum(committed(row.price, now, row.until) for row in ending)
+        return (
+            f"{self.name} has not ended {_names(ending)} in {minutes:g} minutes, and by its own "
+            f"end it may cost ${most:.4g} more: {short}"
+        )
 
     def intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
         """A lease that is about to be asked for."""
@@ -302,15 +351,29 @@ class Leases:
 
     async def release(self, row: LeaseRow, reason: str) -> bool:
         """Give a lease back.  True once it is proved that nothing is billed; else it stays RELEASING, for the next who looks.  Raises DriverError."""
-        if row.state != "RELEASING":
-            row = self._move(row, "RELEASING", reason=reason)
-            crashpoint("release-intended")
-        self._ending.add(row.key)
-        try:
-            if not await self._given_back(row, reason):
-                return False
-        finally:
-            self._ending.discard(row.key)
+        task = self._releasing.get(row.key)
+        if task is None:
+            now = self.ledger.row(row.key)
+            if now.holder == row.holder:  # else it is another's, which the next move says
+                row = now
+            if row.state == "GONE":
+                return True
+            if row.state != "RELEASING":
+                row = self._move(row, "RELEASING", reason=reason)
+                crashpoint("release-intended")
+            task = asyncio.ensure_future(self._release(row, reason))
+            self._releasing[row.key] = task
+            task.add_done_callback(partial(self._released, row.key))
+        return await asyncio.shield(task)  # others may wait for it, too
+
+    def _released(self, key: str, task: asyncio.Task[bool]) -> None:
+        del self._releasing[key]
+        if not task.cancelled():
+            task.exception()  # who asked may have gone
+
+    async def _release(self, row: LeaseRow, reason: str) -> bool:
+        if not await self._given_back(row, reason):
+            return False
         crashpoint("release-proved")
         self._move(row, "GONE")
         return True
@@ -375,7 +438,7 @@ class Leases:
         """Keep a lease for another term, where the driver can."""
         price = 0.0 if offer_of(row).queued else row.price
         until = self.budget.until(
-            price, self.budget.left(row.key) - committed(row.price, row.asked, time.time())
+            price, self.budget.certain(row.key) - committed(row.price, row.asked, time.time())
         )
         if until.timestamp() <= max(
             row.until, time.time() + ENDING
@@ -401,7 +464,7 @@ class Leases:
             if (
                 row.state == "RELEASING"
                 and row.holder == self.holder
-                and row.key not in self._ending
+                and row.key not in self._releasing
             ):
                 with suppress(DriverError):
                     if await self.release(row, row.reason):
@@ -499,6 +562,8 @@ class Leases:
     ) -> LeaseRow:
         moved = self.ledger.move(row, after, lease=lease, reason=reason)
         _log.info("%s %s: %s -> %s %s", self.name, row.key, row.state, after, reason)
+        if after == "GONE" and row.price:
+            self.freed.set()
         self.heard(row.state, moved)
         return moved
 
@@ -518,6 +583,11 @@ class Leases:
                 ) from error
 
         return await retry_async(readable, patient(tries), on_retry=on_retry)
+
+
+def _names(rows: Sequence[LeaseRow]) -> str:
+    """Leases as people call them."""
+    return ", ".join(f"{row.driver} {row.key}" for row in rows)
 
 
 async def ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:

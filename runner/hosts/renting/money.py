@@ -16,6 +16,11 @@ def affordable(left: float, price: float, shares: int = 1) -> float:
     return seconds - min(ENDING, seconds / 10)
 
 
+def kept_back(term: float) -> float:
+    """Seconds that `affordable` kept back for the end of a machine of so many seconds."""
+    return min(ENDING, term / 9)
+
+
 def committed(price: float, asked: float, until: float) -> float:
     """What a machine costs by its end."""
     return price * max(0.0, until - asked) / 3600

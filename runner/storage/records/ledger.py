@@ -83,6 +83,11 @@ class LeaseRow(NamedTuple):
         return self.machine == self.key
 
     @property
+    def counts(self) -> bool:
+        """Whether it is one of the machines at once that a user limits: not the disk of a kept machine, nor an allocation of a cluster."""
+        return self.price > 0 and self.state != "GONE" and not (self.kept or self.offer.get("queued"))
+
+    @property
     def paid_from(self) -> float | None:
         """When it began to cost: with its order, or, where it waits in a queue, when it was up; None: not yet."""
         return self.up if self.offer.get("queued") else self.asked
@@ -93,6 +98,10 @@ class Spent(NamedTuple):
 
     usd: float
     source: str
+
+
+class Full(Busy):
+    """The user has as many machines as the settings allow."""
 
 
 class NotOurs(Busy):
@@ -139,17 +148,22 @@ class Ledger:
         """Note that these leases are about to be asked for, all or none."""
         with self._database.transaction() as db:
             for row in rows:
-                _insert(
-                    db,
-                    row._replace(
-                        state="ASKED",
-                        lease={},
-                        asked=row.asked or time.time(),
-                        up=None,
-                        gone=None,
-                        reason="",
-                    ),
+                _ask(db, row)
+
+    def ask_within(self, most: float, *rows: LeaseRow) -> None:
+        """The same where the user may have so many machines at once, whichever process asks.
+
+        Raises Full, and notes nothing, when there are as many.
+        """
+        with self._database.transaction() as db:
+            living = db.execute("SELECT * FROM leases WHERE state <> 'GONE'").fetchall()
+            if sum(_row(each).counts for each in living) >= most:
+                raise Full(
+                    f"{most:g} machines are rented already, as many as `[limits] machines` allows",
+                    fix="wait until one is given back, or raise the limit",
                 )
+            for row in rows:
+                _ask(db, row)
 
     def move(
         self, row: LeaseRow, after: State, *, lease: Data | None = None, reason: str = ""
@@ -311,6 +325,12 @@ def _demand(cursor: sqlite3.Cursor, row: LeaseRow) -> None:
             f"the lease {row.key} is held by another process",
             fix="`recipe reap -n` lists the leases that there are",
         )
+
+
+def _ask(db: sqlite3.Connection, row: LeaseRow) -> None:
+    asked = row.asked or time.time()
+    intent = row._replace(state="ASKED", lease={}, asked=asked, up=None, gone=None, reason="")
+    _insert(db, intent)
 
 
 def _insert(db: sqlite3.Connection, row: LeaseRow) -> None:
