@@ -5,7 +5,8 @@ It outlives the worker that started it and serves the next client that connects 
     lock      held (flock) as long as an agent lives here; never a pid, so nothing can be mistaken for it
     socket    where clients connect
     journal   one JSON line when a job begins and one when it is over, appended; a torn last line is ignored
-    slots/    a locked file for each job that lives, and one for all: see `slots`
+    slots/    a locked file for each job that lives: see `slots`
+    jobs      locked as long as any job lives
     context   what the agent was begun with: see `reach`
     logs/     what jobs print, straight from their own file descriptors
 

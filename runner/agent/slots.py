@@ -17,8 +17,8 @@ SHELL = (
 )
 """Words before a job's name and its command.  Descriptor 9 is the slot's file.  What a shell traps, its children do not ignore."""
 DESCRIPTOR = 9
-ALL = "all"
-"""The slot that every job holds, one file for all: where it is free, no job of this root lives, whoever looks."""
+ALL = "jobs"
+"""The file in the root that every job holds, one for all: where it is free, no job of this root lives, whoever looks."""
 _BLANK = b" " * 255 + b"\n"
 """What a slot's file holds at first: an exit that is written over it needs no room on the disk.  Names have at most 200 bytes."""
 
@@ -36,7 +36,7 @@ class Slots:
     def for_every_job(self) -> int:
         """The descriptor that each job inherits, beside that of its own slot.  Raises OSError."""
         if self._all is None:
-            fd = self._open(ALL)
+            fd = self._open(f"../{ALL}")
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH)
                 self._all = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)  # as in `take`
@@ -46,7 +46,7 @@ class Slots:
 
     def any_alive(self) -> bool:
         """Whether a job that an earlier agent began lives; once we have begun one ourselves, that is not known any more."""
-        return self._all is None and self.alive(ALL)
+        return self._all is None and self.alive(f"../{ALL}")
 
     def keep(self, number: int) -> None:
         """This one belongs to a job of an agent that was killed."""

@@ -47,11 +47,18 @@ def spawn(
         whole = [*SHELL, job.name, program, *argv[1:]]
         program = SHELL[0]
         actions.append((os.POSIX_SPAWN_DUP2, job.held[-1], DESCRIPTOR))
-    how = {"setsid": True, "setsigmask": (), "setsigdef": _RESTORED}
     try:
         for fd in inherited:
             os.set_inheritable(fd, True)
-        pid = os.posix_spawn(program, whole, env, file_actions=actions, **how)
+        pid = os.posix_spawn(
+            program,
+            whole,
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_RESTORED,
+        )
     finally:
         for fd in inherited:
             os.set_inheritable(fd, False)

@@ -433,7 +433,7 @@ class Socket:
     hurried = False
     deadman: float | None = None
 
-    def __init__(self, host: Host, context: str, *, own: bool) -> None:
+    def __init__(self, host: Host, context: str = "", *, own: bool = False) -> None:
         """`context`: our identity; `own`: only an agent of the same will do, else whichever serves that root."""
         self._host = host
         self._root = host.root
@@ -658,7 +658,7 @@ def here(root: Path, deadman: float | None = None) -> Client:
 
     `deadman`: seconds without any client after which the agent ends its jobs, because another machine may begin them.
     """
-    return _woken(Socket(LocalHost(root), identity(), own=False), deadman)
+    return _woken(Socket(LocalHost(root), identity()), deadman)
 
 
 def _woken(line: Socket, deadman: float | None) -> Client:

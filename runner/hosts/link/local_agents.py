@@ -129,14 +129,14 @@ def forget_root(path: Path) -> bool:
     if path.is_symlink():
         path.unlink(missing_ok=True)
         return True
-    with _held(path / "lock") as free, _held(path / "slots" / ALL) as without_jobs:
+    with _held(path / "lock") as free, _held(path / ALL) as without_jobs:
         if free and without_jobs:
             disk.delete_whole(path)
         return free and without_jobs
 
 
 def _in_use(root: Path) -> bool:
-    with _held(root / "lock") as free, _held(root / "slots" / ALL) as without_jobs:
+    with _held(root / "lock") as free, _held(root / ALL) as without_jobs:
         return not (free and without_jobs)
 
 
