@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from ...agent import sparse
 from ...agent.regular import NOT_REGULAR
-from ..content.disk import SYNCED, pour
+from ..content.disk import SYNCED
 from .bucket import COUNT, Spread, Stat, StoreError, Unreachable
 
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -153,8 +154,11 @@ class Folder:
         # Readable for the group: a store is shared, and the umask has the last word.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o664)
         try:
+            size = 0
             for part in parts:
-                pour(handle, part)
+                sparse.write(handle, part)
+                size += len(part)
+            sparse.extend(handle, size)
             if sync:
                 os.fsync(handle)
         finally:
