@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runner.errors import Corrupt, Infrastructure
 from runner.storage.content import files
 from runner.storage.content.digest_cache import DigestCache
-from runner.storage.content.disk import SYNCED
+from runner.storage.content.disk import SYNCED, delete
 from runner.storage.content.files import Content, scan
 from runner.storage.content.manifests import Manifests
 from runner.storage.content.objects import SMALL, Objects
@@ -38,8 +38,16 @@ def objects(root: Path) -> Objects:
 def take(objects: Objects, path: Path) -> Content:
     """Put away what is at a path, which is needed no more."""
     content = objects.take(path)
-    objects.release(content, str(path))
+    delete(path)
     return content
+
+
+def given_out(objects: Objects, content: Content, path: Path) -> Path:
+    """What a step is given of an object."""
+    path.parent.mkdir(exist_ok=True)
+    objects.demand(content)
+    assert objects.give(content, str(path)) == ""
+    return path
 
 
 def tree(at: Path, big: int = 10) -> Path:
@@ -68,12 +76,13 @@ def test_what_is_taken_comes_back(objects: Objects, tmp_path: Path, size: int, m
     )
     assert stat.S_IMODE(objects.path(content).stat().st_mode) == mode & 0o555 | 0o444
     objects.copy_to(content, tmp_path / "new/deep/file")
-    objects.stage(content, tmp_path / "attempt/in")
-    for given_out in (tmp_path / "new/deep/file", tmp_path / "attempt/in"):
-        assert given_out.read_bytes() == data and scan(given_out) == content
-    assert os.access(tmp_path / "new/deep/file", os.W_OK) and (
-        tmp_path / "attempt/in"
-    ).is_symlink() == (size > SMALL)
+    for found in (
+        tmp_path / "new/deep/file",
+        given_out(objects, content, tmp_path / "attempt/in"),
+    ):
+        assert found.read_bytes() == data and scan(found) == content
+    assert os.access(tmp_path / "new/deep/file", os.W_OK)
+    assert os.path.samefile(tmp_path / "attempt/in", objects.path(content))
     assert list(objects.all()) == [content]
 
 
@@ -87,8 +96,7 @@ def test_a_tree_comes_back(objects: Objects, tmp_path: Path, big: int) -> None:
     (tmp_path / "copy/more").touch()
     objects.copy_to(content, tmp_path / "copy")
     assert scan(tmp_path / "copy") == content
-    objects.stage(content, tmp_path / "attempt/t")
-    assert scan(tmp_path / "attempt/t") == content
+    assert scan(given_out(objects, content, tmp_path / "attempt/t")) == content
     assert [entry.path for entry in objects.manifests.matching(content, "a/*")] == [
         "a/f.txt",
         "a/run",
@@ -139,7 +147,7 @@ def test_an_edited_object_is_never_given_out(
         with pytest.raises(Corrupt, match="not what their name says"):
             mine.copy_to(content, tmp_path / "x")
         with pytest.raises(Corrupt):
-            mine.stage(content, tmp_path / "y")
+            mine.demand(content)
     assert not (tmp_path / "x").exists() and not (tmp_path / "y").exists()
     (tmp_path / "f").write_bytes(b"a" * size)
     assert objects.take(tmp_path / "f") == content
@@ -154,8 +162,7 @@ def test_a_small_file_is_still_readable_after_it_was_taken(
     content = objects.take(tmp_path / "f")
     objects.path(content).chmod(0o644)
     objects.path(content).write_bytes(b"edited")
-    objects.stage(content, tmp_path / "x")
-    assert (tmp_path / "x").read_bytes() == b"taken"
+    assert objects.small(content) == b"taken"
 
 
 def test_an_edit_through_a_hard_link_is_noticed(objects: Objects, tmp_path: Path) -> None:
@@ -215,7 +222,7 @@ def test_bytes_with_a_second_name_are_copied_not_moved(objects: Objects, tmp_pat
 
 @pytest.mark.parametrize("size", [SMALL + 1, SYNCED])
 @pytest.mark.parametrize("edited", [False, True])
-def test_what_was_taken_and_released_is_believed_unread_unless_it_was_edited_meanwhile(
+def test_what_was_taken_and_deleted_is_believed_unread_unless_it_was_edited_meanwhile(
     objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, edited: bool
 ) -> None:
     content = objects.take(tree(tmp_path / "t", size))
@@ -225,8 +232,7 @@ def test_what_was_taken_and_released_is_believed_unread_unless_it_was_edited_mea
         held.chmod(0o644)
         held.write_bytes(b"c" * size)
         os.utime(held, ns=(was.st_atime_ns, was.st_mtime_ns))
-    objects.release(content, str(tmp_path / "t"))
-    assert not (tmp_path / "t").exists()
+    delete(tmp_path / "t")
     if edited:
         assert not objects.intact(content)
     else:
@@ -358,9 +364,10 @@ def test_an_object_put_again_survives_a_removal_that_was_decided_before(
 def test_a_missing_object_is_said(objects: Objects, tmp_path: Path) -> None:
     for content in (Content("f:" + "0" * 64), Content("t:" + "0" * 64)):
         assert not objects.has(content) and not objects.intact(content)
-        for give in (objects.copy_to, objects.stage):
-            with pytest.raises(Corrupt, match="not in the store"):
-                give(content, tmp_path / "x")
+        with pytest.raises(Corrupt, match="not in the store"):
+            objects.copy_to(content, tmp_path / "x")
+        with pytest.raises(Corrupt, match="not in the store"):
+            objects.demand(content)
 
 
 def test_a_published_file_is_believed_at_once(objects: Objects, tmp_path: Path) -> None:

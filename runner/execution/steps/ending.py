@@ -410,4 +410,4 @@ def _failed(
 def _discard(work: Work, running: Running) -> None:
     """Delete what there is of an attempt that did not begin."""
     work.beside(running.place.clear_after(running.task, ()))
-    clear_up(running, work.scrap, work.ws.objects)
+    clear_up(running, work.scrap)
