@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Corrupt, Infrastructure
-from runner.storage.content import files
+from runner.storage.content import files, giving
 from runner.storage.content.digest_cache import DigestCache
 from runner.storage.content.disk import SYNCED, delete
 from runner.storage.content.files import Content, scan
@@ -206,6 +207,96 @@ def test_a_sealed_object_is_not_read_again_until_the_next_boot(
         "run",
     ]  # what was synced is believed
     assert all(later.intact(content) for content in made) and len(reads) == 3
+
+
+def test_hard_links_to_an_object_break_no_seal(
+    objects: Objects, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of this process, and of another that has seen it before: none reads its bytes again."""
+    made = [take(objects, tree(tmp_path / "t", SMALL + 1))]
+    (tmp_path / "f").write_bytes(b"f" * (SMALL + 1))
+    made.append(take(objects, tmp_path / "f"))
+    seals = {seal.content: seal for seal in objects.seals.changes()}
+    other = Objects(root, seals.get)
+    assert all(other.intact(content) for content in made)
+    monkeypatch.setattr(files, "_hash", None)
+    for n, content in enumerate(made):
+        given_out(objects, content, tmp_path / f"attempt/{n}")
+        assert objects.intact(content) and other.intact(content)
+        delete(tmp_path / f"attempt/{n}")
+        assert objects.intact(content) and other.intact(content)
+
+
+def test_a_link_that_is_made_while_an_object_is_read_is_no_change(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"f" * (SMALL + 1))
+    content = take(objects, tmp_path / "f")
+    real = hashlib.sha256
+
+    def linked(*data: bytes) -> object:
+        given_out(objects, content, tmp_path / f"attempt/{len(os.listdir(tmp_path))}")
+        (tmp_path / f"{len(os.listdir(tmp_path))}").touch()
+        return real(*data)
+
+    monkeypatch.setattr(files.hashlib, "sha256", linked)
+    assert objects.verify(content)
+
+
+def test_a_changed_mode_is_put_right_and_costs_one_look(objects: Objects, tmp_path: Path) -> None:
+    content = take(objects, tree(tmp_path / "t", SMALL + 1))
+    given = given_out(objects, content, tmp_path / "attempt/t")
+    for name, mode in (("big", 0o755), ("a/run", 0o644), ("a/f.txt", 0o600)):
+        (given / name).chmod(mode)
+    assert objects.intact(content)
+    assert stat.S_IMODE((given / "big").stat().st_mode) == 0o444
+    assert stat.S_IMODE((given / "a/run").stat().st_mode) == 0o555
+
+
+def test_a_part_of_a_tree_is_given_as_a_tree(objects: Objects, tmp_path: Path) -> None:
+    content = take(objects, tree(tmp_path / "t"))
+    (tmp_path / "attempt").mkdir()
+    assert objects.give(content, str(tmp_path / "attempt/a"), "a") == ""
+    assert scan(tmp_path / "attempt/a") == scan(objects.path(content) / "a")
+    assert os.path.samefile(tmp_path / "attempt/a/f.txt", objects.path(content) / "a/f.txt")
+
+
+@pytest.mark.parametrize(
+    "number, why", [(errno.EMLINK, giving.FULL), (errno.EPERM, giving.REFUSED)]
+)
+def test_a_file_that_can_have_no_other_name_is_a_copy_or_a_link(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, why: str
+) -> None:
+    content = take(objects, tree(tmp_path / "t"))
+
+    def refused(source: str, target: str, **handles: int) -> None:
+        raise OSError(number, os.strerror(number), source)
+
+    monkeypatch.setattr(os, "link", refused)
+    (tmp_path / "attempt").mkdir()
+    given = tmp_path / "attempt/t"
+    assert objects.give(content, str(given)) == why
+    assert (given / "a/f.txt").read_text() == "f" and (given / "a/b/l").read_text() == "f"
+    assert (given / "big").is_symlink() == (number == errno.EPERM)
+    assert not given.is_symlink() and os.access(given / "a/run", os.X_OK)
+    if number == errno.EMLINK:
+        assert stat.S_IMODE((given / "big").stat().st_mode) == 0o444
+
+
+def test_an_object_with_as_many_names_as_the_file_system_allows_is_copied(
+    objects: Objects, tmp_path: Path
+) -> None:
+    (tmp_path / "f").write_bytes(b"f" * (SMALL + 1))
+    content = take(objects, tmp_path / "f")
+    (tmp_path / "names").mkdir()
+    try:
+        for n in range(66_000):
+            os.link(objects.path(content), tmp_path / f"names/{n}")
+        pytest.skip("this file system allows more than 66,000 names of a file")
+    except OSError as error:
+        assert error.errno == errno.EMLINK
+    assert objects.give(content, str(tmp_path / "x")) == giving.FULL
+    assert scan(tmp_path / "x") == content and objects.intact(content)
 
 
 def test_bytes_with_a_second_name_are_copied_not_moved(objects: Objects, tmp_path: Path) -> None:

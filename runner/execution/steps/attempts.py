@@ -596,7 +596,7 @@ class Attempts:
         for name, why in attempt.notices.items():
             if (name, why) not in self._said:
                 self._said.add((name, why))
-                self.commits.say(f"{node.id}: {name}: {why}")
+                self.commits.say(f"{node.id}: input {name}: {why}")
 
     def _declared(self, node: Node) -> Iterator[tuple[str, str | None, str, str, str]]:
         """Files and folders of the caller's that a step is given: the cache's name of each, its content, path, name there, and its pattern.

@@ -366,7 +366,11 @@ def _failed(
     if exit is not None and not hint:
         lock = "" if work.survey.request.current_python else running.node.lock
         ran = hints.Ran(
-            python, lock, work.attempts.wrapped(spec, running.place), running.place.elsewhere
+            python,
+            lock,
+            work.attempts.wrapped(spec, running.place),
+            running.place.elsewhere,
+            given_files=bool(attempt.objects or attempt.links),
         )
         hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
         hint = hint or hints.fix(

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore, Parcel
     from .checkpoint_sync import CheckpointSync
 
+LINKED = "it is staged as symbolic links on {} because {}. Use `tar -h` and `find -L`"
 _T = TypeVar("_T")
 
 
@@ -246,10 +247,10 @@ class RemotePlace(Place):
         """Say which inputs are links on this host, once a run."""
         for name in set(linked) - self._linked:
             self._linked.add(name)
-            task.say(
-                f"{name} is given as links on {self.name}, since its files cannot have another name there. "
-                "`tar -h` and `find -L` follow them"
-            )
+            why = "the file system there refuses hard links"
+            if name in task.attempt.links:
+                why = f"it is larger than {COPIED >> 20} MiB and is read in place"
+            task.say(f"input {name}: {LINKED.format(self.name, why)}")
 
     async def _direct(self, attempt: Attempt) -> dict[str, str]:
         """What it is given that the host sees on our disk: name -> path.  An input that it can have a copy of is sent."""

@@ -37,10 +37,16 @@ _LOOKED_AT = 10_000
 SMALL = 64 << 10
 """Files up to this size are copied into an attempt, larger ones linked: bytes."""
 LINKS = (
-    "it is given as links, since {}. `tar -h` and `find -L` follow them. "
-    "A workspace on XFS, Btrfs, ZFS or APFS needs none"
+    "it is staged as symbolic links because {}. "
+    "Use `tar -h` and `find -L`, or move the workspace to XFS, Btrfs, ZFS or APFS"
 )
-MOUNTED = "it is mounted and cannot be written to, since {}"
+MOUNTED = "it is mounted read-only because {}"
+MANY_FILES = 50_000
+MANY = (
+    "it has {} files, and staging them takes about {:.0f} s for each step. "
+    "Use a glob in `deps`, or pack them with `recipe pack`"
+)
+SECONDS_PER_FILE = 2e-5
 HEAVY = 8 << 20
 """Bytes of an output from which on it is taken beside the loop."""
 
@@ -284,6 +290,8 @@ class Attempt:
     def _add_files(self, objects: Objects, content: Content, name: str, below: str = "") -> None:
         if why := objects.give(content, f"{self.path}/{name}", below):
             self.notices[name] = why if why == FULL else LINKS.format(why)
+        elif content[0] == "t" and (count := len(objects.entries(content))) > MANY_FILES:
+            self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
         self.objects[name] = content
 
     def _lead_to(self, cache: DigestCache, at: str, path: str, name: str) -> None:

@@ -88,7 +88,7 @@ class StoredInputs:
             return ""
         root = self.objects.root
         if device != os.stat(root).st_dev:
-            return f"{_LARGE} and on another file system than the workspace"
+            return f"{_LARGE} and is on another file system than the workspace"
         kind, _ = disk.file_system(root)
         return f"{_LARGE} and {kind} cannot clone files"
 
