@@ -27,14 +27,20 @@ AWAITED = 2.0
 
 
 def stage(
-    request: Request, name: str, stamp: str, states: Sequence[str], coming: Sequence[str]
-) -> bool:
-    """Make an attempt from a tar that holds it as `at/NAME`, unless it stands.  False where what was made is not what `stamp` says.
+    request: Request,
+    name: str,
+    stamp: str,
+    states: Sequence[str],
+    coming: Sequence[str],
+    given: Sequence[tuple[str, bool]] = (),
+) -> list[str] | None:
+    """Make an attempt from a tar that holds it as `at/NAME`, unless it stands.  None where what was made is not what `stamp` says.
 
-    It stands once the objects `coming`, which are on their way, are there.  Raises Gone when they do not come soon.
+    It stands once the objects `coming`, which are on their way, are there.  Raises Gone when they do not come soon.  Each of
+    `given` is a link in it that becomes what it leads to, by hard links where that is an object.  Answers those that stay links.
     """
     if os.path.lexists(f"attempts/{name}.in") and os.path.isdir(f"attempts/{name}"):
-        return True
+        return []
     for state in states:
         os.makedirs(state, exist_ok=True)
     aside = f"{request.partial}/attempt.{os.getpid()}"
@@ -45,9 +51,14 @@ def stage(
         trees.unpack(request.read, request.into, 0o755)
         os.chdir(request.root)
         if stamp and trees.stamp_of(f"{aside}/at") != stamp:
-            return False
+            return None
         trees.remove(f"attempts/{name}")
         _await(request, coming)
+        linked = [
+            path
+            for path, is_object in given
+            if not trees.make_real(f"{aside}/at/{name}/{path}", is_object)
+        ]
         last = f"{name}.in"  # what was given is named last: then all of it is there
         trees.touch(f"{aside}/at/{last}")
         for each in sorted(os.listdir(f"{aside}/at"), key=lambda each: each == last):
@@ -56,7 +67,7 @@ def stage(
         os.chdir(request.root)
         trees.remove(aside)
         request.tidy()
-    return True
+    return linked
 
 
 def _await(request: Request, names: Sequence[str]) -> None:
@@ -134,14 +145,16 @@ def remains(
 ) -> tuple[list[tuple[str, int]], int]:
     """Small files of the attempt at `path`, at most `count`, of `each` bytes and together `whole`: names and sizes, the bytes behind each other.
 
-    And how many other files it has; what cannot be looked into is left out.
+    And how many other files it has; what cannot be looked into is left out, and what is another name of an object.
     """
     if not os.path.isdir(path):
         return [], 0
     names = sorted(
         name
         for name, found in trees.seen(path)
-        if not isinstance(found, OSError) and stat.S_ISREG(found.st_mode)
+        if not isinstance(found, OSError)
+        and stat.S_ISREG(found.st_mode)
+        and (found.st_mode & 0o222 or found.st_nlink == 1)
     )
     sent: list[tuple[str, int]] = []
     for name in names:

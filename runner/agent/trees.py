@@ -229,6 +229,39 @@ def copy_with_mode(source: str, target: str) -> None:
     shutil.copystat(source, target)
 
 
+def make_real(at: str, is_object: bool) -> bool:
+    """Make of a link what it leads to: folders of our own, and files.  False where files are links still.
+
+    Files of an object are given another name.  What is not ours is never: that would change it.
+    """
+    top = os.readlink(at)
+    os.unlink(at)
+    if not os.path.isdir(top):
+        return _named(top, at, is_object)
+    os.mkdir(at)
+    real = True
+    for path, kind in below(top):
+        if kind == "d":
+            os.mkdir(f"{at}/{path}")
+        elif kind == "l":
+            os.symlink(os.readlink(f"{top}/{path}"), f"{at}/{path}")
+        else:
+            real = _named(f"{top}/{path}", f"{at}/{path}", is_object) and real
+    return real
+
+
+def _named(source: str, target: str, is_object: bool) -> bool:
+    """Give a file another name; False where a link leads to it instead."""
+    if is_object:
+        try:
+            os.link(source, target)
+            return True
+        except OSError:
+            pass  # another file system, one without hard links, or one name too many
+    os.symlink(source, target)
+    return False
+
+
 def _make_way(name: bytes) -> None:
     """Let there be room for a file, and a folder for it."""
     if os.path.lexists(name):

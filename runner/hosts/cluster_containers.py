@@ -66,7 +66,7 @@ def wrap(
     """`command`, to be run in a container: see `containers.wrap`.  `image` is a file of Apptainer, or a name of Enroot.  Raises CannotRun."""
     box = f"{command.cwd}.box"
     here = engine.program.rpartition("/")[2]
-    ours = sorted(mounts, key=lambda mount: mount.path)  # a folder before what is below it
+    ours = sorted(mounts, key=lambda mount: mount.target)  # a folder before what is below it
     given = {
         name: value
         for name, value in engine.env.items()
@@ -114,26 +114,32 @@ def _past(values: Mapping[str, str], apart: str) -> dict[str, str]:
 
 def _record(mount: Mount) -> str:
     """A mount as Apptainer reads it: a record of CSV."""
-    if "\n" in mount.path:
+    if "\n" in mount.path + mount.target:
         raise CannotRun(
             f"apptainer cannot mount {mount.path!r}", fix="rename it, without line ends"
         )
-    fields = [f"{name}={mount.path}".replace('"', '""') for name in ("source", "destination")]
+    named = {"source": mount.path, "destination": mount.target}
+    fields = [f"{name}={path}".replace('"', '""') for name, path in named.items()]
     paths = [f'"{field}"' if {",", '"'} & set(field) else field for field in fields]
     return ",".join(["type=bind", *paths, *([] if mount.writable else ["ro"])])
 
 
 def _fields(mount: Mount) -> str:
     """A mount as Enroot reads it: fields of fstab, by colons."""
-    if ":" in mount.path:
+    if ":" in mount.path + mount.target:
         raise CannotRun(f"enroot cannot mount {mount.path!r}", fix="rename it, without colons")
-    path = (
-        mount.path.replace("\\", "\\134")
+    how = f"none:x-create=auto,bind,{'rw' if mount.writable else 'ro'}"
+    return f"{_field(mount.path)}:{_field(mount.target)}:{how}"
+
+
+def _field(path: str) -> str:
+    """A path as a table of file systems has it."""
+    return (
+        path.replace("\\", "\\134")
         .replace(" ", "\\040")
         .replace("\t", "\\011")
         .replace("\n", "\\012")
     )
-    return f"{path}:{path}:none:x-create=auto,bind,{'rw' if mount.writable else 'ro'}"
 
 
 def explain(code: int | None, last: str, image: str) -> str:

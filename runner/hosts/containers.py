@@ -583,18 +583,18 @@ def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list
 
 
 def _mounted(mount: Mount, engine: Engine) -> list[str]:
-    path = mount.path
-    if not ({",", '"', "\n"} & set(path)):
+    path, target = mount.path, mount.target
+    if not ({",", '"', "\n"} & set(path + target)):
         return [
             "--mount",
-            f"type=bind,source={path},target={path}" + ("" if mount.writable else ",readonly"),
+            f"type=bind,source={path},target={target}" + ("" if mount.writable else ",readonly"),
         ]
-    if ":" in path or "\n" in path:
+    if {":", "\n"} & set(path + target):
         raise CannotRun(
             f"{engine.kind} cannot mount {path!r}",
             fix="rename it, without commas, quotes and colons",
         )
-    return ["--volume", f"{path}:{path}" + ("" if mount.writable else ":ro")]
+    return ["--volume", f"{path}:{target}" + ("" if mount.writable else ":ro")]
 
 
 def _has(args: Sequence[str], *flags: str) -> bool:

@@ -44,7 +44,13 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A path of the host that the container sees under the same name."""
+    """A path of the host that the container sees, under the same name or as `at`."""
 
     path: str
     writable: bool = False
+    at: str = ""
+
+    @property
+    def target(self) -> str:
+        """What the container calls it."""
+        return self.at or self.path

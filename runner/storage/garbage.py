@@ -2,8 +2,9 @@
 
 Kept are: runs that wait or are worked on, the last `keep_runs` and those of the last `keep_days` days; traces of the last `keep_days` days, the
 newest of every step, those of steps in kept runs, all of a recipe that is running now, and those of published files; the objects of kept traces, of
-published files, and any that was put away after the decision, or while some run lives, since it began.  Traces go first, then objects: at no instant
-does a trace name an object that was taken from under it.
+published files, and any that was put away after the decision, or while some run lives, since it began; stored inputs that a step
+was given in the last `keep_days` days.  Traces go first, then objects: at no instant does a trace name an object that was taken
+from under it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..logs import Log
+from .content import inputs
 from .content.disk import delete_whole
 from .content.files import Content
 from .content.listings import forget_listings
@@ -26,10 +28,12 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What would go.  `before`: objects put away later stay.  `size` is the bytes of `objects`."""
+    """What would go.  `before`: objects put away later stay.  `size` is the bytes of `objects` and `inputs`."""
 
     traces: tuple[str, ...]
     objects: tuple[Content, ...]
+    inputs: tuple[Content, ...]
+    """Objects, too, but no results: copies of the caller's own inputs.  The next step that needs one stores it again."""
     attempts: tuple[str, ...]
     bundles: tuple[str, ...]
     runs: tuple[str, ...]
@@ -79,7 +83,10 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
         made.content for trace in traces if trace.key not in gone for made in trace.outputs
     }
     before = min([now, *(run.created for run in live)])
-    doomed = [content for content in objects.all(before) if content not in roots]
+    unrooted = [content for content in objects.all(before) if content not in roots]
+    given = dict(inputs.noted(store.root))
+    doomed = [content for content in unrooted if content not in given]
+    unused = [content for content in unrooted if given.get(content, oldest) < oldest]
     dirs = {row.dir for run in kept_runs for row in store.runs.attempts(run)}
     bundles = (
         sorted((store.root / "bundles").iterdir()) if (store.root / "bundles").is_dir() else []
@@ -93,11 +100,12 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     return Garbage(
         traces=tuple(trace.key for trace in going),
         objects=tuple(doomed),
+        inputs=tuple(unused),
         attempts=tuple(idle),
         bundles=tuple(path.name for path in bundles if path.lstat().st_mtime < min(before, oldest)),
         runs=tuple(run.id for run in runs if run.id not in kept_runs),
         before=before,
-        size=sum(objects.size(content) for content in doomed),
+        size=sum(objects.size(content) for content in (*doomed, *unused)),
     )
 
 
@@ -105,16 +113,20 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
     """Delete what `garbage` found, and answer how many bytes of objects went.  What has come into use since then stays."""
     store.index.forget(traces=plan.traces)
     store.runs.forget(plan.runs)
-    sizes = {content: objects.size(content) for content in plan.objects}
+    going = (*plan.objects, *plan.inputs)
+    sizes = {content: objects.size(content) for content in going}
     gone = objects.tiny.forget(plan.objects, plan.before)
     gone |= {
         content
-        for content in plan.objects
+        for content in going
         if content not in gone and objects.remove(content, before=plan.before)
     }
     freed = sum(sizes[content] for content in gone)
+    for content, _ in inputs.noted(store.root):
+        if not objects.has(content):
+            inputs.forget(store.root, content)
     store.index.forget(
-        objects=[content for content in plan.objects if not objects.has(content)],
+        objects=[content for content in going if not objects.has(content)],
         files=_vanished(store, workspace),
     )
     forget_listings(store.root / "listings", workspace)

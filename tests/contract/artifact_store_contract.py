@@ -20,6 +20,7 @@ from runner.errors import Corrupt, Infrastructure, Unusable
 from runner.storage import checkpoints
 from runner.storage.buckets import google, s3
 from runner.storage.buckets.bucket import Bucket
+from runner.storage.content.disk import delete
 from runner.storage.content.files import Content, Entry, tree_id
 from runner.storage.content.objects import Objects
 from runner.storage.crew import Crew
@@ -108,7 +109,7 @@ def tree(objects: Objects, tmp_path: Path, files: dict[str, bytes]) -> Content:
 def moved(objects: Objects, path: Path) -> Content:
     """Take what is at `path`, and leave the name free for the next."""
     content = objects.take(path)
-    objects.release(content, str(path))
+    delete(path)
     return content
 
 

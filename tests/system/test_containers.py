@@ -536,6 +536,40 @@ def test_a_recipe_with_an_image_runs_in_it_here_and_elsewhere(
 
 
 @EACH
+@EACH
+def test_inputs_of_a_step_in_an_image_are_real_folders_and_files(
+    machine: Machine,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """One that can be no object is mounted under its name."""
+    space = Space(tmp_path / "space")
+    for top, size in (("small", 100_000), ("large", 65 << 20)):
+        (space.root / top).mkdir()
+        with (space.root / top / "big.bin").open("wb") as file:
+            file.truncate(size)
+    settings = {
+        "container_engine": machine.kind,
+        "engine_args": list(machine.flags),
+        "container_args": list(machine.args),
+    }
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
+    space.write("recipe.toml", f"[drivers.local]\n{lines}\n")
+    space.recipe(
+        f"image: {json.dumps(machine.image)}\n"
+        "steps:\n"
+        "  s:\n"
+        "    deps: [small/, large/]\n"
+        "    outputs: {o: o.txt, t: t.tar}\n"
+        "    run: find small large -type f > o.txt; find small large -type l >> o.txt; tar cf t.tar small large/; echo c > small/labels.cache\n"
+    )
+    code, _, said = space.command("run", env=machine.environ)
+    assert code == 0, said
+    assert sorted(space.read("o.txt").split()) == ["large/big.bin", "small/big.bin"]
+    assert (space.root / "t.tar").stat().st_size > 65 << 20
+    assert "input large: it is mounted read-only" in said or "cannot clone" not in said
+    assert not (space.root / "small/labels.cache").exists()
+
+
 def test_an_image_that_is_nowhere_is_named_with_the_engines_reason(room: Room) -> None:
     with pytest.raises(
         CannotRun,

@@ -177,7 +177,7 @@ def test_a_step_sees_there_what_it_declares_and_nothing_else(space: Space) -> No
     space.write("in/one", "1")
     space.write("other", "2")
     space.run(settings=LOOPBACK)
-    assert set(space.read("o").split()) == {"./in"}
+    assert set(space.read("o").split()) == {"./in/one"}
     assert not {"VIRTUAL_ENV", "PYTEST_CURRENT_TEST"} & set(space.read("e").split())
 
 

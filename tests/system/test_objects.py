@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -12,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Corrupt, Infrastructure
-from runner.storage.content import files
+from runner.storage.content import files, giving
 from runner.storage.content.digest_cache import DigestCache
-from runner.storage.content.disk import SYNCED
+from runner.storage.content.disk import SYNCED, delete
 from runner.storage.content.files import Content, scan
 from runner.storage.content.manifests import Manifests
 from runner.storage.content.objects import SMALL, Objects
@@ -38,8 +39,16 @@ def objects(root: Path) -> Objects:
 def take(objects: Objects, path: Path) -> Content:
     """Put away what is at a path, which is needed no more."""
     content = objects.take(path)
-    objects.release(content, str(path))
+    delete(path)
     return content
+
+
+def given_out(objects: Objects, content: Content, path: Path) -> Path:
+    """What a step is given of an object."""
+    path.parent.mkdir(exist_ok=True)
+    objects.demand(content)
+    assert objects.give(content, str(path)) == ""
+    return path
 
 
 def tree(at: Path, big: int = 10) -> Path:
@@ -68,12 +77,13 @@ def test_what_is_taken_comes_back(objects: Objects, tmp_path: Path, size: int, m
     )
     assert stat.S_IMODE(objects.path(content).stat().st_mode) == mode & 0o555 | 0o444
     objects.copy_to(content, tmp_path / "new/deep/file")
-    objects.stage(content, tmp_path / "attempt/in")
-    for given_out in (tmp_path / "new/deep/file", tmp_path / "attempt/in"):
-        assert given_out.read_bytes() == data and scan(given_out) == content
-    assert os.access(tmp_path / "new/deep/file", os.W_OK) and (
-        tmp_path / "attempt/in"
-    ).is_symlink() == (size > SMALL)
+    for found in (
+        tmp_path / "new/deep/file",
+        given_out(objects, content, tmp_path / "attempt/in"),
+    ):
+        assert found.read_bytes() == data and scan(found) == content
+    assert os.access(tmp_path / "new/deep/file", os.W_OK)
+    assert os.path.samefile(tmp_path / "attempt/in", objects.path(content))
     assert list(objects.all()) == [content]
 
 
@@ -87,8 +97,7 @@ def test_a_tree_comes_back(objects: Objects, tmp_path: Path, big: int) -> None:
     (tmp_path / "copy/more").touch()
     objects.copy_to(content, tmp_path / "copy")
     assert scan(tmp_path / "copy") == content
-    objects.stage(content, tmp_path / "attempt/t")
-    assert scan(tmp_path / "attempt/t") == content
+    assert scan(given_out(objects, content, tmp_path / "attempt/t")) == content
     assert [entry.path for entry in objects.manifests.matching(content, "a/*")] == [
         "a/f.txt",
         "a/run",
@@ -139,7 +148,7 @@ def test_an_edited_object_is_never_given_out(
         with pytest.raises(Corrupt, match="not what their name says"):
             mine.copy_to(content, tmp_path / "x")
         with pytest.raises(Corrupt):
-            mine.stage(content, tmp_path / "y")
+            mine.demand(content)
     assert not (tmp_path / "x").exists() and not (tmp_path / "y").exists()
     (tmp_path / "f").write_bytes(b"a" * size)
     assert objects.take(tmp_path / "f") == content
@@ -154,8 +163,7 @@ def test_a_small_file_is_still_readable_after_it_was_taken(
     content = objects.take(tmp_path / "f")
     objects.path(content).chmod(0o644)
     objects.path(content).write_bytes(b"edited")
-    objects.stage(content, tmp_path / "x")
-    assert (tmp_path / "x").read_bytes() == b"taken"
+    assert objects.small(content) == b"taken"
 
 
 def test_an_edit_through_a_hard_link_is_noticed(objects: Objects, tmp_path: Path) -> None:
@@ -201,6 +209,96 @@ def test_a_sealed_object_is_not_read_again_until_the_next_boot(
     assert all(later.intact(content) for content in made) and len(reads) == 3
 
 
+def test_hard_links_to_an_object_break_no_seal(
+    objects: Objects, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of this process, and of another that has seen it before: none reads its bytes again."""
+    made = [take(objects, tree(tmp_path / "t", SMALL + 1))]
+    (tmp_path / "f").write_bytes(b"f" * (SMALL + 1))
+    made.append(take(objects, tmp_path / "f"))
+    seals = {seal.content: seal for seal in objects.seals.changes()}
+    other = Objects(root, seals.get)
+    assert all(other.intact(content) for content in made)
+    monkeypatch.setattr(files, "_hash", None)
+    for n, content in enumerate(made):
+        given_out(objects, content, tmp_path / f"attempt/{n}")
+        assert objects.intact(content) and other.intact(content)
+        delete(tmp_path / f"attempt/{n}")
+        assert objects.intact(content) and other.intact(content)
+
+
+def test_a_link_that_is_made_while_an_object_is_read_is_no_change(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"f" * (SMALL + 1))
+    content = take(objects, tmp_path / "f")
+    real = hashlib.sha256
+
+    def linked(*data: bytes) -> object:
+        given_out(objects, content, tmp_path / f"attempt/{len(os.listdir(tmp_path))}")
+        (tmp_path / f"{len(os.listdir(tmp_path))}").touch()
+        return real(*data)
+
+    monkeypatch.setattr(files.hashlib, "sha256", linked)
+    assert objects.verify(content)
+
+
+def test_a_changed_mode_is_put_right_and_costs_one_look(objects: Objects, tmp_path: Path) -> None:
+    content = take(objects, tree(tmp_path / "t", SMALL + 1))
+    given = given_out(objects, content, tmp_path / "attempt/t")
+    for name, mode in (("big", 0o755), ("a/run", 0o644), ("a/f.txt", 0o600)):
+        (given / name).chmod(mode)
+    assert objects.intact(content)
+    assert stat.S_IMODE((given / "big").stat().st_mode) == 0o444
+    assert stat.S_IMODE((given / "a/run").stat().st_mode) == 0o555
+
+
+def test_a_part_of_a_tree_is_given_as_a_tree(objects: Objects, tmp_path: Path) -> None:
+    content = take(objects, tree(tmp_path / "t"))
+    (tmp_path / "attempt").mkdir()
+    assert objects.give(content, str(tmp_path / "attempt/a"), "a") == ""
+    assert scan(tmp_path / "attempt/a") == scan(objects.path(content) / "a")
+    assert os.path.samefile(tmp_path / "attempt/a/f.txt", objects.path(content) / "a/f.txt")
+
+
+@pytest.mark.parametrize(
+    "number, why", [(errno.EMLINK, giving.FULL), (errno.EPERM, giving.REFUSED)]
+)
+def test_a_file_that_can_have_no_other_name_is_a_copy_or_a_link(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, why: str
+) -> None:
+    content = take(objects, tree(tmp_path / "t"))
+
+    def refused(source: str, target: str, **handles: int) -> None:
+        raise OSError(number, os.strerror(number), source)
+
+    monkeypatch.setattr(os, "link", refused)
+    (tmp_path / "attempt").mkdir()
+    given = tmp_path / "attempt/t"
+    assert objects.give(content, str(given)) == why
+    assert (given / "a/f.txt").read_text() == "f" and (given / "a/b/l").read_text() == "f"
+    assert (given / "big").is_symlink() == (number == errno.EPERM)
+    assert not given.is_symlink() and os.access(given / "a/run", os.X_OK)
+    if number == errno.EMLINK:
+        assert stat.S_IMODE((given / "big").stat().st_mode) == 0o444
+
+
+def test_an_object_with_as_many_names_as_the_file_system_allows_is_copied(
+    objects: Objects, tmp_path: Path
+) -> None:
+    (tmp_path / "f").write_bytes(b"f" * (SMALL + 1))
+    content = take(objects, tmp_path / "f")
+    (tmp_path / "names").mkdir()
+    try:
+        for n in range(66_000):
+            os.link(objects.path(content), tmp_path / f"names/{n}")
+        pytest.skip("this file system allows more than 66,000 names of a file")
+    except OSError as error:
+        assert error.errno == errno.EMLINK
+    assert objects.give(content, str(tmp_path / "x")) == giving.FULL
+    assert scan(tmp_path / "x") == content and objects.intact(content)
+
+
 def test_bytes_with_a_second_name_are_copied_not_moved(objects: Objects, tmp_path: Path) -> None:
     for size in (5, SMALL + 1):
         (tmp_path / "f").write_bytes(b"f" * size)
@@ -215,7 +313,7 @@ def test_bytes_with_a_second_name_are_copied_not_moved(objects: Objects, tmp_pat
 
 @pytest.mark.parametrize("size", [SMALL + 1, SYNCED])
 @pytest.mark.parametrize("edited", [False, True])
-def test_what_was_taken_and_released_is_believed_unread_unless_it_was_edited_meanwhile(
+def test_what_was_taken_and_deleted_is_believed_unread_unless_it_was_edited_meanwhile(
     objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, edited: bool
 ) -> None:
     content = objects.take(tree(tmp_path / "t", size))
@@ -225,8 +323,7 @@ def test_what_was_taken_and_released_is_believed_unread_unless_it_was_edited_mea
         held.chmod(0o644)
         held.write_bytes(b"c" * size)
         os.utime(held, ns=(was.st_atime_ns, was.st_mtime_ns))
-    objects.release(content, str(tmp_path / "t"))
-    assert not (tmp_path / "t").exists()
+    delete(tmp_path / "t")
     if edited:
         assert not objects.intact(content)
     else:
@@ -358,9 +455,10 @@ def test_an_object_put_again_survives_a_removal_that_was_decided_before(
 def test_a_missing_object_is_said(objects: Objects, tmp_path: Path) -> None:
     for content in (Content("f:" + "0" * 64), Content("t:" + "0" * 64)):
         assert not objects.has(content) and not objects.intact(content)
-        for give in (objects.copy_to, objects.stage):
-            with pytest.raises(Corrupt, match="not in the store"):
-                give(content, tmp_path / "x")
+        with pytest.raises(Corrupt, match="not in the store"):
+            objects.copy_to(content, tmp_path / "x")
+        with pytest.raises(Corrupt, match="not in the store"):
+            objects.demand(content)
 
 
 def test_a_published_file_is_believed_at_once(objects: Objects, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from runner.errors import Busy, RecipeError, Unusable
 from runner.interface.cli.main import main
 from runner.storage.content import files
 from runner.storage.content.digest_cache import DigestCache
+from runner.storage.content.disk import delete
 from runner.storage.content.files import Content, scan
 from runner.storage.content.objects import Objects
 from runner.storage.garbage import collect, garbage
@@ -344,7 +345,7 @@ def test_garbage_is_what_nothing_refers_to(tmp_path: Path, store: Store, objects
     def put(text: str) -> Content:
         (tmp_path / "x").write_text(text)
         content = objects.take(tmp_path / "x")
-        objects.release(content, str(tmp_path / "x"))
+        delete(tmp_path / "x")
         return content
 
     old, new, shown, orphan = put("old"), put("new"), put("shown"), put("orphan")

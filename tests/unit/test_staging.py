@@ -48,7 +48,7 @@ def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
     one = begun("one")
     for name in ("lib/sub/a", "lib/b"):
         one.add_path(cache, name, None, str(tmp_path / name), name)
-    one.retire(scrap, Objects(tmp_path))
+    one.retire(scrap)
     two = begun("two")
     two.add_path(cache, "lib", None, str(tmp_path / "lib"), "lib")
     two.folder.ready()
@@ -67,7 +67,7 @@ def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(
         attempt.folder.begin(scrap)
         if name == "one":
             attempt.add_path(DigestCache(tmp_path), "a", None, str(tmp_path / "a"), "out/a")
-            attempt.retire(scrap, Objects(tmp_path))
+            attempt.retire(scrap)
     attempt.prepare_outputs([OutputSpec("o", "out", DIRECTORY)])
     attempt.folder.ready()
     assert (tmp_path / "attempts/two/out").is_dir()

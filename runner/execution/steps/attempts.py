@@ -33,7 +33,7 @@ from ...planning.secret_values import Passed, given, passed
 from ...planning.step import DIRECTORY, StepSpec
 from ...secrets import passwords
 from ...storage.content.files import Content
-from ...storage.content.objects import Objects
+from ...storage.content.inputs import StoredInputs
 from ...storage.crash import crashpoint
 from ...storage.locks import Lock
 from ...storage.sources import chosen, fetch
@@ -139,9 +139,11 @@ def saved(running: Running, spec: StepSpec) -> bool:
     return False
 
 
-def clear_up(running: Running, scrap: Scrap, objects: Objects) -> None:
+def clear_up(running: Running, scrap: Scrap) -> None:
     """Take away what an attempt that never began has on this disk."""
-    running.attempt.retire(scrap, objects)
+    rest = running.attempt.retire(scrap)
+    if rest is not None:
+        rest()
     for path, give in (
         (f"{running.attempt.path}.sh", scrap.give_script),
         (running.log, scrap.give_log),
@@ -191,6 +193,8 @@ class Attempts:
         ] = {}  # interpreters of environments, by place
         self._boxes: dict[str, Containers] = {}
         self._buckets = BucketInputs(ws, survey, commits, host_pool.name)
+        self._inputs = StoredInputs(ws.objects, ws.cache)
+        self._said: set[tuple[str, str]] = set()  # inputs that are not files of ours, and why
 
     @property
     def hooks(self) -> Collection[Hooks]:
@@ -377,6 +381,8 @@ class Attempts:
             attempt.folder.begin(self.scrap)
             crashpoint("attempt-made")
             self.stage(node, spec, attempt, place)
+            attempt.note_given()
+            self._explain(node, attempt)
             place.give_states(attempt, states)
             running.begins = found
             running.goes_on = max(
@@ -531,9 +537,12 @@ class Attempts:
 
     def stage(self, node: Node, spec: StepSpec, attempt: Attempt, place: Place) -> None:
         """Put all that a step declares into its attempt directory; an output that is not here, but where it will run, by name only."""
-        cache = self.ws.cache
-        for at, content, source, name, copy in self._declared(node):
-            attempt.add_path(cache, at, content, source, name, copy=copy)
+        cache, objects = self.ws.cache, self.ws.objects
+        attempt.boxed = bool(self.wrapped(spec, place))
+        inputs = None if place.own_disk else self._inputs
+        add = functools.partial(attempt.add_path, cache, inputs=inputs)
+        for at, content, source, name, group in self._declared(node):
+            add(at, content, source, name, copy=not group, group=group)
         for url, commit, at in spec.git:
             from ...storage.git_checkout import checkout, located
 
@@ -550,19 +559,14 @@ class Attempts:
                 if only and os.path.isdir(source):
                     identity, contents = chosen(cache, source, only)
                     for path in contents:
-                        attempt.add_path(
-                            cache,
-                            f"{source}/{path}",
-                            contents[path],
-                            f"{source}/{path}",
-                            f"{name}/{path}",
-                        )
+                        each = f"{source}/{path}"
+                        add(each, contents[path], each, f"{name}/{path}", group=name)
                     if identity != self.survey.facts.takes[taken.asked]:
                         attempt.doubtful.append(
                             source
                         )  # one came, went or changed since the key was made
                     continue
-                attempt.add_path(cache, source, self.survey.facts.takes[taken.asked], source, name)
+                add(source, self.survey.facts.takes[taken.asked], source, name)
             elif (
                 kind != "stream" and name not in attempt.objects
             ):  # else its host has it from its bucket
@@ -571,35 +575,48 @@ class Attempts:
                 )
                 if address in self.ws.addresses:
                     self.ws.store.runs.opened(self.commits.run, address)
-                attempt.add_path(cache, source, None, source, name)
+                add(source, None, source, name)
         for producer, output, name, below in node.upstream:
             made = self.made[producer].outputs.get(output)
             if made is None:
                 continue  # an optional output that was not made
-            if below:
-                source = f"{self.ws.objects.path(Content(made))}/{below}"
-                attempt.add_path(cache, source, None, source, name)
-            elif place.folder.holds(made) and not self.ws.objects.has(Content(made)):
+            if below and place.own_disk:
+                source = f"{objects.path(Content(made))}/{below}"
+                add(source, None, source, name)
+            elif below:
+                attempt.add_part(objects, made, below, name)
+            elif place.folder.holds(made) and not objects.has(Content(made)):
                 attempt.objects[name] = made
             else:
-                attempt.add_object(self.ws.objects, made, name)
+                attempt.add_object(objects, made, name, by_link=place.own_disk)
+        attempt.give_files(cache, self._inputs)
 
-    def _declared(self, node: Node) -> Iterator[tuple[str, str | None, str, str, bool]]:
-        """Files and folders of the caller's that a step is given: the cache's name of each, its content, path, name there, and if as a copy."""
+    def _explain(self, node: Node, attempt: Attempt) -> None:
+        """Say once a run which inputs are links, or copies for each step, and why."""
+        for name, why in attempt.notices.items():
+            if (name, why) not in self._said:
+                self._said.add((name, why))
+                self.commits.say(f"{node.id}: input {name}: {why}")
+
+    def _declared(self, node: Node) -> Iterator[tuple[str, str | None, str, str, str]]:
+        """Files and folders of the caller's that a step is given: the cache's name of each, its content, path, name there, and its pattern.
+
+        The pattern is empty for code, which is copied.
+        """
         facts = self.survey.facts
-        found = {path for dep in node.deps for path in facts.matches.get(dep, (dep,))}
+        found = {path: dep for dep in node.deps for path in facts.matches.get(dep, (dep,))}
         for path in sorted(found):  # a folder before what is in it
-            yield path, facts.files.get(path), f"{self._top}/{path}", path, False
+            yield path, facts.files.get(path), f"{self._top}/{path}", path, found[path]
         for pattern in node.code:
             base = os.path.realpath(self.survey.plan.homes[node.home])
             for name, content in facts.code.get((node.home, pattern), ()):
-                yield f"{base}/{name}", content, f"{base}/{name}", name, True
+                yield f"{base}/{name}", content, f"{base}/{name}", name, ""
 
     def recall(self, node: Node, attempt: Attempt) -> bool:
         """Whether what an earlier worker staged is what the step's key says now; from then on it is looked at as if this worker had staged it."""
         same = [
-            attempt.recall_path(self.ws.cache, at, content or "", name)
-            for at, content, _, name, _ in self._declared(node)
+            attempt.recall_path(self.ws.cache, at, content or "", source, name)
+            for at, content, source, name, _ in self._declared(node)
         ]
         for name, kind, address, only in node.takes:
             if kind == "path" and not only:
@@ -607,7 +624,9 @@ class Attempts:
                     str(self.ws.absolute(address)),
                     self.survey.facts.takes[kind, address],
                 )
-                same.append(attempt.recall_path(self.ws.cache, source, identity or "", name))
+                same.append(
+                    attempt.recall_path(self.ws.cache, source, identity or "", source, name)
+                )
         for producer, output, name, below in node.upstream:
             made = self.made[producer].outputs.get(output)
             if made is not None and not below:

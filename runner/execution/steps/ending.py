@@ -368,7 +368,11 @@ def _failed(
     if exit is not None and not hint:
         lock = "" if work.survey.request.current_python else running.node.lock
         ran = hints.Ran(
-            python, lock, work.attempts.wrapped(spec, running.place), running.place.elsewhere
+            python,
+            lock,
+            work.attempts.wrapped(spec, running.place),
+            running.place.elsewhere,
+            given_files=bool(attempt.objects or attempt.links),
         )
         hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
         hint = hint or hints.fix(
@@ -412,4 +416,4 @@ def _failed(
 def _discard(work: Work, running: Running) -> None:
     """Delete what there is of an attempt that did not begin."""
     work.beside(running.place.clear_after(running.task, ()))
-    clear_up(running, work.scrap, work.ws.objects)
+    clear_up(running, work.scrap)

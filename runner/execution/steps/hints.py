@@ -18,6 +18,7 @@ _GPU_MEMORY: Final = (
     r"OutOfMemoryError|(?:CUDA|HIP|XPU)\b.{0,20} out of memory|CUDA_ERROR_OUT_OF_MEMORY"
 )
 _DENIED: Final = r"(?:cannot run |: )(\S+): Permission denied"
+_REFUSED: Final = r"Permission denied|PermissionError|Read-only file system"
 _ABSENT: Final = (
     r"(?:cannot run |: )(\S+): (?:no such program in PATH|not found|command not found|No such file)"
 )
@@ -38,6 +39,8 @@ class Ran(NamedTuple):
     image: str = ""
     host: str = ""
     """Empty for this machine."""
+    given_files: bool = False
+    """Whether it was given files that are read-only: more than small copies."""
 
 
 def fix(
@@ -74,6 +77,11 @@ def fix(
     if exit.code == 126 and (found := re.search(_DENIED, log)):
         program = found[1].removeprefix("./")
         return f"{program} is not executable: `chmod +x {program}`, or call it with its interpreter, as in `sh {program}`"
+    if ran.given_files and re.search(_REFUSED, log):
+        return (
+            "the files of an input are read-only, and `cp` and `copytree` copy that mode: use `cp -r --no-preserve=mode`, "
+            "or run `chmod -R u+w COPY` before the command writes to the copy"
+        )
     if exit.code == 127 and (found := re.search(_ABSENT, log)):
         return _absent_program(found[1], ran)
     return ""

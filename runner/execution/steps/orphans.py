@@ -244,6 +244,6 @@ def clear(path: str) -> None:
     """Delete all that there is of an attempt, on whatever number of nodes."""
     for each in (path, *glob(f"{path}.[0-9]*")):
         delete_whole(Path(each))
-    for suffix in (".log", ".sh", ".metrics", ".host", ".latest", ".taken", ".site"):
+    for suffix in (".log", ".sh", ".metrics", ".host", ".latest", ".taken", ".site", ".given"):
         with contextlib.suppress(OSError):
             os.unlink(path + suffix)

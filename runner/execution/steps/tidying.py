@@ -39,11 +39,12 @@ class Tidying:
 
     def left(self, running: Running) -> str:
         """Where what a failed attempt wrote is to be looked at; empty when it wrote no file."""
-        kept, staged = f"{self._attempts}/{self.failed_name(running.node.id)}", running.left.staged
+        kept = f"{self._attempts}/{self.failed_name(running.node.id)}"
         for folder, _, names in os.walk(kept):
             for name in names:
                 path = f"{folder}/{name}"
-                if not os.path.islink(path) and path.removeprefix(f"{kept}/") not in staged:
+                mode = os.lstat(path).st_mode
+                if not running.left.was_given(path.removeprefix(f"{kept}/"), mode):
                     return kept
         return ""
 
@@ -78,6 +79,8 @@ class Tidying:
             delete(Path(failed))
         if not success:
             self._failures_kept = True
+            for part in running.task.parts or [running.task]:
+                part.attempt.forget_given()
             with contextlib.suppress(OSError):
                 os.rename(running.left.path, failed)
             if running.left is not running.attempt:
@@ -85,7 +88,7 @@ class Tidying:
 
     def _forget(self, running: Running, spec: StepSpec) -> None:
         """The trace of an attempt is stored: nothing of it is needed any more."""
-        rest = running.attempt.retire(self._scrap, self.ws.objects)
+        rest = running.attempt.retire(self._scrap)
         if rest is not None:
             self._beside(asyncio.to_thread(rest))
         with contextlib.suppress(OSError):

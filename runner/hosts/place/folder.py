@@ -117,7 +117,8 @@ class RemoteFolder(Folder):
             {path: (data, False) for path, data in files.items()},
             beside={} if script is None else {".sh": script},
         )
-        return Paths.at(await self._contact.insist(lambda: self._host_store.stage(name, parcel)))
+        await self._contact.insist(lambda: self._host_store.stage(name, parcel))
+        return Paths.at(f"{self.root}/attempts/{name}")
 
     async def program(self, path: str) -> str:
         content = scan(path)

@@ -147,7 +147,7 @@ class Group(Place):
         )
         for part in task.parts[1:]:
             delete(Path(part.attempt.path))
-            for ending in (".log", ".metrics", ".host", ".sh"):
+            for ending in (".log", ".metrics", ".host", ".sh", ".given"):
                 with contextlib.suppress(FileNotFoundError):
                     Path(part.attempt.path + ending).unlink()
 

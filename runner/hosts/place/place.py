@@ -51,6 +51,9 @@ class Shell(NamedTuple):
 class Place:
     """A host that sees our disk: attempts run where they are made."""
 
+    own_disk = False
+    """Whether an attempt directory here is only a model of the one that its command sees."""
+
     def __init__(
         self,
         ws: Workspace,
@@ -145,8 +148,11 @@ class Place:
     ) -> Sequence[Mount]:
         """What a container there has to see: the attempt, and all that it leads to."""
         from ..containers import mounts
+        from ..engines import Mount
 
-        return mounts(command, f"{self.folder.root}/objects", [str(state.here) for state in states])
+        shown = [Mount(path, at=f"{attempt.path}/{name}") for name, path in attempt.mounted.items()]
+        writable = [str(state.here) for state in states]
+        return [*mounts(command, f"{self.folder.root}/objects", writable), *shown]
 
     def may_have_made(self, attempt: Attempt, outputs: Sequence[OutputSpec]) -> bool:
         """Whether the outputs of an attempt that ended well may all be there still."""

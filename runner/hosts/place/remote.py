@@ -16,6 +16,7 @@ from drivers.base import Command, Denied, Job, Rejected
 
 from ...planning.step import OutputSpec
 from ...storage.content.files import Content, Entry
+from ...storage.content.inputs import COPIED, Source, size_of
 from ...storage.crash import crashpoint
 from ...storage.workspace import Workspace
 from ..link.contact import RemoteContact
@@ -35,11 +36,14 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore, Parcel
     from .checkpoint_sync import CheckpointSync
 
+LINKED = "it is staged as symbolic links on {} because {}. Use `tar -h` and `find -L`"
 _T = TypeVar("_T")
 
 
 class RemotePlace(Place):
     """A host with a disk of its own."""
+
+    own_disk = True
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class RemotePlace(Place):
         self.folder: RemoteFolder = RemoteFolder(
             ws, host_store, self.contact, lambda: self.capacity.busy
         )
+        self._linked: set[str] = set()  # inputs that are said to be links here
 
     def paths(self, attempt: Attempt) -> Paths:
         return Paths.at(
@@ -206,7 +211,7 @@ class RemotePlace(Place):
         parcel = _parcel(attempt, {state.path: state.below for state in task.states})
         for name, path in (await self._direct(attempt)).items():
             del parcel.links[name]
-            parcel.paths[name] = path
+            parcel.seen[name] = path, name in attempt.objects
         if script is not None:
             parcel.beside[".sh"] = script
         if task.metrics is not None and task.metrics.in_environment:
@@ -216,7 +221,7 @@ class RemotePlace(Place):
             content for content in parcel.links.values() if content not in self.folder.contents
         }
         if not wanted:
-            await self.host_store.stage(name, parcel)
+            self._explain(task, await self.host_store.stage(name, parcel))
             return
         from ..link.wire import Gone
         from .rendezvous import together
@@ -229,24 +234,41 @@ class RemotePlace(Place):
 
         async def stage() -> None:
             try:
-                await self.host_store.stage(name, parcel, wanted)  # travels while they do
+                linked = await self.host_store.stage(name, parcel, wanted)  # travels while they do
             except Gone:  # they take longer than it waits for them
                 await sent.wait()
-                await self.host_store.stage(name, parcel)
+                linked = await self.host_store.stage(name, parcel)
+            self._explain(task, linked)
 
         await together((send(), stage()))
         self.folder.contents |= wanted
 
+    def _explain(self, task: HostTask, linked: Sequence[str]) -> None:
+        """Say which inputs are links on this host, once a run."""
+        for name in set(linked) - self._linked:
+            self._linked.add(name)
+            why = "the file system there refuses hard links"
+            if name in task.attempt.links:
+                why = f"it is larger than {COPIED >> 20} MiB and is read in place"
+            task.say(f"input {name}: {LINKED.format(self.name, why)}")
+
     async def _direct(self, attempt: Attempt) -> dict[str, str]:
-        """What it is given that the host sees on our disk: name -> path."""
+        """What it is given that the host sees on our disk: name -> path.  An input that it can have a copy of is sent."""
         if not self.host_store.neighbour.reads:
             return {}
+        large = [
+            name
+            for name, (at, content) in attempt.links.items()
+            if content and size_of(self.ws.cache, self._source(attempt, name, at, content)) > COPIED
+        ]
         given = {
-            name: os.path.realpath(f"{attempt.path}/{name}")
-            for name in (*attempt.links, *attempt.objects)
+            name: os.path.realpath(f"{attempt.path}/{name}") for name in (*large, *attempt.objects)
         }
         seen = await self.host_store.neighbour.same(list(given.values()))
         return {name: path for name, path in given.items() if path in seen}
+
+    def _source(self, attempt: Attempt, name: str, at: str, content: str) -> Source:
+        return Source(at, os.path.realpath(f"{attempt.path}/{name}"), Content(content))
 
     def _sources(
         self, attempt: Attempt, wanted: set[str]

@@ -1,15 +1,19 @@
 """Make an attempt directory and take its results.
 
-An attempt sees what its step declared, under the same relative names on every driver: code and small files as copies, large files and trees as links.
+An attempt sees what its step declared, under the same relative names on every driver, as folders and files: code and small
+files are copies, the rest are hard links to stored objects, in folders of the attempt's own.  Only what can be no object is a
+link to the caller's own, or a folder of such links.  A directory that is only a model of one on a host has links in place of
+folders and large files: the host's agent makes them real there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,8 +23,10 @@ from ...errors import CannotRun
 from ...paths import escapes, heads
 from ...planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
 from ...storage.content.digest_cache import DigestCache
-from ...storage.content.disk import delete, overwrite
+from ...storage.content.disk import WRITABLE, delete, overwrite
 from ...storage.content.files import Changed, Content, Unhashable, scan
+from ...storage.content.giving import FULL, link_tree
+from ...storage.content.inputs import EACH_FILE, Source, StoredInputs
 from ...storage.content.objects import Objects
 from .spare_dirs import Scrap, Spare
 
@@ -30,6 +36,17 @@ _LOOKED_AT = 10_000
 """Files of an attempt among which an output that was not made is looked for."""
 SMALL = 64 << 10
 """Files up to this size are copied into an attempt, larger ones linked: bytes."""
+LINKS = (
+    "it is staged as symbolic links because {}. "
+    "Use `tar -h` and `find -L`, or move the workspace to XFS, Btrfs, ZFS or APFS"
+)
+MOUNTED = "it is mounted read-only because {}"
+MANY_FILES = 50_000
+MANY = (
+    "it has {} files, and staging them takes about {:.0f} s for each step. "
+    "Use a glob in `deps`, or pack them with `recipe pack`"
+)
+SECONDS_PER_FILE = 2e-5
 HEAVY = 8 << 20
 """Bytes of an output from which on it is taken beside the loop."""
 
@@ -110,7 +127,7 @@ class Workdir:
         name = folder[len(self._path) + 1 :]
         if any(name in each for each in whole):
             raise CannotRun(
-                f'something is to be put into "{name}", which the step is given as a whole: it would be written into the original',
+                f'something is to be put into "{name}", which the step is given as a whole: it would be mixed with the input',
                 fix="write it elsewhere, or give the step single files instead of the folder",
             )
         above = folder[: folder.rindex("/")]
@@ -164,16 +181,30 @@ class Attempt:
     )  # name -> what the file system says of our copy
     links: dict[str, tuple[str, str]] = field(
         default_factory=dict
-    )  # name -> the caller's file or tree that it is a link to, and its content
+    )  # name -> the caller's file or tree that is read where it lies, and its content
+    mounted: dict[str, str] = field(
+        default_factory=dict
+    )  # name -> the path of one of them that a container is shown under that name
     objects: dict[str, str] = field(
         default_factory=dict
-    )  # name -> the stored object that it is a link to
+    )  # name -> the stored object that its files are other names of
+    notices: dict[str, str] = field(
+        default_factory=dict
+    )  # name -> how an input is given, and why, where that is not as files of ours
     sources: dict[str, str] = field(
         default_factory=dict
     )  # caller's file that was copied -> the content that stands in the key
     doubtful: list[str] = field(
         default_factory=list
     )  # caller's files that were not what the key says when they were staged
+    boxed: bool = False  # it runs in a container, which can be shown a path under another name
+    _origins: dict[str, str] = field(
+        default_factory=dict
+    )  # name -> the path of the caller's that was given as a whole
+    _waiting: dict[str, list[tuple[str, str | None, str, str]]] = field(
+        default_factory=dict
+    )  # large files that are declared together: the cache's name, content, path and name there of each
+    _recorded: Mapping[str, Mapping[str, str]] | None = None
     _tiny: list[str] = field(default_factory=list)  # outputs that the store has a copy of
     _taken: dict[str, Content] = field(
         default_factory=dict
@@ -196,14 +227,21 @@ class Attempt:
         source: str,
         name: str,
         *,
+        inputs: StoredInputs | None = None,
         copy: bool = False,
+        group: str = "",
     ) -> None:
-        """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything."""
-        if name in self.staged or self._linked(at, name):
+        """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything.
+
+        Without `inputs` a folder or a large file is a link, for a host to make of it what it is.  Large files of one `group`
+        are there after `give_files`.
+        """
+        if name in self.staged or self._is_in_given(source, name):
             return  # two patterns of the recipe name one file, or one names the folder that it is in
         target = self.target_of(name)
         found = os.stat(source)
-        if stat.S_ISREG(found.st_mode) and (copy or found.st_size <= SMALL):
+        is_file = stat.S_ISREG(found.st_mode)
+        if is_file and (copy or found.st_size <= SMALL):
             with open(source, "rb", buffering=0) as file:
                 data = file.read(found.st_size + 1)
                 if len(data) != found.st_size:
@@ -214,56 +252,164 @@ class Attempt:
             if content is not None:
                 self.sources[at] = content
             return
-        os.symlink(os.path.realpath(source), target)
+        self._origins[name] = source
+        if inputs is None:
+            os.symlink(os.path.realpath(source), target)
+            self._note_link(cache, at, content, name)
+        elif is_file:
+            self._waiting.setdefault(group or name, []).append((at, content, source, name))
+        else:
+            self._give(cache, inputs, (at, content, source, name))
+
+    def give_files(self, cache: DigestCache, inputs: StoredInputs) -> None:
+        """Put the large files of the caller's there that `add_path` was told of."""
+        for waiting in self._waiting.values():
+            together = sum(os.stat(source).st_size + EACH_FILE for _, _, source, _ in waiting)
+            for each in waiting:
+                self._give(cache, inputs, each, together)
+        self._waiting = {}
+
+    def _give(
+        self,
+        cache: DigestCache,
+        inputs: StoredInputs,
+        given: tuple[str, str | None, str, str],
+        together: int = 0,
+    ) -> None:
+        """Put a folder or a large file of the caller's there as an object, or else as what leads to it."""
+        at, content, source, name = given
+        path = os.path.realpath(source)
+        known = Content(content or cache.content_of(at) or "")
+        if why := inputs.keep(Source(at, path, known), together) if known else "it is gone":
+            self._lead_to(cache, at, path, name)
+            self._note_link(cache, at, content, name)
+            self.notices[name] = MOUNTED.format(why) if self.boxed else LINKS.format(why)
+            return
+        self._add_files(inputs.objects, known, name)
+
+    def _add_files(self, objects: Objects, content: Content, name: str, below: str = "") -> None:
+        if why := objects.give(content, f"{self.path}/{name}", below):
+            self.notices[name] = why if why == FULL else LINKS.format(why)
+        elif content[0] == "t" and (count := len(objects.entries(content))) > MANY_FILES:
+            self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
+        self.objects[name] = content
+
+    def _lead_to(self, cache: DigestCache, at: str, path: str, name: str) -> None:
+        """Show the caller's own file, or the files of its folder."""
+        target, is_folder = f"{self.path}/{name}", os.path.isdir(path)
+        if self.boxed:
+            self.mounted[name] = path
+            os.mkdir(target) if is_folder else self.add_bytes(b"", name)
+        elif is_folder:
+            link_tree(cache.entries(at), path, target)
+        else:
+            os.symlink(path, target)
+
+    def _note_link(self, cache: DigestCache, at: str, content: str | None, name: str) -> None:
         now = cache.content_of(at)
         if now is None or now != (content or now):
             self.doubtful.append(at)
         self.links[name] = (at, now or "")
 
-    def recall_path(self, cache: DigestCache, at: str, content: str, name: str) -> bool:
-        """What `add_path` of an earlier worker put there: whether it is what stands in the key, and its source, too."""
-        if name in self.staged or self._linked(at, name):
-            return True
-        target = f"{self.path}/{name}"
-        if os.path.islink(target):
-            self.links[name] = (at, content)
+    def _is_in_given(self, source: str, name: str) -> bool:
+        """Whether a file of the caller's is there already, or in a folder that was given as a whole."""
+        return any(
+            self._origins[head] + name[len(head) :] == source
+            for head in (heads(name) if self._origins else ())
+            if head in self._origins
+        )
+
+    def add_object(
+        self, objects: Objects, content: str, name: str, *, by_link: bool = False
+    ) -> None:
+        """An output of an earlier step.  `by_link`: for a host to make of it what it is."""
+        target, known = self.target_of(name), Content(content)
+        small = objects.small(known)
+        if small is not None:
+            self.staged[name] = self.folder.put(target, small, executable=content[0] == "x")
+            return
+        objects.demand(known)
+        if by_link:
+            os.symlink(objects.path(known), target)
+            self.objects[name] = content
         else:
-            self.sources[at] = content
-            if not self._recall_copy(content, name):
-                return False
-        return _content_now(cache, at) == content
+            self._add_files(objects, known, name)
+
+    def add_part(self, objects: Objects, content: str, below: str, name: str) -> None:
+        """A file or folder in a folder that an earlier step made."""
+        target, source = self.target_of(name), f"{objects.path(Content(content))}/{below}"
+        objects.demand(Content(content))
+        found = os.stat(source)
+        if stat.S_ISREG(found.st_mode) and found.st_size <= SMALL:
+            data = Path(source).read_bytes()
+            executable = bool(found.st_mode & stat.S_IXUSR)
+            self.staged[name] = self.folder.put(target, data, executable=executable)
+        else:
+            self._add_files(objects, Content(content), name, below)
+
+    # -- after a worker was killed
+
+    def note_given(self) -> None:
+        """Write down, beside the attempt, what it was given of objects and of the caller's own: a worker that comes after this one looks there."""
+        if self.objects or self.links:
+            given = {
+                "objects": self.objects,
+                "links": {name: content for name, (_, content) in self.links.items()},
+            }
+            with open(f"{self.path}.given", "w", encoding="utf-8") as file:
+                json.dump(given, file)
+
+    def forget_given(self) -> None:
+        """Delete that."""
+        if self.objects or self.links:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.path}.given")
+
+    @property
+    def _given(self) -> Mapping[str, Mapping[str, str]]:
+        """What an earlier worker wrote down."""
+        if self._recorded is None:
+            try:
+                with open(f"{self.path}.given", encoding="utf-8") as file:
+                    self._recorded = json.load(file)
+            except (FileNotFoundError, ValueError):
+                self._recorded = {"objects": {}, "links": {}}
+            self.objects.update(self._recorded["objects"])
+        return self._recorded
+
+    def recall_path(
+        self, cache: DigestCache, at: str, content: str, source: str, name: str
+    ) -> bool:
+        """What `add_path` of an earlier worker put there: whether it is what stands in the key, and its source, too."""
+        if name in self.staged or self._is_in_given(source, name):
+            return True
+        if (known := self._given["objects"].get(name)) is not None:
+            self._origins[name] = source
+            return known == content  # whatever happened to the source since
+        if (known := self._given["links"].get(name)) is not None:
+            self._origins[name] = source
+            self.links[name] = (at, known)
+            return known == content == _content_now(cache, at)
+        self.sources[at] = content
+        return self._recall_copy(content, name) and _content_now(cache, at) == content
 
     def recall_object(self, content: str, name: str) -> bool:
         """The same of what `add_object` put there."""
-        if os.path.islink(f"{self.path}/{name}") or not os.path.lexists(
-            f"{self.path}/{name}"
-        ):  # one that its host has, and we have not
-            self.objects[name] = content
-            return True
-        return self._recall_copy(content, name)
+        known = self._given["objects"].get(name)
+        return known == content if known is not None else self._recall_copy(content, name)
 
     def _recall_copy(self, content: str, name: str) -> bool:
         target = f"{self.path}/{name}"
         self.staged[name] = _look(target) or (0, 0, 0)
         return os.path.isfile(target) and scan(target) == content
 
-    def _linked(self, at: str, name: str) -> bool:
-        """Whether a file of the caller's is there already, in a folder that is linked as a whole."""
-        return any(
-            self.links[head][0] + name[len(head) :] == at
-            for head in (heads(name) if self.links else ())
-            if head in self.links
+    def was_given(self, name: str, mode: int) -> bool:
+        """Whether a file of the attempt, of that mode, is one that it was given, and none that the command made."""
+        if name in self.staged or stat.S_ISLNK(mode):
+            return True
+        return not mode & WRITABLE and any(
+            head in self.objects or head in self.links for head in heads(name)
         )
-
-    def add_object(self, objects: Objects, content: str, name: str) -> None:
-        """An output of an earlier step."""
-        target = self.target_of(name)
-        small = objects.small(Content(content))
-        if small is None:
-            objects.stage(Content(content), Path(target))
-            self.objects[name] = content
-        else:
-            self.staged[name] = self.folder.put(target, small, executable=content[0] == "x")
 
     def add_bytes(self, data: bytes, name: str) -> None:
         with open(self.target_of(name), "wb") as file:
@@ -283,12 +429,12 @@ class Attempt:
         changed = [
             name for name, mark in self.staged.items() if _look(f"{self.path}/{name}") != mark
         ]
-        here = {
-            name: content
+        changed += [
+            name
             for name, content in self.objects.items()
-            if os.path.islink(f"{self.path}/{name}")
-        }  # another may be at its host alone
-        changed += [name for name, content in here.items() if not objects.intact(Content(content))]
+            # one may be at its host alone, and a `gc` may have deleted it since
+            if objects.has(Content(content)) and not objects.intact(Content(content))
+        ]
         if changed:
             return f"it changed its input {changed[0]}"
         changed = [
@@ -372,8 +518,10 @@ class Attempt:
         name, looked = posixpath.basename(path), 0
         for at, folders, files in os.walk(self.path):
             found = os.path.relpath(f"{at}/{name}", self.path)
-            if (name in files or name in folders) and found not in self.staged:
-                return f"; {found} was made: did the script cd?"
+            if name in files or name in folders:
+                mode = os.lstat(f"{self.path}/{found}").st_mode
+                if not self.was_given(found, mode):
+                    return f"; {found} was made: did the script cd?"
             looked += len(files)
             if looked > _LOOKED_AT:
                 break
@@ -412,7 +560,7 @@ class Attempt:
         with open(f"{self.path}.taken", "a", encoding="utf-8") as file:
             file.write(f"{name}\t{content}\n")
 
-    def retire(self, scrap: Scrap, objects: Objects) -> Callable[[], None] | None:
+    def retire(self, scrap: Scrap) -> Callable[[], None] | None:
         """The directory is done with: a spare for the next attempt if it holds what we put there and nothing else, or else to be deleted.
 
         First it loses its name, so that no worker that comes after a kill takes what is left of it for all that the command made.  Answers what
@@ -422,23 +570,18 @@ class Attempt:
             gone = scrap.named(self.path)
         except FileNotFoundError:
             return None
-        if any(content[0] == "t" for content in self._taken.values()):
-            return partial(self._delete, gone, objects)
-        if self.folder.begun and not self.links and not self.objects:
-            self._release(gone, objects)
+        self.forget_given()
+        trees = (*self._taken.values(), *self.objects.values())
+        if any(content[0] == "t" for content in trees) or self.links:
+            return partial(delete, Path(gone))
+        if self.folder.begun and not self.objects:
+            for path in self._taken:
+                delete(Path(gone, path))
             with contextlib.suppress(OSError):  # something of it is gone, or cannot be read
                 if scrap.give(Spare(gone, self.folder.folders, (*self.staged, *self._tiny))):
                     return None
-        self._delete(gone, objects)
-        return None
-
-    def _delete(self, gone: str, objects: Objects) -> None:
-        self._release(gone, objects)
         delete(Path(gone))
-
-    def _release(self, gone: str, objects: Objects) -> None:
-        for path in list(self._taken):
-            objects.release(self._taken.pop(path), f"{gone}/{path}")
+        return None
 
 
 def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]) -> str | None:

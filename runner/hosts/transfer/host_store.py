@@ -46,7 +46,9 @@ class Parcel:
     beside: dict[str, bytes] = field(default_factory=dict)
     """Ending (`.sh`) -> a file next to the attempt directory, called as that is and so on."""
     paths: dict[str, str] = field(default_factory=dict)
-    """Name -> where it leads: to a path of ours that the host sees as we do, or wherever a link of a repository says."""
+    """Name -> wherever a link of a repository leads."""
+    seen: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """Name -> a path of ours that the host sees as we do, and whether it is an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,11 @@ class HostStore(Sender):
 
     # -- attempts
 
-    async def stage(self, name: str, parcel: Parcel, coming: Collection[str] = ()) -> str:
-        """Make the attempt directory `name` there, and answer its path.  One that was staged already stays as it is.
+    async def stage(self, name: str, parcel: Parcel, coming: Collection[str] = ()) -> list[str]:
+        """Make the attempt directory `name` there.  One that was staged already stays as it is.
 
         It stands once the contents `coming`, which are being sent, are there.  Raises Gone when that takes long.
+        Answers the names of what it is given as links to files.
         """
         at = f"at/{name}"
         plain = [
@@ -135,9 +138,8 @@ class HostStore(Sender):
             for ending, data in parcel.beside.items()
         ]
         pointing = {path: self.path(content) for path, content in parcel.links.items()}
-        pointing |= parcel.paths | {
-            path: f"{self.root}/{folder}" for path, folder in parcel.states.items()
-        }
+        pointing |= parcel.paths | {path: to for path, (to, _) in parcel.seen.items()}
+        pointing |= {path: f"{self.root}/{folder}" for path, folder in parcel.states.items()}
         below = [Entry(f"{at}/{folder}", "d", 0, "") for folder in parcel.folders]
         below += [
             Entry(f"{at}/{path}", "l", len(os.fsencode(to)), to) for path, to in pointing.items()
@@ -164,15 +166,20 @@ class HostStore(Sender):
             made = [Entry(at, "d", 0, ""), *below, *(entry for entry, _ in plain)]
             stamp = stamp_of([Entry(entry.path[3:], *entry[1:]) for entry in made])
 
-        async def once() -> None:
-            awaited = [name_of(content) for content in coming]
-            if not await self.wire.once(
-                "stage", name, stamp, list(parcel.states.values()), awaited, read=bool, data=data
-            ):
-                raise CorruptReply
+        real = [(path, True) for path in parcel.links]
+        real += [(path, is_object) for path, (_, is_object) in parcel.seen.items()]
 
-        await self.wire.patiently(once)
-        return f"{self.root}/attempts/{name}"
+        async def once() -> list[str]:
+            awaited = [name_of(content) for content in coming]
+            states = list(parcel.states.values())
+            linked = await self.wire.once(
+                "stage", name, stamp, states, awaited, real, read=_linked, data=data
+            )
+            if linked is None:
+                raise CorruptReply
+            return linked
+
+        return await self.wire.patiently(once)
 
     async def take(self, path: str, outputs: Sequence[tuple[str, bool]]) -> Harvest:
         """What an attempt at `path` made: for each of `outputs` (its name there, and whether it has to be a folder) what it is, hashed there."""
@@ -293,6 +300,10 @@ class HostStore(Sender):
     async def free(self) -> int:
         """Bytes that may still be written below the root there."""
         return await self.wire.ask("free", read=int)
+
+
+def _linked(answer: Any) -> list[str] | None:
+    return None if answer is None else words_of(answer)
 
 
 def _content(path: str) -> str:

@@ -195,6 +195,10 @@ def _recipe_id(ws: Workspace, request: Request) -> str:
 # -- gc ----------------------------------------------------------------------------------------------------------------------------------------------
 
 
+_CALLED = {"input": "stored input"}
+"""How `gc` calls the kinds whose names would be misread."""
+
+
 def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     if args.store is not None:
         return _gc_store(ws, args)
@@ -205,7 +209,12 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     freed = plan.size + sum(item.size for item in beside)
     if not args.dry_run and not ws.read_only:
         freed = collect(ws.store, ws.objects, plan, ws.root) + discard(ws, beside)
-    counts = {"run": len(plan.runs), "trace": len(plan.traces), "object": len(plan.objects)}
+    counts = {
+        "run": len(plan.runs),
+        "trace": len(plan.traces),
+        "object": len(plan.objects),
+        "input": len(plan.inputs),
+    }
     for item in beside:
         counts[item.kind] = counts.get(item.kind, 0) + 1
     if args.json:
@@ -215,18 +224,19 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
             "counts": counts,
             "runs": list(plan.runs),
             "objects": list(plan.objects),
+            "inputs": list(plan.inputs),
             "paths": paths,
             "dry_run": args.dry_run,
         }
         print(json.dumps(facts, indent=2))
         return 0
     if args.verbose:
-        for content in plan.objects:
+        for content in (*plan.objects, *plan.inputs):
             print(f"{content}  {about(ws.objects.size(content)) if args.dry_run else ''}".rstrip())
         for item in beside:
             print(f"{item.path.relative_to(ws.home)}  {about(item.size)}")
     what = ", ".join(
-        f"{count} {kind}{'' if count == 1 or kind == 'logs' else 's'}"
+        f"{count} {_CALLED.get(kind, kind)}{'' if count == 1 or kind == 'logs' else 's'}"
         for kind, count in counts.items()
         if count
     )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import itertools
 import os
 import stat
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from ...agent import sparse
 from ...errors import Corrupt
@@ -39,6 +41,23 @@ SYNCED = 1 << 20
 """Bytes; from here on an object is on the disk before anybody hears of it."""
 MODE = {"f": 0o444, "x": 0o555}
 """Of what is put away, by its kind."""
+WRITABLE = 0o222
+"""Bits of a mode that let anybody write."""
+MakeFile: TypeAlias = Callable[[str, str, str], object]
+"""Makes a file of another: source, target, kind."""
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+"""How a file system refuses a hard link."""
+_NO_CLONE = (
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.ENOTTY,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+)
+"""How a file system refuses a clone."""
+_FICLONE = 0x40049409
+"""The ioctl of Linux that has a file share all bytes of another."""
 _BACKDATE_NS = 2 * files.SLACK_NS  # see DigestCache.note
 _count = itertools.count(1)
 
@@ -99,14 +118,17 @@ class Disk:
     def _copy_across(self, source: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.isdir(source):
-            self.copy_tree(files.entries(source), source, target, link=False)
+            self.copy_tree(files.entries(source), source, target, self.copy_file)
         else:
             mode = os.stat(source).st_mode
-            self.copy_file(source, target, "x" if mode & stat.S_IXUSR else "f", link=False)
+            self.copy_file(source, target, "x" if mode & stat.S_IXUSR else "f")
             if not mode & stat.S_IWUSR:
                 os.chmod(target, stat.S_IMODE(mode))
 
-    def copy_tree(self, manifest: Sequence[Entry], source: str, target: str, *, link: bool) -> None:
+    def copy_tree(
+        self, manifest: Sequence[Entry], source: str, target: str, make_file: MakeFile
+    ) -> None:
+        """Make a tree of another, its files by `make_file`.  Its links stay as they are."""
         os.makedirs(target)
         made = {""}
         for entry in manifest:
@@ -117,13 +139,10 @@ class Disk:
             if entry.kind == "l":
                 os.symlink(entry.value, f"{target}/{entry.path}")
             elif entry.kind != "d":
-                self.copy_file(
-                    f"{source}/{entry.path}", f"{target}/{entry.path}", entry.kind, link=link
-                )
+                make_file(f"{source}/{entry.path}", f"{target}/{entry.path}", entry.kind)
 
-    def copy_file(self, source: str, target: str, kind: str, *, link: bool) -> None:
-        if link and self._link(source, target):
-            return
+    def copy_file(self, source: str, target: str, kind: str) -> None:
+        """Make a file of our own with the bytes of another."""
         with open(source, "rb", buffering=0) as origin:
             handle = create(target, kind)
             try:
@@ -132,17 +151,65 @@ class Disk:
             finally:
                 os.close(handle)
 
-    def _link(self, source: str, target: str) -> bool:
-        while True:
+    def link_file(self, source: str, target: str, kind: str) -> None:
+        """Give a file another name; where the file system refuses that, make a copy."""
+        if not link(source, target):
+            self.copy_file(source, target, kind)
+
+    def clone_file(self, source: str, target: str, kind: str) -> None:
+        """Make a file that shares the bytes of another until one is written to.  Raises OSError."""
+        if sys.platform == "darwin":
+            _clone_on_apfs(source, target)
+            os.chmod(target, 0o755 if kind == "x" else 0o644)
+            os.utime(target, ns=backdated())
+            return
+        with open(source, "rb", buffering=0) as origin:
+            handle = create(target, kind)
             try:
-                os.link(source, target)
-                return True
-            except FileNotFoundError:
-                os.makedirs(os.path.dirname(target))
-            except OSError as error:
-                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
-                    raise
-                return False
+                fcntl.ioctl(handle, _FICLONE, origin.fileno())
+                _backdate(handle)
+            finally:
+                os.close(handle)
+
+    def clones(self, source: str) -> bool:
+        """Try whether a file can be cloned to where objects are."""
+        trial = self.temporary()
+        try:
+            self.clone_file(source, trial, "f")
+        except OSError as error:
+            if error.errno not in _NO_CLONE:
+                raise
+            return False
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(trial)
+        return True
+
+
+def link(source: str, target: str) -> bool:
+    """Give a file another name, making what is missing above it; False where the file system refuses that."""
+    while True:
+        try:
+            os.link(source, target)
+            return True
+        except FileNotFoundError:
+            if not os.path.lexists(source) or os.path.isdir(os.path.dirname(target)):
+                raise
+            os.makedirs(os.path.dirname(target))
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            return False
+
+
+def _clone_on_apfs(source: str, target: str) -> None:
+    """Call `clonefile` of macOS, which Python does not have.  Raises OSError."""
+    import ctypes
+
+    system = ctypes.CDLL(None, use_errno=True)
+    if system.clonefile(os.fsencode(source), os.fsencode(target), 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
 
 
 def delete(path: Path) -> None:
@@ -296,15 +363,19 @@ def total(path: str | Path) -> int:
 
 
 def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
-    """Bytes, and what the file system says in one string; empty when there is nothing.  `moves`: only what a chmod and a rename leave as it is."""
+    """Bytes, and what the file system says in one string; empty when there is nothing.
+
+    A file that nobody may write to is known by its mode, any other by the time of its last change: hard links to it, which
+    attempts are given, move that time.  `moves`: only what a chmod and a rename leave as it is.
+    """
     size, marks = 0, []
     try:
         for path, found in below(name):
             if not stat.S_ISDIR(found.st_mode):
                 size += found.st_size
-                ctime = 0 if moves else found.st_ctime_ns
+                last = "0" if moves else _last(found)
                 marks.append(
-                    f"{path[len(name) :]}\0{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{ctime}"
+                    f"{path[len(name) :]}\0{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{last}"
                 )
             else:
                 marks.append(path[len(name) :])
@@ -315,6 +386,13 @@ def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
     return size, hashlib.sha256(
         "\n".join(sorted(marks)).encode("utf-8", "surrogateescape")
     ).hexdigest()
+
+
+def _last(found: os.stat_result) -> str:
+    """What shows that a file was written to, beside its size and the time of its last writing."""
+    if found.st_mode & WRITABLE or not stat.S_ISREG(found.st_mode):
+        return str(found.st_ctime_ns)
+    return f"{stat.S_IMODE(found.st_mode):o}"
 
 
 def fail(path: str, error: OSError) -> NoReturn:

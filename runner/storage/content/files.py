@@ -160,11 +160,9 @@ def _hash(
                 else:
                     value = _hash_large(handle, size, done)
                 now = os.fstat(handle)
-                if (
-                    now.st_ctime_ns == ctime_ns
-                    and now.st_mtime_ns == mtime_ns
-                    and now.st_size == size
-                ):
+                same = now.st_mtime_ns == mtime_ns and now.st_size == size
+                # A hard link that is made meanwhile, as for an attempt, moves the ctime as well.
+                if same and (now.st_ctime_ns == ctime_ns or not now.st_mode & 0o222):
                     return now, value
                 regular(path, now)
                 size, mtime_ns, ctime_ns = now.st_size, now.st_mtime_ns, now.st_ctime_ns

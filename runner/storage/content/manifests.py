@@ -16,6 +16,8 @@ from .files import Content, Entry
 
 SUFFIX = {"f": "", "x": ".x", "t": ".t"}
 HEX = re.compile(r"[0-9a-f]{64}")
+_REMEMBERED = 200_000
+"""Entries of manifests that are kept in memory: every step that is given a tree asks for its manifest."""
 
 
 def place(root: str, content: Content) -> str:
@@ -28,9 +30,19 @@ class Manifests:
 
     def __init__(self, root: str, disk: Disk) -> None:
         self._root, self._disk = root, disk
+        self._recent: dict[Content, list[Entry]] = {}
 
     def entries(self, content: Content) -> list[Entry]:
         """The manifest of a tree."""
+        found = self._recent.get(content)
+        if found is None:
+            found = self._read(content)
+            if sum(map(len, self._recent.values())) + len(found) > _REMEMBERED:
+                self._recent = {}
+            self._recent[content] = found
+        return found
+
+    def _read(self, content: Content) -> list[Entry]:
         target = place(self._root, content)
         try:
             with open(f"{target}.json", encoding="utf-8", errors="surrogateescape") as file:

@@ -19,7 +19,7 @@ import hashlib
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,6 +30,7 @@ from .disk import (
     MODE,
     SYNCED,
     Disk,
+    MakeFile,
     alone,
     backdated,
     changed,
@@ -45,6 +46,7 @@ from .disk import (
     write,
 )
 from .files import Content, Entry
+from .giving import give_file, give_tree
 from .manifests import SUFFIX, Manifests, place
 from .seals import Seal, Seals
 from .tiny import Table, TinyContents
@@ -92,14 +94,28 @@ class Objects:
         self._put(name, content, manifest, before, stays=True)
         return content
 
-    def release(self, content: Content, path: str) -> None:
-        """Delete `path`, from which `content` was taken.  Its files are links to the object, whose seal must not break by that."""
-        target, seal = self._path(content), self.seals.of(content)
-        sealed = seal is not None and self.seals.of_this_boot(seal) and seal.mark == mark(target)[1]
-        before = mark(target, moves=True) if sealed else (0, "")
-        delete(Path(path))
-        if sealed and mark(target, moves=True) == before:
-            self._seal(content, target, before[0])
+    def keep_copy(
+        self,
+        name: str,
+        content: Content,
+        manifest: Sequence[Entry] | None,
+        make_file: MakeFile,
+        is_right: Callable[[str], bool],
+    ) -> None:
+        """Put away what is at `name`, its files made by `make_file`; `is_right` is asked of what was made.  Raises Changed and OSError."""
+        temporary, target = self.disk.temporary(), self._path(content)
+        try:
+            if manifest is None:
+                make_file(name, temporary, content[0])
+            else:
+                self.disk.copy_tree(manifest, name, temporary, make_file)
+            protect(temporary)
+            if not is_right(temporary):
+                raise files.Changed(name)
+            self._name(temporary, target, content, manifest)
+        except BaseException:
+            delete(Path(temporary))
+            raise
 
     def put(self, path: Path, content: Content, *, move: bool) -> None:
         """Put away what is at `path`, which holds `content`.  With `move` the path may be gone afterwards."""
@@ -130,20 +146,26 @@ class Objects:
             protect(source)
             if ours and mark(name, moves=True) != before:
                 changed(name)
-            size = total(source)
-            if size >= SYNCED:
-                sync(source)
-            if manifest is None:
-                self.disk.place(source, target)
-            else:
-                self.manifests.write(target, manifest)
-                self._place_tree(source, target, content)
-            if size >= SYNCED:
-                sync_one(os.path.dirname(target))
-            crashpoint("object-put")
-            self._seal(content, target, size)
+            self._name(source, target, content, manifest)
         except OSError as error:
             fail(name, error)
+
+    def _name(
+        self, source: str, target: str, content: Content, manifest: Sequence[Entry] | None
+    ) -> None:
+        """Give what lies read-only below `partial`, or in an attempt, its name as an object.  Raises OSError."""
+        size = total(source)
+        if size >= SYNCED:
+            sync(source)
+        if manifest is None:
+            self.disk.place(source, target)
+        else:
+            self.manifests.write(target, manifest)
+            self._place_tree(source, target, content)
+        if size >= SYNCED:
+            sync_one(os.path.dirname(target))
+        crashpoint("object-put")
+        self._seal(content, target, size)
 
     # -- asking
 
@@ -219,11 +241,11 @@ class Objects:
             and (self.seals.of_this_boot(seal) or (content[0] != "t" and size >= SYNCED))
         ):
             return True
-        good = (
-            _verify_unsynced(self.manifests, content, target)
-            if holds and content[0] == "t"
-            else self.verify(content)
-        )
+        if holds and content[0] == "t":
+            good = _verify_unsynced(self.manifests, content, target)
+        else:
+            self._restore_modes(content, target)
+            good = self.verify(content)
         if good:
             self._seal(content, target, size)
         return good
@@ -253,18 +275,18 @@ class Objects:
                 os.utime(temporary, ns=backdated())
             elif small is not None:
                 write(temporary, small, content[0])
-            elif content[0] == "t":
-                self.disk.copy_tree(self.manifests.entries(content), source, temporary, link=link)
             else:
-                self.disk.copy_file(source, temporary, content[0], link=link)
+                make_file = self.disk.link_file if link else self.disk.copy_file
+                if content[0] == "t":
+                    manifest = self.manifests.entries(content)
+                    self.disk.copy_tree(manifest, source, temporary, make_file)
+                else:
+                    make_file(source, temporary, content[0])
             crashpoint("copy-written")
             self.disk.place(temporary, name)
-            if link:
-                if os.path.lexists(
-                    temporary
-                ):  # both were names of one file: a rename does nothing then
-                    os.unlink(temporary)
-                self._seal(content, source, total(source))
+            # A rename of one name of a file to another does nothing.
+            if link and os.path.lexists(temporary):
+                os.unlink(temporary)
         except OSError as error:
             fail(name, error)
 
@@ -272,21 +294,27 @@ class Objects:
         """The bytes of a small file, verified; None for a tree or anything larger."""
         return None if content[0] == "t" else self._read_small(content, self._path(content))
 
-    def stage(self, content: Content, target: Path) -> None:
-        """Put `content` into an attempt directory, where nothing is yet: a small file as a writable copy, the rest as a link to the object."""
-        name, source = str(target), self._path(content)
+    def demand(self, content: Content) -> None:
+        """Check that the object is here and what its name says.  Raises Corrupt."""
+        self._demand(content)
+
+    def give(self, content: Content, target: str, below: str = "") -> str:
+        """Make `target`, where nothing is yet, of an object that `demand` has found good, or of what lies in it at `below`.
+
+        Its folders are new, its files other names of the object's, which are read-only.  Answers why some are not: empty when all are.
+        """
+        top = self._path(content)
+        source = f"{top}/{below}" if below else top
         try:
-            small = None if content[0] == "t" else self._read_small(content, source)
-            if small is None:
-                self._demand(content)
-            if small is not None:
-                write(name, small, content[0])
-                return
-            if not os.path.isdir(folder := os.path.dirname(name)):
-                os.makedirs(folder, exist_ok=True)
-            os.symlink(source, name)
+            # A `gc` that has decided before we came leaves what is young.
+            os.chmod(top, MODE["x" if content[0] == "t" else content[0]])
+            if content[0] == "t" and os.path.isdir(source):
+                return give_tree(
+                    self.disk, _rows_below(self.entries(content), below), source, target
+                )
+            return give_file(self.disk, source, target)
         except OSError as error:
-            fail(name, error)
+            fail(target, error)
 
     # -- throwing away
 
@@ -359,10 +387,10 @@ class Objects:
             return False
         with _Turn(f"{self._root}/objects"):
             try:
-                os.utime(target, follow_symlinks=False)
+                # That moves its ctime, by which `remove` goes, and nothing that a seal holds.
+                os.chmod(target, MODE["x" if content[0] == "t" else content[0]])
             except FileNotFoundError:
                 return False
-        self._seal(content, target, total(target))
         return True
 
     def _copy_in(
@@ -370,10 +398,11 @@ class Objects:
     ) -> str:
         """A copy below `partial`, verified; with `link` its files are links, which hold what `name` does."""
         temporary = self.disk.temporary()
+        make_file = self.disk.link_file if link else self.disk.copy_file
         if manifest is not None:
-            self.disk.copy_tree(manifest, name, temporary, link=link)
+            self.disk.copy_tree(manifest, name, temporary, make_file)
         else:
-            self.disk.copy_file(name, temporary, content[0], link=link)
+            make_file(name, temporary, content[0])
         if not link and files.scan(temporary) != content:
             unlink(temporary)
             changed(name)
@@ -387,6 +416,25 @@ class Objects:
             else:
                 self.disk.place(source, target)
                 os.chmod(target, MODE["x"])
+
+    def _restore_modes(self, content: Content, target: str) -> None:
+        """Have files of an object as read-only as they were: a step may have changed the mode of what it was given."""
+        if content[0] != "t":
+            kinds = {target: content[0]}
+        else:
+            try:
+                kinds = {
+                    f"{target}/{entry.path}": entry.kind
+                    for entry in self.manifests.entries(content)
+                    if entry.kind in MODE
+                }
+            except Corrupt:
+                return
+        for path, kind in kinds.items():
+            with contextlib.suppress(OSError):
+                found = os.lstat(path)
+                if stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) != MODE[kind]:
+                    os.chmod(path, MODE[kind])
 
     def _read_small(self, content: Content, source: str) -> bytes | None:
         """The bytes, verified, if they are few."""
@@ -414,6 +462,18 @@ class Objects:
             _missing(content, self._path(content))
         if not self.intact(content):
             _damaged(self._path(content))
+
+
+def _rows_below(manifest: Sequence[Entry], below: str) -> Sequence[Entry]:
+    """What a manifest has in a folder of its tree, named from there; all of it where that is empty."""
+    if not below:
+        return manifest
+    start = f"{below}/"
+    return [
+        entry._replace(path=entry.path[len(start) :])
+        for entry in manifest
+        if entry.path.startswith(start)
+    ]
 
 
 class _Turn:

@@ -85,7 +85,9 @@ class LeaseRow(NamedTuple):
     @property
     def counts(self) -> bool:
         """Whether it is one of the machines at once that a user limits: not the disk of a kept machine, nor an allocation of a cluster."""
-        return self.price > 0 and self.state != "GONE" and not (self.kept or self.offer.get("queued"))
+        return (
+            self.price > 0 and self.state != "GONE" and not (self.kept or self.offer.get("queued"))
+        )
 
     @property
     def paid_from(self) -> float | None:
