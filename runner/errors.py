@@ -2,6 +2,7 @@
 
     RecipeError                     shown without a traceback
     ├── Invalid(problems)      3    bad recipe or inputs; nothing was started; every problem at once
+    │   └── CannotAsk               the state of a run forbids what was asked of it
     ├── CannotRun              2    a step could not be run at all
     ├── Busy                   4    somebody else holds what we need
     ├── Infrastructure         5    driver, disk or store trouble
@@ -16,8 +17,8 @@ traceback.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Final, NamedTuple
 
 
 class Location(NamedTuple):
@@ -65,6 +66,28 @@ class Invalid(RecipeError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+
+HELPS: Final[Mapping[str, str]] = {
+    "final": "retry",
+    "already": "resume",
+    "not-paused": "pause",
+    "not-final": "cancel",
+}
+"""By the code of a CannotAsk, the request that the run would accept."""
+NOT_NOTED: Final = "not-noted"
+"""The code of a CannotAsk: an early version stored this run without its request."""
+
+
+class CannotAsk(Invalid):
+    """The state of a run forbids this request.  The fix is worded for the command line; other fronts word it from `helps`."""
+
+    def __init__(self, code: str, message: str, run: str, fix: str = "") -> None:
+        self.code, self.message, self.run = code, message, run
+        self.helps = HELPS.get(code, "")
+        if not fix and self.helps:
+            fix = f"run `recipe {self.helps} {run}`"
+        super().__init__([Problem(code, message, fix=fix)])
 
 
 class CannotRun(RecipeError):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs import errors_page, words
+from docs import errors_page, requests_page, words
 from runner.planning.schedule import MOVES
 from tests.tools import chromium
 
@@ -135,6 +135,11 @@ def test_no_page_has_a_diagram_that_the_site_would_show_as_text() -> None:
     assert [
         path.name for path, text in PAGES.items() if "```mermaid" in text or "```dot" in text
     ] == []
+
+
+def test_the_server_page_has_the_outcome_of_each_request_that_the_contract_suite_holds() -> None:
+    text = (HOME / "docs/server.md").read_text("utf-8")
+    assert requests_page.refreshed(text) == text, "run python -m docs.generate"
 
 
 def test_the_errors_page_quotes_messages_of_the_code_and_is_generated_from_its_fixtures() -> None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import runner
+from runner.api.submitting import Ticket, submit
 from runner.errors import CannotRun, Infrastructure, Invalid, NotFound
-from runner.execution.queue import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.interface.handle.core import TimedOut
 from runner.interface.handle.shells import Run

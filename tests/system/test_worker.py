@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from runner.api.submitting import Ticket, submit
 from runner.errors import Invalid
 from runner.execution import queue
-from runner.execution.queue import Ticket, serve, submit
+from runner.execution.queue import serve
 from runner.execution.resume import POISON
 from runner.execution.steps.work import Handover
 from runner.execution.terms import Choice, Listener, Settings

@@ -307,12 +307,12 @@ class PostgresRuns(Runs):
     def opened(self, run: str, address: str) -> None:
         """Another machine may have to fetch it again, so it is kept until the run is over."""
 
-    def release(self, run: str, fence: int) -> None:
+    def release(self, run: str, fence: int, *, due: float | None = None) -> None:
         self._holder.claims.pop(run, None)
         self._database.all(
-            "WITH freed AS (UPDATE runs SET claim = '', held_until = now() WHERE id = %s AND fence = %s AND holder = %s RETURNING id)"
-            " SELECT pg_notify(%s, id) FROM freed",
-            (run, fence, self._holder.name, CHANNEL),
+            "WITH freed AS (UPDATE runs SET claim = '', held_until = now(), due = coalesce(due, %s) WHERE id = %s AND fence = %s AND holder = %s"
+            " RETURNING id) SELECT pg_notify(%s, id) FROM freed",
+            (due, run, fence, self._holder.name, CHANNEL),
         )
 
     def group(

@@ -434,8 +434,11 @@ class Runs(Protocol):
         """Forget what opens an address of a run, which was fetched: where no other machine can be asked to fetch it again."""
         ...
 
-    def release(self, run: str, fence: int) -> None:
-        """Give the claim back; the run stays as it is."""
+    def release(self, run: str, fence: int, *, due: float | None = None) -> None:
+        """Give the claim back; the run stays as it is.
+
+        With `due` any worker may take it from then on, even if only its submitter worked on it.
+        """
         ...
 
     def group(

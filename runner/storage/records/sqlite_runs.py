@@ -235,9 +235,12 @@ class SqliteRuns(Runs):
                 (without, run),
             )
 
-    def release(self, run: str, fence: int) -> None:
+    def release(self, run: str, fence: int, *, due: float | None = None) -> None:
         with self._database.transaction() as db:
-            db.execute("UPDATE runs SET claim = '' WHERE id = ? AND fence = ?", (run, fence))
+            db.execute(
+                "UPDATE runs SET claim = '', due = coalesce(due, ?) WHERE id = ? AND fence = ?",
+                (due, run, fence),
+            )
         if lock := self._claims.pop(run, None):
             lock.release()
 
