@@ -311,12 +311,9 @@ def ask(
 
 def _standings() -> list[tuple[str, str]]:
     """Where runs are kept, with how they may stand there."""
-    return [
-        (kept, standing)
-        for kept in ("workspace", "database")
-        for standing in STANDINGS
-        if kept == "database" or standing not in ELSEWHERE
-    ]
+    here = [("workspace", standing) for standing in STANDINGS if standing not in ELSEWHERE]
+    # In a database claims are kept otherwise: by beats, for workers of many machines.
+    return here + [("database", standing) for standing in ("active", "left", *ELSEWHERE)]
 
 
 @pytest.mark.parametrize("verb", VERBS)
