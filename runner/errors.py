@@ -6,6 +6,7 @@
     ├── CannotRun              2    a step could not be run at all
     ├── Busy                   4    somebody else holds what we need
     ├── Infrastructure         5    driver, disk or store trouble
+    │   ├── NoHost                  no host can be had for the steps of a run
     │   ├── Unusable                the workspace or store cannot be used (read-only, newer format, damaged)
     │   └── Corrupt                 stored bytes are not what their name says
     └── NotFound               3    no such run, step or recipe
@@ -110,6 +111,10 @@ class Infrastructure(RecipeError):
     """The machinery below failed."""
 
     exit_code = 5
+
+
+class NoHost(Infrastructure):
+    """No host can be had for the steps of a run."""
 
 
 class Unusable(Infrastructure):

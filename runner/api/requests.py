@@ -181,7 +181,7 @@ def _stop(
 
 
 def _give_to_workers(ws: Workspace, row: RunRow) -> str:
-    """Have the next worker continue a run that nobody works on, and answer its state.  Empty: a worker has it, or it is over."""
+    """Have the next worker continue a run that has none, and answer its state.  Empty: a worker has it, or it is over."""
     runs = ws.store.runs
     if request_of_run(row) is None:
         raise has_no_request(row.id)

@@ -19,7 +19,7 @@ from ..hosts.link import client
 from ..reports import sealing
 from ..storage.content.files import Content
 from ..storage.reach import Reach
-from ..storage.records.runs import ALONE, Offer, RunRow, Stale, settle
+from ..storage.records.runs import ALONE, Offer, RunRow, RunState, Stale, settle
 from ..storage.records.store import held
 from ..storage.workspace import Workspace
 from ..survey import run_graph
@@ -41,7 +41,7 @@ from .terms import (
     settings_of_run,
 )
 from .unattended import end_claimed
-from .worker import Assignment, work
+from .worker import Assignment, failed_with, work
 
 if TYPE_CHECKING:
     from ..reports.delivery import Delivery
@@ -165,7 +165,7 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
             *([f"  fix: {error.fix}"] if error.fix else []),
         ]:
             listener.say(line)
-        _ended(ws, ws.store.runs.get(row.id), fence, "FAILED", str(error))
+        _ended(ws, ws.store.runs.get(row.id), fence, failed_with(error))
     except Exception:
         print(f"recipe: an internal error ended the work on run {row.id}", file=sys.stderr)
         traceback.print_exc()
@@ -214,7 +214,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
             uploading.upload(
                 ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found)
             )
-        _ended(ws, row, fence, "COMPLETED", "")
+        _ended(ws, row, fence, RunState("COMPLETED"))
         listener.end(Summary("COMPLETED", {"FRESH": fresh}, since.seconds, run=row.id))
         return True
     local = client.here(ws.home / "local", ALONE if row.bundle else None)
@@ -271,7 +271,7 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
     return inside
 
 
-def _ended(ws: Workspace, row: RunRow, fence: int, state: str, reason: str) -> None:
+def _ended(ws: Workspace, row: RunRow, fence: int, end: RunState) -> None:
     """Store the end of a run that is still open."""
     if row.fence == fence and row.claim:
-        settle(ws.store.runs, row.id, fence, state, reason)
+        settle(ws.store.runs, row.id, fence, end.state, end.reason, failure=end.failure)

@@ -33,7 +33,7 @@ from drivers.base import (
     Wish,
 )
 
-from ..errors import Busy, CannotRun, Infrastructure, Invalid, Problem
+from ..errors import Busy, CannotRun, Infrastructure, Invalid, NoHost, Problem
 from ..failures import LeaseFailure
 from ..logs import Log
 from ..planning.step import StepSpec
@@ -206,7 +206,7 @@ class HostPool:
             await self._enter(offer_of(rows[0]), rows)
         self.spot.taken = self.leases.taken_away() if self.priced else 0
         if not self.priced and not self.places and self.lost:
-            raise Infrastructure(
+            raise NoHost(
                 "\n".join(self.lost),
                 fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
             )
@@ -255,7 +255,7 @@ class HostPool:
                     if not alone:
                         self.say(f"{trouble[-1]}; the run goes on without it")
         if trouble and not self.places:
-            raise Infrastructure(
+            raise NoHost(
                 "\n".join(trouble),
                 fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
             )
@@ -505,7 +505,7 @@ class HostPool:
                 if isinstance(leases.driver, Excluding) and leases.driver.excluded
                 else ""
             )
-            raise Infrastructure(
+            raise NoHost(
                 f"the driver {self.name} offers no host{why}",
                 fix=f"`recipe doctor --driver {self.name}` says what there is",
             )

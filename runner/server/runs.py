@@ -124,7 +124,10 @@ class RunView(BaseModel):
     word: str = Field(
         description="The state as people see it: EXECUTING, TRANSFERRING_DATA, PROVISIONING, NEEDS_RECOVERY, …"
     )
-    reason: str
+    failure: str = Field(
+        description="Of a run that FAILED the kind of its failure, such as oom, exit or provisioning; else empty."
+    )
+    reason: str = Field(description="The same in words, or why it is in its state.")
     request: str = Field(
         description="What was asked of it and is not done yet: cancel, pause, resume."
     )
@@ -147,7 +150,10 @@ class RunList(BaseModel):
 class StepView(BaseModel):
     id: str
     state: str
-    reason: str
+    reason: str = Field(
+        description="Of a step that FAILED the kind of its failure, of one that is RUNNING its phase."
+    )
+    detail: str = Field(description="The error of a step that FAILED, in words.")
     attempts: int
     host: str = Field(description="Where it was begun last; empty for the worker's own machine.")
 
@@ -353,6 +359,7 @@ def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     found = views.detail(ws, row)
     for step in found["steps"]:
         step["reason"] = plain(step["reason"], ws.root)
+        step["detail"] = plain(step["detail"], ws.root)
     return RunDetail.model_validate(_without_folders(ws, found))
 
 
