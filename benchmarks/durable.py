@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psycopg
 
-from runner.execution.queue import Ticket, submit
+from runner.api.submitting import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.storage.workspace import Workspace
 from runner.survey.survey import Request

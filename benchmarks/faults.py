@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import psycopg
 from durable import Durable
 
+from runner.api.submitting import Ticket, submit
 from runner.errors import RecipeError
-from runner.execution.queue import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.storage.records.postgres_runs import CLAIM
 from runner.storage.workspace import Workspace

@@ -29,6 +29,7 @@ FLOORS = (
     "survey",
     "advice",
     "execution",
+    "api",
     "interface",
     "server",
 )
@@ -57,6 +58,9 @@ METHODS = {"exists", "glob", "is_dir", "is_file", "iterdir", "mkdir", "open", "r
 PURE = ("language", "planning")
 READING = {("runner/language/library.py", None), ("runner/language/document.py", "read")}
 """Where the pure floors touch the disk all the same: a module, or one function of it."""
+
+FRONTS = ("argparse", "fastapi", "starlette", "httpx", "requests", "uvicorn")
+"""What `api` may not import: how a front is asked, or asks."""
 
 HERE_OR_THERE = ("RemotePlace", "here")
 """What `execution` may not ask with `isinstance` or `is`: a place hides whether it is this machine."""
@@ -211,6 +215,8 @@ def _import_fault(each: Import) -> str:
         return f"{source} imports {what}, which is {target}"
     if source == "hosts" and target == "planning" and each.target not in PLAN_FREE:
         return f"hosts imports {what}; a place knows no plan"
+    if source == "api" and each.target.partition(".")[0] in FRONTS:
+        return f"api imports {what}; only a front knows how it is asked"
     if source == "execution" and target == "advice" and each.source != ADVISED:
         return f"execution imports {what}; only refusals asks for advice"
     return ""

@@ -8,6 +8,7 @@ from docs import (
     faults_page,
     library_page,
     published,
+    requests_page,
     rulebook,
     settings_page,
 )
@@ -28,5 +29,7 @@ if __name__ == "__main__":
     settings.write_text(settings_page.refreshed(settings.read_text("utf-8")), "utf-8")
     errors = shipped() / "docs" / "errors.md"
     errors.write_text(errors_page.refreshed(errors.read_text("utf-8")), "utf-8")
+    server = shipped() / "docs" / "server.md"
+    server.write_text(requests_page.refreshed(server.read_text("utf-8")), "utf-8")
     fakes = shipped() / "docs" / "fakes.md"
     fakes.write_text(faults_page.refreshed(fakes.read_text("utf-8")), "utf-8")

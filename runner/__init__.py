@@ -239,7 +239,7 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
     """A run that is to be stored."""
     from dataclasses import replace
 
-    from .execution.queue import Ticket
+    from .api.submitting import Ticket
     from .execution.terms import Choice, Settings
     from .interface.handle.far import is_server
     from .interface.handle.opening import New, checked

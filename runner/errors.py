@@ -2,9 +2,11 @@
 
     RecipeError                     shown without a traceback
     ├── Invalid(problems)      3    bad recipe or inputs; nothing was started; every problem at once
+    │   └── CannotAsk               the state of a run forbids what was asked of it
     ├── CannotRun              2    a step could not be run at all
     ├── Busy                   4    somebody else holds what we need
     ├── Infrastructure         5    driver, disk or store trouble
+    │   ├── NoHost                  no host can be had for the steps of a run
     │   ├── Unusable                the workspace or store cannot be used (read-only, newer format, damaged)
     │   └── Corrupt                 stored bytes are not what their name says
     └── NotFound               3    no such run, step or recipe
@@ -16,8 +18,8 @@ traceback.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Final, NamedTuple
 
 
 class Location(NamedTuple):
@@ -67,6 +69,28 @@ class Invalid(RecipeError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
+HELPS: Final[Mapping[str, str]] = {
+    "final": "retry",
+    "already": "resume",
+    "not-paused": "pause",
+    "not-final": "cancel",
+}
+"""By the code of a CannotAsk, the request that the run would accept."""
+NOT_NOTED: Final = "not-noted"
+"""The code of a CannotAsk: an early version stored this run without its request."""
+
+
+class CannotAsk(Invalid):
+    """The state of a run forbids this request.  The fix is worded for the command line; other fronts word it from `helps`."""
+
+    def __init__(self, code: str, message: str, run: str, fix: str = "") -> None:
+        self.code, self.message, self.run = code, message, run
+        self.helps = HELPS.get(code, "")
+        if not fix and self.helps:
+            fix = f"run `recipe {self.helps} {run}`"
+        super().__init__([Problem(code, message, fix=fix)])
+
+
 class CannotRun(RecipeError):
     """A step could not be run."""
 
@@ -87,6 +111,10 @@ class Infrastructure(RecipeError):
     """The machinery below failed."""
 
     exit_code = 5
+
+
+class NoHost(Infrastructure):
+    """No host can be had for the steps of a run."""
 
 
 class Unusable(Infrastructure):

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
-from docs import errors_page, words
+from docs import errors_page, requests_page, words
 from runner.planning.schedule import MOVES
 from tests.tools import chromium
 
@@ -252,6 +252,11 @@ def test_a_fence_shown_as_text_and_a_dead_link_would_be_noticed(tmp_path: Path) 
     page = Built('<h2 id="here"></h2><a href="#here"><a href="#gone"><a href="none.html">')
     path.touch()
     assert dead(tmp_path, path, {path: page}) == ["#gone", "none.html"]
+
+
+def test_the_server_page_has_the_outcome_of_each_request_that_the_contract_suite_holds() -> None:
+    text = (HOME / "docs/server.md").read_text("utf-8")
+    assert requests_page.refreshed(text) == text, "run python -m docs.generate"
 
 
 def test_the_errors_page_quotes_messages_of_the_code_and_is_generated_from_its_fixtures() -> None:

@@ -183,6 +183,36 @@ def test_a_circle_of_packages_is_found_though_no_modules_are_in_one(tmp_path: Pa
             "execution imports runner.server.room.Room, which is server",
         ),
         (
+            "runner/execution/queue.py",
+            "from ..api.requests import cancel",
+            "execution imports runner.api.requests.cancel, which is api",
+        ),
+        (
+            "runner/api/requests.py",
+            "from ..interface import views",
+            "api imports runner.interface.views, which is interface",
+        ),
+        (
+            "runner/api/requests.py",
+            "from ..server import room",
+            "api imports runner.server.room, which is server",
+        ),
+        (
+            "runner/api/requests.py",
+            "import argparse",
+            "api imports argparse; only a front knows how it is asked",
+        ),
+        (
+            "runner/api/requests.py",
+            "from fastapi import APIRouter",
+            "api imports fastapi.APIRouter; only a front knows how it is asked",
+        ),
+        (
+            "runner/api/requests.py",
+            "def f():\n    import httpx",
+            "api imports httpx; only a front knows how it is asked",
+        ),
+        (
             "runner/server/runs.py",
             "from drivers import local",
             "server imports drivers.local; only hosts load a driver",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from ..errors import CannotRun, Infrastructure, Invalid, Problem, did_you_mean
+from ..errors import CannotRun, Invalid, NoHost, Problem, did_you_mean
 from ..paths import shipped
 from ..planning.judge import RESTORE
 from ..planning.step import TEMPORARY, ResourceSpec, StepSpec
@@ -400,7 +400,7 @@ def fits(
             (fix for word in words if word and (fix := _meant(word))),
             "loosen the filters (`--where`, or the driver's settings)",
         )
-        raise Infrastructure(
+        raise NoHost(
             "\n".join(dict.fromkeys(unmet[:20])),
             fix=f"{fix}; `recipe offers --driver {host_pool.name}` shows what there is",
         )

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from ..errors import Invalid, Problem
+from ..failures import RunFailure
 from ..logs import REMOTE, Log
 from ..planning.schedule import Move
-from ..storage.records.runs import FINAL, POINTS
+from ..storage.records.runs import FINAL, RunState
 from ..storage.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -70,8 +71,10 @@ def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
     if words and (fence or (fence := runs.claim(run, f"process {os.getpid()}") or 0)):
         row = runs.get(run)
         if row.state not in FINAL:
-            move = Move("run", run, row.state, "FAILED", POINTS, {"detail": words})
-            runs.group(run, fence, [move], run_state=("FAILED", POINTS), answers=row.request)
+            failed = RunState("FAILED", words, RunFailure.POINTS)
+            data = {"detail": words, "failure": failed.failure}
+            move = Move("run", run, row.state, failed.state, words, data)
+            runs.group(run, fence, [move], run_state=failed, answers=row.request)
         if (letter := runs.outbox.of(run, points.RESERVE)) is not None:
             runs.outbox.delivered(letter)
     return words
@@ -82,7 +85,7 @@ def refused(run: str, words: str) -> Invalid:
     return Invalid(
         [
             Problem(
-                POINTS,
+                RunFailure.POINTS,
                 f"run {run} is not paid for: {words}",
                 fix="`[hooks] spend` of recipe.toml names the program that refused",
             )

@@ -9,8 +9,9 @@ from typing import Final
 
 from ..digest import of_value
 from ..errors import Busy
+from ..failures import RunFailure
 from ..planning.schedule import FINAL, Spent, State, spent
-from ..storage.records.runs import WORKER_GONE, RunRow, settle
+from ..storage.records.runs import RunRow, RunState, settle
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, look
 
@@ -83,7 +84,8 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
             continue
         if taken is None and asked and (taken := as_it_stood(ws, found, row, fence)) is not None:
             continue
-        settle(ws.store.runs, row.id, fence, "FAILED", WORKER_GONE)
+        words = "its worker is gone"
+        settle(ws.store.runs, row.id, fence, "FAILED", words, failure=RunFailure.WORKER_GONE)
     if wanted and (taken is None or taken.id != wanted):
         raise Busy(
             f"run {wanted} cannot be resumed: its plan has changed, or a worker has it",
@@ -114,7 +116,8 @@ def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
     """End a claimed run as FAILED whose workers died again and again before any step moved.  `row` is as it was claimed."""
     if row.request == "cancel" or row.recoveries <= POISON:
         return False
-    settle(ws.store.runs, row.id, fence, "FAILED", "poison")
+    words = f"{row.recoveries} workers died of it before a step ended"
+    settle(ws.store.runs, row.id, fence, "FAILED", words, failure=RunFailure.POISON)
     return True
 
 
@@ -146,5 +149,7 @@ def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claime
     budgets = {id: spent(reasons) for id, reasons in failed.items()}
     if row.request:  # a pause that its worker never read, or that is over now; what was asked since is there to be read
         state = "QUEUED" if row.state == "PAUSED" else row.state
-        ws.store.runs.group(row.id, fence, run_state=(state, row.reason), answers=row.request)
+        ws.store.runs.group(
+            row.id, fence, run_state=RunState(state, row.reason), answers=row.request
+        )
     return Claimed(row.id, fence, row.state, True, states, budgets, tries, made)

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from drivers.base import DriverError
+from drivers.base import DriverError, NoCapacity
 
-from ..errors import Infrastructure, RecipeError, StoreBusy
+from ..errors import CannotRun, Infrastructure, Invalid, NoHost, NotFound, RecipeError, StoreBusy
+from ..failures import RunFailure, of_step
 from ..hosts import stacks
 from ..hosts.ahead import Ahead
 from ..hosts.connect import same_packages
@@ -28,7 +29,7 @@ from ..planning.schedule import Move
 from ..planning.secret_values import all_given, of_addresses
 from ..secrets import Masker
 from ..storage.content.files import no_space
-from ..storage.records.runs import Requested
+from ..storage.records.runs import Requested, RunState
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.input_manifests import remember
@@ -269,25 +270,39 @@ def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
         ws.store.runs.requested(commits.run, commits.fence)
         ws.store.runs.release(commits.run, commits.fence)
         return "ACTIVE"
-    return _closed(commits, report.state, why)
+    if report.state == "FAILED" and report.failures:
+        # The failure of the first step that failed is the run's.
+        first = report.failures[0]
+        return _closed(commits, RunState("FAILED", first.error, of_step(first.kind)))
+    return _closed(commits, RunState(report.state, why))
 
 
-def _closed(commits: GroupCommit, state: str, why: str) -> str:
+def _closed(commits: GroupCommit, end: RunState) -> str:
     """Store the state in which a run ends, and answer it: a cancel of the last moment wins over any other."""
     while True:
-        reason = (
-            {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, why)
-            if state in ("CANCELLED", "PAUSED")
-            else why
-        )
-        commits.move(Move("run", commits.run, "ACTIVE", state, reason))
+        if end.state in ("CANCELLED", "PAUSED"):
+            words = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, end.reason)
+            end = end._replace(reason=words)
+        data = {"failure": end.failure} if end.failure else {}
+        commits.move(Move("run", commits.run, "ACTIVE", end.state, end.reason, data))
         try:
-            commits.flush((state, reason))
-            return state
+            commits.flush()
+            return end.state
         except Requested as error:
             commits.take_back()
             commits.answers = error.request
-            state = "CANCELLED" if error.request == "cancel" else state
+            if error.request == "cancel":
+                end = RunState("CANCELLED", "cancelled")
+
+
+def failed_with(error: RecipeError | DriverError) -> RunState:
+    """Return the end of a run that an error ended before, or beside, its steps."""
+    kind = RunFailure.INFRASTRUCTURE
+    if isinstance(error, NoCapacity | NoHost):
+        kind = RunFailure.PROVISIONING
+    elif isinstance(error, Invalid | NotFound | CannotRun):
+        kind = RunFailure.INVALID
+    return RunState("FAILED", str(error), kind)
 
 
 def _failed(commits: GroupCommit | None, error: BaseException) -> None:
@@ -298,7 +313,7 @@ def _failed(commits: GroupCommit | None, error: BaseException) -> None:
         and not isinstance(error, StoreBusy)
     ):
         with contextlib.suppress(Infrastructure):  # the store itself may be what failed
-            _closed(commits, "FAILED", str(error))
+            _closed(commits, failed_with(error))
 
 
 def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
@@ -366,7 +381,7 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
             begins.state,
             "ACTIVE",
             "resumed" if begins.resumed else "",
-            {"fresh": fresh, "steps": len(ids)},
+            {"fresh": fresh, "steps": len(ids), "resumed": begins.resumed},
         )
     )
     return commits

@@ -15,7 +15,6 @@ from drivers.base import (
     Connecting,
     Driver,
     Host,
-    HostLost,
     Lease,
     Named,
     Need,
@@ -27,6 +26,7 @@ from drivers.devices import Card
 
 from ..errors import CannotRun, Infrastructure
 from ..extensions import packages
+from ..failures import LeaseFailure
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import interpreters
@@ -34,7 +34,7 @@ from .link.client import Client, there
 from .link.contact import said
 from .place.place import Place, Shell
 from .place.remote import RemotePlace
-from .renting.resting import LACKS
+from .renting.resting import NotAsSold
 
 if TYPE_CHECKING:
     from .link.wire import Progress
@@ -226,13 +226,13 @@ class Connector:
 
 
 async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
-    """Raises HostLost when a machine has less than was promised, or its driver does not run the CUDA of its image.
+    """Raises NotAsSold when a machine has less than was promised, or its driver does not run the CUDA of its image.
 
     `image`: its name where none is ordered.  `cuda`: the version where the name says none.
     """
     facts = machine.facts(await said(host.call, machine.question(".", machine.SMI)))
     if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
-        raise HostLost(f"{LACKS}: {short}")
+        raise NotAsSold(f"it is less than was sold: {short}", LeaseFailure.LACKS)
 
 
 async def same_packages(places: Iterable[Place]) -> None:

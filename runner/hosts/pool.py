@@ -34,7 +34,8 @@ from drivers.base import (
     Wish,
 )
 
-from ..errors import Busy, CannotRun, Infrastructure, Invalid, Problem
+from ..errors import Busy, CannotRun, Infrastructure, Invalid, NoHost, Problem
+from ..failures import LeaseFailure
 from ..logs import Log
 from ..planning.step import StepSpec
 from ..storage.records import ledger
@@ -50,11 +51,11 @@ from .renting.budget import TERM
 from .renting.inventory import IDLE, Inventory, named
 from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
-from .renting.leases import TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
+from .renting.leases import driver_of, lease_of, need_of, offer_of
 from .renting.money import SAVING
 from .renting.needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for, wish_for
 from .renting.offering import cheapest, left_out
-from .renting.resting import FAILED, LACKS, RESTS, resting
+from .renting.resting import RESTS, NotAsSold, resting
 
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
@@ -233,7 +234,7 @@ class HostPool:
             await self._enter(offer_of(rows[0]), rows)
         self.spot.taken = self.leases.taken_away() if self.priced else 0
         if not self.priced and not self.places and self.lost:
-            raise Infrastructure(
+            raise NoHost(
                 "\n".join(self.lost),
                 fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
             )
@@ -282,7 +283,7 @@ class HostPool:
                     if not alone:
                         self.say(f"{trouble[-1]}; the run goes on without it")
         if trouble and not self.places:
-            raise Infrastructure(
+            raise NoHost(
                 "\n".join(trouble),
                 fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
             )
@@ -433,9 +434,9 @@ class HostPool:
             each.lost = each.lost or reason
         for each in (place, *with_it):
             await each.aclose()
-        gone, spot = True, self.spot.market
+        gone, spot, failure = True, self.spot.market, ""
         if self.spot.gone((place, *with_it)):
-            reason = f"{TAKEN_AWAY}: {reason}"
+            failure, reason = LeaseFailure.TAKEN_AWAY, f"it was taken away: {reason}"
             if self.spot.market != spot:
                 self.say(
                     f"{MOST_TAKEN} spot machines were taken away: what is rented from now on is on demand"
@@ -445,7 +446,7 @@ class HostPool:
             if healthy and self._of().stays_alive(row):
                 self._of().hand_over(row)
             else:
-                gone &= await self._of().release(row, reason)
+                gone &= await self._of().release(row, reason, failure)
         return gone
 
     async def replace(self, lost: Place) -> Sequence[Place]:
@@ -549,7 +550,7 @@ class HostPool:
                 if isinstance(leases.driver, Excluding) and leases.driver.excluded
                 else ""
             )
-            raise Infrastructure(
+            raise NoHost(
                 f"the driver {self.name} offers no host{why}",
                 fix=f"`recipe doctor --driver {self.name}` says what there is",
             )
@@ -641,7 +642,8 @@ class HostPool:
                 self.lost.append(f"{self.name} {offer.id}: {error}")
             for place in places:
                 await place.aclose()
-            await self._of().close({row.key for row in rows}, str(error))
+            failure = error.failure if isinstance(error, NotAsSold) else ""
+            await self._of().close({row.key for row in rows}, str(error), failure)
             return ()
         for place, host in zip(places, hosts, strict=True):
             place.image = need_of(rows[0]).image
@@ -663,10 +665,10 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
     """A machine that was rented just now, and with which one of these `faults` is met, is as good as gone: the next offer is taken."""
     try:
         yield
+    except NotAsSold:
+        raise
     except faults as error:
-        raise HostLost(
-            str(error) if str(error).startswith(LACKS) else f"{FAILED}: {error}"
-        ) from error
+        raise NotAsSold(f"it did not come up: {error}", LeaseFailure.FAILED) from error
 
 
 def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:

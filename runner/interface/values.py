@@ -21,8 +21,11 @@ class StepStatus(NamedTuple):
     id: str
     state: str = ""
     reason: str = ""
+    """Of a step that FAILED the kind of its failure, of one that is RUNNING its phase."""
     attempts: int = 0
     host: str = ""
+    detail: str = ""
+    """The error of a step that FAILED, in words."""
 
 
 class OutputFile(NamedTuple):
@@ -66,6 +69,8 @@ class Status(NamedTuple):
     steps: Sequence[StepStatus] = ()
     outputs: Sequence[OutputFile] = ()
     links: Sequence[LinkTo] = ()
+    failure: str = ""
+    """The kind of failure of a run that FAILED, such as `oom`, `exit` or `provisioning`; `reason` has the words."""
 
     @property
     def over(self) -> bool:

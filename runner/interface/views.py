@@ -62,8 +62,9 @@ def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) ->
         "recipe": row.recipe,
         "state": row.state,
         "word": word(
-            begun, reason=row.reason, steps=[*tally, ("WAITING", "")], leases=leases, claimed=live
+            begun, failure=row.failure, steps=[*tally, ("WAITING", "")], leases=leases, claimed=live
         ),
+        "failure": row.failure,
         "reason": row.reason,
         "request": row.request,
         "user": row.user,
@@ -119,6 +120,7 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
                 "id": id,
                 "state": step.state,
                 "reason": step.reason,
+                "detail": step.detail,
                 "attempts": tries.get(id, 0),
                 "host": hosts.get((row.id, id), ""),
             }

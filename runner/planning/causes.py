@@ -43,3 +43,37 @@ def of_exit(reason: str, said: str) -> str:
 def is_stalled(steps: Sequence[float], silent: float) -> bool:
     """Whether a training whose `steps` took so many seconds stands still, when the last was reported `silent` seconds ago."""
     return len(steps) >= FEW and silent > max(LEAST, LONG * median(steps))
+
+
+LONGEST_ERROR: Final = 500
+"""Characters of an error that are stored with its step."""
+
+
+def error_in(said: str) -> str:
+    """Return the error that a command printed last, such as `ValueError: no rows`; empty where there is none."""
+    # Compiled when a step fails, as above.
+    memory = r"(?:CUDA|HIP|XPU) out of memory\.(?: Tried to allocate [\d.]+ \w+)?"
+    if found := re.findall(memory, said):
+        return str(found[-1]).removesuffix(".")
+    raised = r"^(?:\[?rank\d+\]?:? ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?:: .*)?)$"
+    # `ChildFailedError` and its like tell that a process failed, and the process itself has said why.
+    echoes = ("ChildFailedError", "CalledProcessError", "SystemExit")
+    lines = [line for line in re.findall(raised, said, re.MULTILINE) if _name(line) not in echoes]
+    if not lines:
+        lines = re.findall(
+            r"^(?:\w[\w./-]*: )?(?:fatal )?error: .*$", said, re.MULTILINE | re.IGNORECASE
+        )
+    return str(lines[-1])[:LONGEST_ERROR] if lines else ""
+
+
+def _name(line: str) -> str:
+    """The class of an exception, without its module."""
+    return line.partition(":")[0].rpartition(".")[2].strip()
+
+
+def last_line(said: str) -> str:
+    """Return the last line with something in it; of a line that is drawn again and again the last drawing."""
+    for line in reversed(said.split("\n")):
+        if text := line.rstrip("\r").rpartition("\r")[2].strip():
+            return text[:LONGEST_ERROR]
+    return ""

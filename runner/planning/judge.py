@@ -18,7 +18,6 @@ from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, 
 from .step import MetricAsked, MetricsSpec, StepSpec
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
-FORCED = ("forced",)  # the reasons of a step that was asked to run whatever is remembered
 
 
 class Remembered(Protocol):
@@ -107,6 +106,8 @@ class Verdict(NamedTuple):
     former: Digest | None = (
         None  # the key that it had while its metrics rule was part of it; None where its own has a trace
     )
+    forced: bool = False
+    """Whether the step was asked to run whatever is remembered."""
 
 
 def judge(
@@ -160,7 +161,8 @@ def judge(
     )
     own = targets.get(n, ()) if targets else ()
     if force:
-        return Verdict(RUN, key, FORCED, None, _conflicts(own, facts), former)
+        clashes = _conflicts(own, facts)
+        return Verdict(RUN, key, ("forced",), None, clashes, former, forced=True)
     if trace is None:
         reason = ("`cache: false`: runs every time",) if node.flags & UNCACHED else ()
         return Verdict(RUN, key, reason, None, _conflicts(own, facts), former)

@@ -164,18 +164,18 @@ def priorities(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str,
 def word(
     run: str,
     *,
-    reason: str,
+    failure: str,
     steps: Collection[tuple[str, str]],
     leases: Collection[str],
     claimed: bool,
 ) -> str:
     """The word people see for a run.
 
-    `run` and `reason` are its stored columns, `steps` the (state, reason) pairs that occur in it (a RUNNING step's reason is its phase: `staging`,
+    `run` and `failure` are its stored columns, `steps` the (state, reason) pairs that occur in it (a RUNNING step's reason is its phase: `staging`,
     `fetching`, else it executes), `leases` the lease states that occur, `claimed` whether a live worker holds it.
     """
     if run == "FAILED":
-        return "FAILED_PROVISIONING" if reason == "provisioning" else run
+        return "FAILED_PROVISIONING" if failure == "provisioning" else run
     if run != "ACTIVE":
         return run
     if not claimed:

@@ -12,6 +12,7 @@ from threading import Event, Thread
 from typing import Final, NamedTuple
 
 from ..errors import NotFound, RecipeError
+from ..failures import DeliveryFailure, of_answer
 from ..logs import Log
 from ..storage.crash import crashpoint
 from ..storage.records.outbox import HOLD, Outbox, Waiting
@@ -44,6 +45,8 @@ class Verdict(NamedTuple):
     stops: bool = False
     """All that waits for the receiver is given up."""
     reason: str = ""
+    failure: str = ""
+    """The kind of what `reason` says."""
 
 
 def verdict(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdict:
@@ -51,17 +54,20 @@ def verdict(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdi
     if 200 <= answer.status < 300:
         return Verdict(delivered=True)
     reason = f"HTTP {answer.status} {answer.words}".strip() if answer.status else answer.words
-    if answer.status == 410:
-        return Verdict(stops=True, reason=reason)
+    failure = of_answer(answer.status)
+    if failure == DeliveryFailure.GONE:
+        return Verdict(stops=True, reason=reason, failure=failure)
     if (
         answer.status in (429, 503)
         and answer.retry_after is not None
         and now - letter.created < GIVE_UP
     ):
-        return Verdict(wait=min(answer.retry_after, BACKOFF[-1]), counts=False, reason=reason)
+        wait = min(answer.retry_after, BACKOFF[-1])
+        return Verdict(wait=wait, counts=False, reason=reason, failure=failure)
     if letter.tries >= len(BACKOFF):
-        return Verdict(reason=reason)
-    return Verdict(wait=BACKOFF[letter.tries] * (1 - JITTER / 2 + JITTER * chance), reason=reason)
+        return Verdict(reason=reason, failure=failure)
+    wait = BACKOFF[letter.tries] * (1 - JITTER / 2 + JITTER * chance)
+    return Verdict(wait=wait, reason=reason, failure=failure)
 
 
 class _Tried(NamedTuple):
@@ -169,7 +175,7 @@ class Delivery(Thread):
     def _store(self, outbox: Outbox, tried: _Tried) -> None:
         letter, answer = tried
         if answer is None:
-            outbox.put_off(letter, 0.0, letter.reason, counts=False)
+            outbox.put_off(letter, 0.0, letter.reason, letter.failure, counts=False)
             return
         found = self._verdict(answer, letter, time.time(), random.random())  # noqa: S311
         if found.delivered:
@@ -178,11 +184,11 @@ class Delivery(Thread):
             return
         _log.info("%s %s: %s", letter.type, letter.receiver, found.reason)
         if found.wait is not None:
-            outbox.put_off(letter, found.wait, found.reason, counts=found.counts)
+            outbox.put_off(letter, found.wait, found.reason, found.failure, counts=found.counts)
             return
-        outbox.give_up(letter, found.reason)
+        outbox.give_up(letter, found.reason, found.failure)
         if found.stops:
-            outbox.stop(letter.receiver, found.reason)
+            outbox.stop(letter.receiver, found.reason, found.failure)
 
 
 def deliver(root: Path, environ: Mapping[str, str]) -> None:

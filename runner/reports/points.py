@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from ..failures import DeliveryFailure
 from ..storage.crash import crashpoint
 from ..storage.workspace import Workspace
 from .sending import Answer
@@ -47,7 +48,7 @@ def refusal(ws: Workspace, run: str) -> str:
             if answer.status == GIVEN:
                 outbox.delivered(letter)
             else:
-                outbox.give_up(letter, answer.words)
+                outbox.give_up(letter, answer.words, DeliveryFailure.REFUSED)
     return ""
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from ..errors import Busy, Infrastructure, Invalid, NotFound, Problem, RecipeError
+from ..errors import Busy, CannotAsk, Infrastructure, Invalid, NotFound, Problem, RecipeError
 from ..paths import shipped
 from ..storage.records.runs import KEY_IN_USE
 
@@ -123,6 +123,9 @@ def of_error(error: RecipeError) -> Refused:
     status, code = next(
         (found for kind, found in STATUS.items() if isinstance(error, kind)), (422, "refused")
     )
+    if isinstance(error, CannotAsk):
+        fix = f"POST /v1/runs/{error.run}/{error.helps}" if error.helps else error.problems[0].fix
+        return Refused(409, error.code, error.message, fix)
     if not isinstance(error, Invalid):
         return Refused(status, code, str(error), error.fix)
     if any(problem.code == KEY_IN_USE for problem in error.problems):

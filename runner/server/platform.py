@@ -204,13 +204,13 @@ def status(job_id: str, room: InRoom) -> JobView:
 
 @router.post("/pause/{job_id}", status_code=202, dependencies=OPERATE, summary="Pause a job")
 def pause(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Accepted:
-    runs.stop(room, _run(room, job_id), "pause", "PAUSED")
+    runs.pause(_run(room, job_id), room)
     return _now(room, job_id)
 
 
 @router.post("/cancel/{job_id}", status_code=202, dependencies=OPERATE, summary="Cancel a job")
 def cancel(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Accepted:
-    runs.stop(room, _run(room, job_id), "cancel", "CANCELLED")
+    runs.cancel(_run(room, job_id), room)
     return _now(room, job_id)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
@@ -10,27 +9,24 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, Field
 
+from ..api import requests
+from ..api.outcomes import Outcome
+from ..api.submitting import PRIORITY, Ticket, submit
 from ..errors import NotFound, did_you_mean
-from ..execution.queue import PRIORITY, Ticket, give_back, reports_of, submit
 from ..execution.terms import (
     Choice,
     Settings,
-    choice_of_run,
     new_id,
-    request_of_run,
-    settings_of_run,
 )
-from ..execution.unattended import end_unattended
 from ..interface import views
-from ..planning.ids import stored
 from ..reports.addresses import public_endpoint
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
-from ..storage.records.runs import FINAL, Event, RunRow, Wanted
+from ..storage.records.runs import Event, RunRow, Wanted
 from ..storage.workspace import Workspace
 from ..survey.survey import Request
 from . import recipes
-from .answers import Refused, plain, plain_value
+from .answers import plain, plain_value
 from .planner import InPlanner
 from .recipes import Asked
 from .room import (
@@ -41,7 +37,6 @@ from .room import (
     Given,
     InRoom,
     Moment,
-    Room,
     ServedWorkspace,
     Whole,
     run_of,
@@ -52,8 +47,6 @@ router = APIRouter(prefix="/v1", tags=["runs"])
 State: TypeAlias = Literal["QUEUED", "ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
 MOST: Final = 200
 """Runs of one page."""
-TRIES, LOOK = 20, 0.05
-"""How often a run is looked at that its worker is about to let go of, and the seconds between."""
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
 
@@ -143,7 +136,10 @@ class RunView(BaseModel):
     word: str = Field(
         description="The state as people see it: EXECUTING, TRANSFERRING_DATA, PROVISIONING, NEEDS_RECOVERY, …"
     )
-    reason: str
+    failure: str = Field(
+        description="Of a run that FAILED the kind of its failure, such as oom, exit or provisioning; else empty."
+    )
+    reason: str = Field(description="The same in words, or why it is in its state.")
     request: str = Field(
         description="What was asked of it and is not done yet: cancel, pause, resume."
     )
@@ -166,7 +162,10 @@ class RunList(BaseModel):
 class StepView(BaseModel):
     id: str
     state: str
-    reason: str
+    reason: str = Field(
+        description="Of a step that FAILED the kind of its failure, of one that is RUNNING its phase."
+    )
+    detail: str = Field(description="The error of a step that FAILED, in words.")
     attempts: int
     host: str = Field(description="Where it was begun last; empty for the worker's own machine.")
 
@@ -239,10 +238,15 @@ class EventView(BaseModel):
 
 
 class Done(BaseModel):
-    """What was asked of a run, as its latest event says; `run` is another one after a retry."""
+    """What came of a request."""
 
-    run: str
-    event: EventView
+    run: str = Field(description="The run that continues: a new one after a retry.")
+    state: State
+    done: bool = Field(
+        description="False: the worker of the run was asked, and had not answered yet."
+    )
+    said: list[str] = Field(description="What may still run on other machines.")
+    event: EventView = Field(description="The latest event of the run.")
 
 
 class Retry(Given):
@@ -375,6 +379,7 @@ def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     found = views.detail(ws, row)
     for step in found["steps"]:
         step["reason"] = plain(step["reason"], ws.root)
+        step["detail"] = plain(step["detail"], ws.root)
     return RunDetail.model_validate(_without_folders(ws, found))
 
 
@@ -403,65 +408,12 @@ def shown(ws: Workspace, event: Event) -> EventView:
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _final(row: RunRow) -> Refused:
-    return Refused(
-        409,
-        "final",
-        f"the run is {row.state} already",
-        f"POST /v1/runs/{row.id}/retry runs it anew",
-    )
-
-
-def _asked(ws: Workspace, row: RunRow, what: str) -> Done | None:
-    """Store a request.  None: the run is over, or its worker lets go of it just now.  Raises Refused where no worker will read it."""
-    if row.due is None and not ws.store.runs.live(row.id):
-        raise _unworked(row, what)
-    return _done(ws, row.id) if ws.store.runs.request(row.id, what) else None
-
-
-def _held() -> Refused:
-    return Refused(
-        409,
-        "busy",
-        "the worker of the paused run has not let go of it yet",
-        "try again in a second",
-    )
-
-
-def _unworked(row: RunRow, what: str) -> Refused:
-    words = "the run was begun by `recipe run`, and no process works on it"
-    return Refused(409, "no-worker", words, f"`recipe {what} {row.id}` in its workspace does it")
-
-
-def _done(ws: Workspace, run: str) -> Done:
-    last = ws.store.runs.get(run).next_event - 2
-    return Done(run=run, event=shown(ws, ws.store.runs.events(run, last)[-1]))
-
-
-def stop(
-    room: Room, run: str, what: Literal["cancel", "pause"], state: Literal["CANCELLED", "PAUSED"]
-) -> Done:
-    """Cancel or pause: at once where it waits, else by its worker."""
-    with room.reading() as ws:
-        for _ in range(TRIES):
-            row = run_of(ws, run)
-            if row.state in FINAL:
-                raise _final(row)
-            if row.state == state:
-                raise Refused(
-                    409,
-                    "already",
-                    f"the run is {state} already",
-                    f"POST /v1/runs/{run}/resume resumes it",
-                )
-            if row.state in ("QUEUED", "PAUSED") and end_unattended(
-                ws, run, state, lambda _text: None
-            ):
-                return _done(ws, run)
-            if (done := _asked(ws, row, what)) is not None:
-                return done
-            time.sleep(LOOK)
-        raise _held()
+def _answered(ws: Workspace, outcome: Outcome) -> Done:
+    """An outcome with the latest event of its run."""
+    last = ws.store.runs.get(outcome.run).next_event - 2
+    event = shown(ws, ws.store.runs.events(outcome.run, last)[-1])
+    said = [plain(text, ws.root) for text in outcome.said]
+    return Done.model_validate({**outcome._asdict(), "said": said, "event": event})
 
 
 @router.post(
@@ -471,7 +423,8 @@ def stop(
     summary="End a run; results and checkpoints stay",
 )
 def cancel(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
-    return stop(room, run, "cancel", "CANCELLED")
+    with room.reading() as ws:
+        return _answered(ws, requests.cancel(ws, run_of(ws, run).id))
 
 
 @router.post(
@@ -481,36 +434,19 @@ def cancel(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     summary="Stop a run so that it can be resumed",
 )
 def pause(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
-    return stop(room, run, "pause", "PAUSED")
+    with room.reading() as ws:
+        return _answered(ws, requests.pause(ws, run_of(ws, run).id))
 
 
 @router.post(
     "/runs/{run}/resume",
     status_code=202,
     dependencies=OPERATE_RUN,
-    summary="Let a paused run continue",
+    summary="Resume a run that is paused, or that has lost its worker",
 )
 def resume(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     with room.reading() as ws:
-        row = run_of(ws, run)
-        if row.state in FINAL:
-            raise _final(row)
-        if row.state != "PAUSED":
-            if row.request != "pause":
-                raise Refused(
-                    409,
-                    "not-paused",
-                    f"the run is {row.state}, and no pause was asked for",
-                    f"POST /v1/runs/{run}/pause pauses it",
-                )
-            if (done := _asked(ws, row, "resume")) is None:
-                raise _held()
-            return done
-        if row.due is None:
-            raise _unworked(row, "resume")
-        if not give_back(ws, run):
-            raise _held()
-        return _done(ws, run)
+        return _answered(ws, requests.resume(ws, run_of(ws, run).id))
 
 
 @router.post(
@@ -526,30 +462,6 @@ async def retry(run: str, room: InRoom, planner: InPlanner, asked: Retry | None 
 def store_again(room: ServedWorkspace, run: str, asked: Retry | None) -> Done:
     """Store a new run of the request of a run that is over.  Raises Refused, or a RecipeError."""
     with room.working() as ws:
-        row = run_of(ws, run)
-        request = request_of_run(row)
-        if row.state not in FINAL:
-            raise Refused(
-                409, "not-final", f"the run is {row.state}", f"POST /v1/runs/{run}/cancel ends it"
-            )
-        if request is None:
-            raise Refused(
-                409,
-                "not-noted",
-                "the run did not note what it was asked for",
-                "POST /v1/runs with its recipe and inputs",
-            )
-        choice = Choice(begin=stored(asked.begin)) if asked and asked.begin else choice_of_run(row)
-        labels, reach = row.data.get("labels"), ws.config.lists.get("data.allow", ())
-        ticket = Ticket(
-            row.priority,
-            None,
-            "",
-            labels if isinstance(labels, dict) else {},
-            row.user,
-            "",
-            reports_of(row),
-            reach,
-            here=ws.share(None) is None,
-        )
-        return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)
+        begin = asked.begin if asked else None
+        reach = ws.config.lists.get("data.allow", ())
+        return _answered(ws, requests.retry(ws, run_of(ws, run).id, begin, reach=reach))

@@ -187,7 +187,7 @@ def counted(ws: Workspace, streams: int) -> CollectorRegistry:
         live = row.state == "ACTIVE" and runs.live(row.id)
         name = word(
             row.state,
-            reason=row.reason,
+            failure=row.failure,
             steps=[*tallies.get(row.id, ()), ("WAITING", "")],
             leases=(),
             claimed=live,

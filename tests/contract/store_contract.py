@@ -25,6 +25,7 @@ from runner.storage.records.runs import (
     Reporter,
     Requested,
     RunRow,
+    RunState,
     Stale,
     StepRow,
     Wanted,
@@ -243,6 +244,24 @@ def test_a_request_before_the_end_wins_and_after_it_is_refused(
         "DONE",
         "CANCELLED",
     ]
+
+
+def test_the_kind_of_a_failure_and_its_words_are_two_columns(
+    store: Store, fresh: Fresh, claimed: int
+) -> None:
+    step = StepRow("r1", "a", "FAILED", "", "oom", "CUDA out of memory")
+    end = RunState("FAILED", "CUDA out of memory", "oom")
+    store.runs.group("r1", claimed, [DONE], steps=[step], run_state=end)
+    row = fresh().runs.get("r1")
+    assert RunState(row.state, row.reason, row.failure) == end
+    assert fresh().runs.steps("r1") == {"a": step}
+    store.runs.outbox.post("r1", [Letter("webhook POST http://x", "1", "FAILED", "{}")])
+    (letter,) = store.runs.outbox.take(["webhook POST http://x "])
+    store.runs.outbox.put_off(letter, 0.0, "HTTP 503", "server-error")
+    (letter,) = fresh().runs.outbox.listed()
+    assert (letter.reason, letter.failure) == ("HTTP 503", "server-error")
+    store.runs.outbox.give_up(letter, "HTTP 404", "refused")
+    assert [each.failure for each in fresh().runs.outbox.listed()] == ["refused"]
 
 
 def test_what_is_asked_of_a_run_before_it_begins_is_there_to_be_read(

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from runner.execution.terms import Settings
-from runner.storage.records.runs import WORKER_GONE, RunRow, is_over
+from runner.storage.records.runs import RunRow, is_over
 from tests.cloud import cloud, provider
 from tests.support import Space, until
 
@@ -177,6 +177,6 @@ def test_a_run_without_a_worker_is_over_when_every_step_is(
 ) -> None:
     row = RunRow("r", "t@1", "p", {}, "/ws", "ACTIVE", data={"total": 3, "fresh": 1})
     assert is_over(row, tally) is over
-    assert is_over(row._replace(state="FAILED", reason="a step failed"), tally) and not is_over(
-        row._replace(state="FAILED", reason=WORKER_GONE), tally
+    assert is_over(row._replace(state="FAILED", failure="exit"), tally) and not is_over(
+        row._replace(state="FAILED", failure="worker-gone"), tally
     )

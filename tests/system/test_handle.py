@@ -15,8 +15,8 @@ import pytest
 
 import runner
 from drivers import install_line
+from runner.api.submitting import Ticket, submit
 from runner.errors import CannotRun, Infrastructure, Invalid, NotFound
-from runner.execution.queue import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.interface.handle.core import TimedOut
 from runner.interface.handle.shells import Run

@@ -19,8 +19,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from runner.api.requests import retry
+from runner.api.submitting import Ticket, submit
 from runner.errors import CannotRun, Corrupt, Invalid
-from runner.execution.queue import Ticket, again, serve, submit
+from runner.execution.queue import serve
 from runner.execution.results import collect
 from runner.execution.steps import attempt_result, chunks
 from runner.execution.steps.work import Handover
@@ -601,7 +603,7 @@ def test_a_paused_run_is_given_back_to_the_workers_and_an_ended_one_is_asked_for
     b.work()
     assert a.row(run).state == "COMPLETED" and not a.row(run).idempotency
     with Workspace.open(a.space.root, environ=a.env) as ws:
-        second = again(ws, ws.store.runs.get(run), Choice()).id
+        second = retry(ws, run).run
     b.work()
     assert (
         a.row(second).outputs == a.row(run).outputs != ()

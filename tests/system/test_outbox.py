@@ -23,7 +23,7 @@ from runner.reports.delivery import BACKOFF, Delivery, Verdict, deliver, verdict
 from runner.reports.rules import Seen, Watch, noticed
 from runner.reports.sending import Answer, send
 from runner.storage.records.outbox import Waiting
-from runner.storage.records.runs import RunRow
+from runner.storage.records.runs import RunRow, RunState
 from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
 from tests.servers.receiver import Got, Receiver
@@ -209,6 +209,7 @@ def letter(tries: int = 0, created: float = 0.0) -> Waiting:
         created,
         0.0,
         "",
+        "",
     )
 
 
@@ -226,7 +227,7 @@ def test_a_receiver_that_fails_is_tried_after_the_times_that_are_promised_and_th
 def test_a_receiver_that_asks_for_time_gets_it_and_not_for_ever() -> None:
     for status in (429, 503):
         assert verdict(Answer(status, retry_after=77.0), letter(7), 1.0, 0.5) == Verdict(
-            wait=77.0, counts=False, reason=f"HTTP {status}"
+            wait=77.0, counts=False, reason=f"HTTP {status}", failure="server-error"
         )
         assert verdict(Answer(status), letter(), 1.0, 0.5).wait == 5.0
         assert (
@@ -441,8 +442,8 @@ def test_a_rule_is_reported_once_a_run_to_webhooks_and_the_platform(tmp_path: Pa
             ws.store.runs.group(
                 "r1",
                 fence,
-                [Move("run", "r1", "ACTIVE", "FAILED", "poison")],
-                run_state=("FAILED", "poison"),
+                [Move("run", "r1", "ACTIVE", "FAILED", "4 workers died", {"failure": "poison"})],
+                run_state=RunState("FAILED", "4 workers died", "poison"),
             )
             deliver(ws.root, environ)
             assert waiting(ws) == []

@@ -92,7 +92,8 @@ def test_a_refusal_is_a_failed_run_that_began_nothing(
     code, _, said = space.command(verb, "./paid.yaml", "-q")
     row = last(tmp_path)
     assert code == 3 and "is not paid for: the account of 20 is empty" in said
-    assert (row.state, row.reason) == ("FAILED", "points") and not (tmp_path / "a.txt").exists()
+    assert (row.state, row.failure) == ("FAILED", "points") and not (tmp_path / "a.txt").exists()
+    assert "the account of 20 is empty" in row.reason
     assert [each["event"] for each in told(tmp_path)] == ["reserve"] and space.command("outbox")[
         1
     ] == ""
@@ -113,7 +114,7 @@ def test_a_worker_asks_where_the_submitter_died_before_it_could(
     assert not (tmp_path / "points.log").exists() and last(tmp_path).state == "QUEUED"
     (tmp_path / "refuse-reserve").touch()
     assert space.command("worker", "--once", "-q")[0] == 0
-    assert (last(tmp_path).state, last(tmp_path).reason) == ("FAILED", "points") and [
+    assert (last(tmp_path).state, last(tmp_path).failure) == ("FAILED", "points") and [
         each["event"] for each in told(tmp_path)
     ] == ["reserve"]
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from runner.api.submitting import Ticket, submit
 from runner.errors import Infrastructure, Unusable
-from runner.execution.queue import Ticket, serve, submit
+from runner.execution.queue import serve
 from runner.execution.steps.control import heed
 from runner.execution.steps.work import Handover, Work
 from runner.execution.terms import Choice, Settings

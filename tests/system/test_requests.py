@@ -11,9 +11,11 @@ from typing import Literal
 
 import pytest
 
-from runner.errors import Infrastructure
+from runner.api.requests import resume
+from runner.api.submitting import Ticket, submit
+from runner.errors import CannotAsk, Infrastructure
 from runner.execution import unattended, worker
-from runner.execution.queue import Ticket, give_back, serve, submit
+from runner.execution.queue import serve
 from runner.execution.resume import Claimed
 from runner.execution.steps import control, loop
 from runner.execution.steps.commit import GroupCommit
@@ -356,7 +358,9 @@ def test_a_run_that_ended_while_it_was_asked_stays_as_it_ended(space: Space) -> 
     space.run()
     ((run, _),) = runs(space)
     with Workspace.open(space.root) as ws:
-        assert not end_unattended(ws, run, "CANCELLED", print) and not give_back(ws, run)
+        assert not end_unattended(ws, run, "CANCELLED", print)
+        with pytest.raises(CannotAsk, match="COMPLETED already"):
+            resume(ws, run)
         assert [event.after for event in ws.store.runs.events(run) if event.subject == "run"][
             -1
         ] == "COMPLETED"

@@ -17,9 +17,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from runner.api.submitting import Ticket
 from runner.errors import Unusable
 from runner.execution import queue
-from runner.execution.queue import Ticket
 from runner.planning.schedule import Move
 from runner.reports.delivery import deliver
 from runner.storage.records import postgres_runs, sqlite_runs

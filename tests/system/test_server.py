@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import requests
 
+from runner.api.submitting import Ticket, submit
 from runner.errors import Infrastructure
-from runner.execution.queue import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks

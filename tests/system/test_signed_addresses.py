@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from runner.api.submitting import Ticket, submit
 from runner.errors import CannotRun
 from runner.execution import queue
-from runner.execution.queue import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.storage import bound, sources
 from runner.storage.remote.states import Lying

@@ -222,8 +222,9 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(
         )
         later += "DROP INDEX runs_due; DROP INDEX runs_by_idempotency;" + "".join(
             f"ALTER TABLE runs DROP COLUMN {name};"
-            for name in ("priority", "due", "idempotency", "recoveries", "user")
+            for name in ("priority", "due", "idempotency", "recoveries", "user", "failure")
         )
+        later += "ALTER TABLE steps DROP COLUMN detail;"
         store.database.connection.executescript(
             f"{later} DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1"
         )

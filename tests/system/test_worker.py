@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from runner.api.submitting import Ticket, submit
 from runner.errors import Invalid
 from runner.execution import queue
-from runner.execution.queue import Ticket, serve, submit
+from runner.execution.queue import serve
 from runner.execution.resume import POISON
 from runner.execution.steps.work import Handover
 from runner.execution.terms import Choice, Listener, Settings
@@ -257,7 +258,8 @@ def test_a_run_whose_workers_die_before_any_step_moves_is_poison(space: Space) -
             assert store.runs.claim_next("one that dies", Offer()) is not None
     work(space)
     found = row(space, run)
-    assert (found.state, found.reason, found.recoveries) == ("FAILED", "poison", POISON + 1)
+    assert (found.state, found.failure, found.recoveries) == ("FAILED", "poison", POISON + 1)
+    assert f"{POISON + 1} workers died of it" in found.reason
 
 
 def test_an_error_of_ours_leaves_a_run_to_the_next_worker_as_a_death_would(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.planning.causes import LEAST, REMEDIES, is_stalled, of_exit
+from runner.planning.causes import LEAST, REMEDIES, error_in, is_stalled, last_line, of_exit
 from runner.storage import metrics
 from tests.support import Space
 
@@ -55,3 +55,54 @@ def test_the_cause_and_its_remedy_are_shown_wherever_the_failure_is(space: Space
     for words in (("status",), ("why", "train"), ("report",)):
         _, told, said = space.command(*words)
         assert "oom" in told and REMEDIES["oom"] in told, told + said
+
+
+TRACEBACK = """\
+step 30
+Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+    main()
+{}
+"""
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.57 GiB."
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (TRACEBACK.format("ValueError: no rows"), "ValueError: no rows"),
+        (
+            TRACEBACK.format("datasets.exceptions.DatasetNotFoundError: 'x' is gone"),
+            "datasets.exceptions.DatasetNotFoundError: 'x' is gone",
+        ),
+        (TRACEBACK.format("KeyboardInterrupt"), "KeyboardInterrupt"),
+        (TRACEBACK.format(OOM), "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        (TRACEBACK.format(f"[rank1]: {OOM}"), "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        (TRACEBACK.format("[rank1]: KeyError: 'text'"), "KeyError: 'text'"),
+        (TRACEBACK.format("RuntimeError: CUDA out of memory."), "CUDA out of memory"),
+        (
+            TRACEBACK.format("KeyError: 'text'")
+            + TRACEBACK.format("subprocess.CalledProcessError: Command '[x]' returned 1"),
+            "KeyError: 'text'",
+        ),
+        ("cc: fatal error: no input files\nmake: done\n", "cc: fatal error: no input files"),
+        ("the error rate is 0.1\nerrors: none, so far\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_error_is_the_one_that_the_command_printed_last(said: str, error: str) -> None:
+    assert error_in(said) == error
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("a\nb\n\n", "b"),
+        ("  1%\r 50%\r100%\n", "100%"),
+        (" 1%\r 2%\r", "2%"),
+        ("\n\n", ""),
+        ("x" * 900, "x" * 500),
+    ],
+)
+def test_of_a_log_the_last_line_is_what_a_terminal_would_show(said: str, line: str) -> None:
+    assert last_line(said) == line

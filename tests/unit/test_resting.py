@@ -6,13 +6,9 @@ import pytest
 
 from drivers.base import Offer
 from runner.hosts.renting.resting import (
-    DENIED,
-    FAILED,
-    LACKS,
     RESTS,
-    TAKEN,
     ZONE,
-    denial,
+    account_digest,
     denied,
     failure,
     resting,
@@ -46,22 +42,15 @@ def gone(offer: str, ago: float, zone: str = "", **more: object) -> LeaseRow:
 @pytest.mark.parametrize(
     ("what", "more", "seconds"),
     [
-        ("taken", {"reason": f"{TAKEN}: none left"}, 600),
-        ("failed", {"reason": f"{FAILED} within 20 minutes", "lease": MACHINE}, 3600),
-        (
-            "lacks",
-            {"reason": f"{LACKS}: it has 1 GPUs, and 2 were promised", "lease": MACHINE, "up": NOW},
-            86_400,
-        ),
+        ("taken", {"failure": "taken"}, 600),
+        ("failed", {"failure": "failed", "lease": MACHINE}, 3600),
+        ("lacks", {"failure": "lacks", "lease": MACHINE, "up": NOW}, 86_400),
     ],
 )
 def test_an_offer_rests_by_the_class_of_its_failure(
     what: str, more: dict[str, object], seconds: float
 ) -> None:
-    assert (
-        failure(gone("a", 0, **more)) == what
-        and RESTS[failure(gone("a", 0, **more)) or "denied"] == seconds
-    )
+    assert failure(gone("a", 0, **more)) == what and RESTS[what] == seconds
     for ago, rests in ((seconds - 1, True), (seconds + 1, False)):
         found = resting([gone("a", ago, **more)], "gcp", NOW)
         assert found.has(Offer("gcp", "a")) is rests and not found.has(Offer("gcp", "b"))
@@ -75,13 +64,15 @@ def test_a_machine_that_was_given_back_or_cancelled_on_its_way_up_does_not_rest(
         gone("a", 1, lease=lease, up=up, reason="the run is over")
         for lease, up in ((MACHINE, NOW), (MACHINE, None), ({}, None))
     ]
-    for row in (*cancelled, gone("a", 1, reason=FAILED)._replace(state="RELEASING")):
-        assert failure(row) is None and not resting([row], "gcp", NOW).has(Offer("gcp", "a"))
+    preempted = gone("a", 1, failure="taken-away", lease=MACHINE, up=NOW)
+    coming = gone("a", 1, failure="failed")._replace(state="RELEASING")
+    for row in (*cancelled, preempted, coming):
+        assert not failure(row) and not resting([row], "gcp", NOW).has(Offer("gcp", "a"))
 
 
 def test_a_zone_rests_while_two_of_its_offers_do() -> None:
     rows = [
-        gone(f"{zone}/{shape}", ago, zone, reason=TAKEN)
+        gone(f"{zone}/{shape}", ago, zone, failure="taken")
         for zone, shape, ago in (("z1", "a", 300), ("z1", "b", 1), ("z2", "a", 1), ("z2", "a", 2))
     ]
     other = {zone: Offer("gcp", f"{zone}/c", data={"zone": zone}) for zone in ("z1", "z2")}
@@ -91,22 +82,17 @@ def test_a_zone_rests_while_two_of_its_offers_do() -> None:
     )
     assert not resting(rows, "gcp", NOW + 301).has(other["z1"]), "one of the two is tried again"
     assert not resting(
-        [gone("a", 1, reason=TAKEN), gone("b", 1, reason=TAKEN)], "gcp", NOW
+        [gone("a", 1, failure="taken"), gone("b", 1, failure="taken")], "gcp", NOW
     ).zones, "a marketplace has no zones"
 
 
 def test_a_provider_that_denied_the_last_order_rests_until_settings_or_account_change() -> None:
     settings, account = {"term": 24}, [("credit", "$0.00"), ("clock", "3 s behind")]
-    row = gone("a", RESTS["denied"] - 1, reason=denial(settings, account, "no credit"))
-    assert (
-        row.reason.startswith(DENIED)
-        and denied(row, NOW)
-        and not denied(row, NOW + 2)
-        and not denied(None, NOW)
-    )
+    row = gone("a", RESTS["denied"] - 1, failure="denied", reason="no credit")
+    assert denied(row, NOW) and not denied(row, NOW + 2) and not denied(None, NOW)
     assert not resting([row], "gcp", NOW).offers, "no machine is to blame"
-    assert row.reason == denial(settings, [account[0], ("clock", "fine")], "no credit")
-    assert row.reason != denial({"term": 25}, account, "no credit") and row.reason != denial(
-        settings, [("credit", "$5.00")], "no credit"
-    )
-    assert not denied(gone("a", 1, reason=TAKEN), NOW)
+    digest = account_digest(settings, account)
+    assert digest == account_digest(settings, [account[0], ("clock", "fine")])
+    assert digest != account_digest({"term": 25}, account)
+    assert digest != account_digest(settings, [("credit", "$5.00")])
+    assert not denied(gone("a", 1, failure="taken"), NOW)

@@ -485,7 +485,7 @@ def test_backoff_grows_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "reason", "steps", "leases", "claimed", "seen"),
+    ("run", "failure", "steps", "leases", "claimed", "seen"),
     [
         ("QUEUED", "", [("WAITING", "")], [], False, "QUEUED"),
         ("ACTIVE", "", [("READY", "")], ["COMING"], True, "PROVISIONING"),
@@ -495,11 +495,16 @@ def test_backoff_grows_to_a_limit() -> None:
         ("ACTIVE", "", [("DONE", ""), ("FRESH", "")], ["RELEASING"], True, "FETCHING_RESULTS"),
         ("ACTIVE", "", [("RUNNING", "")], ["UP"], False, "NEEDS_RECOVERY"),
         ("FAILED", "provisioning", [("CANCELLED", "")], [], False, "FAILED_PROVISIONING"),
-        ("FAILED", "a step failed", [("FAILED", "exit")], [], False, "FAILED"),
+        ("FAILED", "exit", [("FAILED", "exit")], [], False, "FAILED"),
         ("COMPLETED", "", [("DONE", "")], ["RELEASING"], False, "COMPLETED"),
     ],
 )
 def test_people_see_one_word(
-    run: str, reason: str, steps: list[tuple[str, str]], leases: list[str], claimed: bool, seen: str
+    run: str,
+    failure: str,
+    steps: list[tuple[str, str]],
+    leases: list[str],
+    claimed: bool,
+    seen: str,
 ) -> None:
-    assert word(run, reason=reason, steps=steps, leases=leases, claimed=claimed) == seen
+    assert word(run, failure=failure, steps=steps, leases=leases, claimed=claimed) == seen

@@ -27,8 +27,9 @@ from drivers.base import HostLost, Lease, Need, Offer
 from drivers.devices import Device
 from runner.errors import RecipeError
 from runner.execution.steps import renting
-from runner.execution.steps.failing import UNPLACED, lose
+from runner.execution.steps.failing import lose
 from runner.execution.steps.work import Control, Options, Work
+from runner.failures import StepFailure
 from runner.hosts import pool as pools
 from runner.hosts.place.place import Place, Shell
 from runner.hosts.pool import HostPool
@@ -260,7 +261,7 @@ class Worker(Work):
         if not fit:
             if not self.replacing and not self.host_pool.hopes(SPEC):
                 self.record([self.scheduler.start(id)])
-                self.record(self.scheduler.end(id, Outcome(False, UNPLACED)))
+                self.record(self.scheduler.end(id, Outcome(False, StepFailure.UNPLACED)))
                 return False
             return True
         place = fit[0]

@@ -24,7 +24,7 @@ from ...secrets import Masker
 from ...storage.content.files import Content
 from ...storage.records.index import Changes, Made, Published, Trace
 from ...storage.records.links import Link
-from ...storage.records.runs import LET_GO, AttemptRow, Event, StepRow
+from ...storage.records.runs import LET_GO, AttemptRow, Event, RunState, StepRow
 from ...storage.workspace import Workspace
 
 
@@ -105,12 +105,17 @@ class _Group:
     logs: list[str] = field(default_factory=list)  # of those, to be deleted
     release: dict[str, None] = field(default_factory=dict)  # keys to be let go
     after: list[Callable[[], None]] = field(default_factory=list)
-    state: tuple[str, str] | None = None  # the run's own
+    state: RunState | None = None  # the run's own
     last: int = 0  # number of its last event
     at: float = 0.0
 
 
 _log = Log("storage")
+
+
+def _words_of(move: Move) -> str:
+    """The words of a step's failure: the error, if the log shows it."""
+    return str(move.data.get("error") or move.data.get("detail") or "") if move.reason else ""
 
 
 class GroupCommit:
@@ -171,7 +176,8 @@ class GroupCommit:
             )
         self._next.moves.append(move)
         if move.subject == "run" and move.before != move.after:
-            self._next.state = (str(move.after), move.reason)
+            failure = str(move.data.get("failure", ""))
+            self._next.state = RunState(str(move.after), move.reason, failure)
 
     def take_back(self) -> None:
         """The move that was noted last is not made after all: something was asked for meanwhile."""
@@ -331,7 +337,7 @@ class GroupCommit:
 
     def send(self, landed: Callable[[], None]) -> None:
         """Begin to store the group; a thread waits for the disk and calls `landed`, after which `land` is due.  Raises as `flush` does."""
-        self._sent = self._store(None, landed)
+        self._sent = self._store(landed)
 
     def land(self) -> None:
         """Do what had to wait until the group that was sent is stored.  Raises Infrastructure when it is not: it is part of the next one then."""
@@ -355,20 +361,19 @@ class GroupCommit:
             raise
         self._settle(sent)
 
-    def flush(self, state: tuple[str, str] | None = None) -> None:
+    def flush(self) -> None:
         """Store everything.  Raises Stale when another worker has the run, Infrastructure when the disk fails."""
         self.land()
-        self._settle(self._store(state, None))
+        self._settle(self._store(None))
 
-    def _store(self, state: tuple[str, str] | None, landed: Callable[[], None] | None) -> _Group:
-        group = self._next
-        state = state or group.state
+    def _store(self, landed: Callable[[], None] | None) -> _Group:
+        group, state = self._next, self._next.state
         tiny, logs = self.ws.objects.tiny.unstored()
         group.tiny |= tiny
         group.logs += logs
         if group.moves or group.traces or group.attempts or group.published or group.tiny or state:
             steps = {
-                move.id: StepRow(self.run, move.id, move.after, "", move.reason)
+                move.id: StepRow(self.run, move.id, move.after, "", move.reason, _words_of(move))
                 for move in group.moves
                 if move.subject == "step"
             }
@@ -388,7 +393,7 @@ class GroupCommit:
                     group.published,
                 ),
                 run_state=state,
-                answers=self.answers if state is not None and state[0] in LET_GO else "",
+                answers=self.answers if state is not None and state.state in LET_GO else "",
                 landed=landed,
             )
             _log.debug(

@@ -409,8 +409,20 @@ def _failed(
         attempt_result.words(tail),
         log,
         work.tidying.left(running),
+        _error(reason, words, attempt_result.words(tail)) if exit is not None else "",
         saved=advanced,
     )
+
+
+def _error(reason: str, words: str, tail: bytes) -> str:
+    """The error of a command that ended badly, by the end of its log; empty where that shows none, or something else ended it."""
+    if reason not in ("exit", "oom", "nan", "signal", "disk"):
+        return ""
+    text = tail.decode(errors="replace")
+    if error := causes.error_in(text):
+        return error
+    last = causes.last_line(text)
+    return f"{words}: {last}" if last and reason == "exit" else ""
 
 
 def _discard(work: Work, running: Running) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Sequence
-from typing import Final
 
 from drivers.base import DriverError, HostLost
 
@@ -15,10 +14,8 @@ from ...hosts.place.place import Place
 from ...planning.judge import NOTHING
 from ...planning.schedule import BUSY, Outcome, State
 from .adjusting import smaller
+from .groups import with_data
 from .work import Failure, Work
-
-UNPLACED: Final = "unplaced"
-"""Why a step failed for which no machine could be had."""
 
 
 def fail(
@@ -30,16 +27,20 @@ def fail(
     tail: bytes = b"",
     log: str = "",
     left: str = "",
+    error: str = "",
     *,
     saved: bool = False,
 ) -> None:
     """End a RUNNING step's attempt badly.
 
+    `words` say how it ended, and `error` why, if its log shows that.
     `tail` and `log` are what it printed, `left` the directory of what it wrote; `saved`: it left a new checkpoint.
     """
     work.control.disturbed = True
     adjusted = smaller(work, id) if reason == "oom" else ""
     moves = work.scheduler.end(id, Outcome(False, reason, words, saved, bool(adjusted)))
+    facts = {name: value for name, value in (("error", error), ("fix", hint)) if value}
+    moves = with_data(moves, id, facts)
     work.groups.record(moves)
     own = next(move for move in moves if move.id == id)
     if own.after == State.QUEUED and adjusted:
@@ -62,9 +63,9 @@ def fail(
                 tail,
                 log,
                 text(hint),
-                reason not in ("error", UNPLACED),
                 left,
-                reason == UNPLACED,
+                reason,
+                text(error or words or reason),
             )
         )
 

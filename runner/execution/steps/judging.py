@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from ...errors import RecipeError
-from ...planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict, judge
+from ...planning.judge import FRESH, NOTHING, RESTORE, Made, Verdict, judge
 from ...planning.plan import SELECT
 from ...planning.schedule import State
 from ...planning.secret_values import all_given
@@ -106,9 +106,8 @@ def _verdict(work: Work, n: int) -> Verdict:
         force=work.survey.forces(id),
         targets=work.survey.targets,
     )
-    if (
-        verdict.reasons == FORCED and verdict.key in work.commits.made
-    ):  # this run has made it anew already
+    if verdict.forced and verdict.key in work.commits.made:
+        # This run has made it anew already.
         return judge(work.plan, n, work.facts, work.made, targets=work.survey.targets)
     return verdict
 

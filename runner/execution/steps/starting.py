@@ -16,12 +16,13 @@ from drivers.base import DriverError, Exit, HostLost, Job, Unreachable
 
 from ...digest import Digest
 from ...errors import CannotRun, Infrastructure, RecipeError
+from ...failures import StepFailure
 from ...hosts.place.place import Place
 from ...hosts.place.staging import Attempt
 from ...logs import Log
 from ...planning.fingerprint import World
 from ...planning.ids import readable
-from ...planning.judge import FORCED, world_of
+from ...planning.judge import world_of
 from ...planning.plan import LOCAL, UNCACHED, Node
 from ...planning.schedule import LIMIT
 from ...planning.step import StepSpec
@@ -31,7 +32,7 @@ from ...storage.locks import Lock
 from . import attempt_result, shared_states, stayed
 from .attempts import Running
 from .control import GRACE, stop
-from .failing import UNPLACED, fail, fail_unstarted, lose, wait_again
+from .failing import fail, fail_unstarted, lose, wait_again
 from .judging import is_made
 from .work import End, Work
 
@@ -323,9 +324,8 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
     """The attempt of an earlier worker with the same key, if it runs still or ended well unseen."""
     if held.key is None:
         return None
-    always = work.verdicts[held.node.id].reasons == FORCED or bool(
-        held.node.flags & UNCACHED
-    )  # although it was made already
+    # Although it was made already.
+    always = work.verdicts[held.node.id].forced or bool(held.node.flags & UNCACHED)
     for name in work.orphans.pop(held.key[:24]):
         try:
             found = await work.orphans.taken_up(held.node, name, always)
@@ -435,7 +435,7 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
     words = (
         f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}"
     )
-    fail_unstarted(work, id, UNPLACED, words, fix if work.host_pool.priced else "")
+    fail_unstarted(work, id, StepFailure.UNPLACED, words, fix if work.host_pool.priced else "")
     return True
 
 

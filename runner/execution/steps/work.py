@@ -12,6 +12,7 @@ from drivers.base import DriverError, Exit
 
 from ...digest import Digest
 from ...errors import RecipeError
+from ...failures import StepFailure
 from ...hosts.place.spare_dirs import Scrap
 from ...hosts.pool import HostPool
 from ...planning.halving import Goal
@@ -58,9 +59,19 @@ class Failure(NamedTuple):
     tail: bytes
     log: str
     hint: str
-    began: bool = True  # false: its command never ran
     left: str = ""  # the directory of what it wrote, if it wrote anything
-    unplaced: bool = False  # no machine could be had for it
+    kind: str = "exit"  # as it is stored
+    error: str = ""  # the error itself, if the log shows it, else how it ended
+
+    @property
+    def began(self) -> bool:
+        """Whether its command ran."""
+        return self.kind not in (StepFailure.ERROR, StepFailure.UNPLACED)
+
+    @property
+    def unplaced(self) -> bool:
+        """Whether no host could be had for it."""
+        return self.kind == StepFailure.UNPLACED
 
 
 class Handover:

@@ -45,6 +45,7 @@ from drivers.base import (
 
 from ... import extensions
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
+from ...failures import LeaseFailure
 from ...logs import Log
 from ...retry import OnRetry, nothing, retry_async
 from ...storage.crash import crashpoint
@@ -52,7 +53,7 @@ from ...storage.records.ledger import LeaseRow, Ledger
 from ..link.contact import LONG, SOON, patient
 from .budget import Budget
 from .money import ENDING, committed
-from .resting import FAILED, RESTS, TAKEN, denial, denied
+from .resting import RESTS, account_digest, denied
 
 _T = TypeVar("_T")
 RENEW: Final = 3600.0
@@ -61,8 +62,6 @@ SLOW: Final = 600.0
 """Seconds after which a machine that comes up is spoken of."""
 OVERDUE: Final = "its time is over"
 """Why a machine is given back that is past its time."""
-TAKEN_AWAY: Final = "it was taken away"
-"""How the reason begins for which a spot machine was given back that the provider took."""
 QUARTER: Final = "a quarter of an hour"
 RAISE: Final = "raise the limit, or take a preset that needs less"
 REAP: Final = "`recipe reap {}` asks again for its end; then run again, or raise the limit"
@@ -263,12 +262,11 @@ class Leases:
             lease = await retry_async(partial(self.driver.acquire, order), patient(LONG))
         except (NoCapacity, Denied, Rejected) as error:
             if error.lease is None:
-                why = (
-                    denial(self.settings, await _account(self), str(error))
-                    if isinstance(error, Denied)
-                    else f"{TAKEN}: {error}"
-                )
-                self._move(row, "GONE", reason=why)
+                failure, why, account = LeaseFailure.TAKEN, f"it cannot be had: {error}", ""
+                if isinstance(error, Denied):
+                    failure, why = LeaseFailure.DENIED, str(error)
+                    account = account_digest(self.settings, await _account(self))
+                self._move(row, "GONE", reason=why, failure=failure, account=account)
             else:  # refused, and yet there: it is given back
                 await self.release(self._move(row, "COMING", lease=plain(error.lease)), str(error))
             if isinstance(error, NoCapacity):
@@ -304,8 +302,10 @@ class Leases:
                 )
                 self.heard("COMING", row._replace(reason=words))
             if time.monotonic() > deadline:
-                late = f"{FAILED} within {traits.comes_up.total_seconds() / 60:g} minutes{await _vitals(self.driver, self.name, row)}"
-                await self.release(row, late)
+                minutes = traits.comes_up.total_seconds() / 60
+                said = await _vitals(self.driver, self.name, row)
+                late = f"it did not come up within {minutes:g} minutes{said}"
+                await self.release(row, late, LeaseFailure.FAILED)
                 raise HostLost(late)
             if isinstance(self.driver, Queueing) and self.driver.waits != self._waits:
                 self._waits = self.driver.waits
@@ -338,18 +338,15 @@ class Leases:
                 raise
             raise HostLost(f"it could not be reached for {QUARTER}: {error}") from error
         except HostLost as error:
-            taken = row.state == "UP" and offer_of(row).market == "spot"
-            await self.release(
-                row,
-                f"{TAKEN_AWAY}: {error}"
-                if taken
-                else str(error)
-                if row.state == "UP"
-                else f"{FAILED}: {error}",
-            )
+            failure, why = "", str(error)
+            if row.state != "UP":
+                failure, why = LeaseFailure.FAILED, f"it did not come up: {error}"
+            elif offer_of(row).market == "spot":
+                failure, why = LeaseFailure.TAKEN_AWAY, f"it was taken away: {error}"
+            await self.release(row, why, failure)
             raise
 
-    async def release(self, row: LeaseRow, reason: str) -> bool:
+    async def release(self, row: LeaseRow, reason: str, failure: str = "") -> bool:
         """Give a lease back.  True once it is proved that nothing is billed; else it stays RELEASING, for the next who looks.  Raises DriverError."""
         task = self._releasing.get(row.key)
         if task is None:
@@ -359,7 +356,7 @@ class Leases:
             if row.state == "GONE":
                 return True
             if row.state != "RELEASING":
-                row = self._move(row, "RELEASING", reason=reason)
+                row = self._move(row, "RELEASING", reason=reason, failure=failure)
                 crashpoint("release-intended")
             task = asyncio.ensure_future(self._release(row, reason))
             self._releasing[row.key] = task
@@ -475,17 +472,16 @@ class Leases:
     async def denied(self) -> None:
         """Raises Denied while the provider rests that refused the last order to this account with these settings."""
         row = self.ledger.last(self.name)
-        if (
-            row is not None
-            and denied(row, time.time())
-            and row.reason.startswith(begins := denial(self.settings, await _account(self), ""))
-        ):
-            again = f"it is asked again with other settings of [drivers.{self.name}], or in {RESTS['denied'] / 60:g} minutes"
-            raise Denied(f"{row.reason.removeprefix(begins)} ({again})")
+        if row is None or not denied(row, time.time()):
+            return
+        if row.account == account_digest(self.settings, await _account(self)):
+            minutes = RESTS[LeaseFailure.DENIED] / 60
+            again = f"it is asked again with other settings of [drivers.{self.name}], or in {minutes:g} minutes"
+            raise Denied(f"{row.reason} ({again})")
 
     def taken_away(self) -> int:
         """How many spot machines the provider took away from this run, whichever worker had them."""
-        return sum(row.reason.startswith(TAKEN_AWAY) for row in self.ledger.of_run(self.run))
+        return sum(row.failure == LeaseFailure.TAKEN_AWAY for row in self.ledger.of_run(self.run))
 
     def accrue(self) -> None:
         """Note what the machines of this process have cost so far."""
@@ -519,13 +515,16 @@ class Leases:
         return [lease for lease in found if lease.key not in states]
 
     async def close(
-        self, keys: Collection[str] | None = None, reason: str = "the run is over"
+        self,
+        keys: Collection[str] | None = None,
+        reason: str = "the run is over",
+        failure: str = "",
     ) -> list[tuple[LeaseRow, str]]:
         """Give back what this process still holds of the run, or those of its `keys`.  Answers what could not be given back, and why."""
 
         async def kept(row: LeaseRow) -> str:
             try:
-                return "" if await self.release(row, reason) else "it is there still"
+                return "" if await self.release(row, reason, failure) else "it is there still"
             except DriverError as error:
                 return str(error)
 
@@ -559,8 +558,12 @@ class Leases:
         *,
         lease: Mapping[str, object] | None = None,
         reason: str = "",
+        failure: str = "",
+        account: str = "",
     ) -> LeaseRow:
-        moved = self.ledger.move(row, after, lease=lease, reason=reason)
+        moved = self.ledger.move(
+            row, after, lease=lease, reason=reason, failure=failure, account=account
+        )
         _log.info("%s %s: %s -> %s %s", self.name, row.key, row.state, after, reason)
         if after == "GONE" and row.price:
             self.freed.set()

@@ -27,41 +27,52 @@ from .leases import OVERDUE, Leases, driver_of, plain
 RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
 """Of a run: at work, or about to be submitted; ended by itself; without a worker; not known to its workspace; never submitted, on a free place."""
 
-AT_WORK: Final = "its run is at work"
-DEAD: Final = "the worker of its run is gone"
-UNKNOWN: Final = "its workspace does not know its run"
-NEVER: Final = "its run was never begun"
-KEPT: Final = "it is kept for the stack"
-"""How the reason begins for which a machine is left alone that a stack keeps, or keeps running."""
+Reason: TypeAlias = Literal[
+    "kept", "overdue", "at-work", "releasing", "over", "dead", "never", "unknown"
+]
+WORDS: Final[Mapping[Reason, str]] = {
+    "kept": "it is kept for the stack",
+    "overdue": OVERDUE,
+    "at-work": "its run is at work",
+    "releasing": "it was being given back",
+    "over": "its run is over",
+    "dead": "the worker of its run is gone",
+    "never": "its run was never begun",
+    "unknown": "its workspace does not know its run",
+}
 
 
 class Fate(NamedTuple):
     """What becomes of a lease."""
 
     end: bool
-    why: str
+    reason: Reason
+    more: str = ""
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return WORDS[self.reason] + self.more
 
 
 def fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
     """Whether a lease is to be ended by itself, and why, or why not."""
     if row.kept and row.state != "RELEASING":
-        return Fate(False, f"{KEPT} {row.stack}")
+        return Fate(False, "kept", f" {row.stack}")
     if row.until <= now:
-        return Fate(True, OVERDUE)
+        return Fate(True, "overdue")
     if row.machine and not row.run and row.state != "RELEASING":
-        return Fate(
-            False,
-            f"{KEPT} {row.stack}, until {time.strftime('%Y-%m-%d %H:%M', time.localtime(row.until))}",
-        )
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.until))
+        return Fate(False, "kept", f" {row.stack}, until {until}")
     if run_status == "live":
-        return Fate(False, AT_WORK)
+        return Fate(False, "at-work")
     if row.state == "RELEASING":
-        return Fate(True, "it was being given back")
+        return Fate(True, "releasing")
     if run_status == "over":
-        return Fate(True, "its run is over")
+        return Fate(True, "over")
     if run_status == "dead":
-        return Fate(not row.price, DEAD)
-    return Fate(True, NEVER) if run_status == "never" else Fate(False, UNKNOWN)
+        return Fate(not row.price, "dead")
+    return Fate(True, "never") if run_status == "never" else Fate(False, "unknown")
 
 
 def run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
@@ -104,16 +115,20 @@ async def end(leases: Leases, row: LeaseRow, why: str) -> str:
 async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     """At the beginning of a run: end what is to be ended, of the same driver.  Answers what a person should know of the rest."""
     said = []
-    for row, (ends, why) in judged(leases.ledger.living(), environ):
-        if row.run == leases.run:
-            continue
-        if why.startswith(KEPT):
+    for row, found in judged(leases.ledger.living(), environ):
+        ends, why = found.end, found.why
+        if row.run == leases.run or found.reason == "kept":
             continue
         ours, tell = (
             (row.driver, row.stack) == (leases.name, leases.stack),
             bool(row.price),
         )  # a stack may have another account
-        if ours and row.lease and why in (DEAD, UNKNOWN) and leases.driver.traits.allocates:
+        if (
+            ours
+            and row.lease
+            and found.reason in ("dead", "unknown")
+            and leases.driver.traits.allocates
+        ):
             tell = await leases.listed(
                 row
             )  # what runs there would end with it, and it ends itself when it is idle
@@ -121,7 +136,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
         if ends and ours:
             if left := await end(leases, row, why):
                 said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
-        elif tell and why != AT_WORK:
+        elif tell and found.reason != "at-work":
             said.append(
                 f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it"
             )

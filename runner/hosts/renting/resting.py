@@ -7,38 +7,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-from drivers.base import Offer
+from drivers.base import HostLost, Offer
 
 from ...digest import of_value
+from ...failures import LeaseFailure
 from ...storage.records.ledger import LeaseRow
 
-Failure: TypeAlias = Literal["taken", "failed", "lacks", "denied"]
-
-RESTS: Final[Mapping[Failure, float]] = {
-    "taken": 600.0,  # the order was refused: another has the machine, or the zone has none left
-    "failed": 3600.0,  # the machine did not come up, or was gone before it was up
-    "lacks": 86_400.0,  # it came up with less than was sold: that is not mended by itself
-    "denied": 600.0,  # at most, where it cannot be seen that it was mended: RunPod tells its credit, and Google its billing, only at an order
+RESTS: Final[Mapping[str, float]] = {
+    LeaseFailure.TAKEN: 600.0,
+    LeaseFailure.FAILED: 3600.0,
+    LeaseFailure.LACKS: 86_400.0,  # that is not mended by itself
+    # At most, where it cannot be seen that it was mended: RunPod tells its credit, and Google its billing, only at an order.
+    LeaseFailure.DENIED: 600.0,
 }
 """Seconds for which an offer that failed so is taken last, or a provider that denied an order is sent no other with the same settings."""
 ZONE: Final = 2
 """Offers of one zone that rest, from which on the whole zone does."""
-TAKEN: Final = "it cannot be had"
-"""How the reason begins of an order that was refused."""
-FAILED: Final = "it did not come up"
-"""How the reason begins for which a machine was given back that was gone, or of no use, before a step ran there."""
-LACKS: Final = "it is less than was sold"
-"""How the reason begins for which such a machine was given back."""
-DENIED: Final = "the account is refused"
-"""How the reason begins of an order that the provider refuses, whatever is asked for: it rests until the settings change, or its time is over."""
-_BY_REASON: Final[Mapping[str, Failure]] = {
-    TAKEN: "taken",
-    FAILED: "failed",
-    LACKS: "lacks",
-    DENIED: "denied",
-}
+
+
+class NotAsSold(HostLost):
+    """A machine that was rented just now is of no use: another offer is taken.  `failure` says why."""
+
+    def __init__(self, message: str, failure: LeaseFailure) -> None:
+        super().__init__(message)
+        self.failure = failure
 
 
 class Resting(NamedTuple):
@@ -56,8 +50,10 @@ def resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
     """What rests of a driver, by all leases that were asked for within the longest rest."""
     zones: dict[str, str] = {}
     for row in rows:
-        what = failure(row) if row.driver == driver else None
-        if what is not None and what != "denied" and now - (row.gone or now) < RESTS[what]:
+        what = failure(row) if row.driver == driver else ""
+        if what in ("", LeaseFailure.DENIED):
+            continue
+        if now - (row.gone or now) < RESTS[what]:
             data = row.offer.get("data")
             zones[str(row.offer.get("id", ""))] = (
                 str(data.get("zone", "")) if isinstance(data, Mapping) else ""
@@ -66,23 +62,20 @@ def resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
     return Resting(frozenset(zones), frozenset(several))
 
 
-def failure(row: LeaseRow) -> Failure | None:
-    """How a lease failed; None where it did not: one that was cancelled on its way up says nothing of its offer."""
-    return (
-        next((what for begins, what in _BY_REASON.items() if row.reason.startswith(begins)), None)
-        if row.state == "GONE"
-        else None
-    )
+def failure(row: LeaseRow) -> str:
+    """How a lease failed that is over.  Empty: one that was cancelled on its way up says nothing of its offer."""
+    return row.failure if row.state == "GONE" and row.failure in RESTS else ""
 
 
-def denial(settings: Mapping[str, object], account: Iterable[tuple[str, str]], why: str) -> str:
-    """The reason of an order that was refused to an account: with a digest of what has to change before another is sent."""
+def account_digest(settings: Mapping[str, object], account: Iterable[tuple[str, str]]) -> str:
+    """Return a digest of all that may have to change before a provider that denied an order is sent another."""
     said = [[name, words] for name, words in account if name != "clock"]
-    return f"{DENIED} ({of_value('denied/1', [sorted((name, str(value)) for name, value in settings.items()), said])[:8]}): {why}"
+    values = sorted((name, str(value)) for name, value in settings.items())
+    return of_value("denied/1", [values, said])[:8]
 
 
 def denied(row: LeaseRow | None, now: float) -> bool:
     """Whether a provider rests whose last lease is `row`, unless settings or account are others than they were."""
-    return (
-        row is not None and failure(row) == "denied" and now - (row.gone or now) < RESTS["denied"]
-    )
+    if row is None or failure(row) != LeaseFailure.DENIED:
+        return False
+    return now - (row.gone or now) < RESTS[LeaseFailure.DENIED]

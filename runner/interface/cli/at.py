@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import Busy, Invalid, NotFound, Problem
+from ...errors import Busy, CannotAsk, Invalid, NotFound, Problem
 from ...language.units import about
 from ...paths import beside
 from ...planning.ids import stored
@@ -23,7 +23,7 @@ from ..logs import for_stdout, head
 from ..tables import aligned
 from ..tail import named, shown, span
 from .chosen import moment
-from .control import ENDS, PATIENCE
+from .control import ENDS, PATIENCE, answer_of
 
 if TYPE_CHECKING:
     from ..values import Status
@@ -34,7 +34,6 @@ LISTED: Final = 200
 """Runs among which a part of an id, or `last~N`, is looked for."""
 LOOK: Final = 0.2
 """Seconds between two looks whether what was asked is done."""
-LETTING_GO: Final = 10.0
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "submit": frozenset(
         {
@@ -58,10 +57,10 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "status": frozenset({"json"}),
     "logs": frozenset({"run", "follow", "attempt"}),
     "diff": frozenset({"a", "b", "json"}),
-    "cancel": frozenset({"run"}),
-    "pause": frozenset({"run"}),
-    "resume": frozenset({"run"}),
-    "retry": frozenset({"run", "begin"}),
+    "cancel": frozenset({"run", "no_wait"}),
+    "pause": frozenset({"run", "no_wait"}),
+    "resume": frozenset({"run", "queue"}),
+    "retry": frozenset({"run", "begin", "queue"}),
     "fetch": frozenset({"run", "out", "overwrite", "json"}),
 }
 """What of each verb's command line means something to a server."""
@@ -142,7 +141,7 @@ def find(transport: Transport, word: str) -> Run:
 
 
 def _submit(transport: Transport, args: argparse.Namespace) -> int:
-    from ...execution.queue import Ticket
+    from ...api.submitting import Ticket
     from ...execution.terms import Settings
     from ...survey.survey import Request
     from ..handle.opening import New, submitted
@@ -337,30 +336,39 @@ def _diff(transport: Transport, args: argparse.Namespace) -> int:
 
 def _control(transport: Transport, args: argparse.Namespace) -> int:
     run = find(transport, args.run)
-    if args.verb == "retry":
-        print(run.retry(args.begin).id)
-        return 0
-    what = {"cancel": run.cancel, "pause": run.pause, "resume": run.resume}[args.verb]
-    deadline = time.monotonic() + PATIENCE.get(args.verb, LETTING_GO)
+    try:
+        if args.verb == "retry":
+            print(run.retry(args.begin).id)
+            return 0
+        outcome = {"cancel": run.cancel, "pause": run.pause, "resume": run.resume}[args.verb]()
+    except CannotAsk as error:
+        # As for a run of this workspace: Python words the fix for itself.
+        raise CannotAsk(error.code, error.message, error.run) from None
+    for text in outcome.said:
+        print(shown(f"recipe: {text}"), file=sys.stderr)
+    if args.verb in ENDS and not outcome.done and not args.no_wait:
+        return _wait_for_end(run, args.verb)
+    print(answer_of(outcome, args.verb))
+    return 0 if outcome.done or outcome.state not in FINAL else 1
+
+
+def _wait_for_end(run: Run, verb: str) -> int:
+    """Wait until a run is cancelled or paused.  Raises Busy."""
+    deadline = time.monotonic() + PATIENCE[verb]
     while True:
-        try:
-            what()
-            break
-        except Busy:  # the worker of a run that has just paused has not let go of it yet
-            if args.verb != "resume" or time.monotonic() > deadline:
-                raise
-            time.sleep(LOOK)
-    now = run.status()
-    while args.verb != "resume" and not now.over and now.state != "PAUSED":
-        if time.monotonic() > deadline:
-            raise Busy(
-                f"run {run.id} was asked, and is not stopped yet",
-                fix=f"`recipe logs {run.id} -f --to {transport.name}` shows what it does",
-            )
-        time.sleep(LOOK)
         now = run.status()
-    print(f"run {run.id} is {now.state}")
-    return 0 if args.verb == "resume" or now.state == ENDS[args.verb] else 1
+        if now.over or now.state == ENDS[verb]:
+            print(f"run {run.id} is {now.state}")
+            return 0 if now.state == ENDS[verb] else 1
+        if time.monotonic() > deadline:
+            to = f"--to {run.transport.name}"
+            fix = (
+                f"`recipe logs {run.id} -f {to}` shows its output; "
+                f"if the worker hangs, kill it, and run `recipe {verb} {run.id} {to}` again"
+            )
+            words = f"its worker has not done it in {PATIENCE[verb]:.0f} s"
+            raise Busy(f"run {run.id} was asked to {verb}, and {words}", fix=fix)
+        time.sleep(LOOK)
 
 
 def _fetch(transport: Transport, args: argparse.Namespace) -> int:

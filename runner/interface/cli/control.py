@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from ...errors import Busy, Invalid, NotFound, Problem
-from ...execution.queue import again, give_back
-from ...execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
-from ...execution.unattended import end_unattended
+from ...api import requests
+from ...errors import Busy, Invalid, Problem
+from ...execution.terms import choice_of_run, request_of_run, settings_of_run
 from ...planning.ids import stored
 from ...storage.records.runs import FINAL
 from .chosen import existing, find_run
@@ -20,13 +18,13 @@ from .flags import EVENTS_HELP, RUN_HELP, check_driver
 from .run import carried_out
 
 if TYPE_CHECKING:
+    from ...api.outcomes import Outcome
+    from ...execution.terms import Choice
     from ...storage.records.runs import RunRow
     from ...storage.workspace import Workspace
 
 PATIENCE: Mapping[str, float] = {"cancel": 60.0, "pause": 360.0}
 """Seconds that a request is waited for: what is cancelled may save for 30; a training that is paused ends its step first."""
-LOOK = 0.1
-
 ENDS: Mapping[str, Literal["CANCELLED", "PAUSED"]] = {"cancel": "CANCELLED", "pause": "PAUSED"}
 
 
@@ -34,6 +32,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "run", nargs="?", default="last", metavar="RUN", help=f"{RUN_HELP} (default: last)"
     )
+    if verb in ENDS:
+        parser.add_argument(
+            "--no-wait",
+            action="store_true",
+            help="Send the request to the run's worker and return at once",
+        )
     if verb == "cancel":
         parser.description = (
             "Cancel a run. Its steps get SIGTERM, and SIGKILL 30 seconds later. Results and "
@@ -57,6 +61,11 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument(
             "--driver", metavar="NAME", help="Driver to run on (default: unchanged)"
         )
+        parser.add_argument(
+            "--queue",
+            action="store_true",
+            help="Queue the run for a worker (default: only if it was submitted)",
+        )
         parser.add_argument("--json", action="store_true", help=EVENTS_HELP)
         if verb == "retry":
             parser.add_argument(
@@ -68,134 +77,99 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             )
             parser.epilog = "Examples:\n  recipe retry\n  recipe retry last~2 --from train"
         else:
-            parser.epilog = "Examples:\n  recipe resume\n  recipe resume 3f1035 --driver ssh"
+            parser.epilog = (
+                "Examples:\n  recipe resume\n  recipe resume 3f1035 --driver ssh\n"
+                "  recipe resume last --queue"
+            )
 
 
 def run(args: argparse.Namespace) -> int:
     with existing(args.workspace) as ws:
         row = find_run(ws.store, args.run)
         if args.verb in ENDS:
-            return _end(
-                ws,
-                row,
-                args.verb,
-                {"keep_hosts": True} if getattr(args, "keep_host", False) else {},
-            )
+            return _stop(ws, row.id, args)
         if args.driver is not None:
             check_driver(args.driver)
-        return _resume(ws, row, args) if args.verb == "resume" else _retry(ws, row, args)
+        # A submitted run stays with the workers, and one of `recipe run` with its terminal.
+        queue = args.queue or row.due is not None or bool(row.bundle)
+        if queue and args.driver is not None:
+            raise _driver_stays()
+        if args.verb == "resume":
+            return _resume(ws, row.id, args, queue=queue)
+        return _retry(ws, row, args, queue=queue)
 
 
-def _end(ws: Workspace, row: RunRow, verb: str, data: Mapping[str, object]) -> int:
-    """Cancel or pause a run: by its worker, or, where it has none, here."""
-    if row.state in FINAL or row.state == ENDS[verb]:
-        raise _refused(f"run {row.id} is {row.state} already")
-    while True:
-        if not ws.store.runs.live(row.id):
-            done = end_unattended(
-                ws, row.id, ENDS[verb], lambda text: print(f"recipe: {text}", file=sys.stderr)
-            )
-        elif ws.store.runs.request(row.id, verb, data):
-            done = _waited(ws, row.id, ENDS[verb], PATIENCE[verb])
-        else:  # its worker is about to let go of it
-            done = False
-            time.sleep(LOOK)
-        state = ws.store.runs.get(row.id).state
-        if done or state in FINAL:
-            break
-    print(
-        f"run {row.id} is {state}"
-        + (f"; recipe resume {row.id} continues it" if state == "PAUSED" else "")
+def _stop(ws: Workspace, run: str, args: argparse.Namespace) -> int:
+    """Cancel or pause a run, and wait for its worker.  Raises Busy when that does not answer."""
+    patience = 0.0 if args.no_wait else PATIENCE[args.verb]
+    if args.verb == "cancel":
+        outcome = requests.cancel(ws, run, patience=patience)
+    else:
+        outcome = requests.pause(ws, run, keep_hosts=args.keep_host, patience=patience)
+    for text in outcome.said:
+        print(f"recipe: {text}", file=sys.stderr)
+    if not outcome.done and outcome.state not in FINAL and not args.no_wait:
+        raise _not_answered(ws.store.runs.get(run), args.verb, patience)
+    print(answer_of(outcome, args.verb))
+    return 0 if outcome.done or outcome.state not in FINAL else 1
+
+
+def answer_of(outcome: Outcome, verb: str) -> str:
+    """Say in a sentence what came of a request."""
+    run, state = outcome.run, outcome.state
+    if not outcome.done and state not in FINAL:
+        if verb == "resume":
+            return f"run {run} was about to pause, and continues"
+        return f"run {run} was asked to {verb}"
+    if state == "PAUSED":
+        return f"run {run} is PAUSED; `recipe resume {run}` resumes it"
+    if state == "QUEUED":
+        return f"run {run} is QUEUED: the next worker resumes it"
+    return f"run {run} is {state}"
+
+
+def _not_answered(row: RunRow, verb: str, patience: float) -> Busy:
+    # The claim names the process: `HOST process PID`, or `process PID` for one of this machine.
+    fix = (
+        f"`recipe logs {row.id} -f` shows its output; "
+        f"if the worker hangs, kill it, and run `recipe {verb} {row.id}` again"
     )
-    return 0 if state == ENDS[verb] else 1
-
-
-def _waited(ws: Workspace, run: str, state: str, patience: float) -> bool:
-    """Wait until the worker of a run has brought it to this state, or to its end.  False: it died, or let go of it, meanwhile.  Raises Busy."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        row = ws.store.runs.get(run)
-        if row.state in FINAL or row.state == state:
-            return True
-        if not ws.store.runs.live(run):
-            return False
-        time.sleep(LOOK)
-    raise Busy(
-        f"run {run} was asked, and is not stopped after {patience:.0f} s",
-        fix=f"`recipe logs {run} -f` shows what it does",
+    return Busy(
+        f"run {row.id} was asked to {verb}, and its worker ({row.claim}) has not done it in {patience:.0f} s",
+        fix=fix,
     )
 
 
-def _left(ws: Workspace, run: str) -> None:
-    """Wait until the worker of a paused run has let go of it.  Raises Busy."""
-    deadline = time.monotonic() + PATIENCE["pause"]
-    while ws.store.runs.live(run):
-        if time.monotonic() > deadline:
-            raise Busy(f"the worker of the paused run {run} does not end", fix="try again")
-        time.sleep(LOOK)
-
-
-def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
-    if row.state in FINAL:
-        raise _refused(
-            f"run {row.id} is {row.state}: there is nothing to resume",
-            "`recipe retry` runs it once more",
-        )
-    if ws.store.runs.live(row.id):
-        if row.request != "pause":
-            raise _refused(f"run {row.id} is running", f"`recipe logs {row.id} -f` follows it")
-        ws.store.runs.request(row.id, "resume")
-        if (
-            ws.store.runs.get(row.id).state != "PAUSED"
-        ):  # its worker will read it, in the last moment too
-            print(f"run {row.id} was about to pause, and continues")
-            return 0
-        _left(ws, row.id)
-    if row.bundle:
-        _unchanged(args)
-        if row.state == "PAUSED":
-            give_back(ws, row.id)
-        print(f"run {row.id} is QUEUED: the next worker continues it")
+def _resume(ws: Workspace, run: str, args: argparse.Namespace, *, queue: bool) -> int:
+    outcome = requests.resume(ws, run, queue=queue)
+    if outcome.done or outcome.state in FINAL or ws.store.runs.live(run):
+        print(answer_of(outcome, "resume"))
         return 0
-    return _again(ws, row, args, choice_of_run(row), resumed=row.id)
+    row = ws.store.runs.get(run)
+    return _carry_out(ws, row, args, choice_of_run(row), resumed=run)
 
 
-def _retry(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
-    if row.state not in FINAL:
-        raise _refused(
-            f"run {row.id} is not over", "`recipe resume` continues it, `recipe cancel` ends it"
-        )
-    choice = Choice(begin=args.begin) if args.begin else choice_of_run(row)
-    if row.bundle:
-        _unchanged(args)
-        print(again(ws, row, choice).id)
+def _retry(ws: Workspace, row: RunRow, args: argparse.Namespace, *, queue: bool) -> int:
+    if queue or row.state not in FINAL:
+        print(requests.retry(ws, row.id, args.begin).run)
         return 0
-    return _again(ws, row, args, choice)
+    return _carry_out(ws, row, args, requests.retried_choice(row, args.begin))
 
 
-def _unchanged(args: argparse.Namespace) -> None:
-    """A run for workers of other machines stays as it was submitted.  Raises Invalid."""
-    if args.driver is not None:
-        raise _refused(
-            "the driver of a submitted run stays", "`recipe submit` with --driver makes another"
-        )
+def _driver_stays() -> Invalid:
+    fix = "leave --driver out, or run `recipe submit` with --driver"
+    return Invalid([Problem("bad-request", "a queued run keeps its driver", fix=fix)])
 
 
-def _again(
+def _carry_out(
     ws: Workspace, row: RunRow, args: argparse.Namespace, choice: Choice, resumed: str = ""
 ) -> int:
+    """Continue a run in this terminal, or run its request again here."""
     request = request_of_run(row)
     if request is None:
-        raise NotFound(
-            f"run {row.id} did not note what it was asked for",
-            fix="`recipe run` with its recipe and inputs runs it again",
-        )
+        raise requests.has_no_request(row.id)
     settings = settings_of_run(row)
     if args.driver is not None and args.driver != settings.driver:
         settings = replace(settings, driver=args.driver, hosts=(), stack="")
     ws.share(settings.store or None)
     return carried_out(ws, request, choice, settings, args, resumed)
-
-
-def _refused(why: str, fix: str = "`recipe runs` lists runs and their states") -> Invalid:
-    return Invalid([Problem("bad-request", why, fix=fix)])

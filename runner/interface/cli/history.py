@@ -221,6 +221,7 @@ class RunOverview(TypedDict):
     ended: float | None
     seconds: float | None
     state: str
+    failure: str
     reason: str
     steps: StepCounts
     usd: float
@@ -266,11 +267,12 @@ def overview(
         "seconds": row.ended - row.created if row.ended is not None else None,
         "state": word(
             begun,
-            reason=row.reason,
+            failure=row.failure,
             steps=phases,
             leases=leases,
             claimed=ws.store.runs.live(row.id),
         ),
+        "failure": row.failure,
         "reason": row.reason,
         "steps": {
             "ran": counts.get("DONE", 0),

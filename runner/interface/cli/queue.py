@@ -12,7 +12,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from ...execution.queue import Ticket, serve, submit
+from ...api.submitting import Ticket, submit
+from ...execution.queue import serve
 from ...execution.steps.work import Handover
 from ...execution.terms import Listener
 from ...paths import data_folder

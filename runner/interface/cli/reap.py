@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         elif not args.quiet:
             print(
                 f"{'kept':11}  {words}"
-                + ("" if _left_alone(each.fate.why) else f"; `recipe reap {each.row.key}` ends it")
+                + ("" if _left_alone(each.fate) else f"; `recipe reap {each.row.key}` ends it")
             )
     return 5 if left else 0
 
@@ -249,15 +249,13 @@ def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str
             raise CannotRun(
                 words, fix=f"`recipe stack down {by_key[key].row.stack.partition(' ')[0]}` ends it"
             )
-        if by_key[key].fate.why == reaper.AT_WORK:
+        if by_key[key].fate.reason == "at-work":
             raise CannotRun(
                 f"the run {by_key[key].row.run} is at work on the lease {key}",
                 fix="interrupt it with Ctrl-C, or end its process",
             )
     ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in keys]
-    dead = [
-        each for each in known if args.dead and each not in ends and not _left_alone(each.fate.why)
-    ]
+    dead = [each for each in known if args.dead and each not in ends and not _left_alone(each.fate)]
     if (
         dead
         and not args.dry_run
@@ -267,9 +265,9 @@ def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str
     return [*ends, *dead]
 
 
-def _left_alone(why: str) -> bool:
+def _left_alone(fate: reaper.Fate) -> bool:
     """Whether a lease is in use, or is a stack's: then it is not of a dead run."""
-    return why == reaper.AT_WORK or why.startswith(reaper.KEPT)
+    return fate.reason in ("at-work", "kept")
 
 
 async def _end(ends: Sequence[Known], workspace: Path) -> dict[str, str]:

@@ -193,6 +193,7 @@ class RunReport(TypedDict):
     recipe: str
     created: float
     state: str
+    failure: str
     reason: str
     seconds: float | None
     fresh: int
@@ -219,6 +220,7 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "recipe": row.recipe,
         "created": row.created,
         "state": summary["state"],
+        "failure": row.failure,
         "reason": row.reason,
         "seconds": summary["seconds"],
         "fresh": summary["steps"]["fresh"],
@@ -373,7 +375,8 @@ def as_text(run: RunReport) -> list[str]:
         f"{run['id']}  {run['recipe']}  {moment(run['created'])}  {run['state']}{took}"
         + (f"  {run['reason']}" if run["reason"] else "")
     ]
-    text += [causes.REMEDIES[run["reason"]]] if run["reason"] in causes.REMEDIES else []
+    if run["failure"] in causes.REMEDIES:
+        text.append(causes.REMEDIES[run["failure"]])
     steps = run["steps"]
     if run["fresh"]:
         text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} fresh")

@@ -22,7 +22,18 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from ...errors import Busy, Infrastructure, Invalid, NotFound, Problem, RecipeError
+from ...api.outcomes import Outcome
+from ...errors import (
+    HELPS,
+    NOT_NOTED,
+    Busy,
+    CannotAsk,
+    Infrastructure,
+    Invalid,
+    NotFound,
+    Problem,
+    RecipeError,
+)
 from ...storage.records.runs import FINAL, Event
 from ..values import File, Line, LinkTo, OutputFile, Point, Progress, Status, StepStatus
 
@@ -250,10 +261,27 @@ def runs(query: Mapping[str, str | int], limit: int) -> Talk:
 
 
 def control(run: str, what: str, body: Mapping[str, object]) -> Talk:
-    """Ask a run to cancel, pause or resume, or run it anew.  Gives the id of the run that goes on."""
-    yield Give(
-        str(_json((yield from _got(Ask("POST", _of(run, what), {}, body), 1))).get("run", run))
-    )
+    """Ask a run to cancel, pause, resume or retry, and give the Outcome.  Raises CannotAsk."""
+    try:
+        reply = yield from _got(Ask("POST", _of(run, what), {}, body), 1)
+    except Invalid as error:
+        raise _refusal(error, run) from None
+    found = _read(Outcome, Outcome._fields, {"state": "", "done": True, **_json(reply)})
+    yield Give(found)
+
+
+def in_python(error: CannotAsk) -> CannotAsk:
+    """The same refusal with a fix for Python."""
+    fix = f"call `{error.helps}()`" if error.helps else error.problems[0].fix
+    return CannotAsk(error.code, error.message, error.run, fix)
+
+
+def _refusal(error: Invalid, run: str) -> Invalid:
+    """What a server refuses because of the state of a run, as Python and the command line raise it."""
+    first = error.problems[0]
+    if len(error.problems) == 1 and first.code in (*HELPS, NOT_NOTED):
+        return in_python(CannotAsk(first.code, first.message, run))
+    return error
 
 
 def _news(run: str, after: int, tries: int, clock: Clock = ENDLESS) -> _Part[list[Event]]:

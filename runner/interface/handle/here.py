@@ -7,15 +7,12 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from typing import Literal, NoReturn
+from typing import Literal
 from urllib.parse import unquote
 
-from ...errors import Busy, CannotRun, Infrastructure, Invalid, NotFound, Problem
-from ...execution.queue import Ticket, again, give_back, reports_of, submit
-from ...execution.signals import apart
-from ...execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
-from ...execution.unattended import end_unattended
-from ...planning.ids import names, stored
+from ...api import requests
+from ...errors import CannotAsk, CannotRun, Infrastructure, NotFound
+from ...planning.ids import names
 from ...storage.content.files import Content
 from ...storage.records.runs import FINAL, RunRow, Wanted
 from ...storage.workspace import Workspace
@@ -23,7 +20,7 @@ from ...survey.rows import Rows
 from .. import views
 from ..logs import POLL, Part, Tail, available, missing, parts, tail_of
 from ..reported import reported
-from .core import Ask, AsyncPieces, Pieces, Reply
+from .core import Ask, AsyncPieces, Pieces, Reply, in_python
 
 _PIECE = 1 << 18
 _PAGE = 500
@@ -69,7 +66,7 @@ class Here:
                         run, "/".join(name), str(ask.query.get("path", "")), ask.headers
                     )
                 case "POST", [run, "cancel" | "pause" | "resume" | "retry" as what]:
-                    return {"run": self._control(run, what, ask.body or {})}
+                    return self._ask(run, what, ask.body or {})
         raise AssertionError(f"{ask.method} {ask.path}")
 
     # -- reading ---------------------------------------------------------------------------------------------------------------------------------
@@ -194,79 +191,26 @@ class Here:
 
     # -- asking ----------------------------------------------------------------------------------------------------------------------------------
 
-    def _control(self, run: str, what: str, body: Mapping[str, object]) -> str:
-        """Ask a run to cancel, pause or resume: at once where it waits, else by its worker.  Answers the run that goes on."""
-        row, runs = self.ws.store.runs.get(run), self.ws.store.runs
-        if what == "retry":
-            return self._retry(row, body.get("from"))
-        state: Literal["CANCELLED", "PAUSED"] = "CANCELLED" if what == "cancel" else "PAUSED"
-        if row.state in FINAL:
-            raise _refused(f"run {run} is {row.state} already", "`retry` runs it anew")
-        if what == "resume":
-            self._resume(row)
-        elif row.state == state:
-            raise _refused(f"run {run} is {row.state} already", "`resume` resumes it")
-        elif (
-            not (runs.live(run) and runs.request(run, what))
-            and not apart(lambda: end_unattended(self.ws, run, state, lambda _text: None), bool)
-            and not runs.request(run, what)
-        ):
-            self._left_behind(run)
-        return run
-
-    def _resume(self, row: RunRow) -> None:
-        runs = self.ws.store.runs
-        if row.state != "PAUSED":
-            if row.request != "pause":
-                raise _refused(
-                    f"run {row.id} is {row.state}, and no pause was asked for", "`pause` pauses it"
-                )
-            if not runs.request(row.id, "resume"):
-                self._left_behind(row.id)
-        elif row.due is None:
-            raise _refused(
-                f"run {row.id} was begun by `recipe run`",
-                f"`recipe resume {row.id}` in its workspace resumes it",
-            )
-        elif not give_back(self.ws, row.id):
-            self._left_behind(row.id)
-
-    def _left_behind(self, run: str) -> NoReturn:
-        """What was asked of a run came after its worker read it last."""
-        row = self.ws.store.runs.get(run)
-        if row.state in FINAL:
-            raise _refused(f"run {run} is {row.state} already", "`retry` runs it anew")
-        raise Busy(
-            f"the worker of the paused run {run} has not let go of it yet",
-            fix="try again in a second",
-        )
-
-    def _retry(self, row: RunRow, begin: object) -> str:
-        if row.state not in FINAL:
-            raise _refused(f"run {row.id} is {row.state}", "`cancel` ends it")
-        choice = Choice(begin=stored(str(begin))) if begin else choice_of_run(row)
-        if row.bundle:
-            return again(self.ws, row, choice).id
-        request = request_of_run(row)
-        if request is None:
-            raise NotFound(
-                f"run {row.id} did not note what it was asked for",
-                fix="submit its recipe and inputs",
-            )
-        labels = row.data.get("labels")
-        ticket = Ticket(
-            row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user
-        )
-        ticket = ticket._replace(reports_to=reports_of(row), here=self.ws.store.runs.shared)
-        return submit(self.ws, request, choice, settings_of_run(row), ticket).id
+    def _ask(self, run: str, what: str, body: Mapping[str, object]) -> dict[str, object]:
+        """Ask something of a run.  Raises NotFound, CannotAsk, Busy, Infrastructure."""
+        try:
+            match what:
+                case "cancel":
+                    outcome = requests.cancel(self.ws, run)
+                case "pause":
+                    outcome = requests.pause(self.ws, run)
+                case "resume":
+                    outcome = requests.resume(self.ws, run)
+                case _:
+                    begin = body.get("from")
+                    outcome = requests.retry(self.ws, run, None if begin is None else str(begin))
+        except CannotAsk as error:
+            raise in_python(error) from None
+        return outcome._asdict()
 
 
 def _whole(value: object) -> Pieces:
     yield value if isinstance(value, bytes) else json.dumps(value, default=str).encode()
-
-
-def _refused(why: str, fix: str) -> Invalid:
-    return Invalid([Problem("bad-request", why, fix=fix)])
 
 
 # -- by await --------------------------------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
+from ...api.submitting import Ticket, submit
 from ...errors import Invalid, Problem, did_you_mean
-from ...execution.queue import Ticket, submit
 from ...execution.terms import Choice, Settings
 from ...paths import is_path
 from ...storage.workspace import Workspace

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from ...api.outcomes import Outcome
 from ...storage.records.runs import Event
 from ..values import Line, OutputFile, Point, Status
 from . import core
@@ -157,24 +158,26 @@ class Run:
                 files.take(item)
         return files.paths
 
-    def cancel(self) -> None:
+    def cancel(self) -> Outcome:
         """End the run for good; its results and checkpoints stay.  Returns when that is asked for: `wait` waits for the end."""
-        self._one(core.control(self.id, "cancel", {}))
+        outcome: Outcome = self._one(core.control(self.id, "cancel", {}))
+        return outcome
 
-    def pause(self) -> None:
+    def pause(self) -> Outcome:
         """Stop the run so that it can be resumed; trainings save a checkpoint first.  Returns when that is asked for."""
-        self._one(core.control(self.id, "pause", {}))
+        outcome: Outcome = self._one(core.control(self.id, "pause", {}))
+        return outcome
 
-    def resume(self) -> None:
-        """Let a paused run continue."""
-        self._one(core.control(self.id, "resume", {}))
+    def resume(self) -> Outcome:
+        """Let a run continue that is paused, or has lost its worker."""
+        outcome: Outcome = self._one(core.control(self.id, "resume", {}))
+        return outcome
 
     def retry(self, begin: str | None = None) -> Run:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        return Run(
-            self.transport,
-            self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})),
-        )
+        body = {} if begin is None else {"from": begin}
+        outcome: Outcome = self._one(core.control(self.id, "retry", body))
+        return Run(self.transport, outcome.run)
 
     def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
@@ -245,26 +248,26 @@ class AsyncRun:
                 files.take(item)
         return files.paths
 
-    async def cancel(self) -> None:
+    async def cancel(self) -> Outcome:
         """End the run for good; its results and checkpoints stay.  Returns when that is asked for."""
-        await self._one(core.control(self.id, "cancel", {}))
+        outcome: Outcome = await self._one(core.control(self.id, "cancel", {}))
+        return outcome
 
-    async def pause(self) -> None:
+    async def pause(self) -> Outcome:
         """Stop the run so that it can be resumed.  Returns when that is asked for."""
-        await self._one(core.control(self.id, "pause", {}))
+        outcome: Outcome = await self._one(core.control(self.id, "pause", {}))
+        return outcome
 
-    async def resume(self) -> None:
-        """Let a paused run continue."""
-        await self._one(core.control(self.id, "resume", {}))
+    async def resume(self) -> Outcome:
+        """Let a run continue that is paused, or has lost its worker."""
+        outcome: Outcome = await self._one(core.control(self.id, "resume", {}))
+        return outcome
 
     async def retry(self, begin: str | None = None) -> AsyncRun:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        return AsyncRun(
-            self.transport,
-            await self._one(
-                core.control(self.id, "retry", {} if begin is None else {"from": begin})
-            ),
-        )
+        body = {} if begin is None else {"from": begin}
+        outcome: Outcome = await self._one(core.control(self.id, "retry", body))
+        return AsyncRun(self.transport, outcome.run)
 
     async def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""

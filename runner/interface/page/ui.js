@@ -161,11 +161,12 @@
   };
   let acted = "";
   const actions = over => {
-    const state = run.state + "/" + run.request;
+    const state = [run.state, run.request, run.word].join("/");
     if (state === acted) return;
     acted = state;
     by("actions").replaceChildren(...over ? [act("Run again", "retry")]
-      : [run.state === "PAUSED" || run.request === "pause" ? act("Resume", "resume", "main") : act("Pause", "pause"), act("Cancel", "cancel", "stop")]);
+      : [run.state === "PAUSED" || run.request === "pause" || run.word === "NEEDS_RECOVERY"
+        ? act("Resume", "resume", "main") : act("Pause", "pause"), act("Cancel", "cancel", "stop")]);
   };
 
   const tallied = () => {

@@ -46,6 +46,19 @@ LEDGER: Final = Kind(
             "ALTER TABLE leases ADD COLUMN stack TEXT NOT NULL DEFAULT ''",
             "ALTER TABLE leases ADD COLUMN machine TEXT NOT NULL DEFAULT ''",
         ),
+        (
+            "ALTER TABLE leases ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE leases ADD COLUMN account TEXT NOT NULL DEFAULT ''",
+            # Until then the kind was told by how the reason begins.
+            "UPDATE leases SET failure = CASE WHEN reason LIKE 'it cannot be had%' THEN 'taken'"
+            " WHEN reason LIKE 'it did not come up%' THEN 'failed'"
+            " WHEN reason LIKE 'it is less than was sold%' THEN 'lacks'"
+            " WHEN reason LIKE 'the account is refused%' THEN 'denied'"
+            " WHEN reason LIKE 'it was taken away%' THEN 'taken-away' ELSE '' END",
+            # "the account is refused (" is 24 long, the digest 8, and "): " 3.
+            "UPDATE leases SET account = substr(reason, 25, 8), reason = substr(reason, 36)"
+            " WHERE reason LIKE 'the account is refused (________): %'",
+        ),
     ),
     (),
     {},
@@ -76,6 +89,10 @@ class LeaseRow(NamedTuple):
     reason: str = ""
     stack: str = ""  # the stack that it was rented for
     machine: str = ""  # its own key: a machine that is kept.  Another's: a use of that machine, from its start until it is stopped
+    failure: str = ""
+    """The kind of its failure, a `LeaseFailure`; empty for a lease that did not fail.  `reason` has the words."""
+    account: str = ""
+    """Of a lease that was denied: the digest of the settings and the account that the provider refused."""
 
     @property
     def kept(self) -> bool:
@@ -168,19 +185,34 @@ class Ledger:
                 _ask(db, row)
 
     def move(
-        self, row: LeaseRow, after: State, *, lease: Data | None = None, reason: str = ""
+        self,
+        row: LeaseRow,
+        after: State,
+        *,
+        lease: Data | None = None,
+        reason: str = "",
+        failure: str = "",
+        account: str = "",
     ) -> LeaseRow:
         """Move a lease on; what it cost so far is noted with it.  Raises NotOurs, and changes nothing, when it is not as `row` says any more."""
         if after not in MOVES[row.state]:
             raise AssertionError(f"BUG: the lease {row.key} cannot go from {row.state} to {after}")
         with self._database.transaction() as db:
-            return self._moved(db, row, after, row.lease if lease is None else lease, reason)
+            failed = row._replace(failure=failure or row.failure, account=account or row.account)
+            return self._moved(db, failed, after, row.lease if lease is None else lease, reason)
 
     def succeed(self, row: LeaseRow, key: str, holder: str, run: str, workspace: str) -> LeaseRow:
         """End one use of a machine that goes on running, and begin another.  Raises NotOurs when it is not as `row` says any more."""
         now = time.time()
         after = row._replace(
-            key=key, holder=holder, run=run, workspace=workspace, asked=now, up=now, reason=""
+            key=key,
+            holder=holder,
+            run=run,
+            workspace=workspace,
+            asked=now,
+            up=now,
+            reason="",
+            failure="",
         )
         with self._database.transaction() as db:
             releasing = self._moved(db, row, "RELEASING", row.lease, "the machine keeps running")
@@ -200,13 +232,16 @@ class Ledger:
             gone=now if after == "GONE" else row.gone,
         )
         cursor = db.execute(
-            "UPDATE leases SET state = ?, lease = ?, reason = ?, up = ?, gone = ? WHERE key = ? AND holder = ? AND state = ?",
+            "UPDATE leases SET state = ?, lease = ?, reason = ?, up = ?, gone = ?, failure = ?, account = ?"
+            " WHERE key = ? AND holder = ? AND state = ?",
             (
                 after,
                 text(moved.lease),
                 moved.reason,
                 moved.up,
                 moved.gone,
+                moved.failure,
+                moved.account,
                 row.key,
                 row.holder,
                 row.state,
@@ -331,7 +366,16 @@ def _demand(cursor: sqlite3.Cursor, row: LeaseRow) -> None:
 
 def _ask(db: sqlite3.Connection, row: LeaseRow) -> None:
     asked = row.asked or time.time()
-    intent = row._replace(state="ASKED", lease={}, asked=asked, up=None, gone=None, reason="")
+    intent = row._replace(
+        state="ASKED",
+        lease={},
+        asked=asked,
+        up=None,
+        gone=None,
+        reason="",
+        failure="",
+        account="",
+    )
     _insert(db, intent)
 
 

@@ -14,10 +14,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
+from ...failures import RunFailure, StepFailure, of_step
 from ...language.values import is_number
 from .links import recorded
 from .outbox import Letter
-from .runs import FINAL, POINTS, Event, RunRow, Runs
+from .runs import FINAL, Event, RunRow, Runs
 
 if TYPE_CHECKING:
     from ...settings import Config
@@ -53,8 +54,6 @@ _ALSO: Final = {
     "gpu_memory_allocated_gb": ("memory_gb",),
 }
 """What trainers call them."""
-POISON: Final = "poison"
-"""The reason of a run that kills its workers."""
 _LOOKED_AT: Final = 50
 """Events before the end of a run among which the one that failed it is looked for."""
 LOCAL: Final = "/api/training/local"
@@ -81,6 +80,17 @@ class Numbers(NamedTuple):
 
 
 NO_NUMBERS: Final = Numbers()
+
+
+class Failed(NamedTuple):
+    """Why a run failed: the kind, the words, and the step that did, if one did."""
+
+    kind: str = ""
+    words: str = ""
+    step: str = ""
+
+
+NO_FAILURE: Final = Failed()
 
 
 def moment(at: float) -> str:
@@ -121,7 +131,7 @@ class Letters:
         return [letter for event in events for letter in self._of(self._runs.get(event.run), event)]
 
     def _of(self, run: RunRow, event: Event) -> list[Letter]:
-        failed = self._failure(run, event) if event.after == "FAILED" else ("", "")
+        failed = self._failure(event) if event.after == "FAILED" else NO_FAILURE
         if event.after == "ACTIVE":
             self._began.setdefault(run.id, event.at)
         data: dict[str, object] = {
@@ -130,7 +140,9 @@ class Letters:
             "reason": event.reason,
             "seq": event.seq,
         }
-        data |= {"error": failed[1]} if failed[1] else {}
+        if event.after == "FAILED":
+            error = f"{failed.step}: {failed.words}" if failed.step else failed.words
+            data |= {"failure": failed.kind, "error": error}
         if event.after in FINAL and (found := recorded(self._runs.attempts(run.id))):
             data["links"] = [each._asdict() for each in found]
         letters = self.generic(
@@ -138,14 +150,9 @@ class Letters:
         )
         if self.spend:
             letters += self._points(run, event)
-        if event.after == "FAILED" and event.reason == POISON:
-            letters += self.alert(
-                run,
-                POISON,
-                f"{run.id}-{POISON}",
-                event.at,
-                "its workers died of it again and again",
-            )
+        if failed.kind == RunFailure.POISON:
+            id = f"{run.id}-{failed.kind}"
+            letters += self.alert(run, failed.kind, id, event.at, failed.words)
         if (job := job_of(run, self._environ)) is not None:
             letters += self._platform(run, job, event, failed)
         return letters
@@ -188,7 +195,7 @@ class Letters:
             if event.after in FINAL
             else ""
         )
-        if not what or event.reason == POINTS:
+        if not what or event.data.get("failure") == RunFailure.POINTS:
             return []
         limits = run.data.get("limits")
         usd = float(limits.get("cost", 0.0)) if isinstance(limits, dict) else 0.0
@@ -223,12 +230,10 @@ class Letters:
 
     # -- the platform
 
-    def _platform(
-        self, run: RunRow, job: Job, event: Event, failed: tuple[str, str]
-    ) -> list[Letter]:
+    def _platform(self, run: RunRow, job: Job, event: Event, failed: Failed) -> list[Letter]:
         letters = []
         numbers = self.newest.get(run.id, NO_NUMBERS)
-        error = failed[1] or (event.reason if event.after in ("FAILED", "CANCELLED") else "")
+        error = failed.words or (event.reason if event.after == "CANCELLED" else "")
         id = f"{run.id}-{event.seq}"
         if self.backend:
             facts = {
@@ -248,10 +253,11 @@ class Letters:
             )
         name = (
             "job_started"
-            if event.after == "ACTIVE" and not event.reason
+            if event.after == "ACTIVE" and not event.data.get("resumed")
             else _ALERTS.get(event.after, "")
         )
-        name = "gpu_oom" if name == "job_failed" and failed[0] == "oom" else name
+        if name == "job_failed" and failed.kind == StepFailure.OOM:
+            name = "gpu_oom"
         if name:
             about: dict[str, object] = {
                 "status": _TOLD.get(name, "running"),
@@ -261,7 +267,10 @@ class Letters:
             if event.after in FINAL:
                 about["duration"] = round(1000 * (event.at - self._began.pop(run.id, run.created)))
             if error:
-                about |= {"error_message": error, "error_type": _error_type(failed[0], event.after)}
+                about |= {
+                    "error_message": error,
+                    "error_type": _error_type(failed.kind, event.after),
+                }
             letters += self._alert(job, name, id, about)
             if name == "gpu_oom":
                 letters += self.generic(
@@ -335,12 +344,15 @@ class Letters:
     def _local(self, job: Job, what: str) -> str:
         return f"{self.backend.rstrip('/')}{LOCAL}/{quote(job.id, safe='')}/{what}"
 
-    def _failure(self, run: RunRow, event: Event) -> tuple[str, str]:
-        """The reason of the step that failed last, and words for people."""
-        for each in reversed(self._runs.events(run.id, max(0, event.seq - _LOOKED_AT))):
-            if each.subject == "step" and each.after == "FAILED":
-                return each.reason, f"{each.id}: {each.data.get('detail') or each.reason}"
-        return "", run.reason
+    def _failure(self, event: Event) -> Failed:
+        """What failed a run, as the move that ended it says, and the step of the same words."""
+        kind = str(event.data.get("failure", ""))
+        for each in self._runs.events(event.run, max(0, event.seq - _LOOKED_AT)):
+            if each.subject != "step" or each.after != "FAILED" or of_step(each.reason) != kind:
+                continue
+            words = str(each.data.get("error") or each.data.get("detail") or each.reason)
+            return Failed(kind, words, each.id)
+        return Failed(kind, event.reason)
 
 
 def _progress(numbers: Numbers, state: str) -> dict[str, object]:
@@ -357,14 +369,12 @@ def _progress(numbers: Numbers, state: str) -> dict[str, object]:
     }
 
 
-def _error_type(reason: str, state: str) -> str:
-    return (
-        "CUDA_OOM"
-        if reason == "oom"
-        else "CANCELLED"
-        if state == "CANCELLED"
-        else (reason or "FAILED").upper().replace("-", "_")
-    )
+def _error_type(kind: str, state: str) -> str:
+    if kind == StepFailure.OOM:
+        return "CUDA_OOM"
+    if state == "CANCELLED":
+        return "CANCELLED"
+    return (kind or "FAILED").upper().replace("-", "_")
 
 
 def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:

@@ -55,7 +55,8 @@ class Waiting(NamedTuple):
     tries: int
     created: float
     due: float
-    reason: str  # why the last try failed
+    reason: str  # why the last try failed, in words
+    failure: str  # and its kind, a `DeliveryFailure`
 
 
 class Dialect(NamedTuple):
@@ -86,7 +87,7 @@ Ask: TypeAlias = Callable[[str, Mapping[str, object]], Sequence[Row]]
 """Runs one statement as one transaction; `:name` stands for a value."""
 
 COLUMNS: Final = "run, receiver, id, type, body, points, created, due"
-_SHOWN: Final = "number, run, receiver, id, type, body, state, tries, created, due, reason"
+_SHOWN: Final = "number, run, receiver, id, type, body, state, tries, created, due, reason, failure"
 
 
 class Outbox:
@@ -179,28 +180,37 @@ class Outbox:
         """What has waited longest."""
         return next(iter(self._shown("state = 'waiting'", 1)), None)
 
-    def put_off(self, letter: Waiting, wait: float, reason: str, *, counts: bool = True) -> None:
+    def put_off(
+        self, letter: Waiting, wait: float, reason: str, failure: str = "", *, counts: bool = True
+    ) -> None:
         """It is tried again after `wait` seconds.  `counts`: the try was one of those after which it is given up."""
         self._ask(
-            f"UPDATE outbox SET due = {self._with.now} + :wait, held_until = 0, tries = tries + :tries, reason = :reason"  # noqa: S608
+            f"UPDATE outbox SET due = {self._with.now} + :wait, held_until = 0, tries = tries + :tries, reason = :reason, failure = :failure"  # noqa: S608
             " WHERE number = :number RETURNING 1",
-            {"wait": wait, "tries": int(counts), "reason": reason, "number": letter.number},
+            {
+                "wait": wait,
+                "tries": int(counts),
+                "reason": reason,
+                "failure": failure,
+                "number": letter.number,
+            },
         )
 
-    def give_up(self, letter: Waiting, reason: str) -> None:
+    def give_up(self, letter: Waiting, reason: str, failure: str = "") -> None:
         """It is not tried any more."""
-        values = {"reason": reason, "number": letter.number}
+        values = {"reason": reason, "failure": failure, "number": letter.number}
         self._ask(
-            "UPDATE outbox SET state = 'dead', held_until = 0, tries = tries + 1, reason = :reason WHERE number = :number RETURNING 1",
+            "UPDATE outbox SET state = 'dead', held_until = 0, tries = tries + 1, reason = :reason, failure = :failure"
+            " WHERE number = :number RETURNING 1",
             values,
         )
 
-    def stop(self, receiver: str, reason: str) -> int:
+    def stop(self, receiver: str, reason: str, failure: str = "") -> int:
         """Give up all that waits for a receiver; how many that is."""
-        values = {"reason": reason, "receiver": receiver}
+        values = {"reason": reason, "failure": failure, "receiver": receiver}
         return len(
             self._ask(
-                "UPDATE outbox SET state = 'dead', reason = :reason WHERE receiver = :receiver AND state = 'waiting' RETURNING 1",
+                "UPDATE outbox SET state = 'dead', reason = :reason, failure = :failure WHERE receiver = :receiver AND state = 'waiting' RETURNING 1",
                 values,
             )
         )

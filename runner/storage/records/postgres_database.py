@@ -62,6 +62,21 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX runs_busy ON runs (holder) WHERE claim <> '' OR state = 'ACTIVE'",
         "CREATE INDEX attempts_by_step ON attempts (step, started DESC NULLS LAST)",
     ),
+    (
+        "ALTER TABLE runs ADD COLUMN failure text NOT NULL DEFAULT ''",
+        "ALTER TABLE steps ADD COLUMN detail text NOT NULL DEFAULT ''",
+        "ALTER TABLE outbox ADD COLUMN failure text NOT NULL DEFAULT ''",
+        "UPDATE steps SET detail = coalesce((SELECT data::json ->> 'detail' FROM events WHERE events.run = steps.run AND subject = 'step'"
+        " AND id = step AND after = 'FAILED' ORDER BY seq DESC LIMIT 1), '') WHERE state = 'FAILED'",
+        "UPDATE runs SET failure = CASE reason WHEN 'its worker is gone' THEN 'worker-gone' WHEN 'poison' THEN 'poison' WHEN 'points' THEN 'points'"
+        " WHEN '' THEN coalesce((SELECT CASE steps.reason WHEN 'unplaced' THEN 'provisioning' ELSE steps.reason END FROM steps WHERE run = runs.id"
+        " AND steps.state = 'FAILED' ORDER BY step LIMIT 1), 'infrastructure') ELSE 'infrastructure' END WHERE state = 'FAILED'",
+        "UPDATE runs SET reason = coalesce((SELECT CASE detail WHEN '' THEN steps.reason ELSE detail END FROM steps WHERE run = runs.id"
+        " AND steps.state = 'FAILED' ORDER BY step LIMIT 1), '') WHERE state = 'FAILED' AND reason = ''",
+        "UPDATE outbox SET failure = CASE WHEN reason LIKE 'HTTP 410%' THEN 'gone' WHEN reason LIKE 'HTTP 5%' THEN 'server-error'"
+        " WHEN reason LIKE 'HTTP %' THEN 'refused' ELSE 'unreachable' END"
+        " WHERE reason <> ''",
+    ),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
 

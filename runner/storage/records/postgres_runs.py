@@ -35,6 +35,7 @@ from .runs import (
     Requested,
     RunRow,
     Runs,
+    RunState,
     Stale,
     StepRow,
     Submitted,
@@ -93,6 +94,7 @@ WITH ours AS (
         held_until = now() + %(long)s * interval '1 second',
         state = coalesce(%(state)s::text, state),
         reason = coalesce(%(why)s::text, reason),
+        failure = coalesce(%(failure)s::text, failure),
         request = CASE WHEN %(state)s::text IS NOT NULL AND request = %(answers)s::text THEN '' ELSE request END,
         ended = CASE WHEN %(state)s::text IS NULL THEN ended WHEN %(over)s::bool THEN %(now)s::float8 END,
         claim = CASE WHEN %(let_go)s::bool THEN '' ELSE claim END,
@@ -105,8 +107,8 @@ WITH ours AS (
     FROM ours, unnest(%(e0)s::text[], %(e1)s::text[], %(e2)s::text[], %(e3)s::text[], %(e4)s::text[], %(e5)s::text[])
         WITH ORDINALITY AS e (e0, e1, e2, e3, e4, e5, n)
 ), kept AS (
-    INSERT INTO steps SELECT ours.id, s.* FROM ours, unnest(%(s0)s::text[], %(s1)s::text[], %(s2)s::text[], %(s3)s::text[]) AS s
-    ON CONFLICT (run, step) DO UPDATE SET state = excluded.state, key = excluded.key, reason = excluded.reason
+    INSERT INTO steps SELECT ours.id, s.* FROM ours, unnest(%(s0)s::text[], %(s1)s::text[], %(s2)s::text[], %(s3)s::text[], %(s4)s::text[]) AS s
+    ON CONFLICT (run, step) DO UPDATE SET state = excluded.state, key = excluded.key, reason = excluded.reason, detail = excluded.detail
 ), tried AS (
     INSERT INTO attempts SELECT a.* FROM ours, unnest(%(a0)s::text[], %(a1)s::text[], %(a2)s::text[], %(a3)s::int[], %(a4)s::text[], %(a5)s::text[],
         %(a6)s::text[], %(a7)s::float8[], %(a8)s::float8[], %(a9)s::text[], %(a10)s::text[], %(a11)s::text[], %(a12)s::text[]) AS a
@@ -307,12 +309,12 @@ class PostgresRuns(Runs):
     def opened(self, run: str, address: str) -> None:
         """Another machine may have to fetch it again, so it is kept until the run is over."""
 
-    def release(self, run: str, fence: int) -> None:
+    def release(self, run: str, fence: int, *, due: float | None = None) -> None:
         self._holder.claims.pop(run, None)
         self._database.all(
-            "WITH freed AS (UPDATE runs SET claim = '', held_until = now() WHERE id = %s AND fence = %s AND holder = %s RETURNING id)"
-            " SELECT pg_notify(%s, id) FROM freed",
-            (run, fence, self._holder.name, CHANNEL),
+            "WITH freed AS (UPDATE runs SET claim = '', held_until = now(), due = coalesce(due, %s) WHERE id = %s AND fence = %s AND holder = %s"
+            " RETURNING id) SELECT pg_notify(%s, id) FROM freed",
+            (due, run, fence, self._holder.name, CHANNEL),
         )
 
     def group(
@@ -324,7 +326,7 @@ class PostgresRuns(Runs):
         steps: Iterable[StepRow] = (),
         attempts: Iterable[AttemptRow] = (),
         changes: Changes = NOTHING,
-        run_state: tuple[str, str] | None = None,
+        run_state: RunState | tuple[str, str] | None = None,
         answers: str = "",
         landed: Callable[[], None] | None = None,
     ) -> int:
@@ -338,7 +340,7 @@ class PostgresRuns(Runs):
         crashpoint("group-written")
         events = events_of(run, 0, now, moves)
         events = events if events and self.reporter.listened_to(run, None) else []
-        state, why = run_state or (None, None)
+        state, why, failure = RunState(*run_state) if run_state else (None, None, None)
         fading = int(not any(map(is_progress, moves)))
         values: dict[str, object] = {
             "run": run,
@@ -352,6 +354,7 @@ class PostgresRuns(Runs):
             "count": len(moves),
             "state": state,
             "why": why,
+            "failure": failure,
             "over": state in FINAL,
             "let_go": state in LET_GO,
             "answers": answers,
@@ -371,7 +374,7 @@ class PostgresRuns(Runs):
             ],
             6,
         )
-        values |= _arrays("s", [tuple(step)[1:] for step in steps], 4)
+        values |= _arrays("s", [tuple(step)[1:] for step in steps], 5)
         tried = {row.id: attempt_row(row) for row in attempts}
         values |= _arrays("a", list(tried.values()), 13)
         tries = 0

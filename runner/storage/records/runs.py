@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ...errors import Busy, Invalid, NotFound, Problem
+from ...failures import RunFailure
 from .database import Data, Json, Row, mapping, parsed, text
 from .exchange import Exchange, Output, outputs_of
 from .index import NOTHING, Changes
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 LET_GO: Final = FINAL | {"PAUSED"}
 """States that end the claim of a run."""
-WORKER_GONE: Final = "its worker is gone"
-"""Why a run is FAILED that was not resumed: what it began may go on."""
-POINTS: Final = "points"
-"""Why a run is FAILED for which the program of `[hooks] spend` gave nothing."""
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
 KEY_IN_USE: Final = "key-in-use"
 """The code of the problem that an idempotency key was used for another request."""
@@ -87,6 +84,8 @@ class RunRow(NamedTuple):
     """The submitter's own name for the request."""
     recoveries: int = 0
     """Claims after a worker that died, since a step ended or its job was found again."""
+    failure: str = ""
+    """The kind of failure of a run that FAILED: a `RunFailure`, or the kind of its step.  `reason` has the words."""
     user: str = ""
     """Who submitted it."""
     bundle: str = ""
@@ -115,12 +114,23 @@ class Offer(NamedTuple):
     """Runs of any workspace that use the shared store at this URL, instead of those of the worker's own workspace."""
 
 
+class RunState(NamedTuple):
+    """The next state of a run.  `failure` is the kind, for one that FAILED, and `reason` the words."""
+
+    state: str
+    reason: str = ""
+    failure: str = ""
+
+
 class StepRow(NamedTuple):
     run: str
     step: str
     state: str
     key: str = ""
     reason: str = ""
+    """The kind of failure of a step that FAILED, the phase of one that is RUNNING, else why it is in its state."""
+    detail: str = ""
+    """The words of a failure: the error, as far as it is known."""
 
 
 class AttemptRow(NamedTuple):
@@ -144,10 +154,10 @@ class AttemptRow(NamedTuple):
 def run_of(row: Row) -> RunRow:
     """A row of the table of runs."""
     fields = list(row)
-    fields[3], fields[13], fields[21:] = (
+    fields[3], fields[13], fields[22:] = (
         mapping(row[3]),
         mapping(row[13]),
-        map(outputs_of, row[21:]),
+        map(outputs_of, row[22:]),
     )
     return RunRow(*fields)
 
@@ -222,7 +232,7 @@ def events_of(run: str, first: int, now: float, moves: Sequence[Move]) -> list[E
 def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     """Whether a run will never be resumed: it ended, or its worker died after its last step.  `tally` is of its steps, by (state, phase)."""
     if run.state in FINAL:
-        return run.reason != WORKER_GONE
+        return run.failure != RunFailure.WORKER_GONE
     from ...planning.schedule import FINAL as ENDED
 
     total, fresh = run.data.get("total"), run.data.get("fresh")
@@ -241,7 +251,7 @@ def same_request(new: RunRow, known: str, data: Data) -> None:
 
 RUN_COLUMNS: Final = (
     "id, recipe, plan, inputs, workspace, state, reason, request, created, ended, claim, fence, next_event, data, priority, due, idempotency,"
-    " recoveries"
+    " recoveries, failure"
 )
 """Those of a run that both databases call alike."""
 
@@ -337,7 +347,8 @@ class Runs(Protocol):
         return {
             row[1]: StepRow(*row)
             for row in self.all(
-                "SELECT run, step, state, key, reason FROM steps WHERE run = :run", {"run": run}
+                "SELECT run, step, state, key, reason, detail FROM steps WHERE run = :run",
+                {"run": run},
             )
         }
 
@@ -434,8 +445,11 @@ class Runs(Protocol):
         """Forget what opens an address of a run, which was fetched: where no other machine can be asked to fetch it again."""
         ...
 
-    def release(self, run: str, fence: int) -> None:
-        """Give the claim back; the run stays as it is."""
+    def release(self, run: str, fence: int, *, due: float | None = None) -> None:
+        """Give the claim back; the run stays as it is.
+
+        With `due` any worker may take it from then on, even if only its submitter worked on it.
+        """
         ...
 
     def group(
@@ -447,7 +461,7 @@ class Runs(Protocol):
         steps: Iterable[StepRow] = (),
         attempts: Iterable[AttemptRow] = (),
         changes: Changes = NOTHING,
-        run_state: tuple[str, str] | None = None,
+        run_state: RunState | tuple[str, str] | None = None,
         answers: str = "",
         landed: Callable[[], None] | None = None,
     ) -> int:
@@ -457,7 +471,7 @@ class Runs(Protocol):
 
         With `landed` a thread waits for the disk, and calls it in the end; `land` then says whether this is stored.  A reader waits meanwhile.
 
-        `run_state` is the run's next (state, reason); a final one ends the run and its claim, and forgets what opens
+        `run_state` is the run's next state, with its reason; a final one ends the run and its claim, and forgets what opens
         its addresses; PAUSED ends the claim, too.  One that ends the claim must answer the request that is pending, if any:
         otherwise Requested is raised, so that a cancel that came before the end wins.  In any other state a request that
         it does not answer stays, to be read.  Stale: another worker has the run.
@@ -492,6 +506,8 @@ def settle(
     state: str,
     reason: str,
     beside: Callable[[str], Beside] = lambda _state: ((), ()),
+    *,
+    failure: str = "",
 ) -> str:
     """Give a claimed run, on which nothing works, its next state, and answer it: a cancel that is asked for until it is stored wins.
 
@@ -502,15 +518,21 @@ def settle(
     while True:
         row = runs.get(run)
         if row.request == "cancel":
-            state, reason = "CANCELLED", "cancelled"
+            state, reason, failure = "CANCELLED", "cancelled", ""
         elif row.request == "resume" and state == "PAUSED":
             state, reason = "QUEUED", "resumed"
         moves, steps = beside(state)
         if row.state != state:
-            moves = [*moves, Move("run", run, row.state, state, reason)]
+            data = {"failure": failure} if failure else {}
+            moves = [*moves, Move("run", run, row.state, state, reason, data)]
         try:
             runs.group(
-                run, fence, moves, steps=steps, run_state=(state, reason), answers=row.request
+                run,
+                fence,
+                moves,
+                steps=steps,
+                run_state=RunState(state, reason, failure),
+                answers=row.request,
             )
         except Requested:  # since we looked
             continue

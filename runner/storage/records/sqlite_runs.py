@@ -30,6 +30,7 @@ from .runs import (
     Requested,
     RunRow,
     Runs,
+    RunState,
     Stale,
     StepRow,
     Submitted,
@@ -147,7 +148,7 @@ class SqliteRuns(Runs):
                     run.user,
                 )
                 cursor = db.execute(
-                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0, ?)",
+                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0, ?, '')",
                     (*asked, *held),
                 )
                 if not cursor.rowcount:
@@ -235,9 +236,12 @@ class SqliteRuns(Runs):
                 (without, run),
             )
 
-    def release(self, run: str, fence: int) -> None:
+    def release(self, run: str, fence: int, *, due: float | None = None) -> None:
         with self._database.transaction() as db:
-            db.execute("UPDATE runs SET claim = '' WHERE id = ? AND fence = ?", (run, fence))
+            db.execute(
+                "UPDATE runs SET claim = '', due = coalesce(due, ?) WHERE id = ? AND fence = ?",
+                (due, run, fence),
+            )
         if lock := self._claims.pop(run, None):
             lock.release()
 
@@ -250,7 +254,7 @@ class SqliteRuns(Runs):
         steps: Iterable[StepRow] = (),
         attempts: Iterable[AttemptRow] = (),
         changes: Changes = NOTHING,
-        run_state: tuple[str, str] | None = None,
+        run_state: RunState | tuple[str, str] | None = None,
         answers: str = "",
         landed: Callable[[], None] | None = None,
     ) -> int:
@@ -272,9 +276,9 @@ class SqliteRuns(Runs):
                     answers = ""
                 ended = now if run_state[0] in FINAL else None
                 db.execute(
-                    "UPDATE runs SET state = ?, reason = ?, request = CASE request WHEN ? THEN '' ELSE request END, ended = ?,"
+                    "UPDATE runs SET state = ?, reason = ?, failure = ?, request = CASE request WHEN ? THEN '' ELSE request END, ended = ?,"
                     " claim = CASE WHEN ? THEN '' ELSE claim END WHERE id = ?",
-                    (*run_state, answers, ended, run_state[0] in LET_GO, run),
+                    (*RunState(*run_state), answers, ended, run_state[0] in LET_GO, run),
                 )
                 if ended is not None:
                     db.execute(
@@ -300,7 +304,7 @@ class SqliteRuns(Runs):
                     for n, move in enumerate(moves, first)
                 ],
             )
-            many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?)", steps)
+            many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?)", steps)
             many(
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 map(attempt_row, attempts),

@@ -69,6 +69,22 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX runs_by_age ON runs (created, id)",
         "CREATE INDEX attempts_by_step ON attempts (step, started)",
     ),
+    (
+        "ALTER TABLE runs ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE steps ADD COLUMN detail TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE outbox ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
+        "UPDATE steps SET detail = coalesce((SELECT json_extract(data, '$.detail') FROM events WHERE events.run = steps.run"
+        " AND subject = 'step' AND id = step AND after = 'FAILED' ORDER BY seq DESC LIMIT 1), '') WHERE state = 'FAILED'",
+        # Until then the reason of a run was a kind, a sentence, or nothing if a step had failed.
+        "UPDATE runs SET failure = CASE reason WHEN 'its worker is gone' THEN 'worker-gone' WHEN 'poison' THEN 'poison' WHEN 'points' THEN 'points'"
+        " WHEN '' THEN coalesce((SELECT CASE reason WHEN 'unplaced' THEN 'provisioning' ELSE reason END FROM steps WHERE run = runs.id"
+        " AND state = 'FAILED' ORDER BY step LIMIT 1), 'infrastructure') ELSE 'infrastructure' END WHERE state = 'FAILED'",
+        "UPDATE runs SET reason = coalesce((SELECT CASE detail WHEN '' THEN reason ELSE detail END FROM steps WHERE run = runs.id"
+        " AND state = 'FAILED' ORDER BY step LIMIT 1), '') WHERE state = 'FAILED' AND reason = ''",
+        "UPDATE outbox SET failure = CASE WHEN reason LIKE 'HTTP 410%' THEN 'gone' WHEN reason LIKE 'HTTP 5%' THEN 'server-error'"
+        " WHEN reason LIKE 'HTTP %' THEN 'refused' ELSE 'unreachable' END"
+        " WHERE reason <> ''",
+    ),
 )
 STORE = Kind(
     "recipe.db",

@@ -78,12 +78,7 @@ class RemoteCache:
 
     def unknown(self, node: Node, verdict: Verdict) -> list[str]:
         """The keys of a step that would run although another may have made what it makes; none when there is nothing to ask."""
-        if (
-            self._off
-            or verdict.answer != RUN
-            or verdict.key is None
-            or verdict.reasons == ("forced",)
-        ):
+        if self._off or verdict.answer != RUN or verdict.key is None or verdict.forced:
             return []
         if (
             not node.outputs

@@ -1,0 +1,1 @@
+"""What can be asked of runs: each operation once, for the command line, Python and the server."""

@@ -1,0 +1,232 @@
+"""Store a run for workers: its request checked, what it reads packed where they are of other machines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Final, NamedTuple
+
+from ..digest import of_value
+from ..errors import CannotRun, Invalid, Problem
+from ..execution.reporting import no_points, refused
+from ..execution.session import check_ids
+from ..execution.terms import (
+    Choice,
+    Settings,
+    asked,
+    limits_asked,
+    limits_of,
+    login,
+    lower,
+    new_id,
+    noted,
+)
+from ..planning.ids import bare
+from ..reports import sealing
+from ..storage.content.disk import delete
+from ..storage.content.files import Content
+from ..storage.records.runs import RunRow, Submitted
+from ..storage.remote.states import Lying
+from ..storage.workspace import Workspace
+from ..survey.survey import Request, compiled, storable
+from ..survey.templates import refuse_nodes
+
+PRIORITY: Final = 1_000_000
+"""How high the priority of a run may be, and how low below 0."""
+
+
+class Ticket(NamedTuple):
+    """When and where a submitted run is carried out."""
+
+    priority: int = 0
+    not_before: float | None = None  # seconds since the epoch
+    idempotency: str = (
+        ""  # the submitter's own name for the request: the same one again is the same run
+    )
+    labels: Mapping[str, str] = {}
+    user: str = ""  # for whom it is; empty: the login that submits it
+    run: str = ""  # the id of the new run; empty: one that is made now
+    reports_to: Mapping[
+        str, object
+    ] = {}  # who gets reports of the run beside the receivers of the settings: `webhooks`, `job`
+    reach: Sequence[str] | None = (
+        None  # hosts and buckets that the run may read, for one that a server took; None: whatever its address says
+    )
+    here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
+
+
+def submit(
+    ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: Ticket
+) -> Submitted:
+    """Store a run for workers: of this workspace where its runs are in its own file, else of any machine.
+
+    Raises NotFound, Invalid with every problem of its inputs, Infrastructure where the shared store cannot take what the workers need.
+    """
+    from ..language.library import find
+
+    _storable(ticket)
+    travels = ws.store.runs.shared and not ticket.here
+    if travels:
+        ws = ws.within(ws.root)
+        ws.asks_secrets = False
+    source = find(request.recipe, ws.root)
+    plan = compiled(ws, source, request, {})
+    check_ids(plan, choice, bare)  # which instances there are may be known only when it runs
+    refuse_nodes(ws, source, request, plan, plan.chosen(choice.only, choice.until), {})
+    limits = lower(plan.settings.limits, limits_asked(ws, settings))
+    data = {
+        "source": str(source),
+        "asked": asked(storable(ws, plan, request)),
+        **noted(choice, settings),
+        **limits_of(limits),
+    }
+    parcel = _parcel(ws, request, settings) if travels else HERE
+    data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
+    receivers = [sealing.without(ticket.reports_to)] if ticket.reports_to else []
+    body = of_value(
+        "body",
+        [data, *receivers, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)],
+    )
+    data |= {"labels": dict(ticket.labels), "body": body}
+    data |= ticket.reports_to
+    if opens := _sealed(ws):
+        data["opens"] = opens
+    if ticket.reach is not None:
+        data["reach"] = list(ticket.reach)
+    now = time.time()
+    row = RunRow(
+        ticket.run or new_id(),
+        plan.recipe,
+        plan.digest,
+        plan.inputs,
+        str(ws.root),
+        created=now,
+        data=data,
+    )
+    row = row._replace(
+        priority=ticket.priority,
+        due=max(now, ticket.not_before or now),
+        idempotency=ticket.idempotency,
+    )
+    row = row._replace(
+        user=ticket.user or login(ws.environ), bundle=parcel.digest, store=parcel.store
+    )
+    done = ws.store.runs.submit(row, bundle=parcel.data)
+    if words := no_points(ws, done.id):
+        raise refused(done.id, words)
+    return done
+
+
+def _storable(ticket: Ticket) -> None:
+    """Raises Invalid for what no database has a place for."""
+    words = (("user", ticket.user), ("key", ticket.idempotency))
+    problems = [
+        Problem("bad-value", f"the {name} of a run is text in UTF-8, without NUL")
+        for name, word in words
+        if not _is_text(word)
+    ]
+    if not -PRIORITY <= ticket.priority <= PRIORITY:
+        problems.append(
+            Problem(
+                "bad-value", f"the priority of a run is at least {-PRIORITY} and at most {PRIORITY}"
+            )
+        )
+    if problems:
+        raise Invalid(problems)
+
+
+def _is_text(word: str) -> bool:
+    try:
+        return b"\0" not in word.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def submit_again(
+    ws: Workspace, row: RunRow, choice: Choice, reach: Sequence[str] | None = None
+) -> Submitted:
+    """Store a finished run as a new one with the same bundle.  `reach`: the hosts and buckets that it may read; None: as before."""
+    now = time.time()
+    data = {**row.data, "choice": asdict(choice)}
+    if reach is not None:
+        data["reach"] = list(reach)
+    return ws.store.runs.submit(
+        row._replace(id=new_id(), data=data, created=now, due=now, idempotency="")
+    )
+
+
+def receivers_of(row: RunRow) -> Mapping[str, object]:
+    """Return the webhooks and the platform job of a run, which its retry keeps."""
+    return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}
+
+
+def _sealed(ws: Workspace) -> dict[str, str]:
+    """What opens the addresses of a request, as it is stored with the run.  Raises CannotRun without a key."""
+    if ws.addresses and not sealing.can_seal(ws.environ):
+        words = (
+            f"what opens {next(iter(ws.addresses))} is a secret, which is not stored without a key"
+        )
+        fix = f"give an address that the worker's own login opens (s3:// gs:// hf://), or make a key: {sealing.HOW}"
+        raise CannotRun(words, fix=fix)
+    return {
+        address: sealing.seal(opening, f"address {address}", ws.environ)
+        for address, opening in ws.addresses.items()
+    }
+
+
+class Parcel(NamedTuple):
+    """What a run takes along: its bundle, and the store that has the rest.  `data` is empty where the store has the bundle, too."""
+
+    digest: str = ""
+    data: bytes = b""
+    bound: Mapping[str, object] = {}
+    store: str = ""
+
+
+HERE: Final = Parcel()
+"""Of a run that is carried out in its own workspace."""
+
+
+def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
+    """Pack what the plan reads, and put into the shared store what is large.  Raises Invalid, Infrastructure."""
+    from ..survey import bundles
+
+    cache = ws.share(settings.store or None)
+    if cache is None:
+        raise Invalid([*_faults(ws, request), _NO_STORE])
+    packed = bundles.pack(ws, request, cache.remote.holds)
+    ws.save_cache()
+    cache.remote.mark()
+    lying = Lying(packed.contents)
+    for content in packed.contents:
+        cache.remote.put(content, lying)
+    if len(packed.data) <= bundles.MOST:
+        return Parcel(packed.digest, packed.data, packed.bound, cache.remote.url)
+    place = ws.home / "partial" / packed.digest
+    ws.write(place, packed.data)
+    try:
+        cache.remote.put(
+            Content(f"f:{packed.digest}"), Lying({Content(f"f:{packed.digest}"): str(place)})
+        )
+    finally:
+        delete(place)
+    return Parcel(packed.digest, b"", packed.bound, cache.remote.url)
+
+
+_NO_STORE: Final = Problem(
+    "no-store",
+    "workers of other machines get inputs and give results by a shared store, and none is named",
+    fix='name one: --store NAME, or `store = "NAME"` in recipe.toml; or give --here for a worker of this very folder',
+)
+
+
+def _faults(ws: Workspace, request: Request) -> Sequence[Problem]:
+    """What is wrong with a request for another machine, whatever the store has."""
+    from ..survey import bundles
+
+    try:
+        bundles.pack(ws, request)
+    except Invalid as error:
+        return error.problems
+    return ()
