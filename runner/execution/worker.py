@@ -270,20 +270,21 @@ def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
         ws.store.runs.requested(commits.run, commits.fence)
         ws.store.runs.release(commits.run, commits.fence)
         return "ACTIVE"
-    if report.state == "FAILED" and report.failures:
-        # The failure of the first step that failed is the run's.
-        first = report.failures[0]
-        return _closed(commits, RunState("FAILED", first.error, of_step(first.kind)))
+    failed = [each for each in report.failures if not each.allowed] or report.failures
+    if report.state == "FAILED" and failed:
+        # The run fails with the first step that did.
+        first = failed[0]
+        return _closed(commits, RunState("FAILED", first.error, of_step(first.kind)), first.id)
     return _closed(commits, RunState(report.state, why))
 
 
-def _closed(commits: GroupCommit, end: RunState) -> str:
+def _closed(commits: GroupCommit, end: RunState, step: str = "") -> str:
     """Store the state in which a run ends, and answer it: a cancel of the last moment wins over any other."""
     while True:
         if end.state in ("CANCELLED", "PAUSED"):
             words = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, end.reason)
             end = end._replace(reason=words)
-        data = {"failure": end.failure} if end.failure else {}
+        data = {"failure": end.failure, "step": step} if end.failure else {}
         commits.move(Move("run", commits.run, "ACTIVE", end.state, end.reason, data))
         try:
             commits.flush()

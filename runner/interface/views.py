@@ -5,13 +5,16 @@ Texts are as they are stored: who shows them to strangers takes the folders of t
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypeVar
 
 from ..execution.terms import settings_of_run
+from ..language.values import is_number
 from ..planning.ids import bare
+from ..planning.run_view import Standing, Training, progress_of
 from ..planning.schedule import word
 from ..storage.content.files import Content
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
@@ -19,8 +22,10 @@ from ..storage.records.runs import FINAL, STEP_FINAL, AttemptRow, Event, RunRow
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.run_graph import RunGraph
-from .reported import links
+from .reported import links, reported
 
+TRAININGS = 8
+"""Running steps whose numbers are read for the progress of a run."""
 HIDDEN = ("log", "metrics", "env_files", "secrets", "offered", "generation")
 """What events hold for workers alone."""
 
@@ -153,40 +158,33 @@ def _graph(graph: RunGraph | None) -> list[Facts]:
 def _progress(
     ws: Workspace, row: RunRow, graph: RunGraph | None, states: Mapping[str, str]
 ) -> Facts:
-    """How many steps are over, and how long the others took before."""
-    fresh = row.data.get("fresh")
-    over = sum(state in STEP_FINAL for state in states.values()) + (
-        len(graph.fresh) if graph is not None else fresh if isinstance(fresh, int) else 0
-    )
-    total = (
-        max(sum(graph.instances.values()), over)
-        if graph is not None
-        else over
-        if row.state in FINAL
-        else None
-    )
+    """How far a run is."""
+    total = sum(graph.instances.values()) if graph is not None else None
+    standing = Standing(row.state, states, graph.fresh if graph is not None else (), total)
     if row.state in FINAL:
-        return {
-            "step": over,
-            "total": total,
-            "percent": 100.0 if row.state == "COMPLETED" else _percent(over, total),
-            "eta": 0.0,
-        }
+        # A run of an early version, whose graph was not kept, has no steps but these.
+        return progress_of(standing._replace(total=total or len(states)))._asdict()
+    begun, now = ws.store.runs.begun(row.id), time.time()
     waiting = [id for id, state in states.items() if state not in STEP_FINAL]
-    expected = ws.store.index.expected(row.recipe, waiting)
-    known = (
-        all(id in expected for id in waiting) and total is not None and over + len(waiting) >= total
-    )
-    return {
-        "step": over,
-        "total": total,
-        "percent": _percent(over, total),
-        "eta": sum(expected.values()) if known else None,
-    }
+    running = [id for id in waiting if states[id] == "RUNNING"]
+    return progress_of(
+        standing._replace(
+            expected=ws.store.index.expected(row.recipe, waiting),
+            elapsed={id: max(0.0, now - begun[id]) for id in running if id in begun},
+            trainings=_trainings(ws, row.id, running),
+        )
+    )._asdict()
 
 
-def _percent(over: int, total: int | None) -> float | None:
-    return round(100 * over / total, 1) if total else None
+def _trainings(ws: Workspace, run: str, running: Sequence[str]) -> dict[str, Training]:
+    """What the first steps that run reported last, as the agent of their host counts it."""
+    found = {}
+    for id in running[:TRAININGS]:
+        for point in reported(ws, run, id, 0, "machine"):
+            step, total, eta = (point.values.get(name) for name in ("step", "total", "eta"))
+            if is_number(step) and is_number(total):
+                found[id] = Training(step, total, float(eta) if is_number(eta) else None)
+    return found
 
 
 def outputs(ws: Workspace, row: RunRow) -> list[Facts]:

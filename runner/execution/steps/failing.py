@@ -12,6 +12,7 @@ from ...errors import RecipeError
 from ...hosts.place.capacity import SOONEST_LOOK
 from ...hosts.place.place import Place
 from ...planning.judge import NOTHING
+from ...planning.plan import ALLOW_FAILURE
 from ...planning.schedule import BUSY, Outcome, State
 from .adjusting import smaller
 from .groups import with_data
@@ -66,6 +67,7 @@ def fail(
                 left,
                 reason,
                 text(error or words or reason),
+                bool(work.plan.nodes[work.plan.index[id]].flags & ALLOW_FAILURE),
             )
         )
 

@@ -62,6 +62,7 @@ class Failure(NamedTuple):
     left: str = ""  # the directory of what it wrote, if it wrote anything
     kind: str = "exit"  # as it is stored
     error: str = ""  # the error itself, if the log shows it, else how it ended
+    allowed: bool = False  # the run may complete without it
 
     @property
     def began(self) -> bool:

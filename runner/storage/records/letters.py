@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
-from ...failures import RunFailure, StepFailure, of_step
+from ...failures import RunFailure, StepFailure
 from ...language.values import is_number
 from .links import recorded
 from .outbox import Letter
@@ -54,8 +54,6 @@ _ALSO: Final = {
     "gpu_memory_allocated_gb": ("memory_gb",),
 }
 """What trainers call them."""
-_LOOKED_AT: Final = 50
-"""Events before the end of a run among which the one that failed it is looked for."""
 LOCAL: Final = "/api/training/local"
 _SOON: Final = 1e11
 """Seconds since the epoch that no trainer means: the year 5138."""
@@ -91,6 +89,12 @@ class Failed(NamedTuple):
 
 
 NO_FAILURE: Final = Failed()
+
+
+def failure_of(event: Event) -> Failed:
+    """Return why a run failed, as the move that ended it says."""
+    kind, step = (str(event.data.get(name, "")) for name in ("failure", "step"))
+    return Failed(kind, event.reason, step)
 
 
 def moment(at: float) -> str:
@@ -131,7 +135,7 @@ class Letters:
         return [letter for event in events for letter in self._of(self._runs.get(event.run), event)]
 
     def _of(self, run: RunRow, event: Event) -> list[Letter]:
-        failed = self._failure(event) if event.after == "FAILED" else NO_FAILURE
+        failed = failure_of(event) if event.after == "FAILED" else NO_FAILURE
         if event.after == "ACTIVE":
             self._began.setdefault(run.id, event.at)
         data: dict[str, object] = {
@@ -343,16 +347,6 @@ class Letters:
 
     def _local(self, job: Job, what: str) -> str:
         return f"{self.backend.rstrip('/')}{LOCAL}/{quote(job.id, safe='')}/{what}"
-
-    def _failure(self, event: Event) -> Failed:
-        """What failed a run, as the move that ended it says, and the step of the same words."""
-        kind = str(event.data.get("failure", ""))
-        for each in self._runs.events(event.run, max(0, event.seq - _LOOKED_AT)):
-            if each.subject != "step" or each.after != "FAILED" or of_step(each.reason) != kind:
-                continue
-            words = str(each.data.get("error") or each.data.get("detail") or each.reason)
-            return Failed(kind, words, each.id)
-        return Failed(kind, event.reason)
 
 
 def _progress(numbers: Numbers, state: str) -> dict[str, object]:

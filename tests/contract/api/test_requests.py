@@ -79,6 +79,12 @@ class Runs:
         """A request has moved the run that stood so."""
         del self._unspoilt[how]
 
+    def end_queued(self, run: str) -> None:
+        """Cancel a run that waits for a worker: one without a label would be taken by the next of any test."""
+        with self.workspace() as ws:
+            if ws.store.runs.get(run).state == "QUEUED":
+                requests.cancel(ws, run)
+
     def name_of(self, run: str) -> str:
         with self.workspace() as ws:
             return ws.store.runs.get(run).recipe.partition("@")[0]
@@ -336,6 +342,7 @@ def test_a_request_has_one_outcome_on_every_front(
             assert answer == Answer(run, state)
             assert made.state(run) == state and not made.request(run)
             made.spoil(standing)
+            made.end_queued(run)
         case Asked(state):
             assert answer == Answer(run, "ACTIVE", done=False)
             made.spoil(standing)
