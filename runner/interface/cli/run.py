@@ -17,6 +17,7 @@ from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
 from ...planning.ids import stored
+from ...survey.empty_globs import empty_warnings
 from ...survey.templates import refuse_unrenderable
 from ..pairs import filters
 from ..tail import named, shown, span
@@ -413,6 +414,10 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         )
     else:
         print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
+        if not args.quiet:
+            print(
+                "".join(f"warning: {named(each)}\n" for each in empty_warnings(ws, found)), end=""
+            )
         _print_findings(verdict, found, args)
         print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
         if isinstance(args.out, str):
@@ -572,6 +577,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
         "inputs": found.plan.inputs,
         "steps": steps,
         "pending": pending,
+        "warnings": empty_warnings(ws, found),
     }
 
 
