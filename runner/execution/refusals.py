@@ -15,7 +15,6 @@ from ..storage.workspace import Workspace
 from ..survey.empty_globs import empty_globs
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
-from ..survey.templates import refuse_unrenderable
 from .terms import Listener, Settings
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ SPARE: Final = 600.0
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
+    from ..survey.templates import refuse_unrenderable
+
     refuse_unrenderable(ws, found)
     wrong, gone, unset, unread = [], [], list[str](), list[str]()
     specs, env_files = found.plan.specs(), EnvFiles(ws.own)

@@ -18,7 +18,6 @@ from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
 from ...planning.ids import stored
 from ...survey.empty_globs import empty_warnings
-from ...survey.templates import refuse_unrenderable
 from ..pairs import filters
 from ..tail import named, shown, span
 from .chosen import answers, begun, in_all
@@ -196,6 +195,8 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
     """Run it, or say what would be done, as the flags ask; the exit code.  `more`: as for `carried_out`."""
     choice = choice_of(args)
     if args.verb == "plan" or args.dry_run:
+        from ...survey.templates import refuse_unrenderable
+
         found = look(ws, request, choice)
         refuse_unrenderable(ws, found)
         _print_plan(ws, found, args)
