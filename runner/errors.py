@@ -141,4 +141,22 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that `word` may be a misspelling of, or an empty string."""
     from difflib import get_close_matches
 
-    return "".join(get_close_matches(word, list(known), n=1, cutoff=0.6))
+    candidates = list(known)
+    found = get_close_matches(word, candidates, n=3, cutoff=0.6)
+    return next((each for each in found if _alike(word, each)), "")
+
+
+def _alike(word: str, other: str) -> bool:
+    """Whether two words are alike in what tells them apart: `steps.trian` and `steps.e`, `./nope.yaml` and `./p2.yaml` are not."""
+    import re
+    from difflib import SequenceMatcher
+
+    one, two = (re.split(r"[./@\[\]]+", each) for each in (word, other))
+    while one and two and one[0] == two[0]:
+        one, two = one[1:], two[1:]
+    while one and two and one[-1] == two[-1]:
+        one, two = one[:-1], two[:-1]
+    left, right = ".".join(one), ".".join(two)
+    if not left or not right:  # one goes on where the other ends
+        return True
+    return SequenceMatcher(None, left, right).ratio() >= 0.6

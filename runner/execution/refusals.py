@@ -12,9 +12,9 @@ from ..planning.judge import RESTORE
 from ..planning.step import TEMPORARY, ResourceSpec, StepSpec
 from ..secrets import tokenlike
 from ..storage.workspace import Workspace
+from ..survey.empty_globs import empty_globs
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
-from ..survey.templates import refuse_unrenderable
 from .terms import Listener, Settings
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ SPARE: Final = 600.0
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     """Refuse what cannot work here, before anything starts: every reason at once."""
+    from ..survey.templates import refuse_unrenderable
+
     refuse_unrenderable(ws, found)
     wrong, gone, unset, unread = [], [], list[str](), list[str]()
     specs, env_files = found.plan.specs(), EnvFiles(ws.own)
@@ -51,6 +53,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         unset += faults(id, spec, ws.environ)
         unread += env_files.faults(spec.env_files)
     gone += _gone_ahead(ws, found)
+    gone += [
+        f"{each.step} needs {each.pattern}, which {each.refused}"
+        for each in empty_globs(ws, found)
+        if each.refused
+    ]
     if problems := [*_too_many(ws, found), *_headless(ws, found, settings)]:
         raise Invalid(problems)
     clashes = [] if settings.overwrite else found.conflicts

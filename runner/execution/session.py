@@ -16,6 +16,7 @@ from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..storage.content.files import Content
 from ..storage.records.runs import Wanted
 from ..storage.workspace import Workspace
+from ..survey.empty_globs import empty_warnings
 from ..survey.survey import Request, Survey, survey
 from .refusals import check, preflight
 from .reporting import delivering, no_points, refused
@@ -207,7 +208,13 @@ def _nothing_to_do(
         from . import resume
 
         resume.close_finished(ws, found, left)
-    summary = Summary("COMPLETED", {"FRESH": fresh}, since.seconds, results=results(ws, found))
+    summary = Summary(
+        "COMPLETED",
+        {"FRESH": fresh},
+        since.seconds,
+        results=results(ws, found),
+        warnings=empty_warnings(ws, found),
+    )
     listener.end(summary)
     return summary
 

@@ -112,6 +112,7 @@ class Summary(NamedTuple):
     run: str = ""
     interrupted: bool = False
     left_running: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 class Listener(Protocol):

@@ -32,6 +32,7 @@ from ..storage.content.files import no_space
 from ..storage.records.runs import Requested, RunState
 from ..storage.workspace import Workspace
 from ..survey import run_graph
+from ..survey.empty_globs import empty_warnings
 from ..survey.input_manifests import remember
 from ..survey.survey import Survey
 from . import takeover, uploading
@@ -159,7 +160,15 @@ def _work(ours: Assignment) -> Summary | None:
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.todo)}
     summary = Summary(
-        state, counts, ours.since.seconds, report.failures, made, run, interrupted, report.abandoned
+        state,
+        counts,
+        ours.since.seconds,
+        report.failures,
+        made,
+        run,
+        interrupted,
+        report.abandoned,
+        empty_warnings(ws, found) if report.state == "COMPLETED" else (),
     )
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)

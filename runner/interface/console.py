@@ -157,6 +157,7 @@ class JsonLines(_Hears):
                 "seconds": round(summary.seconds, 3),
                 "failed": failed,
                 "left_running": list(summary.left_running),
+                "warnings": list(summary.warnings),
                 "results": [{"name": name, "path": path} for name, path in summary.results],
             }
         )
@@ -618,7 +619,7 @@ class _Story:
         counts = summary.counts
         total = sum(counts.values()) or self.total
         steps = f"{total} step{'' if total == 1 else 's'}"
-        lines: list[Line] = []
+        lines: list[Line] = [(f"warning: {named(each)}", "odd") for each in summary.warnings]
         if summary.left_running:
             left = ", ".join(map(named, islice(summary.left_running, _REPORTS)))
             lines.append((f"left running: {left} (the next run takes over what they make)", "odd"))

@@ -111,9 +111,9 @@ def find(name: str, workspace: Path) -> Path:
         versions |= {(entry.name, entry.version): entry.path for entry in brought}
         known = sorted(entry.version for entry in mine)
     if not known:
-        names = {other for other, _ in versions}
+        names = {f"{other}@{number}" if at else other for other, number in versions}
         near = (
-            did_you_mean(word, names)
+            did_you_mean(name, names)
             or _beside(name, workspace)
             or "`recipe list` shows what there is; a recipe of your own is given by its path, ./NAME.yaml"
         )

@@ -6,6 +6,7 @@ What needs a plan (edges, cycles of steps, output paths as rendered, names insid
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def load(path: Path) -> Recipe:
 
 def recipe(document: Document, *, sound: bool = False) -> Recipe:
     """The recipe that `document` holds; `sound`: the schema is known to find nothing in it.  Raises Invalid with every problem."""
+    result, problems = tried(document, sound=sound)
+    if problems:
+        raise Invalid(problems)
+    return result
+
+
+def tried(document: Document, *, sound: bool = False) -> tuple[Recipe, list[Problem]]:
+    """What can be read of a document, which is `partial` where there are problems, and every problem."""
     value: object = document.value
     found = [] if sound else schema.faults(value)
     problems = [schema.located(document, fault) for fault in found]
@@ -38,8 +47,8 @@ def recipe(document: Document, *, sound: bool = False) -> Recipe:
     result = _read(source)
     problems += source.problems
     if problems:
-        raise Invalid(sorted(problems, key=_place))
-    return result
+        result = replace(result, partial=True)
+    return result, sorted(problems, key=_place)
 
 
 def _place(problem: Problem) -> tuple[int, int]:
@@ -51,16 +60,14 @@ def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
     value = _without(value, [fault.path for fault in faults if fault.path])
     if not isinstance(value, dict) or len(faults) >= schema.MANY:
         return {}
-    while again := [
-        fault for fault in schema.faults(value) if fault.path
-    ]:  # a fault of the whole is only a missing key
+    depth = 3  # first without a key of a step or input, then without all of it
+    # A fault of the whole is only a missing key.
+    while again := [fault for fault in schema.faults(value) if fault.path]:
+        parts = ("steps", "inputs", "presets")
         value = _without(
-            value,
-            [
-                fault.path[: 2 if fault.path[0] in ("steps", "inputs", "presets") else 1]
-                for fault in again
-            ],
+            value, [fault.path[: depth if fault.path[0] in parts else 1] for fault in again]
         )
+        depth = 2
     return value
 
 

@@ -95,6 +95,7 @@ class Glob:
 
     pattern: str
     exclude: tuple[str, ...]
+    allow_empty: bool | None = None  # true: nothing may match; false: that is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +201,7 @@ class Step:
     python: Python | None = None
     resources: Resources = Resources()
     nodes: int | str | None = None
-    matrix: Mapping[str, Tree] | None = (
-        None  # axis -> list | template | {"glob": pattern, "exclude": [patterns]}
-    )
+    matrix: Mapping[str, Tree] | None = None  # axis -> list | template | a mapping with "glob"
     allow_failure: bool = False
     when: Leaf = None
     retries: int = 0  # task failures
@@ -273,6 +272,7 @@ class Recipe:
     secrets: tuple[str, ...] = ()
     code: tuple[str | Glob | GitCode | AutoCode, ...] = ()
     home: str = ""  # where the paths of its code and locks begin: the root of its workspace, or, empty, the folder of its file
+    partial: bool = False  # parts with mistakes are left out
     folder: str = ""  # of its file, from there: where paths with ./ or ../ in front begin
 
     @property

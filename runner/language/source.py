@@ -164,7 +164,9 @@ _OTHER_LOCKS = (
 
 
 def path_or_glob(item: Any) -> str | Glob:
-    return item if isinstance(item, str) else Glob(item["glob"], tuple(item.get("exclude", ())))
+    if isinstance(item, str):
+        return item
+    return Glob(item["glob"], tuple(item.get("exclude", ())), item.get("allow_empty"))
 
 
 def env_files(raw: Mapping[str, Any]) -> tuple[str, ...]:

@@ -97,6 +97,8 @@ def assemble(
             for d in sketch.ghosts
             if not d.flags & SKIP
         ],
+        empty=sketch.empty,
+        globs=[(step, text, allowed) for (step, text), allowed in sketch.globs.items()],
     )
 
 

@@ -19,6 +19,7 @@ from .drafts import PathValue, Results, Scope, Sketch, plain_value
 from .mentions import excluded
 from .path_rules import WORKSPACE
 from .plan import Pending
+from .trial import Scene, never
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step
@@ -154,6 +155,8 @@ class Axes:
                 if match not in self.left_out and not excluded(match, exclude)
             ]
             self.found |= dict.fromkeys(matches, Found(scope.recipe, axis, where))
+            if not matches:
+                self._empty(scope, step, given, text, where)
             return [PathValue(match, "dep", match) for match in matches]
         id, output, below, path = maker
         if id in scope.pending and scope.recipe.steps[id].matrix is None:
@@ -174,11 +177,27 @@ class Axes:
                 Pending(f"{scope.prefix}{step.id}", producer.id, output, below)
             )
             return None
+        below_it = [match for match in known if not excluded(f"{path}/{match}", exclude)]
+        if not below_it:
+            self._empty(scope, step, given, text, where)
         return [
-            PathValue(f"{path}/{match}", "below", (producer, output, match))
-            for match in known
-            if not excluded(f"{path}/{match}", exclude)
+            PathValue(f"{path}/{match}", "below", (producer, output, match)) for match in below_it
         ]
+
+    def _empty(
+        self, scope: Scope, step: Step, given: Mapping[str, Any], pattern: str, where: Where
+    ) -> None:
+        """Note an axis without a value, which may be meant, or refused."""
+        if never(step.when, Scene({"inputs": scope.inputs})):
+            return
+        allowed = given.get("allow_empty")
+        id = f"{scope.prefix}{step.id}"
+        if allowed is False:
+            message = f'nothing matches "{pattern}": {id} would have no instance'
+            fix = "correct the pattern, or say `allow_empty: true`"
+            self.sketch.problem(scope.recipe, "empty-glob", message, where, fix=fix)
+        elif allowed is None and (id, pattern) not in self.sketch.empty:
+            self.sketch.empty.append((id, pattern))
 
 
 def instance_id(scope: Scope, id: str, combination: Mapping[str, Any]) -> str:

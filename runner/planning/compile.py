@@ -722,6 +722,11 @@ class _Compiler:
                 draft.upstream[name] = (*made[name], "")
             if draft.ghost and _makers(scope.recipe, scope.pending, [path]):
                 continue  # what another step that waits will make
+            allowed = None if isinstance(dep, str) else dep.allow_empty
+            if pattern and not makers and not allowed and not draft.flags & SKIP:
+                self.sketch.globs[f"{draft.prefix}{step.id}", spelled(path, exclude)] = allowed
+            if draft.ghost and allowed:
+                continue
             if not makers or pattern:
                 draft.deps.append(spelled(path, exclude))
 

@@ -167,6 +167,10 @@ class Sketch:
         self.drafts: list[Draft] = []
         self.ghosts: list[Draft] = []  # one for each step that waits, to see what is wrong with it
         self.scopes: list[Scope] = []
+        self.empty: list[tuple[str, str]] = []  # step and pattern: axes without a value
+        self.globs: dict[
+            tuple[str, str], bool | None
+        ] = {}  # step and pattern, in `deps`: its `allow_empty`
         self.problems: list[Problem] = []
         self.wrong: set[tuple[str, Where]] = set()  # the recipe and place of each problem
         self.pending: list[Pending] = []
@@ -218,6 +222,9 @@ class Sketch:
     def unknown(
         self, scope: Scope, name: str, known: list[str], where: Where, ref: Reference
     ) -> None:
+        if scope.recipe.partial and _left_out(scope.recipe, ref.path, where):
+            self.wrong.add((scope.recipe.id, where))  # it has a problem of its own
+            return
         fix = did_you_mean(name, known) or (
             f"known here: {', '.join(sorted(known)[:8])}" if known else ""
         )
@@ -348,6 +355,24 @@ class Sketch:
             scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref
         )
         return False
+
+
+def _left_out(recipe: Recipe, path: tuple[str, ...], where: Where) -> bool:
+    """Whether a name is in the document of a recipe that could be read in part only."""
+    written: Any = recipe.document.value
+    root, *names = path
+    if root not in ("inputs", "steps") and where[:1] == ("steps",):
+        written = written["steps"][where[1]]
+    for name in (root, *names[:1]):
+        if not isinstance(written, Mapping):
+            return True
+        if name not in written:
+            return False
+        written = written[name]
+    if root != "steps" or len(names) < 2:
+        return True
+    outputs = written.get("outputs") if isinstance(written, Mapping) else None
+    return not isinstance(outputs, Mapping) or names[1] in outputs
 
 
 def _shown(value: Any) -> str:

@@ -262,6 +262,11 @@ def spelled(pattern: str, exclude: Iterable[str]) -> str:
     return "\0".join((pattern, *exclude))
 
 
+def fixed_folder(pattern: str) -> str:
+    """The folder of a pattern in front of its first wildcard; empty where it begins with one."""
+    return re.split(r"[*?[]", pattern, maxsplit=1)[0].rpartition("/")[0]
+
+
 def unspelled(text: str) -> tuple[str, list[str]]:
     """The pattern of a glob and what it excludes."""
     pattern, *exclude = text.split("\0")

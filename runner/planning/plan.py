@@ -91,6 +91,10 @@ class Plan:
     specs: Callable[[], list[StepSpec]]
     settings: RunSettings
     ahead: list[Ahead] = field(default_factory=list)  # one for each step that waits
+    empty: list[tuple[str, str]] = field(default_factory=list)
+    """Step and pattern of each axis that nothing matches, unless that is allowed."""
+    globs: list[tuple[str, str, bool | None]] = field(default_factory=list)
+    """Step, pattern and `allow_empty` of each glob of `deps` that no step makes a match of."""
     _index: dict[str, int] | None = None
 
     @property
@@ -217,6 +221,8 @@ class Plan:
             self.inputs,
             self.settings,
             self.ahead,
+            self.empty,
+            self.globs,
         ]
         encode = json.JSONEncoder(separators=(",", ":")).encode
         yield encode(head) + "\n["
@@ -227,9 +233,20 @@ class Plan:
     @staticmethod
     def load(text: str) -> Plan:
         head, _, rest = text.partition("\n")
-        recipe, digest, homes, nodes, publish, pending, waiting, inputs, settings, ahead = (
-            json.loads(head)
-        )
+        (
+            recipe,
+            digest,
+            homes,
+            nodes,
+            publish,
+            pending,
+            waiting,
+            inputs,
+            settings,
+            ahead,
+            empty,
+            globs,
+        ) = json.loads(head)
         cell: list[list[StepSpec]] = []
 
         def specs() -> list[StepSpec]:
@@ -254,6 +271,8 @@ class Plan:
                 Ahead(step, home, [Source._make(row) for row in takes], deps, code)
                 for step, home, takes, deps, code in ahead
             ],
+            [(step, pattern) for step, pattern in empty],
+            [(step, pattern, allowed) for step, pattern, allowed in globs],
         )
 
 

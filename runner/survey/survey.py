@@ -621,7 +621,11 @@ class Folders:
         """What `glob` finds, `**` included, sorted."""
         folder, name = os.path.split(pattern)
         if glob.has_magic(folder) or not glob.has_magic(name) or name == "**":
-            return sorted(glob.glob(pattern, root_dir=self._root, recursive=True))
+            matches = glob.glob(pattern, root_dir=self._root, recursive=True)
+            # `nope/**` matches `nope/`, whether that is there or not.
+            return sorted(
+                each for each in matches if each[-1] != "/" or os.path.isdir(self._root / each)
+            )
         if folder not in self._names:
             try:
                 self._names[folder] = sorted(os.listdir(self._root / folder))

@@ -22,6 +22,7 @@ from ..planning.assemble import once
 from ..planning.beforehand import Trial
 from ..planning.compile import compile_plan
 from . import code_warnings
+from .absent_files import absent_files
 from .imports import syntax_of
 from .survey import Globs, load_used, placed
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from ..language.document import Document
 
 # Problems that may come from the values: the others are in the text of the recipe.
+_OF_TEXT = frozenset({"template", "unknown-name", "secret", "late-name", "path-escape"})
+"""Problems of one text, whatever is wrong elsewhere."""
 _OF_VALUES = frozenset({"template", "when", "matrix-axis", "two-makers", "path-escape", "output"})
 
 
@@ -37,12 +40,11 @@ def problems(
 ) -> list[Problem]:
     """Every error and warning.  `given` are inputs as on the command line; `root` is the workspace, and `source` the file of a recipe of its own."""
     found = list(document.warnings)
-    try:
-        recipe = parse.recipe(document)
-    except Invalid as error:
-        return [*found, *error.problems]
+    recipe, wrong = parse.tried(document)
     if source is not None:
         recipe = placed(recipe, source, root)
+    if wrong:
+        return list(once([*found, *wrong, *_of_the_rest(recipe, root, given)]))
     found += _scripts(recipe)
     found += unread.warnings(recipe)
     found += code_warnings.warnings(recipe, syntax_of)
@@ -53,7 +55,21 @@ def problems(
         return [*found, *error.problems]
     for preset in (None, *recipe.presets):
         found += _meaning(recipe, used, root, given, preset)
+    found += absent_files(recipe, root)
     return list(dict.fromkeys(found))
+
+
+def _of_the_rest(recipe: Recipe, root: Path, given: Mapping[str, str]) -> list[Problem]:
+    """What is wrong with the parts of a recipe that could be read, as far as it does not come from the others."""
+    used: dict[str, Recipe] = {}
+    found = list(_scripts(recipe))
+    try:
+        load_used(root, recipe, used, {})
+    except Invalid as error:
+        found += error.problems
+    known = {name: value for name, value in given.items() if name in recipe.inputs}
+    rest = _meaning(recipe, used, root, known, None)
+    return list(dict.fromkeys([*found, *(each for each in rest if each.code in _OF_TEXT)]))
 
 
 def read(data: bytes, name: str, root: Path, given: Mapping[str, str]) -> list[Problem]:
@@ -174,13 +190,18 @@ def _bound(
         for spec in missing
     }
     recipe = replace(recipe, inputs={**recipe.inputs, **free})
+    bound, wrong = inputs.tried(recipe, values, preset=preset)
     names = [spec.name for spec in missing]
-    trial = Trial(made_up=names, given={*given, *chosen}, all_values=preset is None)
+    for n, spec in enumerate(recipe.inputs.values()):
+        if spec.type != "secret" and spec.name not in bound:  # its own problem hides no other
+            bound[spec.name] = _made_up(spec, n, turn)
+            names.append(spec.name)
+    trial = Trial(made_up=names, given={*given, *chosen} - {*names}, all_values=preset is None)
     found: list[Problem] = []
     try:
         compile_plan(
             recipe,
-            inputs.bind(recipe, values, preset=preset),
+            bound,
             digest=of_value("validate", [recipe.id]),
             used=used,
             globs=Globs(root, {}),
@@ -191,6 +212,8 @@ def _bound(
         )
     except Invalid as error:
         found = list(error.problems)
+    if wrong:
+        found = [*wrong, *(problem for problem in found if problem.code in _OF_TEXT)]
     return _Judged(found, trial.problems + unread.refused(recipe, given, preset), names)
 
 

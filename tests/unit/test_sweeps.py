@@ -26,7 +26,8 @@ presets:
 limits: {cost: 5 USD, time: 1h}
 steps:
   train:
-    run: [echo]
+    run: [echo, "{{ inputs.lr }}", "{{ inputs.rank }}", "{{ inputs.base }}", "{{ inputs.betas }}", "{{ inputs.extra.a }}", "{{ inputs.data }}"]
+    secrets: [token]
     outputs: {model: m.txt}
     metrics: {pattern: "loss (?P<loss>[0-9.]+) (?P<accuracy>[0-9.]+)"}
 outputs: {model: "{{ steps.train.model }}"}

@@ -17,7 +17,7 @@ from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
 from ...planning.ids import stored
-from ...survey.templates import refuse_unrenderable
+from ...survey.empty_globs import empty_warnings
 from ..pairs import filters
 from ..tail import named, shown, span
 from .chosen import answers, begun, in_all
@@ -220,6 +220,8 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
     """Run it, or say what would be done, as the flags ask; the exit code.  `more`: as for `carried_out`."""
     choice = choice_of(args)
     if args.verb == "plan" or args.dry_run:
+        from ...survey.templates import refuse_unrenderable
+
         found = look(ws, request, choice)
         refuse_unrenderable(ws, found)
         _print_plan(ws, found, args)
@@ -438,6 +440,10 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         )
     else:
         print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
+        if not args.quiet:
+            print(
+                "".join(f"warning: {named(each)}\n" for each in empty_warnings(ws, found)), end=""
+            )
         _print_findings(verdict, found, args)
         print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
         if isinstance(args.out, str):
@@ -597,6 +603,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
         "inputs": found.plan.inputs,
         "steps": steps,
         "pending": pending,
+        "warnings": empty_warnings(ws, found),
     }
 
 

@@ -1,0 +1,93 @@
+"""Find files that `code` and `deps` of a recipe name and that are neither there nor made by a step.  Opens nothing."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..language.recipe import AutoCode, GitCode, Glob
+from ..paths import escapes, heads
+from ..planning.mentions import fixed_folder, is_glob, may_make, spelled, steps_of
+from . import code_files
+
+if TYPE_CHECKING:
+    from ..errors import Problem
+    from ..language.recipe import Recipe, Step
+    from ..language.values import Where
+
+
+def absent_files(recipe: Recipe, root: Path) -> Iterator[Problem]:
+    """A problem for each file that is not there, of the steps that run unless an input says otherwise."""
+    base = recipe.home or os.path.dirname(recipe.document.name) or "."
+    skipped = _perhaps_skipped(recipe)
+    steps = [step for step in recipe.steps.values() if step.id not in skipped]
+    if any(step.code is None and (step.run or step.accelerate) for step in steps):
+        yield from _code(recipe, recipe.code, (), base)
+    for step in steps:
+        yield from _code(recipe, step.code or (), step.origin, base)
+        yield from _deps(recipe, step, root)
+
+
+def _perhaps_skipped(recipe: Recipe) -> set[str]:
+    """The steps with a `when`, and those that need one of them."""
+    found = {step.id for step in recipe.steps.values() if step.when is not None}
+    while True:
+        more = {
+            step.id
+            for step in recipe.steps.values()
+            if step.id not in found and not found.isdisjoint(steps_of(step))
+        }
+        if not more:
+            return found
+        found |= more
+
+
+def _code(
+    recipe: Recipe, code: tuple[str | Glob | GitCode | AutoCode, ...], origin: Where, base: str
+) -> Iterator[Problem]:
+    for n, item in enumerate(code):
+        if isinstance(item, (GitCode, AutoCode)):
+            continue
+        pattern = item if isinstance(item, str) else item.pattern
+        exclude = () if isinstance(item, str) else item.exclude
+        if escapes(pattern) or code_files.matches(base, spelled(pattern, exclude)):
+            continue
+        where = (*origin, "code", n) if isinstance(item, str) else (*origin, "code", n, "glob")
+        yield _absent(recipe, f'"{pattern}" in `code` matches no file', where, base)
+
+
+def _deps(recipe: Recipe, step: Step, root: Path) -> Iterator[Problem]:
+    for n, dep in enumerate(step.deps):
+        path = dep if isinstance(dep, str) else dep.pattern
+        if "{{" in path or escapes(path) or _may_be_made(recipe, path):
+            continue
+        folder = posixpath.normpath(path)
+        if is_glob(path) or not isinstance(dep, str):
+            if not isinstance(dep, str) and dep.allow_empty:
+                continue
+            folder = fixed_folder(path)
+        if folder and not os.path.lexists(root / folder):
+            where = (*step.origin, "deps", n)
+            where = where if isinstance(dep, str) else (*where, "glob")
+            yield _absent(recipe, f'"{folder}" in `deps` does not exist', where, str(root))
+
+
+def _may_be_made(recipe: Recipe, path: str) -> bool:
+    """Whether a step may make what a path names, or something there, as far as text tells."""
+    top = heads(posixpath.normpath(path))[-1]
+    if top in recipe.steps and recipe.steps[top].uses:
+        return True
+    folder = fixed_folder(path) if is_glob(path) else ""
+    return any(
+        may_make(output.path, path) or (folder and output.path.startswith(f"{folder}/"))
+        for step in recipe.steps.values()
+        for output in step.outputs
+    )
+
+
+def _absent(recipe: Recipe, message: str, where: Where, base: str) -> Problem:
+    fix = f"correct its name: it begins at {base}, one with ./ or ../ at the recipe file"
+    return recipe.document.problem("no-such-file", message, where, fix=fix)

@@ -1,0 +1,62 @@
+"""Globs that nothing matches: a typing error in one would give a product of nothing, in silence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..planning.ids import bare
+from ..planning.mentions import fixed_folder, unspelled
+from ..planning.plan import SKIP
+
+if TYPE_CHECKING:
+    from ..storage.workspace import Workspace
+    from .survey import Survey
+
+
+class EmptyGlob(NamedTuple):
+    """A pattern that nothing matches."""
+
+    step: str
+    pattern: str
+    axis: bool  # of a matrix, whose step has no instance
+    refused: str  # why no run may begin; empty where it is only worth a warning
+
+    @property
+    def warning(self) -> str:
+        """What to tell, and what to do."""
+        result = ", so it has no instance" if self.axis else ""
+        fix = "correct the pattern, or say `{glob: …, allow_empty: true}`"
+        return f'{self.step}: nothing matches "{self.pattern}"{result} ({fix})'
+
+
+def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
+    """Every pattern of a step that was asked for and that nothing matches, unless the recipe says that this is meant."""
+    plan = found.plan
+    if not plan.empty and not plan.globs:
+        return
+    asked = {bare(plan.nodes[n].id) for n in found.wanted(plan) if not plan.nodes[n].flags & SKIP}
+    for step, pattern in plan.empty:
+        if not found.only and not found.until:
+            yield EmptyGlob(step, pattern, True, _no_folder(ws, pattern))
+    for step, text, allowed in plan.globs:
+        if found.facts.matches.get(text) or bare(step) not in asked:
+            continue
+        pattern = unspelled(text)[0]
+        refused = _no_folder(ws, pattern)
+        if allowed is False and not refused:
+            refused = "matches nothing"
+        yield EmptyGlob(step, pattern, False, refused)
+
+
+def empty_warnings(ws: Workspace, found: Survey) -> list[str]:
+    """What to tell of them in a plan, and when a run is over."""
+    return [each.warning for each in dict.fromkeys(empty_globs(ws, found))]
+
+
+def _no_folder(ws: Workspace, pattern: str) -> str:
+    folder = fixed_folder(pattern)
+    if not folder or os.path.isdir(ws.absolute(folder)):
+        return ""
+    return f"matches nothing: there is no folder {folder}"
