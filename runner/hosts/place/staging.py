@@ -181,7 +181,7 @@ class Attempt:
     )  # name -> what the file system says of our copy
     links: dict[str, tuple[str, str]] = field(
         default_factory=dict
-    )  # name -> the caller's file or tree that is read where it lies, and its content
+    )  # name -> the caller's file or tree that is read in place, and its content
     mounted: dict[str, str] = field(
         default_factory=dict
     )  # name -> the path of one of them that a container is shown under that name
