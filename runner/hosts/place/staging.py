@@ -412,7 +412,11 @@ class Attempt:
         )
 
     def add_bytes(self, data: bytes, name: str) -> None:
-        with open(self.target_of(name), "wb") as file:
+        """A file of the recipe's, also in place of an input: that one is never written to."""
+        target = self.target_of(name)
+        if name in self.objects or name in self.links:
+            os.unlink(target)
+        with open(target, "wb") as file:
             file.write(data)
 
     def prepare_outputs(self, outputs: Sequence[OutputSpec]) -> None:
