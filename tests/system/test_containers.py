@@ -536,7 +536,6 @@ def test_a_recipe_with_an_image_runs_in_it_here_and_elsewhere(
 
 
 @EACH
-@EACH
 def test_inputs_of_a_step_in_an_image_are_real_folders_and_files(
     machine: Machine,  # noqa: F811
     tmp_path: Path,
@@ -570,6 +569,7 @@ def test_inputs_of_a_step_in_an_image_are_real_folders_and_files(
     assert not (space.root / "small/labels.cache").exists()
 
 
+@EACH
 def test_an_image_that_is_nowhere_is_named_with_the_engines_reason(room: Room) -> None:
     with pytest.raises(
         CannotRun,

@@ -408,42 +408,44 @@ def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(
     assert space.command("watch", "--driver", "slurm", "--in-cluster")[0] == 2, "a watch stays"
 
 
-def test_inputs_on_a_disk_of_the_cluster_are_read_where_they_lie(
+def test_large_inputs_on_a_disk_of_the_cluster_are_read_where_they_lie(
     space: Space, cluster: Slurm
 ) -> None:
     """The nodes see the workspace: no byte of a data set is copied, for one node or for two, and what is made is stored as ever."""
     (space.root / "data").mkdir()
     for name in ("a.bin", "b.bin"):
-        (space.root / "data" / name).write_bytes(os.urandom(2 << 20))
+        with (space.root / "data" / name).open("wb") as file:
+            file.write(os.urandom(200_000))
+            file.truncate(40 << 20)
     space.recipe(
         "steps:\n"
-        "  make: {deps: [data], run: 'readlink -f data > {{ outputs.where }}; cat data/* > {{ outputs.all }}', outputs: {where: where.txt, all: all.bin}}\n"
-        "  use: {nodes: 2, deps: [all.bin], run: 'readlink -f all.bin; sha256sum < all.bin > {{ outputs.sum }}', outputs: {sum: sum.txt}}\n"
+        "  make: {deps: [data], run: 'readlink -f data data/a.bin > {{ outputs.where }}; head -c 200000 data/a.bin > {{ outputs.all }}', outputs: {where: where.txt, all: all.bin}}\n"
+        "  use: {nodes: 2, deps: [all.bin], run: 'stat -c %i all.bin; sha256sum < all.bin > {{ outputs.sum }}', outputs: {sum: sum.txt}}\n"
     )
     assert space.run(settings=SLURM) == ["make", "use"]
-    assert space.read("where.txt").strip() == str(space.root / "data")
-    assert (
-        space.read("sum.txt").split()[0]
-        == hashlib.sha256((space.root / "all.bin").read_bytes()).hexdigest()
-    )
+    folder, file = space.read("where.txt").split()
+    assert file == str(space.root / "data/a.bin") and folder != str(space.root / "data")
+    digest = hashlib.sha256((space.root / "all.bin").read_bytes()).hexdigest()
+    assert space.read("sum.txt").split()[0] == digest
+    stored = (space.root / ".recipe/objects" / digest[:2] / digest).stat().st_ino
     for rank in ("0", "1"):
-        assert space.command("logs", "use", "--node", rank)[1].startswith(
-            f"{space.root}/.recipe/objects/"
-        )
+        assert space.command("logs", "use", "--node", rank)[1].split()[0] == str(stored)
     assert space.run() == []
 
 
 def test_an_input_that_is_edited_while_a_node_reads_it_makes_no_result(
     space: Space, cluster: Slurm
 ) -> None:
-    (space.root / "data.bin").write_bytes(bytes(2 << 20))
+    with (space.root / "data.bin").open("wb") as file:
+        file.truncate(65 << 20)
     space.recipe(
-        f"steps: {{s: {{deps: [data.bin], run: 'echo > {space.root}/began; read go < {space.root}/gate; cat data.bin > o', outputs: {{o: o}}}}}}"
+        f"steps: {{s: {{deps: [data.bin], run: 'echo > {space.root}/began; read go < {space.root}/gate; wc -c data.bin > o', outputs: {{o: o}}}}}}"
     )
     os.mkfifo(space.root / "gate")
     worker = space.start("run", "--driver", "slurm")
     until((space.root / "began").exists, seconds=30)
-    (space.root / "data.bin").write_bytes(bytes(2 << 20) + b"more")
+    with (space.root / "data.bin").open("ab") as file:
+        file.write(b"more")
     (space.root / "gate").write_text("go\n")
     _, said = worker.communicate(timeout=60)
     assert (

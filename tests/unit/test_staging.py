@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from runner.hosts.place.spare_dirs import Scrap
-from runner.hosts.place.staging import Attempt
+from runner.hosts.place.staging import SMALL, Attempt
 from runner.planning.step import DIRECTORY, OutputSpec
 from runner.storage.content.digest_cache import DigestCache
 from runner.storage.content.files import Changed, Content
+from runner.storage.content.inputs import StoredInputs
 from runner.storage.content.objects import Objects
 
 
@@ -71,3 +74,41 @@ def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(
     attempt.prepare_outputs([OutputSpec("o", "out", DIRECTORY)])
     attempt.folder.ready()
     assert (tmp_path / "attempts/two/out").is_dir()
+
+
+def test_a_file_of_the_recipe_takes_the_place_of_an_input_and_is_not_written_into_it(
+    tmp_path: Path,
+) -> None:
+    for folder in ("objects", "partial"):
+        (tmp_path / ".recipe" / folder).mkdir(parents=True)
+    (tmp_path / "in").write_bytes(b"x" * (SMALL + 1))
+    objects, cache = Objects(tmp_path / ".recipe"), DigestCache(tmp_path)
+    inputs = StoredInputs(objects, cache)
+    for stored in (inputs, None):  # an object, and a link
+        attempt = Attempt(str(tmp_path / f"attempt-{stored is None}"))
+        attempt.folder.begin(None)
+        attempt.add_path(cache, "in", None, str(tmp_path / "in"), "in", inputs=stored)
+        attempt.give_files(cache, inputs)
+        assert Path(attempt.path, "in").is_symlink() == (stored is None)
+        attempt.add_bytes(b"ours", "in")
+        assert Path(attempt.path, "in").read_bytes() == b"ours"
+        assert attempt.tampered(cache, objects) == ""
+    assert (tmp_path / "in").read_bytes() == b"x" * (SMALL + 1)
+
+
+def test_a_folder_of_very_many_files_says_what_it_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.hosts.place.staging.MANY_FILES", 3)
+    for folder in ("objects", "partial"):
+        (tmp_path / ".recipe" / folder).mkdir(parents=True)
+    objects, cache = Objects(tmp_path / ".recipe"), DigestCache(tmp_path)
+    attempt = Attempt(str(tmp_path / "attempt"))
+    attempt.folder.begin(None)
+    for name, count in (("few", 3), ("many", 4)):
+        (tmp_path / name).mkdir()
+        for n in range(count):
+            (tmp_path / name / str(n)).touch()
+        inputs = StoredInputs(objects, cache)
+        attempt.add_path(cache, name, None, str(tmp_path / name), name, inputs=inputs)
+    assert list(attempt.notices) == ["many"] and "it has 4 files" in attempt.notices["many"]

@@ -181,7 +181,7 @@ class Attempt:
     )  # name -> what the file system says of our copy
     links: dict[str, tuple[str, str]] = field(
         default_factory=dict
-    )  # name -> the caller's file or tree that is read where it lies, and its content
+    )  # name -> the caller's file or tree that is read in place, and its content
     mounted: dict[str, str] = field(
         default_factory=dict
     )  # name -> the path of one of them that a container is shown under that name
@@ -280,7 +280,8 @@ class Attempt:
         at, content, source, name = given
         path = os.path.realpath(source)
         known = Content(content or cache.content_of(at) or "")
-        if why := inputs.keep(Source(at, path, known), together) if known else "it is gone":
+        why = inputs.keep(Source(at, path, known), together) if known else "it is gone"
+        if why:
             self._lead_to(cache, at, path, name)
             self._note_link(cache, at, content, name)
             self.notices[name] = MOUNTED.format(why) if self.boxed else LINKS.format(why)
@@ -299,7 +300,10 @@ class Attempt:
         target, is_folder = f"{self.path}/{name}", os.path.isdir(path)
         if self.boxed:
             self.mounted[name] = path
-            os.mkdir(target) if is_folder else self.add_bytes(b"", name)
+            if is_folder:
+                os.mkdir(target)
+            else:
+                self.add_bytes(b"", name)
         elif is_folder:
             link_tree(cache.entries(at), path, target)
         else:
@@ -404,15 +408,19 @@ class Attempt:
         return os.path.isfile(target) and scan(target) == content
 
     def was_given(self, name: str, mode: int) -> bool:
-        """Whether a file of the attempt, of that mode, is one that it was given, and none that the command made."""
+        """Whether a file or folder of the attempt, of that mode, is one that it was given, and none that the command made."""
         if name in self.staged or stat.S_ISLNK(mode):
             return True
-        return not mode & WRITABLE and any(
+        return (stat.S_ISDIR(mode) or not mode & WRITABLE) and any(
             head in self.objects or head in self.links for head in heads(name)
         )
 
     def add_bytes(self, data: bytes, name: str) -> None:
-        with open(self.target_of(name), "wb") as file:
+        """A file of the recipe's, also in place of an input: that one is never written to."""
+        target = self.target_of(name)
+        if name in self.objects or name in self.links:
+            os.unlink(target)
+        with open(target, "wb") as file:
             file.write(data)
 
     def prepare_outputs(self, outputs: Sequence[OutputSpec]) -> None:

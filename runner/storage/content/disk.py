@@ -365,7 +365,7 @@ def total(path: str | Path) -> int:
 def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
     """Bytes, and what the file system says in one string; empty when there is nothing.
 
-    A file that nobody may write to is known by its mode, any other by the time of its last change: hard links to it, which
+    A read-only file is known by its mode, any other by the time of its last change: hard links to it, which
     attempts are given, move that time.  `moves`: only what a chmod and a rename leave as it is.
     """
     size, marks = 0, []

@@ -46,19 +46,21 @@ class StoredInputs:
 
         `together` is what it and the others that the step is given with it count for.
         """
-        if self.objects.intact(source.content):
+        try:
+            if not self.objects.intact(source.content) and (
+                why := self._store(source, together or size_of(self._cache, source))
+            ):
+                return why
             self._note(source.content)
             return ""
-        try:
-            return self._keep(source, together or size_of(self._cache, source))
-        except files.Changed:
+        except files.Unhashable:
             return "it changes while it is read"
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 return "the disk of the workspace is full"
             return f"it cannot be copied: {error.strerror}"
 
-    def _keep(self, source: Source, size: int) -> str:
+    def _store(self, source: Source, size: int) -> str:
         manifest = self._cache.entries(source.at) if source.content[0] == "t" else None
         if manifest is not None and files.tree_id(manifest) != source.content:
             raise files.Changed(source.path)
@@ -74,7 +76,6 @@ class StoredInputs:
             return files.scan(copy) == source.content
 
         self.objects.keep_copy(source.path, source.content, manifest, make_file, is_right)
-        self._note(source.content)
         return ""
 
     def _not_cloned(self, path: str, manifest: Sequence[Entry] | None) -> str:

@@ -153,7 +153,7 @@ class Objects:
     def _name(
         self, source: str, target: str, content: Content, manifest: Sequence[Entry] | None
     ) -> None:
-        """Give what lies read-only below `partial`, or in an attempt, its name as an object.  Raises OSError."""
+        """Give a read-only file or tree of `partial`, or of an attempt, its name as an object.  Raises OSError."""
         size = total(source)
         if size >= SYNCED:
             sync(source)
@@ -299,15 +299,16 @@ class Objects:
         self._demand(content)
 
     def give(self, content: Content, target: str, below: str = "") -> str:
-        """Make `target`, where nothing is yet, of an object that `demand` has found good, or of what lies in it at `below`.
+        """Make `target`, where nothing is yet, of an object that `demand` has found good, or of a part of it, at `below`.
 
         Its folders are new, its files other names of the object's, which are read-only.  Answers why some are not: empty when all are.
         """
         top = self._path(content)
         source = f"{top}/{below}" if below else top
         try:
-            # A `gc` that has decided before we came leaves what is young.
-            os.chmod(top, MODE["x" if content[0] == "t" else content[0]])
+            with contextlib.suppress(PermissionError):  # of somebody else, who shares the workspace
+                # A `gc` that has decided before we came leaves what is young.
+                os.chmod(top, MODE["x" if content[0] == "t" else content[0]])
             if content[0] == "t" and os.path.isdir(source):
                 return give_tree(
                     self.disk, _rows_below(self.entries(content), below), source, target
