@@ -148,7 +148,5 @@ def test_no_run_passes_its_limit_or_is_given_up_while_proof_money_and_offers_are
     installation: str,
 ) -> None:
     assert {
-        seed: found
-        for seed in range(SCHEDULES)
-        if (found := wrong(seed, installation, MoneyRuns))
+        seed: found for seed in range(SCHEDULES) if (found := wrong(seed, installation, MoneyRuns))
     } == {}

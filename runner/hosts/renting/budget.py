@@ -143,9 +143,7 @@ class Budget:
         kept = committed(row.price, 0.0, kept_back(row.until - row.asked))
         return not self.pays(need, offer, left=self.left() - kept)
 
-    def pays(
-        self, need: Need, offer: Offer, shares: int = 1, left: float | None = None
-    ) -> str:
+    def pays(self, need: Need, offer: Offer, shares: int = 1, left: float | None = None) -> str:
         """Why what is left of the run's limit does not pay for a machine; empty when it does."""
         if offer.price > (most := self.limits.get("price", math.inf)):
             return f"the cheapest machine that fits costs ${offer.price:.2f} an hour, and `[limits] price` is ${most:.2f}"
@@ -170,7 +168,9 @@ class Budget:
 def _own_end(row: LeaseRow, now: float) -> float:
     """When a lease costs nothing any more at the latest, as far as that is known: one that is there past its time costs on."""
     if row.kept or row.offer.get("queued"):
-        return now  # a kept machine's future is no run's; an allocation ends when nothing runs there
+        return (
+            now  # a kept machine's future is no run's; an allocation ends when nothing runs there
+        )
     return max(row.until, now)
 
 

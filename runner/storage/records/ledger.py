@@ -85,7 +85,9 @@ class LeaseRow(NamedTuple):
     @property
     def counts(self) -> bool:
         """Whether it is one of the machines at once that a user limits: not the disk of a kept machine, nor an allocation of a cluster."""
-        return self.price > 0 and self.state != "GONE" and not (self.kept or self.offer.get("queued"))
+        return (
+            self.price > 0 and self.state != "GONE" and not (self.kept or self.offer.get("queued"))
+        )
 
     @property
     def paid_from(self) -> float | None:
@@ -255,6 +257,17 @@ class Ledger:
     def extend(self, row: LeaseRow, until: float) -> LeaseRow:
         """Have a lease end later.  Raises NotOurs when it is not as `row` says any more."""
         return self._guarded(row, row._replace(until=until))
+
+    def reprice(self, row: LeaseRow, price: float, until: float) -> LeaseRow:
+        """Have a lease cost another price an hour, and end at another time.  Raises NotOurs when it is not as `row` says any more."""
+        after = row._replace(price=price, until=until)
+        with self._database.transaction() as db:
+            cursor = db.execute(
+                "UPDATE leases SET price = ?, until = ? WHERE key = ? AND holder = ? AND state = ?",
+                (price, until, row.key, row.holder, row.state),
+            )
+            _demand(cursor, row)
+        return after
 
     def _guarded(self, row: LeaseRow, after: LeaseRow) -> LeaseRow:
         with self._database.transaction() as db:
