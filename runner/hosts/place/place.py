@@ -51,6 +51,9 @@ class Shell(NamedTuple):
 class Place:
     """A host that sees our disk: attempts run where they are made."""
 
+    is_rented = False
+    """Whether it is given back after the run, and what runs there ends with it."""
+
     def __init__(
         self,
         ws: Workspace,
