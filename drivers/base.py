@@ -310,6 +310,15 @@ class Prolonging(Driver, Protocol):
 
 
 @runtime_checkable
+class Naming(Driver, Protocol):
+    """A driver whose provider names the price of a machine that was rented."""
+
+    def highest_price(self, lease: Lease) -> float:
+        """The most US dollars an hour that this process was told for a machine; 0: nothing that can be read."""
+        ...
+
+
+@runtime_checkable
 class Pausing(Driver, Protocol):
     """A driver whose machines may be stopped and started again, with what is on their disks.  It heeds `Order.keep`."""
 

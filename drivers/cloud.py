@@ -340,6 +340,11 @@ class About(NamedTuple):
     cuda: float
 
 
+def priceless(offer: Offer) -> str:
+    """Why an offer is left out whose price cannot be read; empty when it has one above 0."""
+    return "" if offer.price > 0 else "no price"
+
+
 def excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
     """Why an offer is left out, in a few words that fit many of them; empty when it does for the wish."""
     have, need = offer.resources, wish.need
@@ -426,6 +431,7 @@ class Rented(ABC, Generic[_Wire]):
         )
         self._logins = Logins(self._installation, self._alive, self.traits.poll, let_in)
         self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
+        self._named: dict[str, float] = {}  # the most that each machine was said to cost
         self.excluded: Mapping[str, int] = {}
         """Why the last `offers` left out how many."""
 
@@ -454,8 +460,15 @@ class Rented(ABC, Generic[_Wire]):
         found = self._logins.hosts.get(lease.id) or await self._opened(lease)
         return None if found is None else (found,)
 
-    def _as_agreed(self, lease: Lease, price: float) -> None:
-        """Raises HostLost where a machine costs more than it was offered for."""
+    def highest_price(self, lease: Lease) -> float:
+        """The most US dollars an hour that the provider named for a machine; 0: it named none that can be read."""
+        return self._named.get(lease.id, 0.0)
+
+    def _as_agreed(self, lease: Lease, price: float | None) -> None:
+        """Note the price of a machine, where it can be read.  Raises HostLost where it costs more than it was offered for."""
+        if price is None:
+            return
+        self._named[lease.id] = max(price, self._named.get(lease.id, 0.0))
         if price > (agreed := self._agreed.get(lease.id, price)) * RISE:
             raise HostLost(f"it costs ${price:.3f} an hour, and was offered for ${agreed:.3f}")
 

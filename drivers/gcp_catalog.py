@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import re
 import zipfile
@@ -23,6 +22,7 @@ import httpx
 from .base import Rejected, Unreachable
 from .gcp_prices import SHAPES, SHIPPED, T4, V100, PriceList, Rate
 from .installation import Installation
+from .web import price
 
 CATALOG: Final = "https://dstack-gpu-pricing.s3.eu-west-1.amazonaws.com/v3"
 PATIENCE: Final = 30.0
@@ -43,9 +43,9 @@ def latest(file: Path) -> PriceList:
         kept = json.loads(file.read_text("utf-8"))
         rates = {
             str(region): {
-                str(name): Rate(float(each[0]), float(each[1]))
+                str(name): Rate(on_demand, spot)
                 for name, each in of.items()
-                if name in SHAPES
+                if name in SHAPES and (on_demand := price(each[0])) and (spot := price(each[1]))
             }
             for region, of in kept["rates"].items()
         }
@@ -100,19 +100,15 @@ def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Rate]]:
     """
     seen: dict[tuple[str, str], dict[bool, float]] = {}
     for row in rows:
-        name, count, price = row["instance_name"], int(row["gpu_count"] or 0), float(row["price"])
+        name, count = row["instance_name"], int(row["gpu_count"] or 0)
+        usd = price(row["price"])
         if (gpu := _ATTACHED.get(row["gpu_name"])) is not None:
             name = f"{name}+{count}x{gpu}"
-        if (
-            row.get("flags")
-            or name not in SHAPES
-            or SHAPES[name].gpus != count
-            or not (math.isfinite(price) and price > 0)
-        ):
+        if row.get("flags") or name not in SHAPES or SHAPES[name].gpus != count or not usd:
             continue
         prices = seen.setdefault((row["location"].rpartition("-")[0], name), {})
         sold_spot = row["spot"].lower() == "true"
-        prices[sold_spot] = max(price, prices.get(sold_spot, 0.0))
+        prices[sold_spot] = max(usd, prices.get(sold_spot, 0.0))
     rates: dict[str, dict[str, Rate]] = {}
     for (region, name), prices in sorted(seen.items()):
         spot, on_demand = (

@@ -7,6 +7,7 @@ first is believed from then on, and nothing ends a pod when we are dead.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -104,7 +105,7 @@ class Prime(cloud.Rented[Wire]):
             why = (
                 "on another market"
                 if ask.market not in wanted
-                else cloud.excluded(offer, about, wish, filters)
+                else cloud.priceless(offer) or cloud.excluded(offer, about, wish, filters)
             )
             if (
                 not why
@@ -203,7 +204,7 @@ class Prime(cloud.Rented[Wire]):
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [
-            Lease("prime", each.id, key, self._data, price=each.price)
+            Lease("prime", each.id, key, self._data, price=each.price or 0.0)
             for each in found
             if each.status != "TERMINATED"
             and (key := self._installation.key(each.name)) is not None
@@ -277,6 +278,7 @@ _FULL: Final = tuple(word.replace(" ", "") for word in FULL)
 
 def _offer(ask: Ask) -> Offer:
     return Offer(
-        "prime", ask.id, ask.resources, price=round(ask.price, 5), region=ask.region, data={**ask.order, "disk": str(ask.disk)}, market=ask.market,
+        "prime", ask.id, ask.resources, price=math.nan if ask.price is None else round(ask.price, 5), region=ask.region,
+        data={**ask.order, "disk": str(ask.disk)}, market=ask.market,
         disk_price=ask.disk_price, fetched=time.time(),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .base import Charge, Denied, Market, Rejected, Resources, Throttled, Unreachable, Unsure
-from .web import Answer, Fields, Web, inner, number, printable, rows, seconds
+from .web import Answer, Fields, Web, charged, inner, number, price, printable, rows, seconds
 
 PAGE: Final = 100
 PAGES: Final = 1000
@@ -37,7 +37,7 @@ class Ask(NamedTuple):
 
     id: str
     resources: Resources
-    price: float
+    price: float | None  # None: it cannot be read
     disk_price: float
     disk: int
     region: str
@@ -60,7 +60,7 @@ class Pod(NamedTuple):
     ready: bool
     failure: str
     login: tuple[str, str, int] | None
-    price: float
+    price: float | None  # None: it cannot be read
 
     @property
     def described(self) -> str:
@@ -107,7 +107,9 @@ class Wire:
             (
                 f"{row.get('id')}",
                 Charge(
-                    _at(row, "createdAt"), _at(row, "terminatedAt"), number(row, "totalBilledPrice")
+                    _at(row, "createdAt"),
+                    _at(row, "terminatedAt"),
+                    charged(row, "totalBilledPrice", "Prime"),
                 ),
             )
             for row in ended
@@ -235,7 +237,7 @@ def pod(row: Fields) -> Pod:
     )
     return Pod(
         f"{row['id']}", f"{row.get('name') or ''}", f"{row['status']}", ready, printable(f"{row.get('installationFailure') or ''}"),
-        (match["user"], match["host"], int(match["port"] or 22)) if match else None, number(row, "priceHr"),
+        (match["user"], match["host"], int(match["port"] or 22)) if match else None, price(row.get("priceHr")),
     )  # fmt: skip
 
 
@@ -251,14 +253,10 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
 def _ask(row: Fields, disk: int) -> Ask | None:
     """An offer with a disk of at least so many GB; None for one without what must be known of it."""
     prices = inner(row.get("prices") or {}, "a price", "Prime")
-    price = number(prices, "communityPrice") or number(prices, "onDemand")
+    listed = prices.get("communityPrice") or prices.get("onDemand")
+    hourly = price(listed) if prices.get("currency", "USD") == "USD" else None
     count = int(number(row, "gpuCount"))
-    if (
-        not price
-        or not count
-        or not isinstance(row.get("cloudId"), str)
-        or prices.get("currency", "USD") != "USD"
-    ):
+    if not count or not isinstance(row.get("cloudId"), str):
         return None
     disks, cpus, memory = (
         inner(row.get(name) or {}, "an offer", "Prime") for name in ("disk", "vcpu", "memory")
@@ -272,7 +270,11 @@ def _ask(row: Fields, disk: int) -> Ask | None:
         else max(disk, default)
     )
     free = default if disks.get("defaultIncludedInPrice") else 0
-    stored = max(0, size - free) * number(disks, "pricePerUnit")
+    unit = disks.get("pricePerUnit")
+    per_gb = 0.0 if unit is None or size <= free else price(unit)
+    if per_gb is None:
+        hourly = None
+    stored = max(0, size - free) * (per_gb or 0.0)
     have = Resources(
         number(cpus, "defaultCount"), int(number(memory, "defaultCount")) * 10**9, count, f"{row.get('gpuType', '')}".replace("_", " "),
         int(number(row, "gpuMemory")) * 10**9, size * 10**9,
@@ -294,7 +296,7 @@ def _ask(row: Fields, disk: int) -> Ask | None:
         tuple(each for each in named if isinstance(each, str)) if isinstance(named, list) else ()
     )
     return Ask(
-        f"{row['cloudId']}", have, price + stored, stored, size, f"{row.get('dataCenter') or ''}, {row.get('country') or ''}",
+        f"{row['cloudId']}", have, hourly + stored if hourly else None, stored, size, f"{row.get('dataCenter') or ''}, {row.get('country') or ''}",
         "spot" if row.get("isSpot") else "on-demand", row.get("security") == "secure_cloud", number(row, "internetSpeed"),
         row.get("stockStatus") != "Unavailable", order, images,
     )  # fmt: skip

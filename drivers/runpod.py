@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -114,7 +115,7 @@ class Runpod(cloud.Deadman[Wire]):
                 offer = self._offer(gpu, name, count, disk, filters, keep=wish.keep)
                 about = cloud.About(name == "secure", name == "secure", 1000.0, gpu.cuda)
                 # What is wished of the disk, the region and the CUDA version is part of the order.
-                why = cloud.excluded(offer, about, wish, filters)
+                why = cloud.priceless(offer) or cloud.excluded(offer, about, wish, filters)
                 if disk > MOST_DISK:
                     why = "a larger disk than there is"
                 elif gpu.most[name] < count:
@@ -151,8 +152,10 @@ class Runpod(cloud.Deadman[Wire]):
             "cuda": f"{filters.cuda:g}" if filters.cuda else "",
         }  # fmt: skip
         disks = _disks(disk, disk if keep else 0, runs=True)
+        price = gpu.prices[name]
+        whole = round(price * count + disks, 5) if price else math.nan
         return Offer(
-            "runpod", f"{gpu.id} x{count} {name}", have, price=round(gpu.prices[name] * count + disks, 5), region=" ".join(regions), data=data,
+            "runpod", f"{gpu.id} x{count} {name}", have, price=whole, region=" ".join(regions), data=data,
             disk_price=disks, fetched=time.time(),
         )  # fmt: skip
 
@@ -276,7 +279,7 @@ class Runpod(cloud.Deadman[Wire]):
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [
-            Lease("runpod", each.id, key, self._data, price=round(_price(each), 5))
+            Lease("runpod", each.id, key, self._data, price=round(_price(each) or 0.0, 5))
             for each in found
             if (key := self._installation.key(each.name)) is not None
         ]
@@ -295,7 +298,7 @@ class Runpod(cloud.Deadman[Wire]):
         return [
             (
                 "account",
-                f"by the key of RUNPOD_API_KEY; it has {len(pods)} pods, which cost ${sum(each.price for each in pods):.2f} an hour",
+                f"by the key of RUNPOD_API_KEY; it has {len(pods)} pods, which cost ${sum(each.price or 0.0 for each in pods):.2f} an hour",
             ),
             ("credit", "not shown by RunPod before an order: it must cover an hour of the pod"),
             self._clock(),
@@ -319,6 +322,8 @@ def _disks(disk: int, volume: int, *, runs: bool) -> float:
     return DISK * (disk + volume) if runs else 2 * DISK * volume
 
 
-def _price(found: Pod) -> float:
-    """US dollars an hour for a pod, with its disks."""
+def _price(found: Pod) -> float | None:
+    """US dollars an hour for a pod, with its disks; None where its price cannot be read."""
+    if found.price is None:
+        return None
     return found.price + _disks(found.disk, found.volume, runs=found.status not in STOPPED)

@@ -7,7 +7,20 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .base import Charge, Denied, Rejected, Throttled, Unsure
-from .web import Answer, Fields, Web, following, inner, number, printable, rows, seconds, wait
+from .web import (
+    Answer,
+    Fields,
+    Web,
+    charged,
+    following,
+    inner,
+    number,
+    price,
+    printable,
+    rows,
+    seconds,
+    wait,
+)
 
 HOME = "/root"
 """The home of who logs in to a pod: its SSH server knows root alone."""
@@ -18,7 +31,7 @@ class Gpu(NamedTuple):
 
     id: str
     memory: int
-    prices: Mapping[str, float]
+    prices: Mapping[str, float | None]  # None: it cannot be read
     most: Mapping[str, int]
     centers: tuple[str, ...]
     cuda: float
@@ -32,7 +45,7 @@ class Pod(NamedTuple):
     name: str
     status: str
     address: tuple[str, int] | None
-    price: float
+    price: float | None  # None: it cannot be read
     disk: int  # GB
     volume: int  # GB that outlive a stop
     gpus: int  # that it has, or would have; 0 also where it runs and got none
@@ -110,7 +123,7 @@ class Wire:
             Charge(
                 seconds(row.get("startTime"), "RunPod"),
                 seconds(row.get("endTime"), "RunPod"),
-                number(row, "totalAmount"),
+                charged(row, "totalAmount", "RunPod"),
             )
             for row in found
         ]
@@ -175,7 +188,7 @@ def pod(row: Fields) -> Pod:
         f"{row.get('name') or ''}",
         f"{row['status']}",
         address,
-        number(row, "cost"),
+        price(row.get("cost")),
         *sizes,
         gpus,
     )
@@ -205,7 +218,7 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
 
 def _gpu(row: Fields) -> Gpu | None:
     """A type of GPU; None for one that lacks what must be known of it."""
-    price, most = (
+    listed, most = (
         inner(row.get("price") or {}, "a price", "RunPod"),
         inner(row.get("maxCount") or {}, "a type of GPU", "RunPod"),
     )
@@ -221,9 +234,9 @@ def _gpu(row: Fields) -> Gpu | None:
         for each in rows(row, "cudaVersions", "RunPod")
         if each.get("available")
     ]
-    clouds = [name for name in ("secure", "community") if row.get(name) and number(price, name)]
+    clouds = [name for name in ("secure", "community") if row.get(name)]
     prices, most_of = (
-        {name: number(price, name) for name in clouds},
+        {name: price(listed.get(name)) for name in clouds},
         {name: int(number(most, name)) for name in clouds},
     )
     cuda = max(

@@ -6,6 +6,7 @@ the key that Vast.ai gives every instance; the key of the account never leaves t
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -97,7 +98,8 @@ class Vastai(cloud.Deadman[Wire]):
                 judged.append(
                     (
                         offer,
-                        _unsuited(ask, market, disk, self._bid)
+                        cloud.priceless(offer)
+                        or _unsuited(ask, market, disk, self._bid)
                         or cloud.excluded(offer, ask.traits, wish, filters),
                     )
                 )
@@ -120,13 +122,14 @@ class Vastai(cloud.Deadman[Wire]):
 
     def _offer(self, ask: Ask, market: Market, disk: int) -> Offer:
         data = {"disk": str(disk)}
-        price, stored = ask.price, ask.disk_price * disk
+        price, stored = ask.price, (ask.disk_price or 0.0) * disk
         if market == "spot":
-            price = round(min(self._bid, ask.least_bid * OVER_BID), 4)
+            price = ask.least_bid and round(min(self._bid, ask.least_bid * OVER_BID), 4)
             data["bid"] = str(price)
+        whole = price + stored if price and ask.disk_price is not None else math.nan
         have = replace(ask.resources, disk=disk * 10**9)
         return Offer(
-            "vastai", ask.id, have, price=price + stored, region=ask.region, data=data, market=market, reliability=ask.reliability,
+            "vastai", ask.id, have, price=whole, region=ask.region, data=data, market=market, reliability=ask.reliability,
             disk_price=stored, egress_price=ask.egress_price, longest=ask.longest or None, fetched=time.time(),
         )  # fmt: skip
 
@@ -210,7 +213,7 @@ class Vastai(cloud.Deadman[Wire]):
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [
-            Lease("vastai", each.id, key, self._data, price=each.price)
+            Lease("vastai", each.id, key, self._data, price=each.price or 0.0)
             for each in found
             if (key := self._installation.key(each.label)) is not None
         ]
@@ -275,4 +278,6 @@ def _unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
     """Why a machine cannot be rented with so many GB of disk, or for such a bid; empty when it can."""
     if (ask.resources.disk or 0) < disk * 10**9:
         return "less disk"
-    return "dearer than the highest bid" if market == "spot" and ask.least_bid > bid else ""
+    return (
+        "dearer than the highest bid" if market == "spot" and (ask.least_bid or 0.0) > bid else ""
+    )

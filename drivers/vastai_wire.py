@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from . import web
 from .base import Charge, Denied, Rejected, Resources, Throttled, Unreachable, Unsure
 from .cloud import About
-from .web import Answer, Fields, Web, following, inner, number, rows, wait
+from .web import Answer, Fields, Web, charged, following, inner, number, price, rows, wait
 
 PAGE: Final = 25
 BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission denied")
@@ -24,9 +24,9 @@ class Ask(NamedTuple):
 
     id: str
     resources: Resources
-    price: float
-    least_bid: float
-    disk_price: float
+    price: float | None  # None: it cannot be read
+    least_bid: float | None
+    disk_price: float | None
     egress_price: float
     region: str
     reliability: float | None
@@ -42,7 +42,7 @@ class Instance(NamedTuple):
     states: tuple[str, str, str, str]  # actual, intended, current and next
     said: str
     address: tuple[str, int] | None
-    price: float
+    price: float | None  # None: it cannot be read
 
     @property
     def described(self) -> str:
@@ -55,7 +55,13 @@ class Instance(NamedTuple):
 
     @property
     def broken(self) -> bool:
-        actual, _intended, _current, _next = self.states
+        """Whether it is not there, or its container has ended, although it should run.
+
+        One that is being started is `exited`, too, but not `running` in the other words.
+        """
+        actual, intended, current, _next = self.states
+        if actual == "exited" and (intended, current) == ("running", "running"):
+            return True
         return actual == "offline" or (
             actual not in ("running", "loading", "")
             and any(word in self.said.lower() for word in BROKEN)
@@ -152,7 +158,11 @@ class Wire:
                 found.append(
                     (
                         f"{label or ''}",
-                        Charge(number(row, "start"), number(row, "end"), number(row, "amount")),
+                        Charge(
+                            number(row, "start"),
+                            number(row, "end"),
+                            charged(row, "amount", "Vast.ai"),
+                        ),
                     )
                 )
             if not (
@@ -245,8 +255,8 @@ def _ask(row: Fields) -> Ask | None:
     )
     verified, hosting = row.get("verification") == "verified", row.get("hosting_type") == 1
     return Ask(
-        f"{int(number(row, 'id'))}", have, number(row, "dph_base"), number(row, "min_bid"), number(row, "storage_cost") / 30 / 24,
-        number(row, "inet_up_cost"), f"{row.get('geolocation') or ''}", min(1.0, number(row, "reliability2", "reliability")) or None,
+        f"{int(number(row, 'id'))}", have, price(row.get("dph_base")), price(row.get("min_bid")), price(row.get("storage_cost"), 30 * 24),
+        price(row.get("inet_up_cost")) or 0.0, f"{row.get('geolocation') or ''}", min(1.0, number(row, "reliability2", "reliability")) or None,
         number(row, "duration") / 3600, About(verified, hosting, number(row, "inet_down"), number(row, "cuda_max_good")),
     )  # fmt: skip
 
@@ -271,5 +281,5 @@ def _instance(row: Fields) -> Instance:
         (actual, intended, current, coming),
         f"{row.get('status_msg') or ''}",
         address,
-        number(row, "dph_total"),
+        price(row.get("dph_total")),
     )

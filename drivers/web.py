@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +21,23 @@ LARGEST: Final = 64 << 20  # bytes of a reply
 PATIENCE: Final = 60.0  # seconds for one request
 LIMIT: Final = 1e18  # no number of theirs is larger, and an integer of a thousand digits is none
 PAGES: Final = 1000  # of one listing
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
+_CENTS: Final = ("cent", "cents", "¢")
+_HOURS: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("s", "sec", "second"), 1 / 3600),
+    **dict.fromkeys(("m", "min", "minute"), 1 / 60),
+    **dict.fromkeys(("h", "hr", "hour"), 1.0),
+    **dict.fromkeys(("d", "day"), 24.0),
+    **dict.fromkeys(("w", "week"), 168.0),
+    **dict.fromkeys(("mo", "month"), 720.0),
+}
+"""Hours of the times that a price may be for, by their names."""
+_PRICE: Final = re.compile(
+    r"(?P<sign>\$|us\$)?\s*(?P<amount>(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?)"
+    rf"\s*(?P<unit>\$|usd|dollars?|{'|'.join(reversed(_CENTS))})?"
+    rf"\s*((/|per|an?)\s*(?P<time>{'|'.join(sorted(_HOURS, reverse=True))})s?)?",
+    re.ASCII,
+)
 
 
 class Answer(NamedTuple):
@@ -134,11 +152,37 @@ def number(row: Fields, *names: str) -> float:
     """The first of these that is a finite number, also one written as text; 0 when none is."""
     for name in names:
         value = row.get(name)
+        if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+            value = float(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LIMIT:
             return float(value)
-        if isinstance(value, str) and value.isascii() and value.isdigit():
-            return float(value[:20])
     return 0.0
+
+
+def price(value: object, hours: float = 1.0) -> float | None:
+    """US dollars an hour; None for what is no price: not readable, negative, or of another currency.
+
+    `hours`: of the time that a bare number is for.  Text may say dollars or cents, and for which
+    time: "0.83", "$0.83/hr", "19.92 USD per day", "83 cents".
+    """
+    if isinstance(value, str):
+        match = _PRICE.fullmatch(value.strip().lower())
+        if match is None or (match["sign"] and match["unit"]):
+            return None
+        if match["time"]:
+            hours = _HOURS[match["time"]]
+        value = float(match["amount"]) / (100.0 if match["unit"] in _CENTS else 1.0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < LIMIT:
+        return None
+    return value / hours
+
+
+def charged(row: Fields, name: str, whose: str) -> float:
+    """US dollars of a bill.  Raises Unreachable when it cannot be read: what was accrued counts then."""
+    usd = price(row.get(name))
+    if usd is None:
+        raise Unreachable(f"a charge of {whose} cannot be read: {printable(repr(row.get(name)))}")
+    return usd
 
 
 def seconds(text: object, whose: str) -> float:

@@ -141,7 +141,7 @@ class Noticing:
         self._machine = machine
 
     async def call(self, _argv: object) -> Any:
-        while not self._machine.noticed:  # noqa: ASYNC110  (in virtual time)
+        while not self._machine.noticed:  # noqa: ASYNC110  (a World has no events)
             await asyncio.sleep(1.0)
         yield b""
 

@@ -19,6 +19,8 @@ CHANCES: Final = {
     "taken": "the offer is gone, or there is no capacity, when a machine is created",
     "dearer": "the price has risen by a tenth when a machine is created",
     "undead": "destroying is confirmed, and the machine lives on",
+    "spelled": "a price is text, such as $0.83/hr, 19.92 USD per day or 83 cents (not gcp, which names none)",
+    "unpriced": "a price is null, negative or no number (not gcp)",
     "stuck": "a machine never comes up",
     "failed": "a machine cannot boot",
     "fewer": "a machine has one GPU less than was sold",
@@ -104,6 +106,15 @@ class Luck:
         self._faults = faults
         self._operation = operation
         self.random = Random(seed)
+
+    def price(self, usd: float) -> object:
+        """A price an hour as the provider writes it."""
+        if self.strikes("unpriced"):
+            return self.random.choice((None, -usd, "", "n/a", "1,5", f"{usd} EUR"))
+        if self.strikes("spelled"):
+            texts = f"{usd}", f"${usd}/hr", f"{usd * 24:.8f} USD per day", f"{usd * 100:.8f} cents"
+            return self.random.choice(texts)
+        return usd
 
     def strikes(self, name: str) -> bool:
         """Whether a fault happens now.  One that is ordered `once` is used up."""

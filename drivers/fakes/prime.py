@@ -89,8 +89,17 @@ class Offers(Part["Prime"]):
         )
         if not 1 <= size <= PAGE or page < 1:
             return self._world.unfit(["query", "page_size"], f"Input should be from 1 to {PAGE}")
-        items = [self._offered(offer) for offer in kept[(page - 1) * size : page * size]]
+        items = [
+            {**each, "prices": self._prices(each, call)}
+            for each in map(self._offered, kept[(page - 1) * size : page * size])
+        ]
         return Reply(200, {"items": items, "totalCount": len(kept)})
+
+    def _prices(self, shown: Document, call: Call) -> Document:
+        return {
+            name: call.luck.price(usd) if isinstance(usd, float) else usd
+            for name, usd in document(shown["prices"]).items()
+        }
 
     def _offered(self, offer: Offer) -> Document:
         left = self.left(offer)
@@ -267,7 +276,8 @@ class Prime(World[Pod]):
         )
 
     def show(self, call: Call) -> Reply:
-        return Reply(200, self._shown(self._meant(call)))
+        found = self._meant(call)
+        return Reply(200, {**self._shown(found), "priceHr": call.luck.price(found.price)})
 
     def status(self, call: Call) -> Reply:
         """The status of pods by id; those that are gone are left out."""

@@ -129,7 +129,8 @@ class Catalog(Part["Runpod"]):
         )
         shown: dict[str, object] = {
             "id": gpu.id, "name": gpu.name, "pool": None, "manufacturer": "NVIDIA", "memory": gpu.memory, "secure": True, "community": True,
-            "price": {"secure": gpu.secure, "community": gpu.community}, "maxCount": {"secure": gpu.most, "community": gpu.most},
+            "price": {"secure": call.luck.price(gpu.secure), "community": call.luck.price(gpu.community)},
+            "maxCount": {"secure": gpu.most, "community": gpu.most},
         }  # fmt: skip
         if call.query.get("include") == "AVAILABILITY":
             shown |= {
@@ -463,7 +464,8 @@ class Runpod(World[Pod]):
         return found
 
     def show(self, call: Call) -> Reply:
-        return Reply(200, self._shown(self.meant(call)))
+        shown = self._shown(self.meant(call))
+        return Reply(200, {**shown, "cost": call.luck.price(number(shown["cost"]))})
 
     def update(self, call: Call) -> Reply:
         pod = self.meant(call)

@@ -175,7 +175,11 @@ class Lists(Part["Vastai"]):
 
     def show(self, call: Call) -> Reply:
         found = self._world.account.living(call.names["id"])
-        return Reply(200, {"instances": None if found is None else self.shown(found)})
+        if found is None:
+            return Reply(200, {"instances": None})
+        shown = self.shown(found)
+        named = {"dph_total": call.luck.price(number(shown["dph_total"]))}
+        return Reply(200, {"instances": {**shown, **named}})
 
     def shown(self, made: Instance) -> Document:
         ask, direct = made.ask, "direc" in made.runtype
@@ -440,7 +444,12 @@ class Vastai(World[Instance]):
             return self.problem(400, "invalid_args", f"invalid filter: {error}")
         if call.luck.strikes("loose") and len(kept) < len(rows):
             kept.append(next(each for each in rows if each not in kept))
-        return Reply(200, {"offers": kept[: max(0, int(number(asked.get("limit"), SEARCHED)))]})
+        priced = "min_bid" if kind == "bid" else "dph_base"
+        shown = [
+            {**each, priced: call.luck.price(number(each[priced]))}
+            for each in kept[: max(0, int(number(asked.get("limit"), SEARCHED)))]
+        ]
+        return Reply(200, {"offers": shown})
 
     # -- instances ---------------------------------------------------------------------------------------------------------------------------------
 

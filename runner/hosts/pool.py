@@ -647,6 +647,7 @@ class HostPool:
             return ()
         for place, host in zip(places, hosts, strict=True):
             place.image = need_of(rows[0]).image
+            place.is_rented = self.priced
             self.inventory.add(place, offer, rows)
             if isinstance(host, Ending):
                 place.leave_at, place.notice = (

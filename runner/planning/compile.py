@@ -813,7 +813,7 @@ class _Settled(NamedTuple):
 
 def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     recipe = scope.recipe
-    resources = step.resources.over(recipe.resources)
+    resources = step.resources.over(_shared_with(step, recipe.resources))
     preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
     resources = (
         scope.asked.over(preset.over(resources))
@@ -838,6 +838,13 @@ def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
         git,
         MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
     )
+
+
+def _shared_with(step: Step, shared: Resources) -> Resources:
+    """The recipe's resources, as far as they are a step's, too: the machine of the GPU steps is not that of one that says `gpus: 0`."""
+    if step.resources.gpus == 0 and shared.gpus:
+        return Resources(pools=shared.pools, key=shared.key)
+    return shared
 
 
 def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:

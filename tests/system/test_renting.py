@@ -215,3 +215,21 @@ def test_a_python_that_is_not_there_is_reported_and_nothing_is_rented(space: Spa
     space.recipe("steps:\n  s: {run: 'true'}\n")
     code, _, said = space.command("run", "--python", "/no/such")
     assert code == 2 and "there is no such Python" in said and "Traceback" not in said, said
+
+
+def test_no_more_machines_are_there_at_once_than_the_user_may_have(space: Space) -> None:
+    cloud(space, boots=0.3)
+    path = space.root / "recipe.toml"
+    path.write_text(path.read_text() + "[limits]\nmachines = 1\n")
+    space.recipe(
+        "steps:\n  train:\n    matrix: {n: [1, 2, 3]}\n"
+        "    run: 'echo {{ matrix.n }} > {{ matrix.n }}.txt'\n"
+        "    resources: {gpus: 1}\n    outputs: {o: '{{ matrix.n }}.txt'}\n"
+    )
+    code, _, said = space.command("run", "--driver", "loopback", "-j", "3")
+    assert code == 0 and "3 ran" in said, said
+    told = provider(space)
+    at_once = [
+        told[:n].count("created") - told[:n].count("destroyed") for n in range(len(told) + 1)
+    ]
+    assert max(at_once) == 1

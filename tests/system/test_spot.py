@@ -52,11 +52,15 @@ pathlib.Path("o").write_text(json.dumps(done))
 def test_a_training_that_is_preempted_goes_on_from_its_checkpoint_on_another_machine(
     space: Space, monkeypatch: pytest.MonkeyPatch, name: str, every: int, left: int
 ) -> None:
-    """At Compute Engine the notice has it save the step that it is in; at Vast.ai, which gives none, the last checkpoint counts."""
+    """At Compute Engine the notice has it save the step that it is in; at Vast.ai, which gives none, the last checkpoint counts.
+
+    The limit of the run is less than a machine may cost by its own end, and a machine that was taken away is not proved gone at once.
+    """
     marks = space.root.parent / "marks"
     marks.mkdir()
     space.write("train.py", TRAIN)
-    space.recipe(f"""steps:
+    space.recipe(f"""limits: {{cost: 2 USD}}
+steps:
   s:
     run: exec python3 train.py {{{{ state.ckpt.latest | default("none") }}}} {every} {marks}
     code: [train.py]
@@ -65,7 +69,7 @@ def test_a_training_that_is_preempted_goes_on_from_its_checkpoint_on_another_mac
     outputs: {{o: o}}
 """)
     with provider(
-        name, "--hosts", "real", "--clock", "real", "--faults", "boot=0,takes=0.05"
+        name, "--hosts", "real", "--clock", "real", "--faults", "boot=0,takes=0.05,undead=0.5"
     ) as real:
         rents(space, real, monkeypatch, name, market="spot")
         run = space.start("run", "--driver", name)

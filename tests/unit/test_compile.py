@@ -920,3 +920,18 @@ def test_what_is_wrong_in_the_environment_of_all_steps_is_one_error_and_stands_t
         (3, "inputs.other"),
         (4, "inputs.own"),
     ]
+
+
+def test_a_step_that_says_it_takes_no_gpu_is_not_asked_to_have_the_machine_of_those_that_do() -> (
+    None
+):
+    """A check of 50 ms needs none of the 64 GB of the training: nothing is rented for it."""
+    shared = "resources: {gpus: 2, gpu_memory: 24GB, memory: 64GB, disk: 100GB}\n"
+    steps = "steps: {guard: {run: x, resources: {gpus: 0RESOURCES}}, train: {run: y}}"
+    guard, train = plan(shared + steps.replace("RESOURCES", "")).specs()
+    assert not guard.resources.gpus and guard.resources.memory is guard.resources.disk is None
+    assert (train.resources.gpus, train.resources.memory) == (2, 64 * 10**9)
+    own = plan(shared + steps.replace("RESOURCES", ", memory: 32GB")).specs()[0]
+    assert own.resources.memory == 32 * 10**9 and own.resources.disk is None
+    both = "resources: {gpus: 0, memory: 12GB}\n" + steps.replace("RESOURCES", "")
+    assert plan(both).specs()[0].resources.memory == 12 * 10**9, "the machine of all steps"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from drivers.base import Unreachable
 from runner.execution.signals import preparing
 from runner.execution.steps import control
 
@@ -95,3 +96,32 @@ def test_an_interrupt_that_strikes_an_exec_is_an_exit_code(tmp_path: Path) -> No
         ).returncode
         == 130
     )
+
+
+@pytest.mark.parametrize("rented", [True, False])
+def test_a_run_that_is_ended_waits_for_no_rented_machine_that_cannot_be_reached(
+    rented: bool,
+) -> None:
+    """It is given back, and what runs there ends with it.  On a host of one's own the job is waited for as before."""
+
+    async def unreachable(*_: object) -> None:
+        raise Unreachable("no route to host")
+
+    async def ended() -> None:
+        carried = asyncio.ensure_future(asyncio.sleep(3600))
+        place = Of(
+            is_rented=rented,
+            lost="",
+            stop=unreachable,
+            paths=lambda _attempt: Of(cwd="/"),
+        )
+        task = Of(job=object(), states=())
+        running: Any = Of(
+            stopped=False, asked=False, task=task, carried=carried, place=place, attempt=None
+        )
+        await control.stop(running)
+        await asyncio.wait({carried}, timeout=0.01)
+        assert carried.cancelled() is rented and bool(place.lost) is rented
+        carried.cancel()
+
+    asyncio.run(ended())

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from runner.hosts.link import contact
 from runner.hosts.renting import leases as module
 from runner.hosts.renting.leases import Leases, lease_of, need_of, offer_of
 from runner.hosts.renting.reaper import fate
-from runner.storage.records.ledger import LeaseRow, Ledger
+from runner.storage.records.ledger import Full, LeaseRow, Ledger
 
 NEED = Need(cpus=1)
 
@@ -337,6 +338,7 @@ from drivers.loopback import Loopback
 from runner.hosts.renting.leases import Leases
 from runner.storage.records.ledger import Ledger
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 async def work():
     root = Path(sys.argv[1])
@@ -603,3 +605,89 @@ def test_a_worker_counts_the_spot_machines_that_were_taken_from_those_before_it(
 
     on(tmp_path, act)
     on(tmp_path, later)
+
+
+def test_machines_at_once_hold_for_orders_of_two_processes_that_saw_room(tmp_path: Path) -> None:
+    """Each looked before the other's order was noted: the ledger itself lets one through."""
+
+    async def act(leases: Leases) -> None:
+        leases.budget.limits = {"machines": 1}
+        offer = (await leases.offers(Wish(NEED)))[0]
+        found = await asyncio.gather(
+            leases.ask(NEED, offer), leases.ask(NEED, offer), return_exceptions=True
+        )
+        assert [isinstance(each, LeaseRow) for each in found] == [True, False]
+        assert isinstance(found[1], Full) and "[limits] machines" in str(found[1])
+        assert states(leases) == ["COMING"]
+
+    on(tmp_path, act)
+    assert alive(tmp_path) == 1
+
+
+def test_two_who_give_a_lease_back_at_once_have_the_same_answer(tmp_path: Path) -> None:
+    async def act(leases: Leases) -> None:
+        row = await rented(leases)
+        assert row is not None
+        assert await asyncio.gather(
+            leases.release(row, "done"), leases.release(row, "done"), leases.close()
+        ) == [True, True, []]
+        assert states(leases) == ["GONE"] and await leases.release(row, "done")
+
+    on(tmp_path, act)
+
+
+def test_a_lease_that_is_being_given_back_holds_back_more_the_longer_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(leases: Leases) -> None:
+        leases.budget.limit = 1.2 * 10  # ten hours
+        row = await rented(leases)
+        assert row is not None and not await leases.release(row, "taken away")
+        assert leases.budget.left() == pytest.approx(12.0 - 1.2 * 120 / 3600, abs=0.01)
+        assert leases.budget.certain() < 0.1, "up to its own end it may cost nearly all"
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 3600)
+        assert leases.budget.left() == pytest.approx(12.0 - 1.2 * 2, abs=0.01)
+
+    on(tmp_path, act, {"kept": 3})
+
+
+def test_an_order_waits_for_the_proof_that_another_machine_is_gone_and_no_longer_than_for_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(leases: Leases) -> None:
+        leases.budget.limit, said = 1.2 * 10, list[str]()
+        leases.say = said.append
+        leases.driver.traits = leases.driver.traits._replace(comes_up=timedelta(seconds=0.3))
+        row = await rented(leases)
+        assert row is not None and not await leases.release(row, "taken away")
+        with pytest.raises(
+            CannotRun, match=rf"has not ended loopback {row.key} in .* minutes"
+        ) as why:
+            await rented(leases)
+        assert row.key in str(why.value.fix) and len(said) == 1 and row.key in said[0]
+        asking = asyncio.create_task(rented(leases))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not asking.done()
+        assert await leases.again() == [] and await asking is not None
+        assert states(leases) == ["GONE", "COMING"]
+
+    on(tmp_path, act, {"kept": 3})
+
+
+def test_money_that_becomes_free_wakes_those_who_may_have_it(tmp_path: Path) -> None:
+    async def act(leases: Leases) -> None:
+        leases.budget.limit = 1.2
+        (offer, *_) = await leases.offers(Wish(NEED))
+        one = await leases.ask(NEED, offer, 2)
+        assert one is not None
+        two = leases.intent(NEED, offer, leases.budget.until(1.2, leases.budget.certain()))
+        leases.ledger.ask(two)
+        assert not leases.freed.is_set()
+        one, _ = await leases.up(one)
+        short = one.until
+        assert await leases.release(two, "done") and leases.freed.is_set()
+        assert (await leases.renew(one)).until > short + 600
+
+    on(tmp_path, act)

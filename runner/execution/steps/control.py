@@ -8,7 +8,7 @@ import os
 from datetime import timedelta
 from typing import Final
 
-from drivers.base import DriverError
+from drivers.base import DriverError, Unreachable
 
 from ...errors import Busy
 from ...hosts.link.control_file import asked
@@ -178,7 +178,19 @@ async def stop(running: Running, grace: timedelta = GRACE, *, may_save: bool = F
                 and (await asyncio.wait({running.carried}, timeout=STEP.total_seconds()))[0]
             ):
                 return
-        await running.place.stop(job, grace)
+        try:
+            patience = (grace + GRACE).total_seconds() if running.place.is_rented else None
+            async with asyncio.timeout(patience):
+                return await running.place.stop(job, grace)
+        except (TimeoutError, Unreachable):
+            _give_up(running)
+
+
+def _give_up(running: Running) -> None:
+    """Wait no longer for what runs on a rented machine that cannot be reached: it ends with its machine, which is given back."""
+    if running.place.is_rented and running.carried is not None:
+        running.place.lost = running.place.lost or "it could not be reached to end what runs there"
+        running.carried.cancel()
 
 
 def _stop_all(work: Work, grace: timedelta = GRACE, *, may_save: bool = False) -> None:

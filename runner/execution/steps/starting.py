@@ -360,7 +360,8 @@ async def _carry(work: Work, id: str, running: Running) -> None:
     except asyncio.CancelledError:
         if not running.stopped:
             raise
-        end = Exit(None, reason="stopped")
+        lost = running.place.lost
+        end = HostLost(lost) if lost else Exit(None, reason="stopped")
     except (DriverError, RecipeError) as error:
         end = error
     except OSError as error:

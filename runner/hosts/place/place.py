@@ -54,6 +54,8 @@ class Place:
 
     own_disk = False
     """Whether an attempt directory here is only a model of the one that its command sees."""
+    is_rented = False
+    """Whether it is given back after the run, and what runs there ends with it."""
 
     def __init__(
         self,

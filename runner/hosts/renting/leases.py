@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from drivers import load
 from drivers.base import (
     Accounted,
+    Charge,
     Charging,
     Denied,
     Driver,
@@ -28,6 +29,7 @@ from drivers.base import (
     Host,
     HostLost,
     Lease,
+    Naming,
     Need,
     NoCapacity,
     Offer,
@@ -314,7 +316,23 @@ class Leases:
         if row.state == "COMING":
             row = self._move(row, "UP")
             crashpoint("lease-up")
-        return row, hosts
+        return await self._at_its_price(row), hosts
+
+    async def _at_its_price(self, row: LeaseRow) -> LeaseRow:
+        """A lease that costs more than its offer said, at that price: it ends when the same money is spent."""
+        if not isinstance(self.driver, Naming) or not row.price or row.machine:
+            return row
+        named = self.driver.highest_price(lease_of(row))
+        if named <= row.price:
+            return row
+        row = self.ledger.reprice(
+            row, named, row.asked + (row.until - row.asked) * row.price / named
+        )
+        if isinstance(self.driver, Prolonging):
+            ends = datetime.fromtimestamp(row.until, UTC)
+            with suppress(DriverError):  # the run leaves it in time; its own end is the last resort
+                await self.call(partial(self.driver.prolong, lease_of(row), ends))
+        return row
 
     async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
         ours = (
@@ -490,7 +508,7 @@ class Leases:
                 self.ledger.accrue(row)
 
     async def charges(self) -> None:
-        """Note what the provider has charged for the machines of this run, where it says so.  Raises DriverError."""
+        """Note what the provider has charged for the machines of this run, where it says so and that can be read."""
         if not isinstance(self.driver, Charging):
             return
         for row in self.ledger.of_run(self.run):
@@ -498,7 +516,10 @@ class Leases:
                 row.lease and row.driver == self.name and not row.machine
             ):  # of a kept machine the provider tells all that it ever cost
                 since = datetime.fromtimestamp(row.asked, UTC)
-                if charged := await self.call(partial(self.driver.charges, lease_of(row), since)):
+                charged: Sequence[Charge] = ()
+                with suppress(DriverError):  # what was accrued stands
+                    charged = await self.call(partial(self.driver.charges, lease_of(row), since))
+                if charged:
                     self.ledger.charge(row, sum(charge.usd for charge in charged))
 
     async def listed(self, row: LeaseRow) -> bool:

@@ -293,6 +293,17 @@ class Ledger:
         """Have a lease end later.  Raises NotOurs when it is not as `row` says any more."""
         return self._guarded(row, row._replace(until=until))
 
+    def reprice(self, row: LeaseRow, price: float, until: float) -> LeaseRow:
+        """Have a lease cost another price an hour, and end at another time.  Raises NotOurs when it is not as `row` says any more."""
+        after = row._replace(price=price, until=until)
+        with self._database.transaction() as db:
+            cursor = db.execute(
+                "UPDATE leases SET price = ?, until = ? WHERE key = ? AND holder = ? AND state = ?",
+                (price, until, row.key, row.holder, row.state),
+            )
+            _demand(cursor, row)
+        return after
+
     def _guarded(self, row: LeaseRow, after: LeaseRow) -> LeaseRow:
         with self._database.transaction() as db:
             cursor = db.execute(
