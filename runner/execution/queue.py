@@ -31,7 +31,7 @@ from ..survey.survey import Request, compiled, storable
 from . import uploading
 from .refusals import check, preflight
 from .reporting import LAST_WORDS, begin, no_points, refused
-from .results import deliver, sizes
+from .results import deliver, sizes, tell_warnings
 from .resume import Claimed, as_it_stood, poisoned
 from .session import check_ids, look
 from .steps.work import Handover
@@ -429,6 +429,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         listener.begin(
             Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
         )
+        tell_warnings(ws, found, listener)
         deliver(ws, row.id, fence, found.plan, found.made)
         if settings.upload:
             uploading.upload(

@@ -30,6 +30,16 @@ def tell(ws: Workspace, listener: Listener) -> None:
         listener.say(notice)
 
 
+def tell_warnings(ws: Workspace, found: Survey, listener: Listener) -> None:
+    """Say again what steps that are fresh had to say when they were made."""
+    if not (known := ws.store.index.warnings(found.plan.recipe)):
+        return
+    for number, verdict in enumerate(found.verdicts):
+        if verdict.answer == FRESH and verdict.key is not None:
+            for text in known.get(verdict.key, ()):
+                listener.say(f"{found.plan.nodes[number].id}: warning: {text}")
+
+
 def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
     """The outputs that the recipe declares, and where they lie; a recipe that declares none has its steps' files where they say."""
     base = out_dir(ws, found.plan, found.library, found.request)
