@@ -39,6 +39,8 @@ def test_a_warning_is_said_under_the_steps_line_and_again_when_the_step_is_fresh
         said.append([line for line in (out + err).splitlines() if "warning: " in line])
         assert "hunter2" not in out + err
     assert said[0] == said[1] == said[2]
+    _, out, _ = space.command("check", "./recipe.yaml", env=secret)
+    assert [line for line in out.splitlines() if "warning: " in line] == said[0]
     assert said[0][0].startswith("data: warning: rows were cut ") and "(3 times)" in said[0][0]
     assert len(said[0]) == 21 and said[0][-1].endswith("11 more warnings: see the step's log")
     assert all(len(line) < 530 for line in said[0])
