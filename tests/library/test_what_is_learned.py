@@ -611,7 +611,7 @@ def test_rows_that_a_template_or_a_reader_refuses_are_bad_rows_like_others(
 ROW = {"text": "a row of data"}
 
 
-def test_what_lies_beside_the_data_is_no_data_and_named(modules: Namespace, tmp_path: Path) -> None:
+def test_files_beside_the_data_are_no_data_and_named(modules: Namespace, tmp_path: Path) -> None:
     folder = tmp_path / "d"
     jsonl(folder / "train.jsonl", [{"text": f"row {n}"} for n in range(3)])
     for name in (
