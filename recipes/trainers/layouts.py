@@ -6,7 +6,7 @@ Knows no template and no tokenizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rows import Bad, Row, kind
@@ -27,7 +27,11 @@ SPEAKERS = {
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """What chat templates call what an answer was thought about."""
 
+MARKS = ("weight", "train", "training", "loss")
+"""What data sets call it that a turn is learned: OpenAI and Mistral, axolotl, ms-swift.  1 or true: it is; 0 or false: it is only read."""
+
 Message = dict[str, Any]
+LEARNED = "learned"  # of a message as it comes from here: whether its own marks have it learned; not there where it has none
 
 
 class Strange(Exception):
@@ -47,7 +51,32 @@ def functions(value: object, name: str) -> list[dict[str, Any]]:
     value = _read(value, name) if value else []
     if not isinstance(value, list) or not all(isinstance(each, dict) and _called(each) for each in value):
         raise Strange(f'"{name}" is no list of functions, each {{"type": "function", "function": {{"name": "…", "parameters": …}}}}')
-    return value
+    return [without_nulls(each) for each in value]
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without what is null in its objects, at any depth: tables have each key in every row, as null where it is not there."""
+    if isinstance(value, dict):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def plain(message: Message) -> Message:
+    """The message without our own mark on it, for templates."""
+    return {key: value for key, value in message.items() if key != LEARNED}
+
+
+def _marked(message: Message, where: str) -> Message:
+    """The message with its marks as our own one.  Raises Strange where a mark is neither yes nor no."""
+    learned: dict[str, bool] = {}
+    for name in MARKS:
+        value = message.pop(name, None)
+        if value is None or value != value:  # a table says NaN where there is no number
+            continue
+        if value not in (0, 1):
+            raise Strange(f'"{name}" of {where} is {json.dumps(value)[:40]}: a turn is learned (1, true) or only read (0, false)')
+        learned[name] = bool(value)
+    return {**message, LEARNED: all(learned.values())} if learned else message
 
 
 def names(message: Message) -> list[str]:
@@ -64,7 +93,7 @@ def _message(found: object, where: str) -> Message:
     if isinstance(found, dict) and {"from", "value"} <= set(found):
         raise Strange(f'{where} has "from" and "value": format=sharegpt reads such')
     # Parquet has each key in every message, as null where it is not there.
-    made = {key: value for key, value in found.items() if value is not None} if isinstance(found, dict) else {}
+    made = _marked(without_nulls(found), where) if isinstance(found, dict) else {}
     calls = made.pop("tool_calls", None) or []
     if calls or any(name in made for name in THOUGHTS):
         made.setdefault("content", "")
@@ -106,7 +135,12 @@ def _read(value: object, name: str) -> object:
 
 def layout_of(row: Row, columns: Mapping[str, str]) -> str | None:
     """The layout that a row has by its columns."""
-    return next((name for name, wanted in LAYOUTS.items() if all(columns.get(column, column) in row.value for column in wanted)), None)
+    return next((name for name, wanted in LAYOUTS.items() if has_columns(row, wanted, columns)), None)
+
+
+def has_columns(row: Row, wanted: Iterable[str], columns: Mapping[str, str]) -> bool:
+    """Whether a row has each of these columns."""
+    return all(columns.get(column, column) in row.value for column in wanted)
 
 
 def messages(row: Row, layout: str, columns: Mapping[str, str]) -> list[Message] | Bad:
@@ -130,7 +164,7 @@ def _alpaca(value: Mapping[str, object], columns: Mapping[str, str]) -> Iterator
 
     if value["system"]:
         yield {"role": "system", "content": text("system")}
-    history = value["history"] or []
+    history = _read(value["history"], columns.get("history", "history")) if value["history"] else []
     if not isinstance(history, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in history
     ):
@@ -155,6 +189,8 @@ def _sharegpt(value: Mapping[str, object], row: Mapping[str, object], columns: M
         said = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
         if not isinstance(speaker, str) or not isinstance(said, str):
             raise Strange(f'turn {number} of "{name}" is not {{"from": "…", "value": "…"}}')
+        assert isinstance(turn, dict)
+        mark = {name: turn[name] for name in MARKS if name in turn}
         if speaker not in SPEAKERS:
             raise Strange(f'turn {number} of "{name}" is by "{speaker}"; read are {", ".join(SPEAKERS)}; calls of tools are read from messages alone')
-        yield {"role": SPEAKERS[speaker], "content": said}
+        yield _marked({"role": SPEAKERS[speaker], "content": said} | mark, f'turn {number} of "{name}"')

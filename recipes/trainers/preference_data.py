@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from disk import sha256
-from rows import Bad, BadData, Row, files, kind
+from layouts import Strange, functions, names, without_nulls
+from notices import other_tokens, warn
+from rows import Bad, BadData, Row, kind
 from sft_data import BATCH
-from sifting import SHOWN, Sieve, held_out, no_message, number, renamed
-from vocabulary import Vocabulary
+from sifting import SHOWN, Sieve, data_files, no_message, number, renamed, split
+from vocabulary import Refused, Vocabulary
 
 NAMES = ("prompt", "chosen", "rejected")
 SPLITS = ("train", "held_out")
@@ -64,43 +66,51 @@ def prepare(options: argparse.Namespace) -> str:
     vocabulary = Vocabulary(options.base, options.chat_template, options.eos_token)
     if vocabulary.positions and options.max_length > vocabulary.positions:
         raise BadData(f"max_length {options.max_length} is more than the {vocabulary.positions} positions of the base model")
-    good, ignored = files(options.data)
+    found = data_files(options.data, options.eval_fraction)
     columns, counts, sieve = renamed(options.columns, NAMES), Counts(), Sieve(options.max_bad_rows)
-    pairs = sieve.sift(good, options.data, lambda row: _pair(row, columns, vocabulary))
 
-    made: list[tuple[list[int], list[int], list[int]]] = []
-    owners: list[int] = []
+    made: dict[str, list[tuple[list[int], list[int], list[int]]]] = {"train": [], "held_out": []}
+    owners: dict[str, list[int]] = {"train": [], "held_out": []}
     seen: set[bytes] = set()
     highest = 0
     forms: set[str] = set()
-    while batch := list(islice(pairs, BATCH)):
-        for pair, (prompt, chosen, rejected) in zip(batch, _encode(batch, vocabulary), strict=True):
-            forms.add("conversations" if pair.templated else "plain text")
-            highest = max(highest, *prompt, *chosen, *rejected)
-            if len(prompt) >= options.max_length:
-                counts.rows_with_no_room += 1
-                continue
-            room = options.max_length - len(prompt)
-            counts.truncated_rows += max(len(chosen), len(rejected)) > room
-            if chosen[:room] == rejected[:room]:
-                counts.rows_equal_once_cut += 1
-                continue
-            made.append((prompt, chosen[:room], rejected[:room]))
-            # Rows of one prompt stay on one side: what is judged by was never seen, its question neither.
-            owners.append(number(pair.prompt))
-            row = hashlib.sha256(repr((prompt, chosen, rejected)).encode()).digest()
-            counts.duplicate_rows += row in seen
-            seen.add(row)
 
-    sieve.judge(good)
+    def take(these: list[Path], name: str) -> None:
+        nonlocal highest
+        pairs = sieve.sift(these, options.data, lambda row: _pair(row, columns, vocabulary))
+        while batch := list(islice(pairs, BATCH)):
+            for pair, (prompt, chosen, rejected) in zip(batch, _encode(batch, vocabulary), strict=True):
+                forms.add("conversations" if pair.templated else "plain text")
+                highest = max(highest, *prompt, *chosen, *rejected)
+                if len(prompt) >= options.max_length:
+                    counts.rows_with_no_room += 1
+                    continue
+                room = options.max_length - len(prompt)
+                counts.truncated_rows += max(len(chosen), len(rejected)) > room
+                if chosen[:room] == rejected[:room]:
+                    counts.rows_equal_once_cut += 1
+                    continue
+                made[name].append((prompt, chosen[:room], rejected[:room]))
+                # Rows of one prompt stay on one side: what is judged by was never seen, its question neither.
+                owners[name].append(number(pair.prompt))
+                row = hashlib.sha256(repr((prompt, chosen, rejected)).encode()).digest()
+                counts.duplicate_rows += row in seen
+                seen.add(row)
+
+    take(found.train, "train")
+    take(found.held_out, "held_out")
+    sieve.judge(found)
     if vocabulary.size and highest >= vocabulary.size:
         raise BadData(f"the tokenizer made token {highest}, the base model knows {vocabulary.size}: they do not belong together")
-    if not made:
+    if not made["train"]:
         raise BadData(f"none of {sieve.rows} rows leaves two different answers within max_length {options.max_length}")
-    kept = held_out(owners, options.eval_fraction, options.seed)
-    splits: dict[str, list[tuple[list[int], list[int], list[int]]]] = {name: [] for name in SPLITS}
-    for owner, row_of_tokens in zip(owners, made, strict=True):
-        splits["held_out" if owner in kept else "train"].append(row_of_tokens)
+    kept = split(owners["train"], owners["held_out"], options.eval_fraction, options.seed)
+    splits: dict[str, list[tuple[list[int], list[int], list[int]]]] = {"train": [], "held_out": made["held_out"]}
+    for owner, row_of_tokens in zip(owners["train"], made["train"], strict=True):
+        if owner not in kept:
+            splits["train"].append(row_of_tokens)
+        elif not found.held_out:
+            splits["held_out"].append(row_of_tokens)
     options.out.mkdir(parents=True, exist_ok=True)
     digests = {name: _write(options.out / f"{name}.arrow", rows) for name, rows in splits.items()}
     manifest = {
@@ -111,22 +121,33 @@ def prepare(options: argparse.Namespace) -> str:
         "forms": sorted(forms),
         "end_token": vocabulary.end_of(chat="conversations" in forms)._asdict(),
         "max_length": options.max_length,
-        "longest": max(len(prompt) + max(len(chosen), len(rejected)) for prompt, chosen, rejected in made),
+        "longest": max(len(prompt) + max(len(chosen), len(rejected)) for rows in made.values() for prompt, chosen, rejected in rows),
         "bad_rows": sieve.bad_rows,
         "truncated_rows": counts.truncated_rows,
         "rows_with_no_room": counts.rows_with_no_room,
         "rows_equal_once_cut": counts.rows_equal_once_cut,
         "duplicate_rows": counts.duplicate_rows,
-        "files": [file.name for file in good][:SHOWN],
-        "ignored_files": [file.name for file in ignored][:SHOWN],
+        "files": [file.name for file in found.train][:SHOWN],
+        "held_out_files": [file.name for file in found.held_out][:SHOWN],
+        "ignored_files": [name for name, _ in found.left_out],
         "arrays": digests,
     }
     (options.out / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    for line in [*_doubts(manifest, counts, sieve), *other_tokens(vocabulary.saved_with)]:
+        warn(line)
     return _summary(manifest, counts, sieve)
 
 
 def _pair(row: Row, columns: dict[str, str], vocabulary: Vocabulary) -> Pair | Bad:
+    try:
+        return _read(row, columns, vocabulary)
+    except (Strange, Refused) as error:
+        return Bad(row.where, str(error))
+
+
+def _read(row: Row, columns: dict[str, str], vocabulary: Vocabulary) -> Pair | Bad:
     names = {name: columns.get(name, name) for name in NAMES}
+    tools = functions(row.value.get("tools"), "tools")
     has = ", ".join(row.value) or "none"
     for name in ("chosen", "rejected"):
         if names[name] not in row.value:
@@ -139,14 +160,14 @@ def _pair(row: Row, columns: dict[str, str], vocabulary: Vocabulary) -> Pair | B
             return Bad(row.where, f'"{names[name]}" {why}')
     if names["prompt"] in row.value:
         if isinstance(values["prompt"], str) or (why := _unusable(values["prompt"])) == "":
-            return _joined(row.where, values, vocabulary)
+            return _joined(row.where, values, vocabulary, tools)
         return Bad(row.where, f'"{names["prompt"]}" {why}')
     if not (isinstance(values["chosen"], list) and isinstance(values["rejected"], list)):
         return Bad(row.where, f'no column "{names["prompt"]}"; it has: {has}; only whole conversations can do without')
-    return _joined(row.where, {**values, "prompt": []}, vocabulary)
+    return _joined(row.where, {**values, "prompt": []}, vocabulary, tools)
 
 
-def _joined(where: str, values: dict[str, Any], vocabulary: Vocabulary) -> Pair | Bad:
+def _joined(where: str, values: dict[str, Any], vocabulary: Vocabulary, tools: list[dict[str, Any]]) -> Pair | Bad:
     if not any(isinstance(value, list) for value in values.values()):
         pair = Pair(where, values["prompt"], values["prompt"] + values["chosen"], values["prompt"] + values["rejected"], templated=False)
     else:
@@ -156,8 +177,12 @@ def _joined(where: str, values: dict[str, Any], vocabulary: Vocabulary) -> Pair 
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
             if not answer or answer[-1]["role"] != "assistant":
                 return Bad(where, f'"{name}" does not end with a message of the assistant')
-        begun = vocabulary.render(prompt, where, answer=True)
-        pair = Pair(where, begun, vocabulary.render(prompt + chosen, where), vocabulary.render(prompt + rejected, where), templated=True)
+        begun = vocabulary.render(prompt, answer=True, tools=tools)
+        # A template leaves out what it does not know, without a word.
+        if lost := [each for each in names({"tool_calls": tools}) if each not in begun]:
+            return Bad(where, f"the chat template writes nothing of the tool {lost[0]}: give one that takes tools with chat_template=FILE")
+        whole = [vocabulary.render(prompt + answer, tools=tools) for answer in (chosen, rejected)]
+        pair = Pair(where, begun, *whole, templated=True)
     try:
         f"{pair.prompt}{pair.chosen}{pair.rejected}".encode()
     except UnicodeEncodeError:
@@ -187,8 +212,9 @@ def _conversation(value: object) -> object:
         except json.JSONDecodeError:
             return value
         if isinstance(found, list) and found and all(isinstance(message, dict) and "role" in message for message in found):
-            return found
-    return value
+            value = found
+    # Parquet has each key in every message, as null where it is not there.
+    return without_nulls(value) if isinstance(value, list) else value
 
 
 def _unusable(value: object) -> str:
@@ -214,9 +240,7 @@ def _encode(batch: Sequence[Pair], vocabulary: Vocabulary) -> Iterator[tuple[lis
     for pair in batch:
         prompt, chosen, rejected = (_once(list(next(encoded[pair.templated]).ids), begin) for _ in NAMES)
         if not pair.templated:
-            if prompt and prompt[-1] == vocabulary.end.number:  # a tokenizer that ends every text
-                prompt = prompt[:-1]
-            chosen, rejected = (ids if ids[-1:] == [vocabulary.end.number] else [*ids, vocabulary.end.number] for ids in (chosen, rejected))
+            prompt, chosen, rejected = vocabulary.unended(prompt), vocabulary.ended(chosen), vocabulary.ended(rejected)
         size = min(_shared(prompt, chosen), _shared(prompt, rejected))
         yield prompt[:size], chosen[size:], rejected[size:]
 
@@ -253,11 +277,18 @@ def _summary(manifest: dict[str, Any], counts: Counts, sieve: Sieve) -> str:
         f"data: {counts.truncated_rows} rows truncated at {manifest['max_length']} tokens ({counts.truncated_rows / sieve.rows:.1%}), "
         f"the longest has {manifest['longest']}, {counts.duplicate_rows} duplicates",
     ]
+    return "\n".join(lines)
+
+
+def _doubts(manifest: dict[str, Any], counts: Counts, sieve: Sieve) -> Iterator[str]:
+    """What people have to know who look at no log: rows that are learned in part, or not at all."""
+    if counts.truncated_rows:
+        share = counts.truncated_rows / sieve.rows
+        yield f"{counts.truncated_rows} rows truncated at {manifest['max_length']} tokens ({share:.1%}): raise max_length to learn them whole"
     if counts.rows_with_no_room:
-        lines.append(f"data: {counts.rows_with_no_room} rows left out: the prompt alone fills max_length")
+        yield f"{counts.rows_with_no_room} rows left out: the prompt alone fills max_length"
     if counts.rows_equal_once_cut:
-        lines.append(f"data: {counts.rows_equal_once_cut} rows left out: cut at max_length, both answers are the same")
-    return "\n".join([*lines, *sieve.left_out()])
+        yield f"{counts.rows_equal_once_cut} rows left out: cut at max_length, both answers are the same"
 
 
 def _options() -> argparse.Namespace:

@@ -38,6 +38,7 @@ OURS = {
     "trainer.ckpt": "checkpoints are the recipe's, on trainer and orchestrator alike: save_every=STEPS",
     "orchestrator.ckpt": "checkpoints are the recipe's, on trainer and orchestrator alike: save_every=STEPS",
 }
+STEPS_APART = "# max_steps is no part of this file: a greater number continues the same training.  Say --max-steps beside it.\n"
 # Sections that have moved or gone, and what they are now.
 MOVED = {
     "trainer.model.experimental.lora": "trainer.model.lora (pull request 1440)",
@@ -64,7 +65,7 @@ def main() -> None:
     if wrong:
         told = "\n  ".join(wrong)
         sys.exit(f"guard: {len(wrong)} {'thing' if len(wrong) == 1 else 'things'} to put right before anything is rented or trained\n  {told}")
-    options.out.write_text(toml(_with_checkpoints(config, options)), encoding="utf-8")
+    options.out.write_text(STEPS_APART + toml(_for_train(config, options)), encoding="utf-8")
     print(f"guard: {options.out}, a checkpoint every {options.save_every} of {config['max_steps']} steps")
 
 
@@ -201,8 +202,12 @@ def _key(key: str) -> str:
     return key if key and all(letter.isascii() and (letter.isalnum() or letter in "_-") for letter in key) else _text(key)
 
 
-def _with_checkpoints(config: Config, options: argparse.Namespace) -> Config:
-    """With what the recipe needs: checkpoints that it keeps, numbers in a file, a server to generate with."""
+def _for_train(config: Config, options: argparse.Namespace) -> Config:
+    """With what the recipe needs: checkpoints that it keeps, numbers in a file, a server to generate with.
+
+    Without the number of steps, which step `train` says itself: what it is given is a part of its state, which a greater number continues.
+    """
+    config = {name: value for name, value in config.items() if name != "max_steps"}
     config.setdefault("ckpt", {}).update(interval=options.save_every, keep_last=options.keep)
     config.setdefault("monitors", {}).setdefault("file", {})
     config.setdefault("inference", {})

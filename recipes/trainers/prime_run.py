@@ -20,7 +20,7 @@ def main() -> None:
     # Checkpoints go into the state, which prime-rl takes for no earlier run as long as it is empty; all else into a folder that is new each time.
     folder = options.runs / RUN
     argv = [*options.launcher, "@", str(options.config), "--output-dir", str(options.runs), "--run.name", RUN]
-    argv += ["--model.name", str(options.base.absolute())]
+    argv += ["--model.name", str(options.base.absolute()), "--max-steps", str(options.max_steps)]
     argv += ["--ckpt.output-dir", str(options.checkpoints.parent)]
     if options.resume:
         argv += ["--resume.dir", str(options.resume)]
@@ -54,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--launcher", nargs="+", required=True, help="the words that start prime-rl's `rl`")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--base", type=Path, required=True)
+    parser.add_argument("--max-steps", type=int, required=True)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--resume", type=Path)

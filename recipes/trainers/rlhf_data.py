@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rows import Bad, BadData, Row, files, kind
-from sifting import SHOWN, Sieve, held_out, no_message, number, renamed
-from vocabulary import Vocabulary
+from rows import Bad, BadData, Row, kind
+from sifting import SHOWN, Sieve, data_files, no_message, number, renamed, split
+from vocabulary import Refused, Vocabulary, leave_open, tokenizer_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,16 +37,21 @@ def prepare(options: argparse.Namespace) -> str:
     columns = renamed(options.columns)
     vocabulary = Vocabulary(options.base, options.chat_template, options.eos_token)
     tokenizer = load_tokenizer(options.base, options.chat_template)
-    good, ignored = files(options.data)
+    found = data_files(options.data, options.eval_fraction)
     sieve, reading = Sieve(options.max_bad_rows), _Reading(options, columns, tokenizer)
-    rows = list(sieve.sift(good, options.data, reading.usable))
-    sieve.judge(good)
+    rows = list(sieve.sift(found.train, options.data, reading.usable))
+    to_judge_by = list(sieve.sift(found.held_out, options.data, reading.usable))
+    sieve.judge(found)
 
     owners = [number(json.dumps(row["prompt"])) for row in rows]
-    kept = held_out(owners, options.eval_fraction, options.seed)
-    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS}
+    kept = split(owners, [number(json.dumps(row["prompt"])) for row in to_judge_by], options.eval_fraction, options.seed)
+    parts: dict[str, list[dict[str, Any]]] = {"train": [], "held_out": to_judge_by}
     for row, owner in zip(rows, owners, strict=True):
-        parts["held_out" if owner in kept else "train"].append(row)
+        if owner not in kept:
+            parts["train"].append(row)
+        elif not found.held_out:
+            parts["held_out"].append(row)
+    rows += to_judge_by
     options.out.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
         (options.out / f"{name}.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part), encoding="utf-8")
@@ -59,13 +64,15 @@ def prepare(options: argparse.Namespace) -> str:
         "duplicate_rows": len(owners) - len(set(owners)),
         "longest_prompt": reading.longest,
         "columns": sorted({name for row in rows for name in row}),
-        "files": [file.name for file in good][:SHOWN],
-        "ignored_files": [file.name for file in ignored][:SHOWN],
+        "files": [file.name for file in found.train][:SHOWN],
+        "held_out_files": [file.name for file in found.held_out][:SHOWN],
+        "ignored_files": [name for name, _ in found.left_out],
     }
     (options.out / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
-    lines = [f"data: {len(rows)} prompts ({reading.form}), {len(parts['held_out'])} held out, the longest of {reading.longest} tokens, "
-             f"{facts['duplicate_rows']} duplicates"]  # fmt: skip
-    return "\n".join([*lines, *sieve.left_out()])
+    return (
+        f"data: {len(rows)} prompts ({reading.form}), {len(parts['held_out'])} held out, the longest of {reading.longest} tokens, "
+        f"{facts['duplicate_rows']} duplicates"
+    )
 
 
 def load(folder: Path, split: str) -> list[dict[str, Any]]:
@@ -86,12 +93,8 @@ def load_tokenizer(base: Path, chat_template: Path | None, end: str | None = Non
 
     Raises BadData where it cannot be used to sample.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(base, local_files_only=True, padding_side="left", truncation_side="left")
-    except (OSError, ValueError) as error:
-        raise BadData(f"{base}: no usable tokenizer: {str(error).splitlines()[0]}") from error
+    tokenizer = tokenizer_of(base, padding_side="left", truncation_side="left")
+    leave_open(tokenizer, base)
     if end is not None:
         tokenizer.eos_token = end
     if tokenizer.eos_token_id is None:
@@ -114,7 +117,10 @@ class _Reading:
         found = _prompt(row, self._columns, self._options)
         if isinstance(found, Bad):
             return found
-        length = len(prompt_ids(found["prompt"], self._tokenizer, row.where))
+        try:
+            length = len(prompt_ids(found["prompt"], self._tokenizer))
+        except Refused as error:
+            return Bad(row.where, str(error))
         if length > self._options.max_prompt_length:
             # Cut on the left it would lose its instructions, on the right its question.
             return Bad(row.where, f"the prompt has {length} tokens, more than max_prompt_length {self._options.max_prompt_length}")
@@ -165,9 +171,8 @@ def _prompt(row: Row, columns: dict[str, str], options: argparse.Namespace) -> d
     return {**named, "prompt": prompt}
 
 
-def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, where: str = "") -> list[int]:
-    """The tokens of a prompt, as the model sees it before its first own token."""
-    import jinja2
+def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens of a prompt, as the model sees it before its first own token.  Raises Refused."""
 
     if isinstance(prompt, str):
         plain: list[int] = tokenizer(text=prompt, verbose=False)["input_ids"]
@@ -178,8 +183,8 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, where: str = 
         told: Any = tokenizer.apply_chat_template(
             prompt, add_generation_prompt=True, tokenize=True, return_dict=True, tokenizer_kwargs={"verbose": False}
         )
-    except (jinja2.TemplateError, ValueError) as error:
-        raise BadData(f"{where}: the chat template does not take this conversation: {error}") from error
+    except Exception as error:  # it is a program of somebody else: what it raises is its own
+        raise Refused(f"the chat template does not take this conversation: {error}") from error
     ids: list[int] = told["input_ids"]
     return ids
 

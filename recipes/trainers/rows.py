@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import json
+import re
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
-SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", ".txt")
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
+COMPRESSED = (".gz", ".zst")  # what may follow the name of a file of text
 BLOCK = 1 << 20  # bytes of a text file that make one row, at most; a cut falls on a line end
 
 
@@ -34,34 +40,182 @@ class Bad:
     why: str
 
 
-def files(path: Path) -> tuple[list[Path], list[Path]]:
-    """The data files at `path` in name order, and the files there that are none."""
+@dataclass(frozen=True, slots=True)
+class DataFiles:
+    """The files of a data set, each list in the order of names."""
+
+    train: list[Path]
+    held_out: list[Path] = field(default_factory=list)  # named as the rows to judge by, such as test.jsonl
+    left_out: list[tuple[str, str]] = field(default_factory=list)  # the name of each other file, and why it is none
+
+    @property
+    def names(self) -> list[str]:
+        return [file.name for file in (*self.train, *self.held_out)]
+
+    def notices(self) -> list[str]:
+        """Return a line for people for each reason for which files are left out, with their names."""
+        reasons = dict.fromkeys(why for _, why in self.left_out)
+        return [f"left out, {why}: {', '.join(name for name, other in self.left_out if other == why)}" for why in reasons]
+
+
+TRAINED_ON = {"train", "training"}
+JUDGED_BY = {"test", "testing", "eval", "evaluation", "validation", "valid", "val", "dev"}
+"""Words in the names of files that say which split they are, as the Hugging Face Hub has them."""
+ABOUT = re.compile(r"(readme|licen[cs]e|copying|requirements)([-_. ].*)?", re.DOTALL | re.IGNORECASE)
+ABOUT_IN_CAPITALS = re.compile(r"[A-Z0-9]*(AUTHORS|CHANGE(LOG|S)|CITATION|CONTRIBUTING|NOTICE|SUMS)")
+"""Names of files about a data set.  A document may be called notice.txt; NOTICE.txt is none."""
+ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+
+
+def files(path: Path) -> DataFiles:
+    """Find the data files at `path`, a file or a folder.  Raises BadData where there is none to learn from."""
     if not path.exists():
         raise BadData(f"{path}: no such file or folder")
     if path.is_file():
-        if path.suffix.lower() not in SUFFIXES:
-            raise BadData(f"{path.name}: not a data file; its name must end in one of {' '.join(SUFFIXES)}")
-        return [path], []
-    inside = sorted(item for item in path.rglob("*") if item.is_file() and not any(part.startswith(".") for part in item.relative_to(path).parts))
-    good = [item for item in inside if item.suffix.lower() in SUFFIXES]
-    if not good:
-        raise BadData(f"{path}: no data file in this folder; {len(inside)} others, none ending in {' '.join(SUFFIXES)}")
-    return good, [item for item in inside if item.suffix.lower() not in SUFFIXES]
+        if format_of(path) is None:
+            raise BadData(f"{path.name}: not a data file; its name must end in one of {' '.join(FORMATS)}, or in {' or '.join(COMPRESSED)} behind it")
+        return DataFiles([path])
+    found = DataFiles([])
+    hidden: dict[str, None] = {}
+    for file in sorted(item for item in path.rglob("*") if item.is_file()):
+        inside = file.relative_to(path)
+        depth = next((number for number, part in enumerate(inside.parts, 1) if part.startswith(".")), 0)
+        if depth:
+            hidden[str(Path(*inside.parts[:depth]))] = None
+        elif why := _no_data(file):
+            found.left_out.append((str(inside), why))
+        else:
+            (found.held_out if _is_to_judge_by(inside) else found.train).append(file)
+    found.left_out.extend((name, "hidden") for name in hidden)
+    if not found.train and found.held_out:
+        told = ", ".join(found.names[:3])
+        raise BadData(f"{path}: nothing to learn from: each data file is named as one to judge by ({told}); rename it, or give the file itself")
+    if not found.train:
+        others = f"; {'; '.join(found.notices())}" if found.left_out else ""
+        raise BadData(f"{path}: no data file in this folder, none ends in {' '.join(FORMATS)}{others}"[:2000])
+    return found
+
+
+def files_to_judge_by(found: DataFiles, eval_fraction: float) -> list[str]:
+    """Return lines for people about files that are held out.  Raises BadData where there are some and nothing is judged, with `eval_fraction` 0."""
+    if not found.held_out:
+        return []
+    told = ", ".join(str(file.name) for file in found.held_out)
+    if not eval_fraction:
+        raise BadData(
+            f"{told}: named as rows to judge by, and eval_fraction=0 judges nothing; say eval_fraction=0.05, or give the file to learn from itself"
+        )
+    return [f"held out, by its name: {told}; eval_fraction {eval_fraction:g} is ignored; rename a file to learn from it"]
+
+
+def format_of(file: Path) -> str | None:
+    """Return which of FORMATS a file has by its name, also if it is compressed; None if it has none of them."""
+    suffixes = [suffix.lower() for suffix in file.suffixes[-2:]]
+    if len(suffixes) == 2 and suffixes[1] in COMPRESSED:
+        return suffixes[0] if suffixes[0] in FORMATS and suffixes[0] != ".parquet" else None
+    return suffixes[-1] if suffixes and suffixes[-1] in FORMATS else None
+
+
+def _no_data(file: Path) -> str:
+    """Return why a file of a folder is no data; empty if it is."""
+    form = format_of(file)
+    if form is None:
+        return "no data by the end of its name"
+    name = file.name.removesuffix("".join(file.suffixes[-2:])) if file.suffix.lower() in COMPRESSED else file.stem
+    if form in (".txt", ".json", ".csv", ".tsv") and (ABOUT.fullmatch(name) or ABOUT_IN_CAPITALS.fullmatch(name)):
+        return "about the data, by its name"
+    if file.name in ABOUT_DATA:
+        return "about the data, by its name"
+    return "one JSON object, not rows" if form == ".json" and _is_one_object(file) else ""
+
+
+def _is_one_object(file: Path) -> bool:
+    """Tell whether a .json file is neither a list nor one object a line."""
+    try:
+        with opened(file) as data:
+            first, second = _line(data), _line(data)
+    except (OSError, EOFError, ValueError, zlib.error):
+        return False  # reading it will say what is wrong
+    return first.startswith(b"{") and not (second and _is_whole(first))
+
+
+def _line(data: BinaryIO) -> bytes:
+    """Return the next line that is not blank, without a byte order mark; empty at the end."""
+    return next((text for line in data if (text := line.removeprefix(b"\xef\xbb\xbf").strip())), b"")
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _is_to_judge_by(inside: Path) -> bool:
+    """Tell whether the name of a file, or the folder that it is in, says that it is to judge by and not to learn from."""
+    *folders, name = inside.parts
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    if words & TRAINED_ON:
+        return False
+    return bool(words & JUDGED_BY) or any(folder.lower() in JUDGED_BY for folder in folders)
+
+
+def opened(file: Path) -> BinaryIO:
+    """Open a file to read the bytes in it, which may lie there compressed."""
+    if file.suffix.lower() == ".gz":
+        return cast("BinaryIO", gzip.open(file))
+    if file.suffix.lower() == ".zst":
+        import pyarrow as arrow  # type: ignore[import-untyped]
+
+        return io.BufferedReader(cast(Any, _Raw(arrow.input_stream(str(file), compression="zstd"))))
+    return file.open("rb")
+
+
+class _Raw(io.RawIOBase):
+    """A stream of Arrow as Python's own readers want it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def _skip(data: BinaryIO, count: int) -> None:
+    """Go on in a stream by so many bytes, which not every one can do at once."""
+    if data.seekable():
+        data.seek(count)
+        return
+    while count and (read := len(data.read(min(count, 1 << 20)))):
+        count -= read
 
 
 def read(file: Path, name: str, begin: Place = (0, 0)) -> Iterator[Row | Bad]:
     """The rows of one file from `begin` on, under the name that messages give it."""
-    readers = {".jsonl": _jsonl, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".txt": _text}
+    readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".txt": _text}
+    form = format_of(file)
+    if form is None:
+        raise BadData(f"{name}: not a data file")
     try:
-        yield from readers[file.suffix.lower()](file, name, begin)
-    except OSError as error:
-        raise BadData(f"{name}: cannot be read: {error.strerror or error}") from error
+        yield from readers[form](file, name, begin)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadData(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _jsonl(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
     at, before = begin
-    with file.open("rb") as lines:
-        lines.seek(at)
+    with opened(file) as lines:
+        _skip(lines, at)
         for number, line in enumerate(lines, before + 1):
             where = f"{name}:{number}"
             at += len(line)
@@ -74,16 +228,47 @@ def _jsonl(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
             except UnicodeDecodeError as error:
                 yield Bad(where, _not_utf8(error))
                 continue
-            except json.JSONDecodeError as error:
-                yield Bad(where, f"not JSON: {error.msg} at column {error.colno}")
-                continue
-            except RecursionError:
-                yield Bad(where, "not usable JSON: nested too deeply")
+            except (ValueError, RecursionError) as error:
+                yield Bad(where, _not_json(error))
                 continue
             if isinstance(value, dict):
                 yield Row(where, value, (at, number))
             else:
                 yield Bad(where, f'{kind(value)} where an object is expected; each line holds one object, as in {{"text": "…"}}')
+
+
+def _json(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
+    """Read a list of objects, or one object a line, as some call .json."""
+    with opened(file) as data:
+        first = _line(data)
+    if first.startswith(b"{") and _is_whole(first):
+        yield from _jsonl(file, name, begin)
+        return
+    with opened(file) as data:
+        content = data.read()
+    if not content.strip():
+        return
+    try:
+        value = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        yield Bad(name, _not_utf8(error))
+        return
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        yield Bad(f"{name}{line}", _not_json(error))
+        return
+    if not isinstance(value, list):
+        yield Bad(name, f"{kind(value)} where a list of objects is expected")
+        return
+    for number, each in enumerate(islice(value, begin[1], None), begin[1] + 1):
+        where = f"{name} row {number}"
+        yield Row(where, each, (0, number)) if isinstance(each, dict) else Bad(where, f"{kind(each)} where an object is expected")
+
+
+def _not_json(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg} at column {error.colno}"
+    return "not usable JSON: nested too deeply" if isinstance(error, RecursionError) else f"not usable JSON: {str(error).partition(';')[0]}"
 
 
 def _csv(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
@@ -95,8 +280,8 @@ def _csv(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
 def _csv_rows(file: Path, name: str) -> Iterator[Row | Bad]:
     csv.field_size_limit(1 << 30)
     # A byte that is no UTF-8 becomes a surrogate here and is found again below: a strict decoder would end the reader with the row.
-    with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        reader = csv.reader(text, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", strict=True)
+    with io.TextIOWrapper(opened(file), encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        reader = csv.reader(text, delimiter="\t" if format_of(file) == ".tsv" else ",", strict=True)
         header: list[str] | None = None
         while True:
             where = f"{name}:{reader.line_num + 1}"
@@ -143,8 +328,8 @@ def _parquet(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
 
 def _text(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
     at, before = begin
-    with file.open("rb") as lines:
-        lines.seek(at)
+    with opened(file) as lines:
+        _skip(lines, at)
         block: list[bytes] = []
         size, first, number = 0, before + 1, before
         for number, line in enumerate(lines, before + 1):

@@ -10,15 +10,17 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import packing
 import rows
-from layouts import LAYOUTS, MORE, Message, Strange, conversation, functions, layout_of, messages, names, thought
-from rows import Bad, BadData, Place, Row, files, kind, read
+from layouts import LAYOUTS, LEARNED, MORE, Message, Strange, conversation, functions, has_columns, layout_of, messages, names, plain, thought
+from notices import other_tokens, warn
+from rows import Bad, BadData, DataFiles, Place, Row, files, files_to_judge_by, kind, read
 from tokens import Writer, pack
-from vocabulary import Vocabulary
+from vocabulary import Refused, Vocabulary
 
 COLUMNS = {"text": ("text",), "prompt-completion": ("prompt", "completion"), "messages": ("messages",)}
 TEMPLATE = "chat_template.jinja"  # beside the tokens of a data set that is read while training
@@ -50,6 +52,8 @@ class Counts:
     split_rows: int = 0
     rows_without_anything_to_learn: int = 0
     turns_not_learned: int = 0
+    turns_marked_as_read_only: int = 0
+    rows_also_held_out: int = 0
     complaints: list[str] = field(default_factory=list)
 
 
@@ -68,42 +72,60 @@ def prepare(options: argparse.Namespace) -> str:
     vocabulary = Vocabulary(options.base, options.chat_template, options.eos_token)
     if vocabulary.positions and options.max_length > vocabulary.positions:
         raise BadData(f"max_length {options.max_length} is more than the {vocabulary.positions} positions of the base model")
-    good, ignored = files(options.data)
+    found = files(options.data)
+    lines = [*found.notices(), *files_to_judge_by(found, options.eval_fraction)]
+    packs, probed = _packs(options)
     columns = _columns(options.columns)
     counts = Counts()
     reading = Reading(options.format, columns, vocabulary, counts)
 
     store = Writer(options.out, wide=vocabulary.tokenizer.get_vocab_size() > 1 << 16)
     owners: list[int] = []  # row digest of each document
+    documents: dict[str, list[int]] = {"train": [], "held_out": []}
     seen: set[int] = set()
-    samples = reading.samples(good, options.data, max(options.max_bad_rows, ENOUGH))
     highest = 0
-    while batch := list(islice(samples, BATCH)):
-        for sample, (tokens, learned) in zip(batch, encode(batch, vocabulary, reading.format), strict=True):
-            highest = max(highest, *tokens)
-            for piece, marks in pieces(tokens, learned, options.max_length, reading.format, counts):
-                store.add(piece, marks)
-                owners.append(sample.digest)
-            counts.duplicate_rows += sample.digest in seen
-            seen.add(sample.digest)
-        if options.streaming and (counts.rows >= HEAD or store.starts[-1] >= MOST):
-            break
 
-    _judge(counts, options.max_bad_rows, [file.name for file in good])
+    def learn(these: list[Path], into: list[int]) -> None:
+        nonlocal highest
+        begun = store.starts[-1], counts.rows
+        samples = reading.samples(these, options.data, max(options.max_bad_rows, ENOUGH))
+        while batch := list(islice(samples, BATCH)):
+            for sample, (tokens, learned) in zip(batch, encode(batch, vocabulary, reading.format), strict=True):
+                highest = max(highest, *tokens)
+                for piece, marks in pieces(tokens, learned, options.max_length, reading.format, counts):
+                    into.append(store.add(piece, marks))
+                    owners.append(sample.digest)
+                counts.duplicate_rows += sample.digest in seen
+                seen.add(sample.digest)
+            if options.streaming and (counts.rows - begun[1] >= HEAD or store.starts[-1] - begun[0] >= MOST):
+                break
+
+    learn(found.train, documents["train"])
+    if found.held_out:
+        rows_to_learn = set(owners)
+        learn(found.held_out, documents["held_out"])
+    _judge(counts, options.max_bad_rows, found.names)
     if vocabulary.size and highest >= vocabulary.size:
         raise BadData(f"the tokenizer made token {highest}, the base model knows {vocabulary.size}: they do not belong together")
     if not owners:
         raise BadData(f"none of {counts.rows} rows leaves anything to learn within max_length {options.max_length}")
-    below = _held_out_below(owners, options.eval_fraction, options.seed)
-    held_out = {row for row in set(owners) if is_held_out(row, options.seed, below)}
+    if found.held_out:
+        below, held_out = b"", {owners[document] for document in documents["held_out"]}
+        counts.rows_also_held_out = len(rows_to_learn & held_out)
+        if not held_out or (rows_to_learn <= held_out and not options.streaming):
+            raise BadData(f"{'nothing to judge by' if not held_out else 'nothing to learn that is not judged by'} in {', '.join(found.names[:3])}")
+        splits = {"train": [document for document in documents["train"] if owners[document] not in held_out], "held_out": documents["held_out"]}
+    else:
+        below = _held_out_below(owners, options.eval_fraction, options.seed)
+        held_out = {row for row in set(owners) if is_held_out(row, options.seed, below)}
+        splits = {
+            "train": [document for document, owner in enumerate(owners) if owner not in held_out],
+            "held_out": [document for document, owner in enumerate(owners) if owner in held_out],
+        }
+    if options.streaming:
+        splits["train"] = []
     lengths = [end - begin for begin, end in zip(store.starts, store.starts[1:], strict=False)]
-    splits: dict[str, list[int]] = {"train": [], "held_out": []}
-    for document, owner in enumerate(owners):
-        if owner in held_out:
-            splits["held_out"].append(document)
-        elif not options.streaming:
-            splits["train"].append(document)
-    sequences = {name: pack(lengths, members, options.max_length) if options.packing else [[n] for n in members] for name, members in splits.items()}
+    sequences = {name: pack(lengths, members, options.max_length) if packs else [[n] for n in members] for name, members in splits.items()}
     end = vocabulary.end_of(chat=reading.format == "messages")
     manifest = store.close(sequences, {
         "columns": {name: columns.get(name, name) for name in (LAYOUTS[reading.layout] if reading.layout else COLUMNS[reading.format])},
@@ -111,27 +133,76 @@ def prepare(options: argparse.Namespace) -> str:
         "layout": reading.layout,
         "end_token": end._asdict(),
         "max_length": options.max_length,
-        "packing": options.packing,
-        "files": [file.name for file in good][:SHOWN],
-        "ignored_files": [file.name for file in ignored][:SHOWN],
+        "packing": packs,
+        "packing_probe": probed,
+        "files": [file.name for file in found.train][:SHOWN],
+        "held_out_files": [file.name for file in found.held_out][:SHOWN],
+        "ignored_files": [name for name, _ in found.left_out],
         "rows": counts.rows,
         "rows_held_out": len(held_out),
+        "rows_also_held_out": counts.rows_also_held_out,
         "bad_rows": counts.bad_rows,
         "duplicate_rows": counts.duplicate_rows,
         "truncated_rows": counts.truncated_rows,
         "split_rows": counts.split_rows,
         "rows_without_anything_to_learn": counts.rows_without_anything_to_learn,
         "turns_not_learned": counts.turns_not_learned,
-        **({"stream": _for_stream(options, reading, columns, below)} if options.streaming else {}),
+        "turns_marked_as_read_only": counts.turns_marked_as_read_only,
+        **({"stream": _for_stream(options, reading, columns, below, held_out if found.held_out else set())} if options.streaming else {}),
     })  # fmt: skip
-    lines = [_summary(manifest, counts)]
+    for line in [*lines, *_doubts(manifest, counts), *other_tokens(list(_learned_otherwise(found, vocabulary, reading, counts)))]:
+        warn(line)
     if reading.format == "messages" and vocabulary.turn_end != end:
-        written = f"with {vocabulary.turn_end.text}" if vocabulary.turn_end else "with no token of its own, so nothing teaches the model to stop"
-        lines.append(f"data: the trained model stops at {end.text}; the chat template ends an answer {written}")
-    return "\n".join(lines)
+        if vocabulary.turn_end:
+            written = f"the chat template ends an answer with {vocabulary.turn_end.text}"
+            return f"{_summary(manifest, counts)}\ndata: the trained model stops at {end.text}; {written}"
+        warn(
+            f"the trained model stops at {end.text}; the chat template ends an answer with no token of its own, so nothing teaches the model to stop"
+        )
+    return _summary(manifest, counts)
 
 
-def _for_stream(options: argparse.Namespace, reading: Reading, columns: dict[str, str], below: bytes) -> dict[str, object]:
+def _learned_otherwise(found: DataFiles, vocabulary: Vocabulary, reading: Reading, counts: Counts) -> Iterator[str]:
+    """What in these inputs release 0.1.0 learned wrongly."""
+    yield from vocabulary.saved_with
+    if vocabulary.ends_texts and reading.format == "prompt-completion":
+        yield "the end token that the base's tokenizer adds"
+    if counts.turns_marked_as_read_only:
+        yield "turns marked as not to be learned"
+    if found.held_out or any("by its name" in why for _, why in found.left_out):
+        yield "files that are left out or held out by their names"
+    if reading.tools and reading.layout:
+        yield f"tools in {reading.layout} rows"
+    elif reading.tools and any(file.suffix.lower() == ".parquet" for file in found.train):
+        yield "tools in Parquet rows"
+
+
+def _packs(options: argparse.Namespace) -> tuple[bool, dict[str, object] | None]:
+    """Decide whether sequences hold several documents; and return what was found out about the base for that, where it was asked.
+
+    Raises BadData where packing is asked for, and documents would see each other.
+    """
+    if options.packing == "false":
+        return False, None
+    found = packing.probe(options.base)
+    asked = options.packing == "true"
+    if found.leaks and asked:
+        raise BadData(
+            f"packing=true: in this base documents that share a sequence see each other (logits differ by {found.difference:.1g} deviations): "
+            "say packing=false"
+        )
+    if found.leaks:
+        warn(
+            "packing is off: in this base documents that share a sequence would see each other; each has a sequence of its own now, so a step learns "
+            "fewer tokens: raise max_steps or global_batch"
+        )
+    elif found.difference is None:
+        told = f"whether documents that share a sequence see each other is not known of this base ({found.why})"
+        warn(f"{told}: packing=true was asked for; the training asks the model itself" if asked else f"packing is off: {told}")
+    return not found.leaks and (found.difference is not None or asked), found.facts()
+
+
+def _for_stream(options: argparse.Namespace, reading: Reading, columns: dict[str, str], below: bytes, held_out: set[int]) -> dict[str, object]:
     """What the training has to know to read the rows as they were read here."""
     if options.chat_template:
         shutil.copyfile(options.chat_template, options.out / TEMPLATE)
@@ -141,6 +212,7 @@ def _for_stream(options: argparse.Namespace, reading: Reading, columns: dict[str
         "eos_token": options.eos_token,
         "seed": options.seed,
         "held_out_below": below.hex(),
+        "held_out_rows": sorted(held_out),
         "shuffle_rows": options.shuffle_rows,
         "text_block": rows.BLOCK,
     }
@@ -152,6 +224,7 @@ class Reading:
     def __init__(self, wanted: str, columns: dict[str, str], vocabulary: Vocabulary, counts: Counts) -> None:
         self.layout = wanted if wanted in LAYOUTS else None
         self.format = "messages" if self.layout else wanted
+        self.tools = False  # whether a row has some
         self._columns = columns
         self._vocabulary = vocabulary
         self._counts = counts
@@ -182,8 +255,12 @@ class Reading:
                 "text with format=prompt-completion columns={prompt: instruction, completion: output}"
             )
         if self.layout:
-            told = messages(row, self.layout, self._columns)
-            return told if isinstance(told, Bad) else self._conversation(row.where, "conversations", told, [])
+            tools = self._columns.get(TOOLS, TOOLS)
+            try:
+                told = messages(row, self.layout, self._columns)
+                return told if isinstance(told, Bad) else self._conversation(row.where, "conversations", told, functions(row.value.get(tools), tools))
+            except (Strange, Refused) as error:
+                return Bad(row.where, str(error))
         called = [self._columns.get(column, column) for column in COLUMNS[self.format]]
         if missing := [name for name in called if name not in row.value]:
             return Bad(row.where, f'no column "{missing[0]}"; it has: {", ".join(row.value) or "none"}')
@@ -192,8 +269,8 @@ class Reading:
             tools = self._columns.get(TOOLS, TOOLS)
             try:
                 return self._conversation(row.where, called[0], conversation(values[0], called[0]), functions(row.value.get(tools), tools))
-            except Strange as strange:
-                return Bad(row.where, str(strange))
+            except (Strange, Refused) as error:
+                return Bad(row.where, str(error))
         texts: list[str] = []
         for name, value in zip(called, values, strict=True):
             if not isinstance(value, str):
@@ -206,21 +283,25 @@ class Reading:
         return _checked(row.where, text, spans)
 
     def _detect(self, row: Row) -> str:
-        for name, wanted in COLUMNS.items():
-            if all(self._columns.get(column, column) in row.value for column in wanted):
-                return name
-        self.layout = layout_of(row, self._columns)
-        if self.layout:
-            return "messages"
+        # A table has the columns of all its rows in each, as null where there is nothing: what is there counts first.
+        for there in (Row(row.where, {name: value for name, value in row.value.items() if value is not None}), row):
+            for name, wanted in COLUMNS.items():
+                if has_columns(there, wanted, self._columns):
+                    return name
+            self.layout = layout_of(there, self._columns)
+            if self.layout:
+                return "messages"
         raise BadData(
             f"{row.where}: no column to learn from; it has: {', '.join(row.value) or 'none'}; sft reads text, or prompt and completion, or messages, "
             "or instruction and output (alpaca), or conversations (ShareGPT) (other names: columns={text: NAME})"
         )
 
     def _conversation(self, where: str, name: str, messages: list[Message], tools: list[dict[str, Any]]) -> Sample | Bad:
+        self.tools |= bool(tools)
         if not any(message["role"] == "assistant" for message in messages):
             return Bad(where, f'"{name}" has no message of the assistant to learn from')
-        text = self._vocabulary.render(messages, where, tools=tools)
+        turns, messages = messages, [plain(message) for message in messages]
+        text = self._vocabulary.render(messages, tools=tools)
         # A template leaves out what it does not know, without a word.
         if lost := [each for each in (*names({"tool_calls": tools}), *(each for message in messages for each in names(message))) if each not in text]:
             return Bad(where, f"the chat template writes nothing of the tool {lost[0]}: give one that takes tools with chat_template=FILE")
@@ -231,8 +312,11 @@ class Reading:
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._vocabulary.render(messages[:number], where, answer=True, tools=tools)
-            after = self._vocabulary.render(messages[: number + 1], where, tools=tools)
+            if not turns[number].get(LEARNED, True):
+                self._counts.turns_marked_as_read_only += 1
+                continue
+            before = self._vocabulary.render(messages[:number], answer=True, tools=tools)
+            after = self._vocabulary.render(messages[: number + 1], tools=tools)
             # Some templates write an earlier turn differently once later ones follow; what is not there as asked cannot be learned.
             if text.startswith(after) and after.startswith(before):
                 spans.append((len(before), len(after)))
@@ -254,20 +338,27 @@ def encode(batch: list[Sample], vocabulary: Vocabulary, form: str) -> Iterator[t
     encoded = vocabulary.tokenizer.encode_batch([sample.text for sample in batch], add_special_tokens=form != "messages")
     for sample, row in zip(batch, encoded, strict=True):
         ids = list(row.ids)
-        if form != "messages" and (not ids or ids[-1] != vocabulary.end.number):
-            ids.append(vocabulary.end.number)
+        if form == "messages":
+            size = len(ids)
+        else:
+            size = len(vocabulary.unended(ids))
+            ids = vocabulary.ended(ids)
         if sample.spans is None:
             yield ids, None
             continue
-        learned = [int(any(start < stop and finish > begin for begin, stop in sample.spans)) for start, finish in row.offsets]
-        yield ids, learned + [1] * (len(ids) - len(learned))
+        offsets = row.offsets[:size]
+        learned = [int(any(start < stop and finish > begin for begin, stop in sample.spans)) for start, finish in offsets]
+        yield ids, learned + [1] * (len(ids) - size)
 
 
 def pieces(tokens: list[int], learned: list[int] | None, size: int, form: str, counts: Counts) -> list[tuple[list[int], list[int] | None]]:
     """Plain text is cut into pieces, so that all of it is learned; an answer is cut off at the end, where it is learned least."""
     if form == "text":
         counts.split_rows += len(tokens) > size
-        return [(tokens[at : at + size], None) for at in range(0, len(tokens), size) if len(tokens) - at > 1]
+        cuts = [*range(0, len(tokens), size), len(tokens)]
+        if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
+            cuts[-2] -= 1  # the first token of a piece follows nothing and is not learned: the end token must not be one
+        return [(tokens[begin:end], None) for begin, end in pairwise(cuts) if end - begin > 1]
     assert learned is not None
     if len(tokens) > size:
         counts.truncated_rows += 1
@@ -316,14 +407,25 @@ def _summary(manifest: dict[str, object], counts: Counts) -> str:
         f"data: {counts.truncated_rows} rows truncated at {manifest['max_length']} tokens ({counts.truncated_rows / counts.rows:.1%}), "
         f"{counts.split_rows} cut into pieces, {counts.duplicate_rows} duplicates",
     ]
-    if counts.bad_rows:
-        lines.append(f"data: {counts.bad_rows} bad rows left out")
-        lines += [f"  {complaint}" for complaint in counts.complaints]
-    if counts.rows_without_anything_to_learn:
-        lines.append(f"data: {counts.rows_without_anything_to_learn} rows left out: nothing to learn within max_length")
-    if counts.turns_not_learned:
-        lines.append(f"data: {counts.turns_not_learned} turns are read but not learned: the chat template writes them differently once others follow")
     return "\n".join(lines)
+
+
+def _doubts(manifest: dict[str, Any], counts: Counts) -> Iterator[str]:
+    """What people have to know who look at no log: rows that are learned in part, or not at all."""
+    if counts.truncated_rows:
+        share = counts.truncated_rows / counts.rows
+        yield f"{counts.truncated_rows} rows truncated at {manifest['max_length']} tokens ({share:.1%}): raise max_length to learn them whole"
+    if counts.bad_rows:
+        yield f"{counts.bad_rows} bad rows left out: {'; '.join(counts.complaints)}"
+    if counts.rows_without_anything_to_learn:
+        marked = ", or each answer is marked as not to be learned" if counts.turns_marked_as_read_only else ""
+        yield f"{counts.rows_without_anything_to_learn} rows left out: nothing to learn within max_length{marked}"
+    if counts.turns_marked_as_read_only:
+        yield f"{counts.turns_marked_as_read_only} turns are read but not learned, as they are marked (weight: 0, train: false)"
+    if counts.rows_also_held_out:
+        yield f"{counts.rows_also_held_out} rows left out: they are among the held-out ones too"
+    if counts.turns_not_learned:
+        yield f"{counts.turns_not_learned} turns are read but not learned: the chat template writes them differently once others follow"
 
 
 def _columns(text: str) -> dict[str, str]:
@@ -344,7 +446,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--chat-template", type=Path)
     parser.add_argument("--eos-token", help="the token at which the trained model stops, in place of the one that is found")
     parser.add_argument("--max-length", type=int, required=True)
-    parser.add_argument("--packing", type=lambda word: word == "true", default=False)
+    parser.add_argument(
+        "--packing", choices=["auto", "true", "false"], default="false", help="auto: unless documents see each other; true: refused then"
+    )
     parser.add_argument("--eval-fraction", type=float, default=0.0)
     parser.add_argument("--max-bad-rows", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from rows import Bad, BadData, Row, read
+from notices import warn
+from rows import Bad, BadData, DataFiles, Row, files, files_to_judge_by, read
 
 SHOWN = 20  # complaints that are printed
 ENOUGH = 1000  # bad rows after which reading stops: the file is not what one thought
@@ -40,7 +41,7 @@ class Sieve:
                 if self.bad_rows > max(self.allowed, ENOUGH):
                     return
 
-    def judge(self, files: list[Path]) -> None:
+    def judge(self, found: DataFiles) -> None:
         """Raises BadData, which names the first bad rows, where there are more than allowed; and where there is no good one."""
         if self.bad_rows > self.allowed:
             more = self.bad_rows - len(self.complaints)
@@ -48,11 +49,32 @@ class Sieve:
             hint = f"; max_bad_rows={self.bad_rows} would leave them out" if self.rows else ""
             raise BadData(f"{self.bad_rows} bad rows beside {self.rows} good ones{hint}\n  {complaints}")
         if not self.rows:
-            raise BadData(f"the data set is empty: no row in {', '.join(file.name for file in files[:3])}{' …' if len(files) > 3 else ''}")
+            raise BadData(f"the data set is empty: no row in {', '.join(found.names[:3])}{' …' if len(found.names) > 3 else ''}")
+        if self.bad_rows:
+            warn(f"{self.bad_rows} bad rows left out: {'; '.join(self.complaints)}")
 
-    def left_out(self) -> list[str]:
-        """Lines for people about the bad rows that were allowed."""
-        return [f"data: {self.bad_rows} bad rows left out", *(f"  {complaint}" for complaint in self.complaints)] if self.bad_rows else []
+
+def data_files(path: Path, eval_fraction: float) -> DataFiles:
+    """Find the files of a data set, and tell people which of them are left out or held out.  Raises BadData."""
+    found = files(path)
+    for line in [*found.notices(), *files_to_judge_by(found, eval_fraction)]:
+        warn(line)
+    return found
+
+
+def split(learned: Sequence[int], to_judge_by: Sequence[int], fraction: float, seed: int) -> set[int]:
+    """The owners of rows that are kept from training: all of those in files to judge by where there are some, else a `fraction` of all.
+
+    Raises BadData where nothing would be left to learn from.
+    """
+    if not to_judge_by:
+        return held_out(learned, fraction, seed)
+    kept = set(to_judge_by)
+    if also := sum(owner in kept for owner in learned):
+        warn(f"{also} rows to learn from left out: they are among the held-out ones too")
+    if also == len(learned):
+        raise BadData("each row to learn from is among the held-out ones too: nothing is left to learn")
+    return kept
 
 
 def _read(file: Path, name: str) -> Iterator[Row | Bad]:

@@ -47,7 +47,8 @@ class Stream:
         wanted = self.manifest["stream"]
         rows.BLOCK = wanted["text_block"]
         self._data, self._wanted, self._max_bad_rows = data, wanted, max_bad_rows
-        self._files, _ = rows.files(data)
+        self._files = rows.files(data).train
+        self._held_out = frozenset(wanted["held_out_rows"])
         told = [self.manifest, [(str(file.relative_to(data)), file.stat().st_size) for file in self._files]]
         self.digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
         template = folder / TEMPLATE
@@ -72,6 +73,9 @@ class Stream:
             self._read()
         return [self._documents[number] for number in self._sequences[sequence - self._begun[-1].sequences]]
 
+    def _is_held_out(self, row: int) -> bool:
+        return row in self._held_out or is_held_out(row, self._wanted["seed"], bytes.fromhex(self._wanted["held_out_below"]))
+
     def _read(self) -> None:
         """Take the next block into memory, in the place of the last."""
         begin = self._next
@@ -85,7 +89,7 @@ class Stream:
             batch = list(islice(samples, min(BATCH, left)))
             whole, left = len(batch) < min(BATCH, left), left - len(batch)
             after = batch[-1].after if batch else after
-            learnt = [each for each in batch if not is_held_out(each.digest, self._wanted["seed"], bytes.fromhex(self._wanted["held_out_below"]))]
+            learnt = [each for each in batch if not self._is_held_out(each.digest)]
             for ids, marks in encode(learnt, self._vocabulary, reading.format):
                 for piece, learned in pieces(ids, marks, size, reading.format, counts):
                     self._documents.append(_arrays(piece, learned, self.manifest["dtype"]))

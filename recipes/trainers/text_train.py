@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import packing
 import text_record
 import torch
 import trl_common as common
@@ -25,6 +26,7 @@ from rows import BadData
 from stream_data import Stream
 from text_model import batch_of
 from tokens import Sequences, Tokens, order
+from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 PLACE = "stream.json"  # of a checkpoint: where in the data set it goes on
@@ -40,7 +42,7 @@ class Trainer(SFTTrainer):
         self._stream = train if isinstance(train, Stream) else None
         # TRL prepares text; these are tokens, and it is shown one row to begin with.
         shown = Dataset.from_dict({"sequence": [0]})
-        self._flat = options.attention.startswith("flash")
+        self.flat = options.attention.startswith("flash")
         look = shown if options.eval_every else None
         super().__init__(train_dataset=shown, eval_dataset=look, data_collator=lambda rows: self._batch(train, rows), **more)
         self.train_dataset = _Order(None if isinstance(train, Stream) else len(train), options)
@@ -48,7 +50,7 @@ class Trainer(SFTTrainer):
 
     def _batch(self, tokens: Sequences, sequences: Sequence[int]) -> dict[str, torch.Tensor]:
         try:
-            batch = batch_of(tokens, sequences, torch.device("cpu"), flat=self._flat)
+            batch = batch_of(tokens, sequences, torch.device("cpu"), flat=self.flat)
         except BadData as error:
             fail(str(error))
         # TRL looks one token ahead itself.
@@ -93,6 +95,19 @@ class Trainer(SFTTrainer):
         return found
 
 
+class _Apart(TrainerCallback):
+    """Asks the model that learns, with the kernels that it has here, whether documents that share a sequence see each other."""
+
+    def __init__(self, flat: bool, options: argparse.Namespace) -> None:
+        self._flat, self._options = flat, options
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        found = packing.difference(more["model"], flat=self._flat)
+        if found > (packing.TOLERANCE if self._options.precision == "no" else packing.HALF_TOLERANCE):
+            remedy = "packing=false" if not self._flat else "attention=sdpa"
+            fail(f"documents that share a sequence see each other in this model: logits differ by {found:.2g} deviations; train it with {remedy}")
+
+
 class _Order(torch.utils.data.Dataset[int]):
     """The numbers of all sequences that a training reads: one epoch shuffled after the other, each looked up when its turn comes.
 
@@ -125,6 +140,8 @@ def main() -> None:
                               dataset_kwargs={"skip_prepare_dataset": True})  # fmt: skip
     base = common.load(options)
     trainer = Trainer(train, held_out, options, model=adapted(base, options), args=config, processing_class=common.tokenizer_of(options.base, base))
+    if train.manifest["packing"] or trainer.flat:
+        trainer.add_callback(_Apart(trainer.flat, options))
     settings = {"data": train.digest}
     common.train(trainer, options, settings, ending, NAMES)
     common.export(trainer, options)

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rows import Bad, BadData, Row, files, kind
+from layouts import MARKS
+from rows import Bad, BadData, Row, kind
 from sft_data import COLUMNS
-from sifting import Sieve, held_out, no_message, number, renamed
+from sifting import Sieve, data_files, no_message, number, renamed, split
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
 
 def prepare(options: argparse.Namespace) -> str:
     """Write `train.jsonl`, `held_out.jsonl` and `data.json`; the summary for people comes back."""
-    good, _ = files(options.data)
+    found = data_files(options.data, options.eval_fraction)
     columns = renamed(options.columns, sorted({column for names in COLUMNS.values() for column in names}))
     sieve = Sieve(options.max_bad_rows)
     form = options.format
@@ -32,13 +33,18 @@ def prepare(options: argparse.Namespace) -> str:
         nonlocal form
         if form == "auto":
             form = _detect(row, columns, options.kinds)
-        found = _checked(row, form, columns)
-        return found if isinstance(found, Bad) else json.dumps(found, ensure_ascii=False)
+        checked = _checked(row, form, columns)
+        return checked if isinstance(checked, Bad) else json.dumps(checked, ensure_ascii=False)
 
-    lines = list(sieve.sift(good, options.data, usable))
-    sieve.judge(good)
+    lines = list(sieve.sift(found.train, options.data, usable))
+    learned = len(lines)
+    lines += sieve.sift(found.held_out, options.data, usable)
+    sieve.judge(found)
     owners = [number(line) for line in lines]
-    chosen = held_out(owners, options.eval_fraction, options.seed)
+    chosen = split(owners[:learned], owners[learned:], options.eval_fraction, options.seed)
+    if found.held_out:  # a row that is in both stands among those to judge by
+        lines = [line for at, line in enumerate(lines) if at >= learned or owners[at] not in chosen]
+        owners = [number(line) for line in lines]
     options.out.mkdir(parents=True, exist_ok=True)
     for name, there in (("train", False), ("held_out", True)):
         with (options.out / f"{name}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
@@ -46,7 +52,7 @@ def prepare(options: argparse.Namespace) -> str:
     kept = sum(owner in chosen for owner in owners)
     told = {"format": form, "rows": sieve.rows, "rows_held_out": kept, "bad_rows": sieve.bad_rows}
     (options.out / "data.json").write_text(json.dumps(told, indent=2) + "\n")
-    return "\n".join([f"data: {sieve.rows} rows ({form}), {kept} held out", *sieve.left_out()])
+    return f"data: {sieve.rows} rows ({form}), {kept} held out"
 
 
 def _detect(row: Row, columns: dict[str, str], kinds: list[str]) -> str:
@@ -77,6 +83,8 @@ def _checked(row: Row, form: str, columns: dict[str, str]) -> dict[str, Any] | B
         elif any("\ud800" <= letter <= "\udfff" for letter in value):
             return Bad(row.where, f'"{name}" holds half a surrogate pair, which no UTF-8 has')
         made[column] = value
+    if form == "messages" and row.value.get("tools"):
+        return Bad(row.where, '"tools" are not read by this recipe: leave the column out, or train with sft@1')
     return made
 
 
@@ -90,6 +98,11 @@ def _messages(where: str, name: str, value: object) -> list[dict[str, str]] | Ba
         return Bad(where, f'"{name}" is {kind(value) if value else "empty"}, a list of messages is expected')
     if place := no_message(value):
         return Bad(where, f'message {place} of "{name}" is not {{"role": "…", "content": "…"}}')
+    for place, message in enumerate(value, 1):
+        if mark := next((mark for mark in MARKS if message.get(mark) not in (None, 1)), None):
+            return Bad(where, f'"{mark}" of message {place} is not read by this recipe, which would learn it: leave the row out, or train with sft@1')
+        if message.get("tool_calls"):
+            return Bad(where, f'"tool_calls" of message {place} are not read by this recipe: train with sft@1')
     if not any(message["role"] == "assistant" for message in value):
         return Bad(where, f'"{name}" has no message of the assistant to learn from')
     if any("\ud800" <= letter <= "\udfff" for message in value for letter in message["role"] + message["content"]):

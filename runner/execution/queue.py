@@ -26,7 +26,7 @@ from ..survey import run_graph
 from . import uploading
 from .refusals import check, preflight
 from .reporting import LAST_WORDS, begin, no_points
-from .results import deliver, sizes
+from .results import deliver, sizes, tell_warnings
 from .resume import Claimed, as_it_stood, poisoned
 from .session import look
 from .steps.work import Handover
@@ -209,6 +209,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         listener.begin(
             Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
         )
+        tell_warnings(ws, found, listener)
         deliver(ws, row.id, fence, found.plan, found.made)
         if settings.upload:
             uploading.upload(

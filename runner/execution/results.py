@@ -31,6 +31,24 @@ def tell(ws: Workspace, listener: Listener) -> None:
         listener.say(notice)
 
 
+def tell_warnings(ws: Workspace, found: Survey, listener: Listener) -> None:
+    """Say again what steps that are fresh had to say when they were made."""
+    for line in warnings_of(ws, found, FRESH):
+        listener.say(line)
+
+
+def warnings_of(ws: Workspace, found: Survey, *answers: str) -> list[str]:
+    """What steps with one of these verdicts had to say to people when their result was made, a line each."""
+    if not (known := ws.store.index.warnings(found.plan.recipe)):
+        return []
+    return [
+        f"{found.plan.nodes[number].id}: warning: {text}"
+        for number, verdict in enumerate(found.verdicts)
+        if verdict.answer in answers and verdict.key is not None
+        for text in known.get(verdict.key, ())
+    ]
+
+
 def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
     """The outputs that the recipe declares, and where they lie; a recipe that declares none has its steps' files where they say."""
     base = out_dir(ws, found.plan, found.library, found.request)

@@ -20,7 +20,7 @@ from ..survey.empty_globs import empty_warnings
 from ..survey.survey import Request, Survey, survey
 from .refusals import check, preflight
 from .reporting import delivering, no_points, refused
-from .results import results, sizes, tell
+from .results import results, sizes, tell, tell_warnings
 from .terms import (
     EVERYTHING,
     Choice,
@@ -193,6 +193,7 @@ def _nothing_to_do(
         Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
     )
     tell(ws, listener)
+    tell_warnings(ws, found, listener)
     if settings.driver != "local":
         from ..hosts.renting import reaper
 

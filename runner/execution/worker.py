@@ -38,7 +38,7 @@ from ..survey.survey import Survey
 from . import takeover, uploading
 from .refusals import at_once, demand, fits, needed, secrets_stay, takes
 from .reporting import log_remote
-from .results import deliver, point_latest, results, sizes, tell
+from .results import deliver, point_latest, results, sizes, tell, tell_warnings
 from .resume import Claimed
 from .signals import signals
 from .steps import loop
@@ -377,6 +377,7 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
         )
     )
     tell(ws, listener)
+    tell_warnings(ws, found, listener)
     if settings.driver != LOCAL:
         log_remote(ws, begins.id, settings.driver, "", "ACTIVE")
     if begins.resumed:

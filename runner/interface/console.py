@@ -442,6 +442,13 @@ class _Forecast:
         return max(longest, total / max(1.0, self._busy / self._watched if self._watched else 1.0))
 
 
+def _warnings(event: Event) -> list[Line]:
+    """The lines of what a step says that people have to know, under its own."""
+    said = event.data.get("warnings")
+    texts = said if isinstance(said, list) else []
+    return [(f"{named(event.id)}: warning: {shown(str(text))}", "odd") for text in texts]
+
+
 class _Story:
     """What of a run is worth a line, and how far it is."""
 
@@ -508,6 +515,7 @@ class _Story:
                 if line := self._ended(event):
                     self._allowed -= 1
                     lines.append(line)
+                lines += _warnings(event)
             elif after == "QUEUED" or after == "RUNNING":
                 lines += self._moved(event)
         return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -19,6 +20,10 @@ LONGEST = 1 << 20
 PATIENCE = 1.0
 """Seconds that a pattern may take for one line."""
 NOTHING: Final = Masker()
+WARNING: Final = "warning"
+"""The name under which a step says in `$RECIPE_METRICS` what people have to know: a text, and no number."""
+MOST_WARNINGS: Final = 20
+LONGEST_WARNING: Final = 500
 
 
 def last(lines: Iterable[bytes]) -> dict[str, Value]:
@@ -32,12 +37,47 @@ def last(lines: Iterable[bytes]) -> dict[str, Value]:
 
 
 def parse(line: bytes) -> dict[str, Value]:
-    """One line's values; empty when it is not a JSON object, or nested without end."""
+    """One line's values; empty when it is not a JSON object, or nested without end.  A warning is none of them."""
     try:
         value = json.loads(line)
-        return _flat(value, "") if isinstance(value, dict) else {}
+        if not isinstance(value, dict):
+            return {}
+        if isinstance(value.get(WARNING), str):
+            del value[WARNING]
+        return _flat(value, "")
     except (ValueError, RecursionError):
         return {}
+
+
+def warnings(path: Path, masker: Masker) -> list[str]:
+    """The warnings in a file, each on one line, masked and once: `{"warning": "…"}`, equal ones counted.  At most `MOST_WARNINGS`."""
+    try:
+        with path.open("rb") as file:
+            found = Counter(
+                " ".join(masker.text(text).split())
+                for line in _lines(file)
+                if (text := _warning(line))
+            )
+    except OSError:
+        return []
+    shown = [
+        (text if len(text) <= LONGEST_WARNING else f"{text[: LONGEST_WARNING - 1]}…")
+        + (f" ({count} times)" if count > 1 else "")
+        for text, count in list(found.items())[:MOST_WARNINGS]
+    ]
+    more = len(found) - len(shown)
+    return [*shown, f"{more} more warnings: see the step's log"] if more else shown
+
+
+def _warning(line: bytes) -> str:
+    if b'"warning"' not in line:
+        return ""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return ""
+    text = value.get(WARNING) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else ""
 
 
 def read(path: Path) -> dict[str, Value]:

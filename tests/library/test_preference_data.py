@@ -6,6 +6,8 @@ import csv
 import json
 import platform
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,14 +50,17 @@ def made(
         "eos_token": None,
         "max_length": 128,
     }
-    said = data.prepare(
-        SimpleNamespace(**{**options, "eval_fraction": 0.0, "max_bad_rows": 0, "seed": 0, **more})
-    )
+    with redirect_stdout(StringIO()) as printed:
+        summary = data.prepare(
+            SimpleNamespace(
+                **{**options, "eval_fraction": 0.0, "max_bad_rows": 0, "seed": 0, **more}
+            )
+        )
     splits = {
         name: arrow.ipc.open_stream(out / f"{name}.arrow").read_all().to_pylist()
         for name in ("train", "held_out")
     }
-    return splits, json.loads((out / "manifest.json").read_text()), said
+    return splits, json.loads((out / "manifest.json").read_text()), printed.getvalue() + summary
 
 
 def rows(file: Path, *values: object) -> Path:

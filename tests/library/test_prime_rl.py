@@ -41,7 +41,7 @@ assert pathlib.Path(options["--model.name"], "config.json").exists()
 run = pathlib.Path(options["--output-dir"]) / options["--run.name"]
 assert not run.exists(), "prime-rl refuses a run directory with something in it"
 first = int(options.get("--resume.dir", "step_0").rsplit("_", 1)[-1])
-for step in range(first + config["ckpt"]["interval"], config["max_steps"] + 1, config["ckpt"]["interval"]):
+for step in range(first + config["ckpt"]["interval"], int(options["--max-steps"]) + 1, config["ckpt"]["interval"]):
     folder = pathlib.Path(options["--ckpt.output-dir"]) / "checkpoints" / f"step_{{step}}" / "trainer"
     folder.mkdir(parents=True)
     (folder / "shard").write_text(f"{{first}} to {{step}}")
@@ -78,7 +78,8 @@ def test_the_smoke_preset_guards_the_configuration_and_says_what_is_missing(ran:
         and "it is not on PyPI" in report["remedy"]
     )
     config = tomllib.loads((ran / "rl.toml").read_text())
-    assert config["ckpt"] == {"interval": 2, "keep_last": 2} and config["max_steps"] == 4
+    assert config["ckpt"] == {"interval": 2, "keep_last": 2}
+    assert "max_steps" not in config, "what is in the file is a part of the state of the training"
     assert config["orchestrator"]["group_size"] == 8, "an input goes over the file"
     assert config["orchestrator"]["train"]["source"][0]["env"]["taskset"] == {"id": "reverse-text"}
     assert json.loads((ran / "guard.json").read_text()) == {"faults": [], "warnings": []}
@@ -93,6 +94,32 @@ def test_a_real_run_without_prime_rl_fails_and_says_how_to_get_it(tmp_path: Path
         b"not trained: prime-rl is not installed" in summary.failed[0].tail
         and b"uv sync" in summary.failed[0].tail
     )
+
+
+def test_raising_max_steps_continues_the_training(tmp_path: Path) -> None:
+    launcher = tmp_path / "rl"
+    launcher.write_text(STAND_IN)
+    launcher.chmod(0o755)
+    (tmp_path / "w").mkdir()
+
+    def shards(max_steps: int) -> dict[str, object]:
+        inputs: dict[str, Any] = {
+            "if_missing": "fail",
+            "launcher": [str(launcher)],
+            "max_steps": max_steps,
+        }
+        summary = runner.run(
+            "prime-rl@1", inputs, preset="smoke", python="current", workspace=tmp_path / "w"
+        )
+        assert summary.state == "COMPLETED", summary.failed
+        results = tmp_path / "w" / "out" / "prime-rl@1" / "latest"
+        return {
+            "steps": json.loads((results / "report.json").read_text())["steps"],
+            "shard": (results / "checkpoint" / "trainer" / "shard").read_text(),
+        }
+
+    assert shards(4) == {"steps": 4, "shard": "0 to 4"}
+    assert shards(8) == {"steps": 8, "shard": "4 to 8"}
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -309,7 +336,7 @@ def step(tmp_path: Path) -> Path:
     folder = tmp_path / "step"
     for name in ("checkpoint", "model", "bin", "state/prime/checkpoints"):
         (folder / name).mkdir(parents=True)
-    (folder / "rl.toml").write_text("max_steps = 4\n[ckpt]\ninterval = 2\n")
+    (folder / "rl.toml").write_text("[ckpt]\ninterval = 2\n")
     (folder / "bin" / "rl").write_text(STAND_IN)
     (folder / "bin" / "rl").chmod(0o755)
     return folder
@@ -323,6 +350,8 @@ def command(step: Path, *more: str) -> list[str]:
         "rl.toml",
         "--base",
         str(ROOT / "fixtures" / "tiny-llama"),
+        "--max-steps",
+        "4",
         "--runs",
         "outputs",
     ]

@@ -85,7 +85,10 @@ def test_a_hostile_file_is_named_with_the_place_and_leaves_nothing(
 @pytest.mark.parametrize("family", ["preference_data", "rlhf_data", "tool_data"])
 def test_what_a_reader_cannot_take_names_the_file(family: str, tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_bytes(LINE + b'{"text": ' + b"1" * 5000 + b"}\n")
-    with pytest.raises(SystemExit, match=r"^data: d\.jsonl: cannot be read: Exceeds the limit"):
+    with pytest.raises(
+        SystemExit,
+        match=r"^data: 1 bad rows beside 1 good ones.*\n  d\.jsonl:2: not usable JSON: Exceeds the limit",
+    ):
         prepared(family, tmp_path / "d.jsonl", tmp_path / "out")
 
 

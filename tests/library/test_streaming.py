@@ -37,7 +37,7 @@ def modules() -> Iterator[Namespace]:
 
 def prepared(modules: Namespace, data: Path, out: Path, **more: Any) -> Path:
     out.mkdir()
-    usual = {"format": "auto", "columns": "{}", "chat_template": None, "eos_token": None, "max_length": LENGTH, "packing": True, "eval_fraction": 0.2,
+    usual = {"format": "auto", "columns": "{}", "chat_template": None, "eos_token": None, "max_length": LENGTH, "packing": "true", "eval_fraction": 0.2,
              "max_bad_rows": 0, "seed": 3, "streaming": True, "shuffle_rows": 7, "data": data, "base": BASE, "out": out}  # fmt: skip
     modules.sft_data.prepare(Namespace(**{**usual, **more}))
     return out

@@ -216,7 +216,10 @@ def test_every_bad_row_is_reported_at_once_and_may_be_left_out(
 def test_a_folder_without_data_files_is_refused(prepare: Prepare, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "README.md").write_text("words")
-    with pytest.raises(SystemExit, match="no data file in this folder; 1 others"):
+    with pytest.raises(
+        SystemExit,
+        match="no data file in this folder, none ends in .*left out, no data by the end of its name: README.md",
+    ):
         prepare(tmp_path / "d")
     with pytest.raises(SystemExit, match="no such file or folder"):
         prepare(tmp_path / "e")

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from . import GB, LARGE, contents
 
+_ABOUT: Final = re.compile(r"(readme|licen[cs]e|copying|requirements)([-_. ].*)?", re.IGNORECASE)
+"""Names of files about a data set, which trainers leave out of a folder."""
 ROWS: Final = 200
 """Rows of the data that are looked at."""
 _IMAGES: Final = (".png", ".jpg", ".jpeg")
@@ -55,6 +57,8 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
     found |= {"images": 0, "limit": limit, "tasks": _tasks(files)}
     rows: list[dict[str, Any]] = []
     for file in [each for each in files if each.suffix.lower() in _ROWS]:
+        if file != path and _ABOUT.fullmatch(file.stem):
+            continue
         try:
             rows += _rows(file, ROWS - len(rows))
         except (OSError, ValueError):
@@ -149,14 +153,14 @@ def _rows(file: Path, most: int) -> list[dict[str, Any]]:
         return list(batch.to_pylist()) if batch is not None else []
     with file.open("rb") as opened:
         if suffix == ".json":
-            value = json.loads(opened.read(64 * LARGE))
+            value = json.loads(opened.read(64 * LARGE).decode("utf-8-sig"))
             return (
                 [row for row in value[:most] if isinstance(row, dict)]
                 if isinstance(value, list)
                 else []
             )
         lines = [opened.readline(LARGE).decode("utf-8", "replace") for _ in range(most)]
-    lines = [line for line in lines if line.strip()]
+    lines = [line.removeprefix("\ufeff") for line in lines if line.strip()]
     if suffix == ".jsonl":
         rows = [json.loads(line) for line in lines]
         return [row for row in rows if isinstance(row, dict)]
@@ -176,6 +180,9 @@ def _lengths(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int]
     except ImportError:
         return None
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    # A file may have been saved with both; transformers resets them with each call.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
 
     def count(values: Iterable[object]) -> int:
         return len(

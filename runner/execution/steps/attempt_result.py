@@ -230,6 +230,13 @@ def measured(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) ->
     return dict(masker.value(found))
 
 
+def warnings(attempt: str, how: MetricsSpec | None, masker: Masker) -> list[str]:
+    """What a step says that people have to know, beside its numbers in the file that its environment names."""
+    if how is None or not how.in_environment:
+        return []
+    return metrics.warnings(Path(attempt + ".metrics"), masker)
+
+
 def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
     with open_regular(source) as origin, open(target, "wb") as kept:
         stream = masker.stream()

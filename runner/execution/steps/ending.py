@@ -208,6 +208,7 @@ def _succeeded(
     except Invalid as error:  # what it made is good: a better pattern reads the numbers later
         work.commits.say(f"{id}: {error.problems[0].message}: its numbers are not read")
         values = {}
+    warnings = attempt_result.warnings(attempt.path, spec.metrics, work.commits.masker)
     if running.goes_on is not None:
         from ...storage import checkpoints
 
@@ -225,9 +226,8 @@ def _succeeded(
         )
     elif running.key is not None:
         again = work.facts.traces.get(running.key) is not None
-        trace = work.commits.trace(
-            running.key, node, outputs, values, exit, _facts(work, running, spec), again=again
-        )
+        facts = _facts(work, running, spec) | ({"warnings": warnings} if warnings else {})
+        trace = work.commits.trace(running.key, node, outputs, values, exit, facts, again=again)
         stand_for(work, id, trace)
     if not work.survey.library:
         try:
@@ -253,6 +253,8 @@ def _succeeded(
     work.chunks.over(id, running)
     if values:
         data["metrics"] = values
+    if warnings:
+        data["warnings"] = warnings
     if exit.strays:
         data["strays"] = exit.strays
     work.groups.record(with_data(work.scheduler.end(id, Outcome(True)), id, data))

@@ -10,6 +10,7 @@ from ...planning.plan import SELECT
 from ...planning.schedule import State
 from ...planning.secret_values import all_given
 from ...storage.content.files import Content
+from ...storage.records.index import warnings_in
 from ...storage.remote.cache import Downloads
 from ...survey.survey import compiled, expansions, look
 from .adjusting import smaller, stand_for
@@ -84,9 +85,13 @@ def _reuse(work: Work, id: str, n: int, verdict: Verdict, made: Made) -> None:
         except RecipeError as error:
             return _refuse(work, id, "publish", str(error), error.fix)
     moves = work.scheduler.judge(id, "fresh", "; ".join(verdict.reasons))
-    work.groups.record(
-        with_data(moves, id, {"restored": True}) if verdict.answer == RESTORE else moves
-    )
+    data: dict[str, object] = {"restored": True} if verdict.answer == RESTORE else {}
+    metrics = work.spec(id).metrics
+    if metrics is not None and metrics.in_environment and verdict.key is not None:
+        trace = work.ws.store.index.trace(verdict.key)
+        if trace is not None and (warnings := warnings_in(trace)):
+            data["warnings"] = warnings
+    work.groups.record(with_data(moves, id, data) if data else moves)
     grow(work)
 
 

@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         host = _host(ws, args)
         found, verdict = _asked(ws, request, args, host)
         _print(found, verdict, args)
+        if args.format == "text" and not args.quiet:
+            _print_warnings(ws, found)
         if args.fix and verdict.findings:
             verdict = _fixed(ws, request, args, host, found, verdict)
     bad = ("error", "warning") if args.strict else ("error",)
@@ -108,6 +110,15 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
     except DriverError as error:
         print(f"recipe: the host was not asked: {error}", file=sys.stderr)
         return {}
+
+
+def _print_warnings(ws: Workspace, found: Survey) -> None:
+    """Print what steps that need not run had to say when they ran, such as that packing is off."""
+    from ...execution.results import warnings_of
+    from ...planning.judge import FRESH, RESTORE
+
+    for line in warnings_of(ws, found, FRESH, RESTORE):
+        print(shown(line))
 
 
 def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:

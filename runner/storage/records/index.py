@@ -83,6 +83,12 @@ class Changes(NamedTuple):
 NOTHING: Final = Changes()
 
 
+def warnings_in(trace: Trace) -> list[str]:
+    """What a step said that people have to know, when it made this."""
+    said = trace.facts.get("warnings")
+    return [str(text) for text in said] if isinstance(said, list) else []
+
+
 class Index:
     """The index in one database."""
 
@@ -167,6 +173,15 @@ class Index:
         sound = [row for row in rows if crc32(f"{row[0]}{row[1]}".encode()) == row[2]]
         made = json.loads("[" + ",".join([row[1] for row in sound]) + "]")
         return {row[0]: (items, bool(row[3])) for row, items in zip(sound, made, strict=True)}
+
+    def warnings(self, recipe: str) -> dict[str, list[str]]:
+        """What steps of a recipe said that people have to know, by key."""
+        rows = self._database.all(
+            """SELECT key FROM traces WHERE recipe = ? AND facts LIKE '%"warnings": [%'""",
+            (recipe,),
+        )
+        found = self.traces([row[0] for row in rows]) if rows else {}
+        return {key: warnings_in(trace) for key, trace in found.items()}
 
     def traces_of_others(self, recipe: str) -> bool:
         """Whether there is a trace of any other recipe than this one."""
