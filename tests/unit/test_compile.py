@@ -909,3 +909,24 @@ def test_what_is_wrong_in_the_environment_of_all_steps_is_one_error_and_stands_t
         (3, "inputs.other"),
         (4, "inputs.own"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("rest", "wrong"),
+    [
+        ('outputs: {o: "out/{{ matrix.w }}.txt"}', "matrix.w"),
+        ('outputs: {o: "{{ matrix.v }}", p: "out/{{ inputs.x }}/{{ matrix.v }}"}', "inputs.x"),
+        ('outputs: {o: "{{ matrix.v }}"}, when: "{{ matrix.w > 1 }}"', "matrix.w"),
+        ('outputs: {o: "{{ run.id }}"}', "run.id"),
+    ],
+)
+def test_a_wrong_name_is_one_problem_of_a_matrix(rest: str, wrong: str) -> None:
+    found = problem(
+        f"recipe: r@1\nsteps:\n  t: {{matrix: {{v: [1, 2, 3]}}, run: [echo], {rest}}}\n"
+    )
+    assert f'"{wrong}"' in found.message
+
+
+def test_an_output_whose_path_is_null_is_said() -> None:
+    text = 'recipe: r@1\nsteps:\n  t: {matrix: {v: [a, null]}, run: [echo], outputs: {o: "{{ matrix.v }}"}}\n'
+    assert problem(text).message == 'output "o" of "t" is null'
