@@ -19,6 +19,7 @@ from ..planning.judge import RESTORE
 from ..planning.mentions import unspelled
 from ..planning.step import StepSpec
 from . import rule_files, rules
+from .declared import Declarations
 from .facts import GB, LARGE, contents, data, machine, missing_inputs, model, packages, program
 from .rules import Facts, Verdict
 from .tool_settings import Settings, Unknown, Word, of_inputs, of_tree, of_words, words
@@ -93,6 +94,7 @@ class _Looks:
         self._models: dict[tuple[str, Path | None, Path | None], Facts] = {}
         self._data: dict[tuple[str, object, str], Facts] = {}
         self._sources: dict[str, dict[str, str]] = {}
+        self._input_types: dict[str, dict[str, str]] | None = None
         here = partial(machine.here, ws.home) if driver in _HERE and host is None else None
         self._host = Facts(host or {}, rules.NEEDS["host"], here)
 
@@ -115,15 +117,6 @@ class _Looks:
                 for each in of_tree(tree, scope, file, found_at)
             ),
         ]
-        settings = Settings(
-            [
-                *program.derived(given),
-                *given,
-                *of_inputs(inputs),
-                *program.derived(of_inputs(inputs)),
-            ],
-            self._library.names,
-        )
         imports: list[list[str]] = []
 
         def code() -> dict[str, object]:
@@ -136,6 +129,22 @@ class _Looks:
         likely = bool(spec.accelerate or spec.state or named)
         tools = rules.tools_of(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
         trains = bool(spec.accelerate or spec.state or (named and (tools or spec.resources.gpus)))
+        known = Declarations(
+            self._library.names,
+            self._types(spec.recipe),
+            tools,
+            bool(rules.tools_of(plainly, (), self._library.tools)),
+            spec.accelerate is not None,
+        )
+        settings = Settings(
+            [
+                *known.of_program(program.derived(given)),
+                *known.of_program(given),
+                *known.of_inputs(of_inputs(inputs)),
+                *known.of_inputs(program.derived(of_inputs(inputs))),
+            ],
+            self._library.names,
+        )
         step = self._step(n, plainly, tools, configs, broken, code)
         facts: dict[str, object] = {
             "recipe": Facts(self._recipe()),
@@ -154,6 +163,18 @@ class _Looks:
             {}, rules.NEEDS["memory"], partial(_memory, self._ws, self._found, n, facts)
         )
         return facts, trains
+
+    def _types(self, recipe: str) -> Mapping[str, str]:
+        """The types of a recipe's inputs; none where it cannot be read any more."""
+        from ..errors import RecipeError
+        from ..survey.survey import input_types
+
+        if self._input_types is None:
+            try:
+                self._input_types = input_types(self._ws, self._found)
+            except RecipeError:
+                self._input_types = {}
+        return self._input_types.get(recipe, {})
 
     def _takes(self, prefix: str) -> dict[str, str]:
         """Where what is below `inputs/` in attempts comes from: for all steps of one recipe, as each sees only its own."""

@@ -44,7 +44,10 @@ def load(homes: Iterable[str] = ()) -> Library:
             raise Invalid(wrong)
         theirs = _plain(read.value)
         replaced = {each["id"] for each in theirs.get("rules", ())}
-        known = [*(rule for rule in known if rule.id not in replaced), *rules.rules(theirs)]
+        known = [
+            *(rule for rule in known if rule.id not in replaced),
+            *rules.rules(theirs, own=True),
+        ]
         names |= {
             name: [*names.get(name, ()), *more] for name, more in theirs.get("names", {}).items()
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import did_you_mean
@@ -147,6 +147,8 @@ class Rule:
     given: tuple[str, ...] = ()
     each: str = ""
     fix: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: bool = False
+    """Of somebody's own file, which says itself what names mean."""
 
 
 class Finding(NamedTuple):
@@ -214,8 +216,8 @@ class Facts(Mapping[str, object]):
         return len(self._known)
 
 
-def rules(tree: Mapping[str, Any]) -> tuple[Rule, ...]:
-    """The rules of a gotchas file that its schema has accepted."""
+def rules(tree: Mapping[str, Any], *, own: bool = False) -> tuple[Rule, ...]:
+    """The rules of a gotchas file that its schema has accepted.  `own`: it is not the library's."""
     return tuple(
         Rule(
             id=each["id"],
@@ -229,6 +231,7 @@ def rules(tree: Mapping[str, Any]) -> tuple[Rule, ...]:
             given=tuple(each.get("given", ())),
             each=each.get("each", ""),
             fix=each.get("fix", {}),
+            own=own,
         )
         for each in tree.get("rules", ())
     )
@@ -382,12 +385,11 @@ def _finding(
         for each in references(text)
     ]
     asked = [each.path for each in references(rule.when)]
-    subject = {"model": "base", "data": "dataset"}
     names = [
         *rule.fix.get("settings", {}),
         *(path[1] for path in read if path[0] == "settings" and len(path) > 1),
     ]
-    names += [subject[path[0]] for path in asked if path[0] in subject]
+    names += [_SUBJECTS[path[0]] for path in asked if path[0] in _SUBJECTS]
     names += [
         name[1] or name[2]
         for name in map(
@@ -404,14 +406,33 @@ def _finding(
     if isinstance(item, str) and isinstance(settings, Settings):
         places[item] = places.get(item) or settings.saying(item)
     origins = {name: place for name, place in places.items() if place is not None}
+    remedy = _said(rule.remedy, scope, "")
+    if isinstance(settings, Settings) and not rule.own:
+        judged = [name for name in names if name not in rule.fix.get("settings", {})]
+        if rule.severity != "note" and (guess := _guessed(settings, judged)):
+            rule = replace(rule, severity="note")
+            remedy = f"{remedy} (a guess from the name `{guess}`)".strip()
     return Finding(
         rule,
         _said(rule.message, scope, rule.title),
-        _said(rule.remedy, scope, ""),
+        remedy,
         step,
         fix,
         origins,
     )
+
+
+_SUBJECTS: Final = {"model": "base", "data": "dataset", "memory": "base"}
+"""The setting that says what each of these namespaces is about."""
+
+
+def _guessed(settings: Settings, names: Iterable[str]) -> str:
+    """The name of a setting that is taken for one of these by its name alone; empty where none is."""
+    for name in names:
+        found = settings.setting(name)
+        if found is not None and not found.declared:
+            return found.origin.name
+    return ""
 
 
 def _value(

@@ -39,24 +39,36 @@ class Setting(NamedTuple):
     key: str
     value: object
     origin: Origin
+    declared: bool = True
+    """Whether the type of an input, or a tool that is known, says what it is; else only its name does."""
 
 
 class Settings(Mapping[str, object]):
-    """Settings by any of their names.  One that is not set is null; one that is known too late raises Unknown."""
+    """Settings by any of their names, those that are declared before guesses.
+
+    One that is not set is null; one that is known too late raises Unknown.
+    """
 
     def __init__(self, settings: Iterable[Setting], names: Mapping[str, Sequence[str]]) -> None:
         self._found: dict[str, Setting] = {}
         for each in settings:
-            for name in _ends(each.key):
-                self._found.setdefault(name, each)
+            for name in ends(each.key):
+                known = self._found.setdefault(name, each)
+                if each.declared and not known.declared and each.value is not None:
+                    self._found[name] = each
         self._names = names
 
     def setting(self, name: str) -> Setting | None:
         """The setting of this name, with where it is said."""
+        guess = None
         for each in (name, *self._names.get(name, ())):
-            if (found := self._found.get(each)) is not None and found.value is not None:
+            found = self._found.get(each)
+            if found is None or found.value is None:
+                continue
+            if found.declared:
                 return found
-        return None
+            guess = guess or found
+        return guess
 
     def place(self, name: str) -> Origin | None:
         """Where the setting of this name is said, or could be: an input that is null is a place, too."""
@@ -232,7 +244,7 @@ def _key(name: str) -> str:
     return name.lstrip("-+").replace("-", "_").lower()
 
 
-def _ends(key: str) -> Iterator[str]:
+def ends(key: str) -> Iterator[str]:
     """`a.b.c`, `b.c`, `c`."""
     while key:
         yield key

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from .document import REFUSED_CHARACTERS, plain_value
 
@@ -81,9 +81,7 @@ def load(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers: ClassVar[Any] = {
-            "<": [("tag:yaml.org,2002:merge", re.compile("<<"))]
-        }
+        pass
 
     def core(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> object:
         if node.style is not None:
@@ -93,6 +91,7 @@ def load(text: str) -> Any:
         except ValueError:
             return node.value
 
+    Loader.yaml_implicit_resolvers = {"<": [("tag:yaml.org,2002:merge", re.compile("<<"))]}
     Loader.add_constructor("tag:yaml.org,2002:str", core)
     return yaml.load(text, Loader)  # noqa: S506  it is a safe one
 

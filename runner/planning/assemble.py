@@ -278,12 +278,22 @@ def _numbered(drafts: list[Draft]) -> list[Draft]:
 
 def _skip(drafts: Iterable[Draft]) -> None:
     """What needs a skipped step is skipped: one, or all instances of a matrix.  `drafts` are in topological order."""
+    skipped: dict[int, bool] = {}  # by a list of drafts, which instances of a matrix share
+
+    def is_skipped(group: list[Draft]) -> bool:
+        known = skipped.get(id(group))
+        if known is None:
+            known = skipped[id(group)] = all(draft.flags & SKIP for draft in group)
+        return known
+
     for draft in drafts:
+        if draft.flags & SKIP:
+            continue
         groups: dict[int, list[Draft]] = {}
         for producer, _, _ in draft.upstream.values():
             groups.setdefault(id(producer.step), []).append(producer)
-        if not draft.flags & SKIP and any(
-            all(p.flags & SKIP for p in group) for group in [*groups.values(), *draft.wants]
+        if any(all(p.flags & SKIP for p in group) for group in groups.values()) or any(
+            map(is_skipped, draft.wants)
         ):
             draft.flags |= SKIP
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from ..digest import of_value
 from ..language.unknowns import A_TEXT, ANYTHING, LIST, Unknown, one_of
-from ..paths import escapes
+from ..paths import escapes, heads
 from .drafts import PathValue, Results, Scope, Sketch, plain_value
 from .mentions import excluded
 from .path_rules import WORKSPACE
@@ -73,15 +73,17 @@ class Axes:
                     samples[name] = A_TEXT
                     continue
             else:
-                unread = len(self.sketch.problems)
-                value = self.sketch.evaluate(
-                    scope, axis, {"inputs": scope.inputs, "steps": Results(scope)}, where
+                names = {"inputs": scope.inputs, "steps": Results(scope)}
+                value, sound = (
+                    self.sketch.rendered(scope, axis, names, where)
+                    if isinstance(axis, str)
+                    else (self.sketch.evaluate(scope, axis, names, where), True)
                 )
                 if isinstance(value, Unknown) and LIST in value.kinds:
                     samples[name] = value.items or ANYTHING
                     continue
                 if not isinstance(value, list):
-                    if len(self.sketch.problems) > unread:
+                    if not sound:
                         return {name: []}
                     self.sketch.problem(
                         scope.recipe,
@@ -135,9 +137,10 @@ class Axes:
         where = (*where, "glob")
         value = self.sketch.evaluate(scope, given["glob"], names, where)
         text = str(value) if value is not None else ""
-        for path, (id, output) in scope.makers.items():
-            if text.startswith(path + "/"):
-                maker = (id, output, text[len(path) + 1 :], path)
+        for path in heads(text)[1:]:
+            if path in scope.makers:
+                maker = (*scope.makers[path], text[len(path) + 1 :], path)
+                break
         if maker is None:
             if escapes(text):
                 if text != given["glob"]:

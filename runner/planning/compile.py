@@ -296,6 +296,7 @@ class _Compiler:
             self._ghost(scope, step, chosen, known=known)
             return
         drafts = []
+        wants = [found for id in needs if (found := scope.groups.get(id) or scope.inner.get(id))]
         for combination in axes:
             draft = Draft(
                 instance_id(scope, step.id, combination),
@@ -310,6 +311,7 @@ class _Compiler:
             self.sketch.drafts.append(draft)
             drafts.append(draft)
             self._outputs(scope, draft)
+            draft.wants = wants
             self._fill(scope, draft, chosen, known=known)
         scope.groups[step.id] = drafts
         if step.matrix is not None:
@@ -341,7 +343,6 @@ class _Compiler:
         for n, output in enumerate(step.outputs):
             where = (*step.origin, "outputs", output.name)
             raw = output.path
-            unread = len(self.sketch.problems)
             late = [
                 ref
                 for ref in self.sketch.references(scope, raw, where)
@@ -356,25 +357,27 @@ class _Compiler:
                     offset=ref.offset,
                     length=ref.length,
                 )
-            value = (
-                self.sketch.evaluate(scope, raw, names, where) if "{{" in raw and not late else raw
-            )
+            value, sound = raw, not late
+            if sound:
+                value, sound = self.sketch.rendered(scope, raw, names, where)
             if isinstance(value, Unknown):
                 draft.outputs[output.name] = (UNKNOWN_PATH, output_flags(output))
                 continue
             path = posixpath.normpath(str(value)) if value else ""
-            if len(self.sketch.problems) > unread:
-                path = f"invalid/{step.id}/{n}"
-            elif wrong := unfit(str(value)):
-                if value != raw:  # as it is written it was looked at already
-                    self.sketch.problem(
-                        scope.recipe,
-                        "path-escape",
-                        f'output "{output.name}" of "{step.id}" {wrong}',
-                        where,
-                        fix=BELOW,
-                    )
-                path = f"invalid/{step.id}/{n}"
+            wrong = ""
+            if sound:
+                wrong = "is null" if value is None else unfit(str(value))
+            if wrong and value != raw:  # as it is written it was looked at already
+                self.sketch.problem(
+                    scope.recipe,
+                    "path-escape",
+                    f'output "{output.name}" of "{step.id}" {wrong}',
+                    where,
+                    fix=BELOW,
+                )
+            if wrong or not sound:
+                # One mistake, one error: no two of these are the same path.
+                path = f"invalid/{draft.id}/{n}"
             draft.outputs[output.name] = (path, output_flags(output))
             scope.makers[path] = (step.id, output.name)
 
@@ -428,11 +431,6 @@ class _Compiler:
 
         for id in step.needs:
             draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
-        draft.wants = [
-            found
-            for name in steps_of(step)
-            if (found := scope.groups.get(name) or scope.inner.get(name))
-        ]
         draft.code = [_code_text(c, step, own.env) for c in own.code if not isinstance(c, GitCode)]
         draft.lock = own.python.lock if own.python else ""
         if step.metrics or step.state:
@@ -649,8 +647,7 @@ class _Compiler:
                 producer, output, match = value.address
                 draft.upstream[value.name] = (producer, output, match)
             elif value.kind == "dep":
-                if (name := as_pattern(value.name)) not in draft.deps:
-                    draft.deps.append(name)
+                draft.deps.append(as_pattern(value.name))  # the plan has each once
             else:
                 draft.takes[value.name] = Source(value.name, value.kind, *value.address)
 
@@ -668,6 +665,7 @@ class _Compiler:
         those that a pattern may reach.
         """
         step = draft.step
+        given = set(map(as_pattern, draft.upstream)) if step.deps else set()
         for n, dep in enumerate(step.deps):
             where = (*step.origin, "deps", n)
             value, exclude = self._dep(scope, draft, dep, where)
@@ -692,7 +690,7 @@ class _Compiler:
                     where,
                     fix="take it as an input",
                 )
-            if path in map(as_pattern, draft.upstream):
+            if path in given:
                 continue  # the file that a glob below an output found for this instance: it, and not the whole output
             pattern = is_glob(path) or not isinstance(dep, str)
             if pattern:

@@ -173,6 +173,10 @@ class Sketch:
         ] = {}  # step and pattern, in `deps`: its `allow_empty`
         self.problems: list[Problem] = []
         self.wrong: set[tuple[str, Where]] = set()  # the recipe and place of each problem
+        self._reported: set[Problem] = (
+            set()
+        )  # the first `_counted` of them: looked up, not searched
+        self._counted = 0
         self.pending: list[Pending] = []
         self.waiting: dict[str, list[str]] = {}
         self.homes: list[str] = []
@@ -205,7 +209,9 @@ class Sketch:
         problem = recipe.document.problem(
             code, message, where, fix=fix, key=key, offset=at, length=length
         )
-        if problem not in self.problems:
+        self._reported.update(self.problems[self._counted :])
+        self._counted = len(self.problems)
+        if problem not in self._reported:
             self.problems.append(problem)
 
     def template_problem(self, scope: Scope, error: TemplateError, where: Where) -> None:
@@ -256,39 +262,38 @@ class Sketch:
             return [self.evaluate(scope, item, names, (*where, n)) for n, item in enumerate(leaf)]
         if isinstance(leaf, dict):
             return {k: self.evaluate(scope, item, names, (*where, k)) for k, item in leaf.items()}
+        return self.rendered(scope, leaf, names, where)[0]
+
+    def rendered(
+        self, scope: Scope, leaf: Tree, names: Namespaces, where: Where
+    ) -> tuple[Any, bool]:
+        """The value of a leaf, and whether it has one: else None, and a problem."""
         if not isinstance(leaf, str) or "{{" not in leaf:
-            return leaf
+            return leaf, True
         from ..language.template import TemplateError, evaluate
 
         try:
-            return evaluate(leaf, names)
+            return evaluate(leaf, names), True
         except TemplateError as error:
             self.template_problem(scope, error, where)
-            return None
+            return None, False
 
     def condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
         """The value of a `when`; None where it is not known, or with a problem."""
         where = (*step.origin, "when")
-        value: object = step.when
-        if isinstance(value, str):
-            from ..language.template import TemplateError, evaluate
-
-            try:
-                value = evaluate(value, names)
-            except TemplateError as error:
-                self.template_problem(scope, error, where)
-                return None
+        value, sound = self.rendered(scope, step.when, names, where)
         if isinstance(value, bool):
             return value
         if isinstance(value, Unknown) and BOOLEAN in value.kinds:
             return None
-        self.problem(
-            scope.recipe,
-            "when",
-            f'`when` of "{step.id}" is {_shown(value)}, not true or false',
-            where,
-            fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
-        )
+        if sound:
+            self.problem(
+                scope.recipe,
+                "when",
+                f'`when` of "{step.id}" is {_shown(value)}, not true or false',
+                where,
+                fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
+            )
         return None
 
     def mentions_known(self, scope: Scope, step: Step) -> bool:
@@ -383,11 +388,8 @@ def _written(recipe: Recipe, where: Where) -> Where:
     """Where the recipe says what is in a step's `env`: there, or for all steps."""
     if where[2:3] != ("env",) or where[3:4] == () or where[3] not in recipe.env:
         return where
-    return (
-        where
-        if any(step.origin == where[:2] and where[3] in step.env for step in recipe.steps.values())
-        else where[2:]
-    )
+    step = recipe.steps.get(str(where[1]))
+    return where if step is not None and where[3] in step.env else where[2:]
 
 
 class Results(Mapping[str, "dict[str, Tree]"]):

@@ -71,6 +71,12 @@ class UsedRecipes:
         inner_preset = uses.preset or presets.known(other, preset)
         results: list[dict[str, Any]] = []
         below: list[Draft] = []
+        after = [
+            d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])
+        ]
+        wants = [
+            found for id in steps_of(step) if (found := scope.groups.get(id) or scope.inner.get(id))
+        ]
         for combination in axes:
             names = {"inputs": scope.inputs, "steps": Results(scope), "matrix": combination}
             given, variables = self._given(scope, step, uses, other, names)
@@ -106,16 +112,8 @@ class UsedRecipes:
             for draft in mine:
                 if when is False:
                     draft.flags |= SKIP
-                draft.after += [
-                    d
-                    for id in step.needs
-                    for d in (scope.groups.get(id) or scope.inner.get(id) or [])
-                ]
-                draft.wants += [
-                    found
-                    for id in steps_of(step)
-                    if (found := scope.groups.get(id) or scope.inner.get(id))
-                ]
+                draft.after += after
+                draft.wants = [*draft.wants, *wants]
             if inner.pending:
                 scope.pending.add(step.id)
             results.append(self._exported(inner, other, inner.prefix[len(scope.prefix) :]))

@@ -351,6 +351,19 @@ def read(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree]]:
     return _read(ws, source, _text(source), request, {}, {})
 
 
+def input_types(ws: Workspace, found: Survey) -> dict[str, dict[str, str]]:
+    """The types of the inputs of a recipe, and of those that it uses, by the ids of recipes.  Raises NotFound, Invalid."""
+    recipe = _parsed(ws, _text(found.source), str(found.source))
+    if is_path(found.request.recipe):
+        recipe = placed(recipe, found.source, ws.root)
+    used: dict[str, Recipe] = {}
+    load_used(ws.root, recipe, used, {})
+    return {
+        each.id: {name: spec.type for name, spec in each.inputs.items()}
+        for each in (*used.values(), recipe)
+    }
+
+
 def _text(source: Path) -> bytes:
     try:
         return whole(source)

@@ -580,3 +580,80 @@ def test_what_the_hubs_cache_has_is_known_without_the_hub(space: Space, tmp_path
         space, "base=black-forest-labs/FLUX.1-dev", "often=10", HF_HOME=str(tmp_path / "hf")
     )
     assert "has a vision part" in rules["model-not-text-only"]["message"]
+
+
+BY_NAME = """\
+recipe: m@1
+inputs: {{{inputs}}}
+steps:
+  train:
+    run: [sh, -c, 'echo "$0 $1" > "$2"', {words}, "{{{{ outputs.o }}}}"]
+    state: {{ck: {{every: 5m}}}}
+    outputs: {{o: x.txt}}
+"""
+WORDS = '"{{ inputs.NAME }}", x'
+
+
+def test_a_choice_is_no_model_whatever_it_is_called_and_given_as(tmp_path: Path) -> None:
+    space = Space(tmp_path / "space")
+    names = ["model", "base", "model_name", "base_model", "pretrained_model_name_or_path"]
+    choice = "{type: choice, choices: [resnet50, vit_b16], default: resnet50}"
+    given = ["{{ inputs.NAME }}", "--NAME={{ inputs.NAME }}", "NAME={{ inputs.NAME }}"]
+    words = [text.replace("NAME", name) for name in names for text in given]
+    words += ["--model", "{{ inputs.model }}"]
+    space.recipe(
+        BY_NAME.format(
+            inputs=", ".join(f"{name}: {choice}" for name in names),
+            words=", ".join(map(json.dumps, words)),
+        ).replace("$2", "$(eval echo \\${$#})")
+    )
+    assert found(space) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [("yolov8n.pt", WORDS), ("./nowhere", '--NAME, "{{ inputs.NAME }}"')]
+)
+def test_a_text_that_is_called_a_model_gives_a_note_and_the_run_starts(
+    tmp_path: Path, value: str, words: str
+) -> None:
+    space = Space(tmp_path / "space")
+    text = f"model_name: {{type: string, default: {value}}}"
+    space.recipe(BY_NAME.format(inputs=text, words=words.replace("NAME", "model_name")))
+    [note] = found(space).values()
+    assert (note["code"], note["severity"]) == ("model-missing", "note")
+    code, _, err = space.command("run", "--allow", "model-missing")
+    assert code == 0 and "error" not in err
+    code, _, err = space.command("run", "--force")
+    assert code == 0 and "error" not in err
+
+
+def test_an_option_that_nobody_knows_is_no_model_either(tmp_path: Path) -> None:
+    space = Space(tmp_path / "space")
+    space.recipe(BY_NAME.format(inputs="", words="--model, resnet50, --out"))
+    assert {each["severity"] for each in found(space).values()} == {"note"}
+
+
+def test_an_input_of_type_model_is_one(tmp_path: Path) -> None:
+    space = Space(tmp_path / "space")
+    inputs = "model: {type: model, default: ./nowhere}"
+    space.recipe(BY_NAME.format(inputs=inputs, words=WORDS.replace("NAME", "model")))
+    assert found(space)["model-missing"]["severity"] == "error"
+
+
+def test_a_declared_model_is_asked_for_before_one_that_is_only_called_so(space: Space) -> None:
+    space.write(
+        "recipe.yaml",
+        RECIPE_TEXT.replace(
+            "inputs:\n", "inputs:\n  model: {type: choice, choices: [small], default: small}\n"
+        ),
+    )
+    assert "model-missing" not in found(space)
+    space.write(
+        "recipe.yaml",
+        RECIPE_TEXT.replace(
+            "base:       {type: string",
+            "base: {type: choice, choices: [a], default: a}\n  hub: {type: string",
+        ).replace("inputs.base", "inputs.hub"),
+    )
+    assert "model-missing" not in found(space)
+    assert found(space, "hub=./nowhere")["model-missing"]["severity"] == "error"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from runner.language import document
 from tests.support import Space
 
 DVC = """\
@@ -179,3 +180,15 @@ def test_a_recipe_that_is_there_is_not_replaced(pipeline: Space) -> None:
     pipeline.write("mine.yaml", "x")
     code, _, err = pipeline.command("import", "dvc.yaml", "mine")
     assert code == 3 and "is there already" in err and pipeline.read("mine.yaml") == "x"
+
+
+def test_parameters_keep_the_types_that_dvc_reads(space: Space) -> None:
+    """DVC reads YAML 1.2, and what is written here is read back so."""
+    space.write("dvc.yaml", "stages: {t: {cmd: cp params.yaml m.txt, params: [lr, n, flag, tag, sha], outs: [m.txt]}}\n")  # fmt: skip
+    space.write("params.yaml", "lr: 1e-5\nn: 010\nflag: yes\ntag: '1e5'\nsha: 12e4567\n")
+    assert space.command("import", "dvc.yaml", "mine")[0] == 0
+    assert space.command("validate", "mine.yaml")[0] == 0
+    assert space.command("run", "mine.yaml")[0] == 0
+    expected = {"lr": 1e-5, "n": 10, "flag": "yes", "tag": "1e5", "sha": "12e4567"}
+    assert yaml.safe_load(space.read("m.txt")) == expected
+    assert document.parse(space.read("m.txt"), "m.yaml").value == expected

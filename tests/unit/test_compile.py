@@ -935,3 +935,24 @@ def test_a_step_that_says_it_takes_no_gpu_is_not_asked_to_have_the_machine_of_th
     assert own.resources.memory == 32 * 10**9 and own.resources.disk is None
     both = "resources: {gpus: 0, memory: 12GB}\n" + steps.replace("RESOURCES", "")
     assert plan(both).specs()[0].resources.memory == 12 * 10**9, "the machine of all steps"
+
+
+@pytest.mark.parametrize(
+    ("rest", "wrong"),
+    [
+        ('outputs: {o: "out/{{ matrix.w }}.txt"}', "matrix.w"),
+        ('outputs: {o: "{{ matrix.v }}", p: "out/{{ inputs.x }}/{{ matrix.v }}"}', "inputs.x"),
+        ('outputs: {o: "{{ matrix.v }}"}, when: "{{ matrix.w > 1 }}"', "matrix.w"),
+        ('outputs: {o: "{{ run.id }}"}', "run.id"),
+    ],
+)
+def test_a_wrong_name_is_one_problem_of_a_matrix(rest: str, wrong: str) -> None:
+    found = problem(
+        f"recipe: r@1\nsteps:\n  t: {{matrix: {{v: [1, 2, 3]}}, run: [echo], {rest}}}\n"
+    )
+    assert f'"{wrong}"' in found.message
+
+
+def test_an_output_whose_path_is_null_is_said() -> None:
+    text = 'recipe: r@1\nsteps:\n  t: {matrix: {v: [a, null]}, run: [echo], outputs: {o: "{{ matrix.v }}"}}\n'
+    assert problem(text).message == 'output "o" of "t" is null'
