@@ -218,7 +218,7 @@ def test_a_folder_without_data_files_is_refused(prepare: Prepare, tmp_path: Path
     (tmp_path / "d" / "README.md").write_text("words")
     with pytest.raises(
         SystemExit,
-        match="no data file in this folder, none ends in .*left out, no data by the end of its name: README.md",
+        match=r"no data file in this folder, none ends in .*left out, no data by the end of its name: README\.md",
     ):
         prepare(tmp_path / "d")
     with pytest.raises(SystemExit, match="no such file or folder"):
