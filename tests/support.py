@@ -124,6 +124,11 @@ class Space:
         assert problem.where is not None
         return problem.where.text[problem.where.column - 1 :][: problem.where.length]
 
+    def of_agents(self, name: str) -> str:
+        """What stands in the file of this name of the agents of this machine, one after the other."""
+        found = sorted(self.root.glob(f".recipe/local/*/{name}"))
+        return "".join(path.read_text() for path in found)
+
     def start(
         self, *words: str, env: Mapping[str, str] | None = None, **more: Any
     ) -> subprocess.Popen[str]:

@@ -16,19 +16,78 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BEGIN = "import sys; sys.path.append(sys.argv.pop(1)); from agent import server; server.main(sys.argv[1], *map(int, sys.argv[2:]))"
+CONTEXT = "context"
+"""The file of a root that says what its agent was begun with: an identity, and the processes that it can see.  None where all clients are alike."""
 
 
-def reach(root: str) -> socket.socket | None:
-    """A connection to the live agent of `root`, or to one begun now; None while one is leaving or another process begins one.  Raises OSError."""
-    lock = _open_lock(root)
-    try:
+def reach(root: str, context: str = "", *, own: bool = False) -> socket.socket | None:
+    """A connection to the live agent of `root`, or to one begun now; None while one is leaving or another process begins one.  Raises OSError.
+
+    `context`: the identity of this process; `own`: only an agent that was begun with the same will do.
+    """
+    while True:
+        lock = _open_lock(root)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _dial(root)
-        return _begin(root, lock)
-    finally:
-        os.close(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                connection = _dial(root)
+                if connection is not None and own and context_of(root) != context:
+                    connection.close()
+                    return None
+                return connection
+            if _is_there(lock, f"{root}/lock"):
+                return _begin(root, lock, context)
+        finally:
+            os.close(lock)
+
+
+def answers(root: str) -> bool:
+    """Whether a live agent of `root` can be spoken to from here."""
+    try:
+        connection = _dial(root)
+    except OSError:
+        return False
+    if connection is None:
+        return False
+    connection.close()
+    return True
+
+
+def context_of(root: str) -> str:
+    """The identity that the agent of `root`, or the last that there was, was begun with; empty where that is not known."""
+    return _noted(root)[0]
+
+
+def _noted(root: str) -> list[str]:
+    try:
+        with open(f"{root}/{CONTEXT}", encoding="ascii") as file:
+            return [*file.read().split("\n"), "", ""][:2]
+    except FileNotFoundError:
+        return ["", ""]
+
+
+def _note(root: str, context: str) -> bool:
+    """Note what the agent is begun with.  Whether the one before it saw other processes: those of another container or machine."""
+    if not context:
+        return False
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            seen = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        seen = "unknown"
+    before = _noted(root)[1]
+    with open(f"{root}/{CONTEXT}", "w", encoding="ascii") as file:
+        file.write(f"{context}\n{seen}\n")
+    return before not in ("", seen)
+
+
+def _is_there(fd: int, path: str) -> bool:
+    """Whether a file that was opened is there still: a root that is not needed is deleted, with its lock held."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def make_private(folder: str) -> None:
@@ -73,9 +132,10 @@ def _dial(root: str) -> socket.socket | None:
     return connection
 
 
-def _begin(root: str, lock: int) -> socket.socket:
+def _begin(root: str, lock: int, context: str) -> socket.socket:
     """Make the socket, hand it and the lock to a new process, and talk to it right away: what we write waits while it comes up."""
     make_private(f"{root}/logs")
+    blind = _note(root, context)  # before the socket: who is answered there knows by whom
     try:
         os.unlink(f"{root}/socket")
     except FileNotFoundError:
@@ -90,7 +150,17 @@ def _begin(root: str, lock: int) -> socket.socket:
         ours_is = os.path.dirname(
             os.path.dirname(os.path.abspath(__file__))
         )  # a folder, or the archive that travelled to a host
-        argv = [sys.executable, "-I", "-S", "-E", "-c", BEGIN, ours_is, root, *map(str, fds)]
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-E",
+            "-c",
+            BEGIN,
+            ours_is,
+            root,
+            *map(str, (*fds, int(blind))),
+        ]
         try:
             for fd in fds:
                 os.set_inheritable(fd, True)

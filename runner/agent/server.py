@@ -6,6 +6,8 @@ It outlives the worker that started it and serves the next client that connects 
     socket    where clients connect
     journal   one JSON line when a job begins and one when it is over, appended; a torn last line is ignored
     slots/    a locked file for each job that lives: see `slots`
+    jobs      locked as long as any job lives
+    context   what the agent was begun with: see `reach`
     logs/     what jobs print, straight from their own file descriptors
 
 A client sends messages (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`, `free`, `arm`, `leave`) and reads
@@ -59,7 +61,9 @@ ORPHAN_LOOK = 0.1  # between looks at a job whose agent was killed
 class Agent:
     """What is begun and what is ended, and when."""
 
-    def __init__(self, listener: int, first: int) -> None:
+    def __init__(self, listener: int, first: int, *, blind: bool = False) -> None:
+        """`blind`: jobs of the agent before this one may be processes that this one cannot see, nor end."""
+        self._blind = blind
         self._jobs: dict[bytes, Job] = {}
         self._timed: set[Job] = set()  # jobs with any deadline
         self._orphans: list[Job] = []  # they go on, though their agent was killed
@@ -226,6 +230,7 @@ class Agent:
         """Whether it has all its locks now; else its end is on its way."""
         held: list[int] | None = []
         try:
+            self._slots.for_every_job()
             held = take_locks(locks)
             if held is not None and job.outlives:
                 job.slot, fd = self._slots.take()
@@ -258,7 +263,8 @@ class Agent:
         if self._sample_at is None:
             self._sample_at = time.monotonic() + SAMPLED
         try:
-            job.pid = job.session = spawn(self._loop, job, cwd, argv, env)
+            inherited = (self._slots.for_every_job(), *job.held)
+            job.pid = job.session = spawn(self._loop, job, cwd, argv, env, inherited)
         except OSError as error:
             code, why = why_not(job.log, argv[0], cwd, error)
             self._over(job, line(name, code, None, b"exit", job.started, time.time(), detail=why))
@@ -310,6 +316,9 @@ class Agent:
                     job.kill_at = now + HOPELESS
                     continue
                 if job in self._orphans:
+                    if self._blind and self._lives(job):
+                        job.kill_at = None  # no signal of ours reaches it: it is waited for
+                        continue
                     self._over_at_last(job)
                     job.killed = True
                     job.kill_at = now + HOPELESS
@@ -407,6 +416,10 @@ class Agent:
                 self._sample_at = now + SAMPLED
                 self._time(job, noted["timeout"], noted["idle"], job.started - time.time())
                 continue
+            if self._blind and name not in cookies and self._slots.any_alive():
+                self._jobs[name] = job
+                self._orphans.append(job)
+                continue
             job.reason, job.ended = b"lost", time.time()
             if name in cookies:
                 job.kill_at = now + GRACE
@@ -430,12 +443,16 @@ class Agent:
         over = [
             job
             for job in self._orphans
-            if self._slots.status(job.slot, job.name) is not None or not self._slots.alive(job.slot)
+            if self._slots.status(job.slot, job.name) is not None or not self._lives(job)
         ]
         for job in over:
             self._over_at_last(job)
         if over:
             self._finish(self._remains.sweep())
+
+    def _lives(self, job: Job) -> bool:
+        """Whether anything of a job of a dead agent lives."""
+        return self._slots.alive(job.slot) if job.slot >= 0 else self._slots.any_alive()
 
     def _over_at_last(self, job: Job) -> None:
         """The shell of an orphan is gone, or has no patience left: what its slot says is its end."""
@@ -449,8 +466,11 @@ class Agent:
         self._remains.ending.append(job)
 
 
-def main(root: str, lock: int, listener: int, first: int) -> None:
-    """Serve `root` until nothing is left to do.  `lock` is its lock, held; `listener` its socket; `first` the client that began us."""
+def main(root: str, lock: int, listener: int, first: int, blind: int = 0) -> None:
+    """Serve `root` until nothing is left to do.  `lock` is its lock, held; `listener` its socket; `first` the client that began us.
+
+    `blind`: as in `Agent`.
+    """
     # Whatever else the client held open (a pipe somebody reads to its end, a jobserver) would be held by us, and by every job.
     # Not every number up to the limit: in a container that may be a thousand million, and a Python for older systems would take minutes.
     kept = (lock, listener, first)
@@ -466,4 +486,4 @@ def main(root: str, lock: int, listener: int, first: int) -> None:
 
     ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     os.chdir(root)
-    Agent(listener, first).serve()
+    Agent(listener, first, blind=bool(blind)).serve()

@@ -17,6 +17,8 @@ SHELL = (
 )
 """Words before a job's name and its command.  Descriptor 9 is the slot's file.  What a shell traps, its children do not ignore."""
 DESCRIPTOR = 9
+ALL = "jobs"
+"""The file in the root that every job holds, one for all: where it is free, no job of this root lives, whoever looks."""
 _BLANK = b" " * 255 + b"\n"
 """What a slot's file holds at first: an exit that is written over it needs no room on the disk.  Names have at most 200 bytes."""
 
@@ -29,6 +31,22 @@ class Slots:
         self._folder = os.open("slots", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._free: list[int] = []
         self._next = 0
+        self._all: int | None = None
+
+    def for_every_job(self) -> int:
+        """The descriptor that each job inherits, beside that of its own slot.  Raises OSError."""
+        if self._all is None:
+            fd = self._open(f"../{ALL}")
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH)
+                self._all = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)  # as in `take`
+            finally:
+                os.close(fd)
+        return self._all
+
+    def any_alive(self) -> bool:
+        """Whether a job that an earlier agent began lives; once we have begun one ourselves, that is not known any more."""
+        return self._all is None and self.alive(f"../{ALL}")
 
     def keep(self, number: int) -> None:
         """This one belongs to a job of an agent that was killed."""
@@ -60,7 +78,7 @@ class Slots:
         """The end of its job is on the disk."""
         self._free.append(number)
 
-    def alive(self, number: int) -> bool:
+    def alive(self, number: int | str) -> bool:
         """Whether anything of the slot's job lives."""
         fd = self._open(number)
         try:
@@ -72,7 +90,9 @@ class Slots:
             os.close(fd)
 
     def status(self, number: int, name: bytes) -> int | None:
-        """What the shell above the command of job `name` wrote: its exit; None as long as there is nothing."""
+        """What the shell above the command of job `name` wrote: its exit; None as long as there is nothing, or where there is no slot."""
+        if number < 0:
+            return None
         fd = self._open(number)
         try:
             found, _, status = os.pread(fd, len(_BLANK), 0).partition(b"\n")[0].partition(b" ")
@@ -80,7 +100,7 @@ class Slots:
             os.close(fd)
         return int(status) if found == name and status.isdigit() else None
 
-    def _open(self, number: int) -> int:
+    def _open(self, number: int | str) -> int:
         return os.open(
             str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._folder
         )

@@ -27,10 +27,15 @@ _RESTORED = (
 )  # signals that are ignored here, by Python or by our parent, but not in jobs
 
 
-def spawn(loop: Loop, job: Job, cwd: bytes, argv: list[bytes], env: dict[bytes, bytes]) -> int:
-    """The pid of its first process, which leads a session of its own and is watched.  Raises OSError."""
-    for fd in job.held:
-        os.set_inheritable(fd, True)
+def spawn(
+    loop: Loop,
+    job: Job,
+    cwd: bytes,
+    argv: list[bytes],
+    env: dict[bytes, bytes],
+    inherited: tuple[int, ...],
+) -> int:
+    """The pid of its first process, which leads a session of its own, has the descriptors `inherited` and is watched.  Raises OSError."""
     os.chdir(cwd)
     program, whole = _program(argv[0], env), argv
     actions = [
@@ -42,11 +47,21 @@ def spawn(loop: Loop, job: Job, cwd: bytes, argv: list[bytes], env: dict[bytes, 
         whole = [*SHELL, job.name, program, *argv[1:]]
         program = SHELL[0]
         actions.append((os.POSIX_SPAWN_DUP2, job.held[-1], DESCRIPTOR))
-    pid = os.posix_spawn(
-        program, whole, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESTORED
-    )
-    for fd in job.held:
-        os.set_inheritable(fd, False)
+    try:
+        for fd in inherited:
+            os.set_inheritable(fd, True)
+        pid = os.posix_spawn(
+            program,
+            whole,
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_RESTORED,
+        )
+    finally:
+        for fd in inherited:
+            os.set_inheritable(fd, False)
     _prefer(pid)
     try:
         loop.watch_process(pid)

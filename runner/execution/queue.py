@@ -437,7 +437,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         _ended(ws, row, fence, "COMPLETED", "")
         listener.end(Summary("COMPLETED", {"FRESH": fresh}, since.seconds, run=row.id))
         return True
-    local = client.here(ws.home / "local", ALONE if row.bundle else None)
+    local = client.own(ws.home, ALONE if row.bundle else None)
     preflight(ws, found, settings)
     check(ws, found, settings, listener)
     if settings.upload:

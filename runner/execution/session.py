@@ -225,8 +225,8 @@ def _worked(
     """Go on with a run, or submit one, and work on it in this process; also which run it was."""
     from ..hosts.link import client
 
-    local = client.here(
-        ws.home / "local"
+    local = client.own(
+        ws.home
     )  # what it takes to begin an agent passes while the rest is being prepared
 
     from . import resume

@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from drivers.base import Job
 
 from ..errors import Infrastructure
 from ..hosts.link import client
+from ..hosts.link.local_agents import is_reachable
 from ..planning.schedule import FINAL, Move, State
 from ..storage.records.runs import LET_GO, Beside, StepRow, settle
 from ..storage.workspace import Workspace
@@ -41,13 +43,13 @@ def end_claimed(
 ) -> None:
     """The same for a run that is ours already, and that nothing of this process works on."""
     try:
-        names, elsewhere = left_by(f"{ws.home}/attempts", run)
+        here, elsewhere = left_by(ws.home, run)
         for name, place in elsewhere.items():
             say(
                 f"{place} may still run {name}, a job of {run}: `recipe run` with the same driver takes it over, or ends it"
             )
-        if names:
-            asyncio.run(_end(ws, names))
+        for root, names in here.items():
+            asyncio.run(_end(root, names))
         settled = settle(ws.store.runs, run, fence, state, state.lower(), partial(_open, ws, run))
     except BaseException:
         ws.store.runs.release(run, fence)
@@ -56,9 +58,14 @@ def end_claimed(
         ws.store.runs.release(run, fence)
 
 
-async def _end(ws: Workspace, names: Sequence[str]) -> None:
-    """Stop these jobs of this machine: they may save where they are.  Raises Infrastructure where one does not end."""
-    local = client.here(ws.home / "local")
+async def _end(root: Path, names: Sequence[str]) -> None:
+    """Stop these jobs of one agent of this machine: they may save where they are.  Raises Infrastructure where one does not end."""
+    if not is_reachable(root):
+        raise Infrastructure(
+            f"the agent that runs {', '.join(names)} lives in another container or on another machine, and cannot be reached from here",
+            fix="run the same command there",
+        )
+    local = client.here(root)
     jobs = [Job(name) for name in names]
     for job in jobs:
         await local.stop(job, SAVING)
@@ -66,7 +73,7 @@ async def _end(ws: Workspace, names: Sequence[str]) -> None:
         if await local.wait(job, SAVING + LATE) is None:
             raise Infrastructure(
                 f"{job.key} does not end, although it was killed",
-                fix="a process that waits for a disk ends when that answers: try again",
+                fix="a process that waits for a disk ends when that answers: try again; one of another container ends with that",
             )
     await local.aclose()
 

@@ -8,6 +8,7 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from drivers.base import DriverError
@@ -18,6 +19,7 @@ from ..hosts.ahead import Ahead
 from ..hosts.connect import same_packages
 from ..hosts.interpreters import CURRENT
 from ..hosts.link.client import Client
+from ..hosts.link.local_agents import note_claim
 from ..hosts.pool import HostPool
 from ..logs import Log, mask
 from ..planning.halving import Goal
@@ -186,6 +188,7 @@ async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
         begins = (
             replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed
         )
+        note_claim(Path(ws.home), begins.id, begins.fence, ours.local.root)
         ours.commits = _begun(ours, begins, jobs)
         contended = ws.store.database.version() != ours.since.version
         goal = Goal(*settings.stop_early) if settings.stop_early else None

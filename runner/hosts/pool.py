@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from ..storage.workspace import Workspace
 from . import interpreters
 from .connect import Connector, Reached, measure
 from .head import Heading
+from .link import client
 from .link.client import Client
 from .place.place import Place
 from .renting.budget import TERM
@@ -107,6 +109,7 @@ class HostPool:
     """Moves of leases that the run has not noted yet: the state before, and the lease."""
     leases: KeptLeases | None = None
     _opened: list[Place] = field(default_factory=list)
+    _here_of: dict[Path, Place] = field(default_factory=dict)
     """This machine, once it is open: what `close` has to close although `open` failed."""
     _wish: Wish = field(default_factory=Wish)
     _connector: Connector = field(init=False)
@@ -381,6 +384,16 @@ class HostPool:
 
         found = named([*self.head.places, *self.places], names)
         return group_of(found) if found else None
+
+    def here_of(self, root: Path) -> Place:
+        """This machine, for jobs that an agent of another root began: nothing new is started there."""
+        if str(root.absolute()) == self.local.root:
+            return self.here
+        if root not in self._here_of:
+            self._here_of[root] = place = copy.copy(self.here)
+            place.host = client.here(root)
+            self._opened.append(place)
+        return self._here_of[root]
 
     async def give_back(self, place: Place, reason: str) -> bool:
         """End the leases of a place: nothing starts there any more.  False when one is not proved gone yet.  Raises DriverError."""

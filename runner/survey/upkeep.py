@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import Busy, CannotRun, RecipeError
+from ..hosts.link.local_agents import forget_root, spent_roots
 from ..paths import heads
 from ..planning.judge import FRESH, MAYBE, SKIPPED, Verdict
 from ..planning.plan import SELECT, UNCACHED
@@ -277,6 +278,15 @@ def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Left
                 and _touched(folder) < oldest
             ):
                 found.append(Leftover("result", folder, disk.total(folder)))
+    going = {f"attempts/{name}" for name in garbage.attempts}
+    left = " ".join(
+        name
+        for name in (path.name for path in _listed(ws.home / "attempts"))
+        if f"attempts/{name}" not in going
+    )
+    needed = {row.id for row in rows if row.state not in FINAL} | set(_RUN.findall(left))
+    for path in spent_roots(ws.home, needed):
+        found.append(Leftover("agent", path, disk.total(path)))
     for kind, (name, lock) in _LOCKED.items():
         for folder in _listed(ws.home / name):
             if _touched(folder) < oldest and not ws.locks.held(f"{lock}-{folder.name}"):
@@ -293,7 +303,10 @@ def discard(ws: Workspace, found: Iterable[Leftover]) -> int:
             lock = ws.locks.try_hold(f"{_LOCKED[leftover.kind][1]}-{leftover.path.name}")
             if lock is None:
                 continue
-        disk.delete(leftover.path)
+        if leftover.kind != "agent":
+            disk.delete(leftover.path)
+        elif not forget_root(leftover.path):
+            continue
         freed += leftover.size
         if lock is not None:
             lock.release()

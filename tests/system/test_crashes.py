@@ -133,20 +133,19 @@ def test_a_step_whose_worker_was_killed_goes_on_and_is_not_started_twice(space: 
 def test_a_step_that_ended_without_a_worker_is_collected(space: Space) -> None:
     gate = killed_while_b_waits(space)
     gate.write_text("go\n")
-    until(
-        lambda: '"code": 0' in (space.root / ".recipe/local/journal").read_text().splitlines()[-1]
-    )
+    until(lambda: '"code": 0' in space.of_agents("journal").splitlines()[-1])
     space.run()
     assert is_whole(space)
     assert [starts(space, step) for step in "abc"] == [1, 1, 1]
 
 
 def agent_of(space: Space) -> int:
-    root = str(space.root / ".recipe/local").encode()
+    root = str(space.root / ".recipe/local").encode() + b"/"
     entries = [entry for entry in os.listdir("/proc") if entry.isdigit()]
     for entry in entries:
         with contextlib.suppress(OSError):
-            if root in Path("/proc", entry, "cmdline").read_bytes().split(b"\0"):
+            words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
+            if any(word.startswith(root) for word in words):
                 return int(entry)
     raise AssertionError("there is no agent")
 

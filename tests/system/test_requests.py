@@ -193,7 +193,7 @@ def test_a_run_without_a_worker_is_ended_or_paused_and_its_job_stops(
     code, told, said = trained.command(verb)
     assert code == 0 and f"is {state}" in told, said
     made = steps_made(trained)
-    until(lambda: "stopped" in (trained.root / ".recipe/local/journal").read_text())
+    until(lambda: "stopped" in trained.of_agents("journal"))
     assert steps_made(trained) == made
     (trained.root / "slow").unlink()
     code, _, said = trained.command("resume" if verb == "pause" else "retry")

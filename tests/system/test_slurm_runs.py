@@ -19,9 +19,9 @@ from drivers import slurm as driver
 from runner.errors import Invalid, RecipeError
 from runner.execution.terms import Settings
 from tests.servers import cluster_engines
-from tests.servers.slurm import Slurm, slurm  # noqa: F401  (a fixture)
+from tests.servers.slurm import CGROUPS, Slurm, slurm  # noqa: F401  (a fixture)
 from tests.servers.sshd import Sshd
-from tests.support import Space, Workers, until
+from tests.support import RECIPE, Space, Workers, until
 from tests.tools import needs
 
 SLURM = Settings(driver="slurm")
@@ -517,3 +517,26 @@ def test_two_allocations_that_share_a_node_share_no_agent(space: Space, cluster:
     )
     assert "/there/n1.2/attempts/" in other.read("p.txt") and cluster.jobs() == []
     other.end()
+
+
+def test_two_jobs_of_slurm_on_one_node_have_an_agent_each(space: Space, cluster: Slurm) -> None:
+    """Else the steps of the second would die with the first, and count against its memory."""
+    jobs = []
+    for name in ("one", "two"):
+        step = f"cat /proc/self/cgroup > cg; read go < {space.root}/{name}; mv cg $O"
+        os.mkfifo(space.root / name)
+        outputs = {"o": f"{name}.txt"}
+        recipe = {"s": {"run": step, "env": {"O": "{{ outputs.o }}"}, "outputs": outputs}}
+        space.recipe({"steps": recipe}, name=f"{name}.yaml")
+        words = " ".join((*RECIPE, "run", "-f", f"{name}.yaml", "--driver", "local"))
+        command = (f"--chdir={space.root}", "-w", "n1", f"--output={name}.log", f"--wrap={words}")
+        jobs.append(cluster.ask("sbatch", "--parsable", *command))
+        until(lambda begun=len(jobs): len(list(space.root.glob(".recipe/attempts/*/cg"))) == begun)
+    assert len(list(space.root.glob(".recipe/local/*/journal"))) == 2
+    first, second = jobs
+    cluster.ask("scancel", first)
+    until(lambda: cluster.ask("squeue", "-h", "-o", "%i") == second)
+    (space.root / "two").write_text("go\n")
+    until(lambda: (space.root / "two.txt").exists())
+    if CGROUPS:
+        assert f"/job_{second}/" in space.read("two.txt")

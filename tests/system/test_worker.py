@@ -382,7 +382,7 @@ def test_what_a_killed_worker_left_is_not_swept_away_by_another_run_of_the_recip
     worker.kill()
     worker.communicate(timeout=30)
     (space.root / "slow1").unlink()
-    until(lambda: '"ended"' in (space.root / ".recipe/local/journal").read_text())
+    until(lambda: '"ended"' in space.of_agents("journal"))
     space.run({"n": 2})
     work(space)
     assert row(space, run).state == "COMPLETED" and begun(space) == 2

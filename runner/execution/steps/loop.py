@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...errors import CannotRun, Infrastructure
+from ...hosts.link.local_agents import forget_claims
 from ...hosts.place.place import Place
 from ..signals import signals
 from .control import GRACE, hand_over, heed, interrupt, stop, terminate, time_is_up
@@ -22,6 +23,7 @@ from .early import watched
 from .ending import end
 from .groups import GROUP_SECONDS
 from .judging import judge_ready
+from .orphans import left_by
 from .renting import note, rent
 from .starting import start_ready
 from .watches import watch
@@ -117,6 +119,8 @@ async def _leave(work: Work) -> None:
         work.scheduler.finished and work.scheduler.result == "COMPLETED"
     ):  # else a step that ended well may still wait to be collected
         await work.orphans.sweep()
+        if not left_by(work.ws.home, work.commits.run)[0]:
+            forget_claims(work.ws.home, work.commits.run)
 
 
 async def _set_up(work: Work) -> None:

@@ -10,9 +10,10 @@ from datetime import timedelta
 from glob import glob
 from pathlib import Path
 
-from drivers.base import DriverError, Job
+from drivers.base import DriverError, Job, Unreachable
 
 from ...errors import NotFound
+from ...hosts.link.local_agents import is_reachable, root_of
 from ...hosts.place.host_task import Paths
 from ...hosts.place.place import Place
 from ...hosts.place.staging import Attempt
@@ -40,6 +41,8 @@ class Orphans:
         self.ws, self.commits, self.host_pool = ws, commits, host_pool
         self._attempts = f"{ws.home}/attempts"
         self._found = self._look()
+        self._awaited: set[str] = set()
+        """Attempts whose agent cannot be reached from here, as people know."""
 
     def look_again(self) -> None:
         self._found = self._look()
@@ -52,6 +55,35 @@ class Orphans:
     def __contains__(self, head: str) -> bool:
         """Whether there is an attempt whose key begins so."""
         return head in self._found
+
+    def out_of_reach(self, head: str) -> bool:
+        """Whether an attempt whose key begins so may go on where it can be neither seen nor ended; said once."""
+        for name in self._found.get(head, ()):
+            if self.is_out_of_reach(name):
+                if name not in self._awaited:
+                    self._awaited.add(name)
+                    self.commits.say(
+                        f"waiting for {self._run_of(name)}, which began this step in another container or on another machine: its agent "
+                        "lives, and cannot be reached from here; to end it, run `recipe cancel` there"
+                    )
+                return True
+        return False
+
+    def is_out_of_reach(self, name: str) -> bool:
+        """Whether an attempt was begun by an agent of this workspace that lives and cannot be reached from here."""
+        return not os.path.exists(f"{self._attempts}/{name}.site") and not is_reachable(
+            self._root_of(name)
+        )
+
+    def _run_of(self, name: str) -> str:
+        tag = _LEFT.fullmatch(name)
+        return f"run {tag[1]}" if tag is not None else name
+
+    def _root_of(self, name: str) -> Path:
+        """The root of the agent that began an attempt on this machine."""
+        tag = _LEFT.fullmatch(name)
+        own = Path(self.host_pool.local.root)
+        return root_of(Path(self.ws.home), tag[1], tag[2]) if tag is not None else own
 
     def pop(self, head: str) -> list[str]:
         """The attempts whose key begins so; they are not reported again."""
@@ -112,6 +144,8 @@ class Orphans:
         place = self.place_of(name)
         if place is None:
             return False
+        if self.is_out_of_reach(name):
+            raise Unreachable(f"the agent that began {name} cannot be reached from here")
         over = await place.wait(Job(name), timedelta(0))
         if over is not None:
             await place.folder.clear(Paths.at(f"{place.folder.root}/attempts/{name}"))
@@ -123,7 +157,7 @@ class Orphans:
             with open(f"{self._attempts}/{name}.site", encoding="utf-8") as file:
                 called = file.read()
         except FileNotFoundError:
-            return self.host_pool.here
+            return self.host_pool.here_of(self._root_of(name))
         return self.host_pool.named(called.split("\n"))
 
     def places(self) -> set[Place]:
@@ -188,9 +222,11 @@ class Orphans:
         return found
 
 
-def left_by(folder: str, run: str) -> tuple[list[str], dict[str, str]]:
-    """The attempts of a run that lie in a folder: those of this machine, and those of others with the names of their hosts."""
-    here, elsewhere = [], {}
+def left_by(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]]:
+    """The attempts of a run in a workspace: those of this machine by the roots of their agents, and those of others with the names of their hosts."""
+    folder = f"{home}/attempts"
+    here: dict[Path, list[str]] = {}
+    elsewhere = {}
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         if "." in name or not (tag := _LEFT.fullmatch(name)) or tag[1] != run:
             continue
@@ -199,7 +235,7 @@ def left_by(folder: str, run: str) -> tuple[list[str], dict[str, str]]:
                 Path(folder, f"{name}.site").read_text(encoding="utf-8").replace("\n", ", ")
             )
         except FileNotFoundError:
-            here.append(name)
+            here.setdefault(root_of(home, run, tag[2]), []).append(name)
     return here, elsewhere
 
 

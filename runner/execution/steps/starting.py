@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from drivers.base import DriverError, Exit, HostLost, Job
+from drivers.base import DriverError, Exit, HostLost, Job, Unreachable
 
 from ...digest import Digest
 from ...errors import CannotRun, Infrastructure, RecipeError
@@ -95,6 +95,9 @@ async def _start(work: Work, id: str) -> bool:
     n = work.plan.index[id]
     node, spec, key = work.plan.nodes[n], work.plan.specs()[n], work.verdicts[id].key
     wants = spec.resources.room
+    if key is not None and work.orphans.out_of_reach(key[:24]):
+        work.resting[id] = time.monotonic() + KEY_ELSEWHERE
+        return False
     place = _place_for(work, node, spec)
     if place is None:
         work.resting[id] = time.monotonic() + NO_ROOM
@@ -329,6 +332,9 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
         except HostLost as error:
             lose(work, work.orphans.place_of(name) or held.place, error)
             raise _Taken from error
+        except Unreachable as error:  # its agent went, or another is just beginning there
+            work.orphans.look_again()
+            raise _Taken from error
         if found is None:
             continue
         job, place = found
@@ -461,7 +467,11 @@ async def _open_state(work: Work, held: Held) -> bool:
         return False
     root, own = work.ws.home / "states" / key, (held.key or "-")[:24]
     holder = checkpoints.holder(root)
-    there = work.orphans.place_of(holder) if holder and not holder.startswith(own) else None
+    another = bool(holder) and not holder.startswith(own)
+    if another and work.orphans.is_out_of_reach(holder):
+        lock.release()
+        return False
+    there = work.orphans.place_of(holder) if another else None
     if there is not None and await there.contact.insist(lambda: work.orphans.goes_on(holder)):
         # Its worker is gone but it writes there still, under other `continues` values: it has to end before another may begin.
         await there.stop(Job(holder), GRACE)

@@ -34,9 +34,11 @@ from drivers.base import (
     Unreachable,
     file_name,
 )
+from drivers.local import LocalHost
 
 from ...agent.protocol import NUMBER
 from ...agent.reach import reach
+from .local_agents import identity, own_root
 
 if TYPE_CHECKING:
     from .stream import Stream
@@ -431,9 +433,11 @@ class Socket:
     hurried = False
     deadman: float | None = None
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, context: str = "", *, own: bool = False) -> None:
+        """`context`: our identity; `own`: only an agent of the same will do, else whichever serves that root."""
         self._host = host
         self._root = host.root
+        self._context, self._own = context, own
         self._awake: socket.socket | None = None  # to an agent that was not asked for anything yet
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -443,13 +447,13 @@ class Socket:
         """Begin the agent, if there is none.  What is wrong is met by the first job."""
         if self._awake is None and self._socket is None:
             with suppress(OSError):
-                self._awake = reach(self._root)
+                self._awake = self._reach()
 
     def open(
         self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
     ) -> bool:
         try:
-            self._socket, self._awake = self._awake or reach(self._root), None
+            self._socket, self._awake = self._awake or self._reach(), None
         except OSError as error:
             raise _foreign(error, self._root) from error
         if self._socket is None:
@@ -459,6 +463,9 @@ class Socket:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read, self._socket, hear, lost)
         return True
+
+    def _reach(self) -> socket.socket | None:
+        return reach(self._root, self._context, own=self._own)
 
     def write(self, data: bytes) -> None:
         assert self._socket is not None and self._loop is not None
@@ -640,14 +647,21 @@ class Streamed:
                 return
 
 
+def own(home: Path, deadman: float | None = None) -> Client:
+    """Jobs of this machine that have the limits and namespaces of this process: see `here`.  `home` is the workspace's `.recipe`."""
+    context = identity()
+    return _woken(Socket(LocalHost(own_root(home, context)), context, own=True), deadman)
+
+
 def here(root: Path, deadman: float | None = None) -> Client:
     """Jobs of this machine, whose agent serves `root`.  It begins now, if there is none, and comes up while its first job is being prepared.
 
     `deadman`: seconds without any client after which the agent ends its jobs, because another machine may begin them.
     """
-    from drivers.local import LocalHost
+    return _woken(Socket(LocalHost(root), identity()), deadman)
 
-    line = Socket(LocalHost(root))
+
+def _woken(line: Socket, deadman: float | None) -> Client:
     line.deadman = deadman
     line.wake()
     return Client(line)

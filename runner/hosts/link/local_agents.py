@@ -1,0 +1,192 @@
+"""Which agent of this machine runs the jobs of a run: one that has the limits, groups and namespaces of the process that works on the run.
+
+An agent passes on to its jobs whatever it was begun with, and most of that cannot be sent with a job.  So each workspace has below `.recipe/local`
+
+    IDENTITY/          the root of the agent of all processes that pass on the same
+    claims/RUN.FENCE   a link whose target names the root where the jobs of this claim of a run were begun
+
+A run that is resumed by another process asks the agents of earlier claims for the jobs that live, and starts what is new with its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import resource
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from ...agent.reach import answers, context_of
+from ...agent.slots import ALL
+from ...storage.content import disk
+
+_STATUS: Final = (
+    *("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+    *("NoNewPrivs", "Seccomp", "Seccomp_filters", "Cpus_allowed", "Mems_allowed"),
+)
+"""Lines of /proc/self/status that a child inherits."""
+_FILES: Final = (
+    *("limits", "cgroup", "oom_score_adj", "attr/current", "personality", "coredump_filter"),
+)
+_NAMESPACES: Final = (
+    *("mnt", "user", "pid", "pid_for_children", "net", "uts", "ipc", "cgroup"),
+    *("time", "time_for_children"),
+)
+_ALLOCATIONS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+"""Variables that name an allocation of a cluster: at its end the cluster ends all that was begun in it."""
+_CLAIMS: Final = "claims"
+_PROC: Final = ("/proc/thread-self", "/proc/self")
+
+
+def identity() -> str:
+    """A digest of all that a program begun by this thread would inherit and that cannot be sent with a job."""
+    facts = [os.uname().nodename, *(os.environ.get(name, "") for name in _ALLOCATIONS)]
+    proc = next((path for path in _PROC if os.path.exists(f"{path}/status")), "")
+    if proc:
+        status = dict(
+            line.split(":", 1) for line in _read(f"{proc}/status").split("\n") if ":" in line
+        )
+        facts += [f"{name}{status.get(name, '')}" for name in _STATUS]
+        facts += [_read(f"{proc}/{name}") for name in _FILES]
+        facts += [_target(f"{proc}/ns/{name}") for name in _NAMESPACES]
+        facts.append(_read("/proc/sys/kernel/random/boot_id"))
+    else:
+        facts += [f"{_umask()}", f"{os.getuid()}:{os.geteuid()}:{os.getgid()}:{os.getegid()}"]
+        facts.append(f"{os.getgroups()}")
+        facts += [f"{resource.getrlimit(number)}" for number in _limits()]
+    top = os.stat("/")
+    facts += [f"{top.st_dev}:{top.st_ino}", f"{os.getpriority(os.PRIO_PROCESS, 0)}"]
+    if hasattr(os, "sched_getscheduler"):
+        facts.append(f"{os.sched_getscheduler(0)}")
+    return hashlib.sha256("\0".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def own_root(home: Path, ours: str) -> Path:
+    """The root of the agent of an identity, `ours`; `home` is the workspace's `.recipe`.
+
+    Where an agent was killed, a process of another identity may look after its jobs from the same root: that one starts nothing for us.
+    """
+    with contextlib.suppress(OSError):
+        (home / "local").mkdir(mode=0o700, parents=True, exist_ok=True)
+    number = 1
+    while True:
+        root = home / "local" / (ours if number == 1 else f"{ours}.{number}")
+        if context_of(str(root)) in ("", ours) or not _is_held(root):
+            return root
+        number += 1
+
+
+def note_claim(home: Path, run: str, fence: int, root: str) -> None:
+    """Write down, before its first job begins, with which agent this claim of a run starts jobs on this machine."""
+    folder = home / "local" / _CLAIMS
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.symlink(os.path.basename(root), folder / f"{run}.{fence}")
+
+
+def root_of(home: Path, run: str, fence: str) -> Path:
+    """Where the jobs of a claim were begun.  Earlier versions had one agent for all, and noted nothing."""
+    try:
+        return home / "local" / os.path.basename(os.readlink(_claim(home, run, fence)))
+    except FileNotFoundError:
+        return home / "local"
+
+
+def forget_claims(home: Path, run: str) -> None:
+    """Delete the notes of a run that left no attempt."""
+    folder = home / "local" / _CLAIMS
+    for note in folder.glob(f"{run}.*"):
+        note.unlink(missing_ok=True)
+
+
+def is_reachable(root: Path) -> bool:
+    """Whether the agent of `root` answers here, or is gone.
+
+    False: it lives on another machine, or in a container whose sockets lead nowhere here.
+    """
+    return not _is_held(root) or answers(str(root))
+
+
+def spent_roots(home: Path, needed: Collection[str]) -> list[Path]:
+    """Roots without an agent or a job, of which no run among `needed` began anything, and the notes of other runs."""
+    folder = home / "local"
+    notes = sorted((folder / _CLAIMS).glob("*.*"))
+    kept = [note for note in notes if note.name.rpartition(".")[0] in needed]
+    named = {os.path.basename(os.readlink(note)) for note in kept}
+    roots = [
+        root
+        for root in (sorted(folder.iterdir()) if folder.is_dir() else ())
+        if root.name not in named and (root / "lock").exists() and not _in_use(root)
+    ]
+    return [*(note for note in notes if note not in kept), *roots]
+
+
+def forget_root(path: Path) -> bool:
+    """Delete a root, or the note of a claim.  False: an agent or a job lives there again."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+        return True
+    with _held(path / "lock") as free, _held(path / ALL) as without_jobs:
+        if free and without_jobs:
+            disk.delete_whole(path)
+        return free and without_jobs
+
+
+def _in_use(root: Path) -> bool:
+    with _held(root / "lock") as free, _held(root / ALL) as without_jobs:
+        return not (free and without_jobs)
+
+
+def _claim(home: Path, run: str, fence: str) -> Path:
+    return home / "local" / _CLAIMS / f"{run}.{fence}"
+
+
+def _is_held(root: Path) -> bool:
+    with _held(root / "lock") as free:
+        return not free
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[bool]:
+    """Hold a lock for a moment; False where another process has it.  A file that is not there is held by nobody."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "surrogateescape")
+    except OSError:
+        return ""  # older kernels have fewer
+
+
+def _target(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _umask() -> int:
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
+def _limits() -> list[int]:
+    return sorted(number for name, number in vars(resource).items() if name.startswith("RLIMIT_"))
