@@ -201,12 +201,12 @@ def _moved(source: str, target: str, copied: bool) -> None:
     if not copied:
         os.rename(source, target)
         return
-    import shutil
-
     if os.path.isdir(source):
-        shutil.copytree(source, target, symlinks=True)
+        import shutil
+
+        shutil.copytree(source, target, symlinks=True, copy_function=trees.copy_with_mode)
     else:
-        shutil.copyfile(source, target)
+        trees.copy(source, target)
 
 
 def _freeze(path: str, name: str) -> None:
@@ -349,8 +349,6 @@ def _own(path: str) -> None:
     if not stat.S_ISREG(found.st_mode):
         return
     if found.st_nlink > 1:
-        import shutil
-
-        shutil.copy2(path, f"{path}.own")
+        trees.copy_with_mode(path, f"{path}.own")
         os.rename(f"{path}.own", path)
     os.chmod(path, stat.S_IMODE(found.st_mode) | stat.S_IWUSR)

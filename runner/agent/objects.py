@@ -16,7 +16,7 @@ import json
 import os
 import time
 
-from . import trees
+from . import sparse, trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -265,9 +265,11 @@ def write(
             while at < end and (
                 got := request.into(view[: min(end, (at // grain + 1) * grain) - at])
             ):
-                trees.put(fd, view[:got])
+                sparse.write(fd, view[:got])
                 hasher.update(view[:got])
                 at += got
+                if at == end:
+                    sparse.extend(fd, end)
                 if not mode and (at == end or not at % grain):
                     came.append(hasher.hexdigest())
                     hasher = hashlib.sha256()

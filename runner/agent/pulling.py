@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 
-from . import objects, trees
+from . import objects, sparse, trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -202,11 +202,12 @@ class Pulling:
                                 raise Refused(
                                     f"it has more than the {size} bytes that were promised"
                                 )
-                            trees.put(fd, view[:got])
+                            sparse.write(fd, view[:got])
                             hasher.update(view[:got])
                             self._count(got)
                             words, got = _read(answer, view)
                 if have == size:
+                    sparse.extend(fd, size)
                     break
                 tries, most = (0, have) if have > most else (tries + 1, most)
                 self._any = self._any or most > 0

@@ -9,7 +9,7 @@ import select
 
 from . import trees
 from .frames import HEAD, checked, frame, size_of
-from .squeeze import Squeezer, bytes_of
+from .squeeze import Squeezer, bytes_of, plain
 
 SENT = 1 << 17
 """Bytes of one frame that goes back: what a connection that breaks costs."""
@@ -129,7 +129,7 @@ class Request:
         out, self._out, self._size = self._out, [], 0
         if not out:
             return b""
-        return frame(*(self._squeezer.payload(out) if self._squeezer else (b"d", *out)))
+        return frame(*(self._squeezer.payload(out) if self._squeezer else plain(out)))
 
 
 def _next() -> bytes:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import time
 import zlib
+from functools import lru_cache
+
+from .sparse import LEAST, is_zero
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +24,19 @@ MOST = 1 << 20
 WORTH = 0.85
 """Of its size, which a block must shrink to; else the next `SKIPPED` are sent as they are."""
 SKIPPED = 31
+
+
+def plain(parts: Sequence[bytes | memoryview]) -> tuple[bytes | memoryview, ...]:
+    """A payload of these bytes as they are; of nothing but zeros, the hole of a file, it is a few bytes."""
+    size = sum(map(len, parts))
+    if LEAST <= size <= MOST and all(map(is_zero, parts)):
+        return (b"z", _zeros(size))
+    return (b"d", *parts)
+
+
+@lru_cache(4)
+def _zeros(size: int) -> bytes:
+    return zlib.compress(bytes(size), 9)
 
 
 class Squeezer:
@@ -46,7 +62,7 @@ class Squeezer:
             self._at, self._used = now, used
         if not self._spare or self._skip:
             self._skip = max(0, self._skip - 1)
-            return (b"d", *parts)
+            return plain(parts)
         data = b"".join(parts)
         small = zlib.compress(data, 1)
         if len(small) > WORTH * len(data):

@@ -6,6 +6,8 @@ import hashlib
 import os
 import stat
 
+from . import sparse
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -194,8 +196,9 @@ def unpack(read: Callable[[int], bytes], into: Callable[[memoryview], int], mask
                     if not count:
                         raise ValueError("it ends too early")
                     hasher.update(view[:count])
-                    put(fd, view[:count])
+                    sparse.write(fd, view[:count])
                     left -= count
+                sparse.extend(fd, size)
             finally:
                 os.close(fd)
             found.append(hasher.hexdigest())
@@ -214,16 +217,16 @@ def copy(source: str, target: str, most: int = 1 << 62) -> int:
     """Make a file, which must not be there, of the first bytes of another; by the file system alone, where that can.  Its mode.  Raises OSError."""
     with open(source, "rb", buffering=0) as file, open(target, "xb", buffering=0) as other:
         found = os.fstat(file.fileno())
-        left = min(most, found.st_size)
-        try:
-            while left and (got := os.copy_file_range(file.fileno(), other.fileno(), left)):
-                left -= got
-        except (AttributeError, OSError):
-            pass  # macOS has none, some file systems cannot: the rest is read and written
-        while left and (data := file.read(min(left, BLOCK))):
-            put(other.fileno(), data)
-            left -= len(data)
+        sparse.copy(file.fileno(), other.fileno(), most)
     return found.st_mode
+
+
+def copy_with_mode(source: str, target: str) -> None:
+    """The same, with its permissions and times: a function for `shutil.copytree`."""
+    import shutil
+
+    copy(source, target)
+    shutil.copystat(source, target)
 
 
 def _make_way(name: bytes) -> None:

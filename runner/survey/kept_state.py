@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..agent.trees import copy_with_mode
 from ..errors import Busy, CannotRun, NotFound
 from ..storage import checkpoints
 from ..storage.content.disk import delete, total
@@ -111,9 +112,9 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     new = place.with_name(f"{place.name}.{os.getpid()}.new")
     if checkpoint.path.is_dir():
-        shutil.copytree(checkpoint.path, new, symlinks=True)
+        shutil.copytree(checkpoint.path, new, symlinks=True, copy_function=copy_with_mode)
     else:
-        shutil.copy2(checkpoint.path, new)
+        copy_with_mode(str(checkpoint.path), str(new))
     new.rename(place)
     return place
 

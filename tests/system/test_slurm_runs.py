@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -531,7 +532,7 @@ def test_two_jobs_of_slurm_on_one_node_have_an_agent_each(space: Space, cluster:
         words = " ".join((*RECIPE, "run", "-f", f"{name}.yaml", "--driver", "local"))
         command = (f"--chdir={space.root}", "-w", "n1", f"--output={name}.log", f"--wrap={words}")
         jobs.append(cluster.ask("sbatch", "--parsable", *command))
-        until(lambda begun=len(jobs): len(list(space.root.glob(".recipe/attempts/*/cg"))) == begun)
+        until(partial(begun, space, len(jobs)))
     assert len(list(space.root.glob(".recipe/local/*/journal"))) == 2
     first, second = jobs
     cluster.ask("scancel", first)
@@ -540,3 +541,7 @@ def test_two_jobs_of_slurm_on_one_node_have_an_agent_each(space: Space, cluster:
     until(lambda: (space.root / "two.txt").exists())
     if CGROUPS:
         assert f"/job_{second}/" in space.read("two.txt")
+
+
+def begun(space: Space, count: int) -> bool:
+    return len(list(space.root.glob(".recipe/attempts/*/cg"))) == count

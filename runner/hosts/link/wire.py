@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from drivers.base import Denied, Host, Rejected, Unreachable
 
 from ...agent.frames import HEAD
-from ...agent.squeeze import Squeezer, bytes_of
+from ...agent.squeeze import Squeezer, bytes_of, plain
 from ...errors import Corrupt, Infrastructure
 from ...language.units import about
 from ...logs import Log
@@ -200,10 +200,7 @@ class Wire:
         async with self._held() as stream:
             await self._ask(stream, function, arguments, b"")
             while (payload := await stream.receive())[:1] in (b"d", b"z"):
-                try:
-                    yield bytes_of(payload)
-                except ValueError as error:
-                    raise CorruptReply from error
+                yield _opened(payload)
             self._answer(payload)
 
     async def _asked(
@@ -214,8 +211,8 @@ class Wire:
             sending = asyncio.ensure_future(self._ask(stream, function, arguments, data))
             try:
                 said = bytearray()
-                while (payload := await stream.receive())[:1] == b"d":
-                    said += payload[1:]
+                while (payload := await stream.receive())[:1] in (b"d", b"z"):
+                    said += _opened(payload)
                     if len(said) > LONGEST_ANSWER:
                         raise Infrastructure(
                             f"{self.name} does not stop answering",
@@ -244,7 +241,7 @@ class Wire:
         await stream.send(b"q", json.dumps([self.sender, function, *arguments]).encode())
         try:
             for parts in _pieces((data,) if isinstance(data, bytes) else data):
-                await stream.send(*(self._squeezer.payload(parts) if squeeze else (b"d", *parts)))
+                await stream.send(*(self._squeezer.payload(parts) if squeeze else plain(parts)))
         except (Changed, OSError) as error:
             failed = error
         await stream.send(b"")
@@ -385,6 +382,13 @@ class Wire:
         _log.info("%s: %d bytes in %.3f s", what, total, time.monotonic() - begun)
         meter.done = meter.total
         meter.tell()
+
+
+def _opened(payload: bytes) -> bytes:
+    try:
+        return bytes_of(payload)
+    except ValueError as error:
+        raise CorruptReply from error
 
 
 def _pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryview]]:

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 from drivers.base import Unreachable
 
+from ...agent import sparse
 from ...agent.neighbours import copy
 from ...agent.trees import below, digest_of, remove
 from ...errors import Corrupt, Infrastructure
@@ -283,8 +284,7 @@ class _Sink:
                 self._hasher.update(piece)
             view = view[len(piece) :]
             self._left -= len(piece)
-            while piece:
-                piece = piece[os.write(self._handle, piece) :]
+            sparse.write(self._handle, piece)
             if self._left:
                 return True
             self.close()
@@ -296,9 +296,10 @@ class _Sink:
         """Nothing more comes of the span that is open."""
         if self._handle < 0:
             return
+        span, _ = self._wanted[self.position]
+        sparse.extend(self._handle, span.start + span.size - self._left)
         os.close(self._handle)
         self._handle = -1
-        span, _ = self._wanted[self.position]
         self.came.append((span, span.size - self._left))
         if self._whole and not self._left:
             self.hashed[span.entry.path] = self._hasher.hexdigest()

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from ..content.disk import SYNCED, pour
+from ...agent import sparse
+from ..content.disk import SYNCED
 from .bucket import COUNT, Spread, Stat, StoreError, Unreachable
 
 
@@ -142,8 +143,11 @@ class Folder:
         # Readable for the group: a store is shared, and the umask has the last word.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o664)
         try:
+            size = 0
             for part in parts:
-                pour(handle, part)
+                sparse.write(handle, part)
+                size += len(part)
+            sparse.extend(handle, size)
             if sync:
                 os.fsync(handle)
         finally:

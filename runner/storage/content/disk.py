@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ...agent import sparse
 from ...errors import Corrupt
 from . import files
 from .files import Entry
@@ -38,7 +39,6 @@ SYNCED = 1 << 20
 """Bytes; from here on an object is on the disk before anybody hears of it."""
 MODE = {"f": 0o444, "x": 0o555}
 """Of what is put away, by its kind."""
-_CHUNK = 1 << 20
 _BACKDATE_NS = 2 * files.SLACK_NS  # see DigestCache.note
 _count = itertools.count(1)
 
@@ -127,7 +127,7 @@ class Disk:
         with open(source, "rb", buffering=0) as origin:
             handle = create(target, kind)
             try:
-                _copy(origin.fileno(), handle)
+                sparse.copy(origin.fileno(), handle, os.fstat(origin.fileno()).st_size)
                 _backdate(handle)
             finally:
                 os.close(handle)
@@ -256,26 +256,6 @@ def backdated() -> tuple[int, int]:
     now = time.time_ns()
     mtime = now - _BACKDATE_NS
     return now, mtime + 1 if mtime % 1_000_000 == 0 else mtime
-
-
-def _copy(origin: int, handle: int) -> None:
-    try:
-        while os.copy_file_range(
-            origin, handle, 1 << 30
-        ):  # which shares the blocks, where the file system can
-            pass
-        return
-    except OSError as error:
-        if error.errno not in (
-            errno.EXDEV,
-            errno.EINVAL,
-            errno.ENOSYS,
-            errno.EOPNOTSUPP,
-            errno.EPERM,
-        ):
-            raise
-    while data := os.read(origin, _CHUNK):
-        pour(handle, data)
 
 
 def below(path: str) -> Iterator[tuple[str, os.stat_result]]:

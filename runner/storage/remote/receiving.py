@@ -10,6 +10,7 @@ import os
 import posixpath
 import shutil
 
+from ...agent import sparse
 from ..content import files
 from ..content.disk import write
 from ..content.files import Content, Entry
@@ -44,11 +45,13 @@ def _pour(session: Session, name: str, path: str, size: int) -> None:
                 )
             view, at = memoryview(data), start
             while view:
-                done = os.pwrite(handle, view, at)
+                block = view[: sparse.BLOCK]
+                done = len(block) if sparse.is_zero(block) else os.pwrite(handle, block, at)
                 view, at = view[done:], at + done
             session.moved(received=length)
 
         session.map(part, range(0, size, layout.PART), width=8)
+        sparse.extend(handle, size)
     finally:
         os.close(handle)
 
