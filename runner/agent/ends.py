@@ -30,6 +30,11 @@ class Ends:
         """Whether something is to be written or sent."""
         return bool(self._lines or self._unwritten)
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether the disk had no room for an end."""
+        return bool(self._unwritten)
+
     def settle(self, name: bytes, line: bytes, slot: int = -1) -> None:
         """A job is over; its slot is free when that is on the disk."""
         self.over[name] = line

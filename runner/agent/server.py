@@ -54,6 +54,7 @@ SAMPLED = (
     5.0  # seconds that a job has lived when its host is first looked at, and between two looks
 )
 LINGER = 2.0  # seconds without jobs or clients before the end
+FULL = 600.0  # the same while there is no room to write down how a job ended: only this process knows
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL for a job that ran out of time, and for what a dead agent left
 ORPHAN_LOOK = 0.1  # between looks at a job whose agent was killed
 
@@ -103,7 +104,7 @@ class Agent:
                 self._quiet_since = None
             elif self._quiet_since is None:
                 self._quiet_since = time.monotonic()
-            elif time.monotonic() - self._quiet_since >= LINGER:
+            elif time.monotonic() - self._quiet_since >= (FULL if self._ends.unwritten else LINGER):
                 # A client that connects from here on is turned away before it got a greeting, and begins the next agent.
                 return
 

@@ -18,7 +18,7 @@ SHELL = (
 """Words before a job's name and its command.  Descriptor 9 is the slot's file.  What a shell traps, its children do not ignore."""
 DESCRIPTOR = 9
 ALL = "jobs"
-"""The file in the root that every job holds, one for all: where it is free, no job of this root lives, whoever looks."""
+"""The file in the root that every job holds, one for all: where it is free, no job of this root lives."""
 _BLANK = b" " * 255 + b"\n"
 """What a slot's file holds at first: an exit that is written over it needs no room on the disk.  Names have at most 200 bytes."""
 

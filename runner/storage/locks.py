@@ -13,6 +13,7 @@ from types import TracebackType
 from urllib.parse import quote
 
 from ..errors import Infrastructure
+from .content.files import is_full, no_space
 
 
 class Lock:
@@ -112,6 +113,8 @@ class Locks:
             raise self._trouble(name, error) from error
 
     def _trouble(self, name: str, error: OSError) -> Infrastructure:
+        if is_full(error):
+            return no_space(error, str(self._path(name)))
         return Infrastructure(
             f"{self._path(name)}: cannot lock: {error.strerror}",
             fix=f"make {self._folder} writable for you",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -23,6 +24,7 @@ from drivers.local import LocalHost
 from runner.agent import journal, locks, protocol
 from runner.hosts.link import client
 from runner.hosts.link.wire import Wire
+from tests.tools import small_disk
 
 LONG = timedelta(seconds=60)
 ENV = {"PATH": os.environ["PATH"]}
@@ -758,3 +760,44 @@ def test_the_journal_has_the_name_of_a_log_as_it_is(log: str) -> None:
     """Under another name a job that an agent had left was taken for one that prints nothing, and ended by its `idle_timeout`."""
     line = journal.began(0.0, b"job", 1, os.fsencode(log), b"", b"5")
     assert json.loads(line)["log"] == log
+
+
+def test_an_end_that_a_full_disk_had_no_room_for_is_written_when_there_is_some(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "small", "1m") as disk:
+        root, filler = disk / "root", disk / "filler"
+
+        async def act(host: client.Client) -> None:
+            os.mkfifo(tmp_path / "gate")
+            job = await host.start(
+                Command(
+                    ("/bin/sh", "-c", f"read line < {tmp_path}/gate; exit 6"),
+                    str(tmp_path),
+                    ENV,
+                    log=str(tmp_path / "log"),
+                ),
+                "job",
+            )
+            await host.wait(job, timedelta(0))
+            journal_of(root, disk)
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            (tmp_path / "gate").write_text("go\n")
+            assert (await over(host, job)).code == 6
+
+        on(root, act)
+        (agent,) = agents(root)
+        assert not ended(agent, 4), "it left with the only word of how the job ended"
+        assert '"code"' not in (root / "journal").read_text()
+        filler.unlink()
+        assert ended(agent, 30)
+        assert '"code": 6' in (root / "journal").read_text()
+
+
+def journal_of(root: Path, disk: Path) -> None:
+    """Fill the last block of the journal, where a line would find room on any disk."""
+    size = (root / "journal").stat().st_size
+    with (root / "journal").open("ab", buffering=0) as file:
+        file.write(b" " * (-size % os.statvfs(disk).f_bsize - 1) + b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -12,7 +13,11 @@ from pathlib import Path
 import pytest
 
 import runner
+from runner.errors import Infrastructure
 from runner.execution.terms import Choice
+from runner.storage.content.files import Content, no_space
+from runner.storage.content.objects import Objects
+from runner.storage.locks import Locks
 from tests.support import Space, until
 
 POINTS = {
@@ -265,3 +270,43 @@ def test_an_attempt_of_a_dead_run_whose_inputs_are_the_same_is_taken_up(
     one_step(space, size)
     space.run()
     assert starts(space, "s") == 1 and space.read("o") == f"{size}\n" and left(space) == []
+
+
+@pytest.mark.parametrize("kind", ["of the file system", "in our words"])
+def test_a_step_that_ended_well_on_a_full_disk_is_collected_when_there_is_room(
+    space: Space, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    chain(space)
+    whole = Objects.take
+
+    def full(self: Objects, path: str, *words: object) -> Content:
+        if str(path).endswith("/b"):
+            error = OSError(errno.ENOSPC, "No space left on device", path)
+            if kind == "in our words":
+                raise no_space(error, str(path)) from error
+            raise error
+        return whole(self, path, *words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Objects, "take", full)
+    space.attempt()
+    assert space.summary is not None and space.summary.state == "FAILED"
+    (failure,) = space.summary.failed
+    assert "the disk is full" in failure.reason and "is kept in its attempt" in failure.reason
+    assert "recipe gc" in failure.hint
+    monkeypatch.setattr(Objects, "take", whole)
+    space.run()
+    assert is_whole(space)
+    assert [starts(space, step) for step in "abc"] == [1, 1, 1]
+    assert left(space) == []
+
+
+def test_a_lock_that_a_full_disk_has_no_room_for_is_no_matter_of_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "ftruncate", full)
+    with pytest.raises(Infrastructure, match="the disk is full") as raised:
+        Locks(tmp_path / "locks").try_hold("one")
+    assert "free some space" in raised.value.fix

@@ -45,16 +45,16 @@ def test_an_output_with_holes_takes_no_more_of_any_disk(tmp_path: Path, driver: 
     )
     store = tmp_path / "store"
     store.mkdir()
-    space.write("recipe.toml", f'[stores.s]\nurl = "{store}"\npush = true\n')
-    space.run(settings=Settings(driver=driver, store="s"))
+    space.write("recipe.toml", f'store = "s"\n[stores.s]\nurl = "{store}"\npush = true\n')
+    space.run(settings=Settings(driver=driver))
     assert space.read("t.txt") == "endend"
     assert (space.root / "big.bin").stat().st_size == 96 * MB + 3
     assert on_disk(tmp_path) < 16 * MB, {
         str(path): on_disk(path) for path in tmp_path.rglob("*") if on_disk(path) > MB
     }
     other = Space(tmp_path / "other")
-    other.write("recipe.toml", f'[stores.s]\nurl = "{store}"\n')
+    other.write("recipe.toml", f'store = "s"\n[stores.s]\nurl = "{store}"\n')
     other.write("recipe.yaml", space.read("recipe.yaml"))
-    assert other.run(settings=Settings(store="s")) == []
+    assert other.run() == []
     assert (other.root / "big.bin").stat().st_size == 96 * MB + 3
     assert on_disk(other.root) < 16 * MB

@@ -68,3 +68,19 @@ def test_a_run_that_waits_for_another_takes_over_when_that_is_killed(space: Spac
     assert second.returncode == 0, said
     assert starts(space) == ["one"]
     assert space.read("o.txt") == "x\n"
+
+
+def test_what_another_run_published_last_is_not_edited_by_hand(space: Space) -> None:
+    """Of two runs at once, the last to write down where it published need not be the last to publish."""
+    space.recipe(
+        "inputs: {v: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.v }} > x.txt', outputs: {o: x.txt}}}"
+    )
+    space.run({"v": 1})
+    space.run({"v": 2})
+    space.write("x.txt", "1\n")
+    for value in (1, 2):
+        code, told, _ = space.command("status", "./recipe.yaml", f"v={value}")
+        assert "edited by hand" not in told, told
+    space.write("x.txt", "mine\n")
+    code, told, _ = space.command("status", "./recipe.yaml", "v=2")
+    assert code == 0 and "edited by hand" in told

@@ -144,6 +144,8 @@ def _not_taken(running: Running) -> _Why | None:
         return _Why("input", f"{words}; what is declared as an input is only to be read")
     if problem == "output":
         return _Why("lost" if running.taken_up else "output", f"{words} (exit 0)")
+    if problem == "full":
+        return _Why("disk", words)
     return _Why(problem, words) if problem else None
 
 
@@ -321,12 +323,26 @@ def _stopped(
     work.groups.record(work.scheduler.end(id, Outcome(False, EARLY, why.words)))
 
 
+def _is_kept(running: Running) -> bool:
+    """Whether an attempt here ended well and there was no room to take what it made: the next one takes it up, as after a kill."""
+    return (
+        running.brought is not None
+        and running.brought.problem == "full"
+        and running.key is not None
+        and not running.place.elsewhere
+    )
+
+
 def _failed(
     work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None
 ) -> None:
     """Keep what a failed attempt printed and wrote, with what helps to mend it."""
     attempt, (reason, words, hint) = running.attempt, why
     tail = attempt_result.tail(running.last_log, work.commits.masker)
+    if _is_kept(running):
+        work.orphans.look_again()
+        words += "; what it made is kept in its attempt, and is taken when there is room"
+        return fail(work, id, reason, words, causes.REMEDIES["disk"], tail, running.log)
     if reason == "disk":
         delete(
             Path(attempt.path)

@@ -151,7 +151,7 @@ def _is_held(root: Path) -> bool:
 
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[bool]:
-    """Hold a lock for a moment; False where another process has it.  A file that is not there is held by nobody."""
+    """Hold a lock for a moment; False where another process has it.  A file that is not there is not held."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

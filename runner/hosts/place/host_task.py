@@ -41,7 +41,7 @@ class TaskResult:
 
     exit: Exit
     outputs: Mapping[str, str] = field(default_factory=dict)
-    problem: Literal["", "input", "output", "disk"] = ""
+    problem: Literal["", "input", "output", "disk", "full"] = ""
     words: str = ""
     node: int = 0
     """The node whose end this is: of several, the one that failed first."""

@@ -18,6 +18,7 @@ from drivers.base import Command, Exit, Job
 
 from ...errors import Infrastructure
 from ...planning.step import OutputSpec
+from ...storage.content.files import is_full, no_space
 from ...storage.crash import crashpoint
 from ...storage.workspace import Workspace
 from .. import interpreters, variables
@@ -194,7 +195,14 @@ class Place:
         except OutputProblem as error:
             return TaskResult(exit, problem="output", words=str(error))
         except Infrastructure as error:
-            return TaskResult(exit, problem="disk", words=str(error))
+            cause = error.__cause__
+            full = isinstance(cause, OSError) and is_full(cause)
+            return TaskResult(exit, problem="full" if full else "disk", words=str(error))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            words = str(no_space(error, str(error.filename or attempt.path)))
+            return TaskResult(exit, problem="full", words=words)
 
     async def _prune(self, task: HostTask) -> None:
         """Delete old checkpoints while their trainer writes here, until cancelled."""

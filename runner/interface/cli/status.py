@@ -123,10 +123,9 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
         {"id": later.shown, "answer": "maybe", "reasons": [later.why]} for later in found.later
     ]
     old = examined(ws, stale(ws, found))
+    # What we hold was put there by a run: of two at once, the last to say so need not be the last to publish.
     edited = [
-        path
-        for path, content in found.facts.there.items()
-        if content is not None and path in found.facts.ours and found.facts.ours[path] != content
+        path for path in found.facts.there if path in found.facts.ours and found.facts.strange(path)
     ]
     return {
         "recipe": found.plan.recipe,

@@ -409,9 +409,14 @@ def _kind(mode: int) -> str:
     return "a device"
 
 
+def is_full(error: OSError) -> bool:
+    """Whether a file system refused for want of room, or of quota."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def no_space(error: OSError, path: str) -> Infrastructure:
     """Words for what a file system refused; for a full disk with what is free."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if not is_full(error):
         return Infrastructure(f"{path}: {error.strerror}")
     folder = os.path.dirname(path)
     while not os.path.exists(folder or "/"):
