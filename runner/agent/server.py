@@ -54,7 +54,9 @@ SAMPLED = (
     5.0  # seconds that a job has lived when its host is first looked at, and between two looks
 )
 LINGER = 2.0  # seconds without jobs or clients before the end
-FULL = 600.0  # the same while there is no room to write down how a job ended: only this process knows
+FULL = (
+    600.0  # the same while there is no room to write down how a job ended: only this process knows
+)
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL for a job that ran out of time, and for what a dead agent left
 ORPHAN_LOOK = 0.1  # between looks at a job whose agent was killed
 

@@ -83,4 +83,4 @@ def test_what_another_run_published_last_is_not_edited_by_hand(space: Space) -> 
         assert "edited by hand" not in told, told
     space.write("x.txt", "mine\n")
     code, told, _ = space.command("status", "./recipe.yaml", "v=2")
-    assert code == 0 and "edited by hand" in told
+    assert code == 1 and "edited by hand" in told

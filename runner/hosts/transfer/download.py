@@ -287,6 +287,8 @@ class _Sink:
             sparse.write(self._handle, piece)
             if self._left:
                 return True
+            span, _ = self._wanted[self.position]
+            sparse.extend(self._handle, span.start + span.size)
             self.close()
             self.position += 1
             self._open()
@@ -296,10 +298,9 @@ class _Sink:
         """Nothing more comes of the span that is open."""
         if self._handle < 0:
             return
-        span, _ = self._wanted[self.position]
-        sparse.extend(self._handle, span.start + span.size - self._left)
         os.close(self._handle)
         self._handle = -1
+        span, _ = self._wanted[self.position]
         self.came.append((span, span.size - self._left))
         if self._whole and not self._left:
             self.hashed[span.entry.path] = self._hasher.hexdigest()
