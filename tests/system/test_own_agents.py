@@ -132,7 +132,7 @@ def killed_while_slow_waits(yard: Yard, shell: str = ":", *, long: bool = True) 
     worker.communicate()
 
 
-OTHER = "umask 077; ulimit -n 333; nice_is=7"
+OTHER = "umask 077; ulimit -n 333"
 
 
 @pytest.mark.parametrize("long", [True, False], ids=["outlives its agent", "does not"])

@@ -38,6 +38,8 @@ _NAMESPACES: Final = (
 _ALLOCATIONS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 """Variables that name an allocation of a cluster: at its end the cluster ends all that was begun in it."""
 _CLAIMS: Final = "claims"
+_LONGEST: Final = 1 << 18
+"""Bytes of a file of /proc that are looked at."""
 _PROC: Final = ("/proc/thread-self", "/proc/self")
 
 
@@ -170,9 +172,15 @@ def _held(path: Path) -> Iterator[bool]:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text("utf-8", "surrogateescape")
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""  # older kernels have fewer
+    try:
+        return os.read(fd, _LONGEST).decode("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
 
 
 def _target(path: str) -> str:
