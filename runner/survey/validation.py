@@ -6,7 +6,7 @@ value gets two made-up ones: what goes wrong with both is the recipe's fault, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,6 +62,7 @@ def problems(
 def _of_the_rest(recipe: Recipe, root: Path, given: Mapping[str, str]) -> list[Problem]:
     """What is wrong with the parts of a recipe that could be read, as far as it does not come from the others."""
     used: dict[str, Recipe] = {}
+    recipe = _whole_part(recipe)
     found = list(_scripts(recipe))
     try:
         load_used(root, recipe, used, {})
@@ -70,6 +71,27 @@ def _of_the_rest(recipe: Recipe, root: Path, given: Mapping[str, str]) -> list[P
     known = {name: value for name, value in given.items() if name in recipe.inputs}
     rest = _meaning(recipe, used, root, known, None)
     return list(dict.fromkeys([*found, *(each for each in rest if each.code in _OF_TEXT)]))
+
+
+def _whole_part(recipe: Recipe) -> Recipe:
+    """A recipe without inputs that lack what their types take, and without secrets that are none."""
+    whole = {name: spec for name, spec in recipe.inputs.items() if _is_whole(spec)}
+
+    def secrets(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name in whole and whole[name].type == "secret")
+
+    steps = {
+        id: step if step.secrets is None else replace(step, secrets=secrets(step.secrets))
+        for id, step in recipe.steps.items()
+    }
+    return replace(recipe, inputs=whole, secrets=secrets(recipe.secrets), steps=steps)
+
+
+def _is_whole(spec: Input) -> bool:
+    """Whether an input has what its type takes."""
+    if "choice" in (spec.type, spec.items):
+        return bool(spec.limits.get("choices"))
+    return spec.type != "secret" or bool(spec.env)
 
 
 def read(data: bytes, name: str, root: Path, given: Mapping[str, str]) -> list[Problem]:

@@ -38,7 +38,7 @@ def step(body: str) -> str:
 
 CASES = {
     "no such recipe in the library": Case(
-        3, r'no recipe "stf@1".*did you mean "sft"', words=("run", "stf@1")
+        3, r'no recipe "stf@1".*did you mean "sft@1"', words=("run", "stf@1")
     ),
     "no such version": Case(3, r'no version "9".*sft@1', words=("run", "sft@9")),
     "no such file": Case(

@@ -97,7 +97,7 @@ def test_a_value_that_was_made_up_is_no_reason_to_complain(tmp_path: Path) -> No
         "recipe: fine@1\n"
         "inputs: {a: {type: integer}, b: {type: integer}, s: {type: object}, p: {type: string, pattern: '^[0-9]{4}x$'}, l: {type: list}}\n"
         "steps:\n"
-        '  one: {run: [echo, "{{ 6 // (inputs.a - 2) }}", "{{ inputs.p }}"], outputs: {o: "{{ inputs.a }}.txt"}, when: "{{ inputs.a > 0 }}"}\n'
+        '  one: {run: [echo, "{{ 6 // (inputs.a - 2) }}", "{{ inputs.p }}", "{{ inputs.s | tojson }}"], outputs: {o: "{{ inputs.a }}.txt"}, when: "{{ inputs.a > 0 }}"}\n'
         '  two: {run: "true", matrix: {x: "{{ inputs.l }}"}, outputs: {o: "b{{ inputs.b }}/{{ matrix.x }}"}}\n'
     )
     done = recipe(tmp_path, "validate", "./fine.yaml")
