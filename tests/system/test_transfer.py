@@ -127,9 +127,8 @@ class Town:
         return list(contents)
 
     async def attempt(self, parcel: Parcel | None = None, name: str = "attempt") -> Path:
-        return Path(
-            await self.host_store.stage(name, parcel or Parcel({"given": (b"given", False)}))
-        )
+        await self.host_store.stage(name, parcel or Parcel({"given": (b"given", False)}))
+        return Path(self.host_store.root, "attempts", name)
 
 
 @pytest.fixture(autouse=True, params=["near", "far"])
@@ -532,8 +531,9 @@ def test_an_attempt_is_made_while_what_it_is_given_is_sent_and_that_does_not_cou
             town.host_store.stage("early", Parcel(links={"in": content}), (content,))
         )
         await town.host_store.send({content: str(data)})
-        attempt = Path(await staging)
-        assert (attempt / "in").read_bytes() == b"data"
+        await staging
+        attempt = Path(town.host_store.root, "attempts/early")
+        assert (attempt / "in").read_bytes() == b"data" and not (attempt / "in").is_symlink()
         assert (await town.host_store.take(str(attempt), [])).changed == ()
 
     go(check)
