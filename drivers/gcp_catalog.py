@@ -101,10 +101,10 @@ def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Rate]]:
     seen: dict[tuple[str, str], dict[bool, float]] = {}
     for row in rows:
         name, count = row["instance_name"], int(row["gpu_count"] or 0)
-        usd = price(row["price"])
+        usd = float(row["price"])
         if (gpu := _ATTACHED.get(row["gpu_name"])) is not None:
             name = f"{name}+{count}x{gpu}"
-        if row.get("flags") or name not in SHAPES or SHAPES[name].gpus != count or not usd:
+        if row.get("flags") or name not in SHAPES or SHAPES[name].gpus != count or not price(usd):
             continue
         prices = seen.setdefault((row["location"].rpartition("-")[0], name), {})
         sold_spot = row["spot"].lower() == "true"

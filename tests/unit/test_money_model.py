@@ -150,3 +150,16 @@ def test_no_run_passes_its_limit_or_is_given_up_while_proof_money_and_offers_are
     assert {
         seed: found for seed in range(SCHEDULES) if (found := wrong(seed, installation, MoneyRuns))
     } == {}
+
+
+def test_schedules_draw_budgets_spot_faults_and_odd_prices_together() -> None:
+    """How often, of a thousand: what is promised above is asked of all of them at once."""
+    drawn = [money_of(seed) for seed in range(1000)]
+    limited = [each for each in drawn if each[0] is not None]
+    spot = [each for each in limited if each[1] != "on-demand"]
+    held = [each for each in spot if each[2]["reserved"]]
+    odd = [each for each in held if each[2]["spelled"] or each[2]["unpriced"]]
+    counts = [len(each) for each in (limited, spot, held, odd)]
+    assert all(count >= least for count, least in zip(counts, (780, 350, 100, 60), strict=True)), (
+        counts
+    )
