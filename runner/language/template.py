@@ -14,7 +14,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -602,9 +602,10 @@ def _item(value: object, key: object, path: tuple[str, ...], link: _Link, world:
 
 
 def _partless(value: object, path: tuple[str, ...], link: _Link) -> TemplateError:
-    return TemplateError(
-        f"{_called(path)} is {_kind(value)}: it has no such part", link.offset, link.length
-    )
+    message = f"{_called(path)} is {_kind(value)}: it has no such part"
+    if isinstance(value, Unknown) and value.may_be_null:  # null is what `default` is for
+        return _Missing(message, link.offset, link.length, "", None)
+    return TemplateError(message, link.offset, link.length)
 
 
 def _unknown_item(
@@ -617,7 +618,8 @@ def _unknown_item(
             _whole(each(world) if each else None, link)
         if not kinds & {LIST, TEXT}:
             raise _partless(value, path, link)
-        return Unknown(kinds & {LIST, TEXT}, value.items if isinstance(value, Unknown) else None)
+        items = value.items if isinstance(value, Unknown) else None
+        return Unknown(kinds & {LIST, TEXT}, items, part=NULL in kinds)
     found: list[object] = []
     if INTEGER in kinds_of(key):
         found += [A_TEXT] if TEXT in kinds else []
@@ -627,7 +629,10 @@ def _unknown_item(
     empty = isinstance(value, (str, list, tuple, Mapping)) and not value
     if not found or empty:
         raise _partless(value, path, link)
-    return one_of(found)
+    part = one_of(found)
+    if isinstance(part, Unknown) and NULL in kinds:  # then it is not there, as `default` notices
+        return replace(part, part=True)
+    return part
 
 
 def _whole(value: object, link: _Link) -> int | None:

@@ -49,7 +49,7 @@ NICENESS: Final = 5
 
 
 class _Failure(NamedTuple):
-    """A refusal on its way from a child; `trace` is that of an error that nobody expected."""
+    """A refusal on its way from a child; `trace` is the traceback of an unexpected error."""
 
     status: int
     code: str

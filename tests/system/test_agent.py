@@ -650,7 +650,7 @@ def test_a_lock_stays_held_by_a_job_whose_agent_was_killed(root: Path) -> None:
 def test_a_lock_folder_of_somebody_else_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever makes the folder first must not keep the steps of this login from running."""
+    """A login that makes the folder first does not keep the steps of another from running."""
     places = [tmp_path / name for name in ("first", "second", "third")]
     elsewhere = tmp_path / "elsewhere"
     for each in (*places, elsewhere):

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from runner.execution.queue import Ticket, submit
+from runner.api.submitting import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.storage.records.runs import Wanted
 from runner.storage.workspace import Workspace

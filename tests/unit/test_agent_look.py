@@ -85,6 +85,6 @@ def test_what_cannot_be_read_of_a_failed_attempt_keeps_nothing_else_from_coming(
         return scan(path)
 
     monkeypatch.setattr(trees.os, "scandir", refused)
-    opened = lambda path, mode: refused(path) if "secret" in path else open(path, mode)  # noqa: E731, SIM115
-    monkeypatch.setattr(attempts, "open", opened, raising=False)
+    opened = lambda path: refused(path) if "secret" in path else open(path, "rb")  # noqa: E731, SIM115
+    monkeypatch.setattr(attempts, "open_regular", opened)
     assert attempts.remains(request_there, "attempt", 100, 1000, 10) == ([("trace", 3)], 1)

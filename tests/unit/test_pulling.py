@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.agent import objects, pulling, trees
+from runner.agent import objects, pulling, sparse
 from runner.agent.pulling import Pulling
 from runner.agent.request import Over, Request
 from runner.storage import signed
@@ -219,7 +219,7 @@ def test_a_disk_that_fails_is_no_fault_of_the_bucket(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(trees, "put", full)
+    monkeypatch.setattr(sparse, "write", full)
     with pytest.raises(OSError, match="No space left"):
         pulling.pull(
             Asked(tmp_path), "n", [("a", len(DATA), "", f"{server}/plain{OPENS}")], len(DATA)
