@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+import google.auth
 import httpx
+from google.auth import exceptions
 
 from .base import Denied, NoCapacity, Rejected, Throttled, Unreachable, Unsure
 from .web import Answer, Fields, Web, following, inner, number, printable, rows, wait
@@ -295,9 +297,6 @@ class Wire:
         return await asyncio.to_thread(self._refreshed)
 
     def _refreshed(self) -> str:
-        import google.auth
-        from google.auth import exceptions
-
         try:
             if self._credentials is None:
                 if not _may_have():
@@ -353,8 +352,6 @@ def _request(
     **_more: object,
 ) -> _Replied:
     """One request of google-auth, for a token."""
-    from google.auth import exceptions
-
     try:
         reply = httpx.request(method, url, content=body, headers=headers, timeout=timeout or 30.0)
     except httpx.HTTPError as error:

@@ -113,7 +113,7 @@ def machines(
     found = []
     with room.working() as ws:
         try:
-            drivers = offering.priced(ws, driver)
+            drivers = offering.priced(ws, driver).drivers
         except CannotRun as error:
             raise Refused(
                 404, "not-found", str(error), "GET /v1/offers asks all that do"

@@ -100,10 +100,17 @@ def _costs(driver: Driver) -> bool:
     return driver.traits.priced or driver.traits.billed
 
 
-def priced(ws: Workspace, asked: str) -> dict[str, Driver]:
-    """The drivers that were asked for, as `all` or by their names; a cluster without prices only by its name.
+class PricedDrivers(NamedTuple):
+    """Drivers whose machines cost money, and the names of those that cannot be loaded here."""
 
-    Raises CannotRun for one that rents nothing.
+    drivers: dict[str, Driver]
+    not_installed: list[str]
+
+
+def priced(ws: Workspace, asked: str) -> PricedDrivers:
+    """Return the drivers that were asked for, as `all` or by their names; a cluster without prices only by its name.
+
+    Raises CannotRun for one that rents nothing, and for one asked for by its name that is not installed.
     """
     if asked != "all":
         found = {
@@ -121,15 +128,16 @@ def priced(ws: Workspace, asked: str) -> dict[str, Driver]:
                 f"the driver {free[0]} rents nothing",
                 fix="`recipe offers --driver all` asks those that do",
             )
-        return found
+        return PricedDrivers(found, [])
     able: dict[str, Driver] = {}
-    for name in {*DRIVERS, *ws.config.drivers} - {*FREE}:
+    not_installed: list[str] = []
+    for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
         try:
             if (driver := renting(ws, name)) is not None:
                 able[name] = driver
         except CannotRun:
-            continue  # what it needs is not installed
-    return dict(sorted(able.items()))
+            not_installed.append(name)
+    return PricedDrivers(able, not_installed)
 
 
 async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from drivers import DRIVERS, install_line
 from drivers.base import Need, Wish
 
 from ...errors import CannotRun
@@ -126,7 +127,13 @@ def _asked(
     where: Mapping[str, str],
 ) -> list[tuple[str, Shelf]]:
     """What each driver offers; `wanted` has the wishes for a cluster, and those for any other."""
-    drivers = offering.priced(ws, asked)
+    drivers, not_installed = offering.priced(ws, asked)
+    if not_installed:
+        print(
+            f"recipe: not asked, because they are not installed: {', '.join(not_installed)} "
+            f"({install_line(*(name for name in not_installed if name in DRIVERS))})",
+            file=sys.stderr,
+        )
     if args.update:
         lists = asyncio.run(offering.update(drivers))
         if not lists and args.recipe is None and args.file is None:
