@@ -15,6 +15,7 @@ from runner.errors import CannotRun, Invalid, Problem
 from runner.server import planner as planning
 from runner.server.answers import Refused
 from runner.server.planner import Planner
+from runner.server.recipes import Asked, planned
 from runner.server.room import ServedWorkspace
 
 
@@ -124,3 +125,34 @@ def test_more_plans_than_may_wait_are_refused_at_once(
     assert [(each.status, each.code) for each in refused] == [(503, "too-many-plans")] * 2
     assert refused[0].headers["retry-after"] == "5"
     assert len({each for each in found if isinstance(each, int)}) == 3
+
+
+def allowed(root: Path, body: str) -> ServedWorkspace:
+    root.mkdir()
+    (root / "mine.yaml").write_text(f"recipe: mine@1\n{body}")
+    (root / "recipe.toml").write_text('[recipes]\nallow = ["./mine.yaml"]\n')
+    return ServedWorkspace(root, os.environ)
+
+
+LATE = """\
+inputs: {layers: {type: list, items: integer, default: [1, 2]}, unread: {type: integer, default: 1}}
+steps:
+  train: {run: 'echo 1 > "{{ outputs.o }}"', outputs: {o: model.bin}}
+  report: {run: [echo, "REPORT", "{{ steps.train.o }}"]}
+"""
+
+
+def test_a_plan_over_rest_refuses_what_no_attempt_can_render(tmp_path: Path) -> None:
+    ws = allowed(tmp_path / "space", LATE.replace("REPORT", "--layers={{ inputs.layers }}"))
+    with pytest.raises(Invalid) as found:
+        planned(ws, Asked(recipe="mine"))
+    assert "a list cannot stand inside text" in found.value.problems[0].message
+
+
+def test_a_plan_over_rest_refuses_a_value_for_an_input_that_nothing_reads(tmp_path: Path) -> None:
+    body = LATE.replace("REPORT", "{{ inputs.layers[0] }}")
+    ws = allowed(tmp_path / "space", body)
+    assert [step.id for step in planned(ws, Asked(recipe="mine")).steps] == ["train", "report"]
+    with pytest.raises(Invalid) as found:
+        planned(ws, Asked(recipe="mine", inputs={"unread": 2}))
+    assert '"unread"' in found.value.problems[0].message
