@@ -250,6 +250,22 @@ def test_a_worker_without_a_run_ends_when_it_is_asked_to(space: Space) -> None:
     assert worker.returncode == 0
 
 
+def test_the_processes_of_a_worker_end_when_it_is_killed_and_take_no_more_runs(
+    space: Space,
+) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    worker = space.start("worker", "--concurrency", "2")
+    assert worker.stderr is not None
+    lines = [worker.stderr.readline(), worker.stderr.readline()]
+    assert all("waits for runs" in line for line in lines)
+    worker.kill()
+    # Its standard error is open in each process, and ends with the last of them.
+    _, err = worker.communicate(timeout=30)
+    assert "Traceback" not in err
+    run = submitted(space)
+    assert row(space, run).state == "QUEUED"
+
+
 def test_a_run_whose_workers_die_before_any_step_moves_is_poison(space: Space) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
     run = submitted(space)

@@ -190,7 +190,7 @@ def _work(args: argparse.Namespace) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # of a process that `_several` forked
 
     if args.tied:
-        threading.Thread(target=_tied, name="tied", daemon=True).start()
+        _end_with(sys.stdin.fileno())
 
     def listener() -> Listener:
         return for_stream(
@@ -218,11 +218,15 @@ def _work(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tied() -> None:
-    """Ask this process to end when its standard input does."""
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
+def _end_with(handle: int) -> None:
+    """Ask this process to hand over and end when nothing writes to a pipe any more."""
+
+    def watch() -> None:
+        while os.read(handle, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="tied", daemon=True).start()
 
 
 def _own(named: str) -> Path:
@@ -234,8 +238,13 @@ def _own(named: str) -> Path:
 
 
 def _several(args: argparse.Namespace) -> int:
-    """As many processes as were asked for, each a worker; one that dies is replaced."""
+    """Run as many workers as were asked for, each in a process; one that dies is replaced.
+
+    They end with this process however that ends, also by SIGKILL: none takes runs that nobody
+    looks after. The kernel closes the pipe that ties them to it.
+    """
     handover, workers = Handover(), set[int]()
+    tie = os.pipe()
 
     def asked(number: int, frame: object) -> None:
         handover(number, frame)
@@ -245,7 +254,7 @@ def _several(args: argparse.Namespace) -> int:
         signal.signal(each, asked)
     bad = 0
     for _ in range(args.concurrency):
-        _fork(args, workers)
+        _fork(args, workers, tie)
     while workers:
         pid, status = os.wait()
         workers.discard(pid)
@@ -257,7 +266,7 @@ def _several(args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             time.sleep(1.0)
-            _fork(args, workers)
+            _fork(args, workers, tie)
     return 1 if bad > 0 else 0
 
 
@@ -267,8 +276,11 @@ def _tell(workers: set[int]) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-def _fork(args: argparse.Namespace, workers: set[int]) -> None:
-    """Add a process that works.  A signal waits until it is known here, and there until it is heeded."""
+def _fork(args: argparse.Namespace, workers: set[int], tie: tuple[int, int]) -> None:
+    """Add a process that works.  A signal waits until it is known here, and there until it is heeded.
+
+    `tie` is a pipe to which only this process writes, as long as it lives.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     if pid := os.fork():
         workers.add(pid)
@@ -276,7 +288,10 @@ def _fork(args: argparse.Namespace, workers: set[int]) -> None:
         return
     code = 1
     os.setpgrp()  # Ctrl-C of the terminal is passed on once
+    kept, ours = tie
+    os.close(ours)
     try:
+        _end_with(kept)
         code = _work(argparse.Namespace(**{**vars(args), "concurrency": 1}))
     finally:
         sys.stdout.flush()
