@@ -11,7 +11,7 @@ inputs: {size: {type: integer, default: 8}}
 steps:
   train:
     matrix: {lr: [0.1, 0.2, 0.3]}
-    run: python src/train.py {{ matrix.lr }} {{ outputs.model }}
+    run: python src/train.py {{ matrix.lr }} {{ outputs.model }} {{ inputs.size }}
     code: [../src/train.py]
     outputs: {model: "runs/{{ matrix.lr }}.txt"}
 E2

@@ -301,7 +301,7 @@ def test_where_nothing_trains_or_nothing_is_to_be_done_no_rule_is_read(
 def test_rules_beside_a_recipe_are_asked_also_where_nothing_trains(space: Space) -> None:
     space.write(
         "plain.yaml",
-        "recipe: plain@1\nsummary: x\ninputs: {day: {type: string, default: monday}}\nsteps: {a: {run: [touch, '{{ outputs.o }}'], outputs: {o: o.txt}}}\n",
+        "recipe: plain@1\nsummary: x\ninputs: {day: {type: string, default: monday}}\nsteps: {a: {run: [touch, '{{ outputs.o }}'], env: {DAY: '{{ inputs.day }}'}, outputs: {o: o.txt}}}\n",
     )
     rule = {
         "id": "no-mondays",

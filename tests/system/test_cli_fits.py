@@ -35,7 +35,7 @@ steps:
     run: |
       printf '%s\\n' "{{ inputs.told }}" >> "$RECIPE_METRICS"
       echo {{ inputs.rank }} > {{ outputs.o }}
-      : {{ inputs.base }} {{ state.s }} {{ inputs.max_length }}
+      : {{ inputs.base }} {{ state.s }} {{ inputs.max_length }} {{ inputs.max_steps }}
     state: {s: {}}
     outputs: {o: model.txt}
     metrics: true

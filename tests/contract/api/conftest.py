@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ HERE = Path(__file__).parent
 MAIN_FRONTS = ("command", "rest")
 COSTLY = ("stopped", "pausing", "left-run", "paused-run")
 """Standings of which a run needs a process of its own for each request."""
+
+
+@pytest.fixture(autouse=True)
+def own_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verb with `--to postgresql://…`, called in this process, names the database for all that follows."""
+    monkeypatch.setenv("RECIPE_RUNS", os.environ.get("RECIPE_RUNS", ""))
 
 
 @pytest.hookimpl(tryfirst=True)
