@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import asynccontextmanager
@@ -27,6 +28,8 @@ from .room import InRoom, Room
 
 AT_ONCE = 8
 """Requests that read or survey at the same time; others wait.  Each has a connection of its own."""
+WARM_UP = 1.0
+"""Seconds after which a server that has begun prepares for plans."""
 _CODES = {404: "not-found", 405: "no-such-method"}
 
 router = APIRouter(tags=["server"])
@@ -64,7 +67,8 @@ def routes(room: Room) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = AT_ONCE
-        planner.start()
+        # The first answers come before the first plan.
+        asyncio.get_running_loop().call_later(WARM_UP, planner.start)
         yield
         planner.close()
         room.close()

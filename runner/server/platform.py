@@ -151,7 +151,8 @@ def store_job(room: ServedWorkspace, asked: Execute, driver: str) -> Accepted:
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
     folder = room.environ.get("OUTPUT_DIR", "")
     out = room.root / Path(folder).expanduser() / asked.job_id if folder else None
-    view = runs.store(room, new, f"{_KEY}{asked.job_id}", job, out).view
+    each = runs.checked(room, new)
+    view = runs.store(room, each, new, f"{_KEY}{asked.job_id}", job, out).view
     return Accepted(job_id=asked.job_id, status=_STATUS[view.state])
 
 

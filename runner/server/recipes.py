@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
 
 from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ..language import library
@@ -293,10 +294,21 @@ def recipe(name: str, room: InRoom) -> RecipeView:
     "/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run"
 )
 async def plan(asked: Asked, room: InRoom, planner: InPlanner) -> PlanView:
-    return await planner.call(planned, room, asked)
+    each = await run_in_threadpool(checked, room, asked)
+    return await planner.call(planned, room, each, asked)
 
 
-def planned(room: ServedWorkspace, asked: Asked) -> PlanView:
+def checked(room: ServedWorkspace, asked: Asked) -> Offered:
+    """Return the recipe that is asked for.  Raises NotFound, and Invalid with every problem of its inputs.
+
+    This is cheap whatever is asked, and refuses at once: only a plan needs a process of its own.
+    """
+    each = meant(room.root, room.environ, asked.recipe)
+    bound(room, each, asked)
+    return each
+
+
+def planned(room: ServedWorkspace, each: Offered, asked: Asked) -> PlanView:
     """Return what a run would do.  Raises Refused, or a RecipeError, with every problem."""
     from ..advice import estimates
     from ..execution.session import look
@@ -304,8 +316,6 @@ def planned(room: ServedWorkspace, asked: Asked) -> PlanView:
     from ..survey.survey import Request
     from ..survey.templates import refuse_unrenderable
 
-    each = meant(room.root, room.environ, asked.recipe)
-    bound(room, each, asked)
     with room.working() as ws:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
 
 from ..api import requests
 from ..api.outcomes import Outcome
@@ -28,7 +29,7 @@ from ..survey.survey import Request
 from . import recipes
 from .answers import plain, plain_value
 from .planner import InPlanner
-from .recipes import Asked
+from .recipes import Asked, Offered
 from .room import (
     OPERATE,
     OPERATE_RUN,
@@ -279,7 +280,8 @@ async def create(
     response: Response,
     key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = "",
 ) -> RunView:
-    stored_run = await planner.call(store, room, asked, key)
+    each = await run_in_threadpool(checked, room, asked)
+    stored_run = await planner.call(store, room, each, asked, key)
     response.status_code = 201 if stored_run.is_new else 200
     return stored_run.view
 
@@ -298,23 +300,28 @@ def _hook(room: ServedWorkspace, hook: Hook) -> Mapping[str, object]:
     return {"url": hook.url, "events": hook.events, **sealed}
 
 
+def checked(room: ServedWorkspace, asked: NewRun) -> Offered:
+    """Return the recipe of a request.  Raises NotFound, and Invalid with every problem of its inputs."""
+    from .. import extensions
+
+    each = recipes.checked(room, asked)
+    if asked.driver != "local" and asked.driver not in (known := extensions.drivers(asked.driver)):
+        raise NotFound("there is no such driver", fix=did_you_mean(asked.driver, known))
+    return each
+
+
 def store(
     room: ServedWorkspace,
+    each: Offered,
     asked: NewRun,
     key: str,
     job: Mapping[str, object] | None = None,
     out: Path | None = None,
 ) -> StoredRun:
-    """Check a request and store its run; `job` is a platform's, which hears of it beside the receivers of the settings.  `out`: where results go."""
-    from .. import extensions
-
-    each = recipes.meant(room.root, room.environ, asked.recipe)
-    recipes.bound(room, each, asked)
-    if asked.driver != "local" and asked.driver not in (known := extensions.drivers(asked.driver)):
-        raise NotFound("there is no such driver", fix=did_you_mean(asked.driver, known))
+    """Store the run of a checked request; `job` is a platform's, which hears of it beside the receivers of the settings.  `out`: where results go."""
     reports_to: dict[str, object] = {"job": job} if job is not None else {}
     if asked.webhooks:
-        reports_to["webhooks"] = [_hook(room, each) for each in asked.webhooks]
+        reports_to["webhooks"] = [_hook(room, hook) for hook in asked.webhooks]
     due = asked.not_before.timestamp() if asked.not_before is not None else None
     with room.working() as ws:
         # Without a shared store only a worker of this folder can have what the run needs.

@@ -154,6 +154,7 @@ def test_i_one_more_value_of_an_axis_changes_no_other_instance(base: Space) -> N
 
 
 def test_g_what_a_step_does_not_read_is_not_in_its_key(base: Space) -> None:
+    base.recipe(BASE + '  says: {run: [echo, "{{ inputs.name }}", "{{ inputs.n }}"]}\n')
     assert base.key("train", {"name": "y", "n": 5}) == base.key("train")
 
 

@@ -29,7 +29,7 @@ steps:
   first: {run: 'echo begun > {{ outputs.o }}', outputs: {o: first.txt}}
   train:
     run: |
-      n=0; cat {{ steps.first.o }}
+      n=0; cat {{ steps.first.o }}; : {{ inputs.rate }}
       while :; do n=$((n + 1)); echo "{\\"step\\": $n, \\"loss\\": $n}" >> $RECIPE_METRICS; echo point $n of {{ inputs.title }}; sleep 0.05; done > {{ outputs.o }}
     metrics: true
     outputs: {o: train.txt}

@@ -132,8 +132,8 @@ def test_a_job_goes_on_from_a_checkpoint_of_its_own_and_from_no_other(space: Spa
     room = Room(space.root, os.environ, Tokens(space.root / "server", Locks(space.root)))
     for other in ("/etc/passwd", "step-3", "../step-1", "ep-1"):
         with pytest.raises(Refused, match="none of the job's own"):
-            platform._go_back(room, run, other)
-    platform._go_back(room, run, str(state.folder / "step-1"))
+            platform.go_back(room, run, other)
+    platform.go_back(room, run, str(state.folder / "step-1"))
     assert sorted(path.name for path in Path(state.folder).iterdir()) == ["step-1"]
     assert row(space, run).state == "PAUSED"
     work(space)

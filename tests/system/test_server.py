@@ -42,7 +42,12 @@ inputs:
 presets:
   loud: {word: HELLO}
 steps:
-  say: {run: 'echo {{ inputs.word }} > {{ outputs.o }}; echo said {{ inputs.word }}', outputs: {o: said.txt}, resources: {cpus: 1}}
+  say:
+    run: 'echo {{ inputs.word }} > {{ outputs.o }}; echo said {{ inputs.word }}'
+    env: {TIMES: "{{ inputs.times }}", DATA: "{{ inputs.data }}", KIND: "{{ inputs.kind }}"}
+    secrets: [key]
+    outputs: {o: said.txt}
+    resources: {cpus: 1}
 """
 SLOW = """\
 recipe: slow@1
@@ -63,7 +68,7 @@ CANARY = "canary-0123456789"
 LEARN = """\
 recipe: learn@1
 inputs: {base: {type: model}, dataset: {type: dataset}, epochs: {type: integer, default: 1}}
-steps: {learn: {run: [cp, "{{ inputs.dataset }}", "{{ outputs.model }}"], outputs: {model: model}}}
+steps: {learn: {run: [cp, "{{ inputs.dataset }}", "{{ outputs.model }}"], env: {BASE: "{{ inputs.base }}", EPOCHS: "{{ inputs.epochs }}"}, outputs: {model: model}}}
 """
 TREE = """\
 recipe: tree@1

@@ -550,7 +550,7 @@ def test_a_stream_of_events_that_is_silent_says_that_it_is_alive(
             return Beat(0.0, RunRow(run, "a@1", "", {}, "/w", next_event=1), ())
 
         @asynccontextmanager
-        async def stream(self, *_: object) -> AsyncIterator[asyncio.Task[Any]]:
+        async def departure(self, *_: object) -> AsyncIterator[asyncio.Task[Any]]:
             gone = asyncio.ensure_future(asyncio.Event().wait())
             yield gone
             gone.cancel()

@@ -69,7 +69,13 @@ steps:
     outputs: {{o: o}}
 """)
     with provider(
-        name, "--hosts", "real", "--clock", "real", "--faults", "boot=0,takes=0.05,undead=0.5"
+        name,
+        "--hosts",
+        "real",
+        "--clock",
+        "real",
+        "--faults",
+        "boot=0,takes=0.05,undead@destroy=once",
     ) as real:
         rents(space, real, monkeypatch, name, market="spot")
         run = space.start("run", "--driver", name)
