@@ -240,8 +240,8 @@ def _own(named: str) -> Path:
 def _several(args: argparse.Namespace) -> int:
     """Run as many workers as were asked for, each in a process; one that dies is replaced.
 
-    They end with this process however that ends, also by SIGKILL: none takes runs that nobody
-    looks after. The kernel closes the pipe that ties them to it.
+    They end with this process however that ends, also by SIGKILL, so that no worker without a
+    supervisor takes runs. The kernel closes the pipe that ties them to it.
     """
     handover, workers = Handover(), set[int]()
     tie = os.pipe()

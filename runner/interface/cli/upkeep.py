@@ -238,7 +238,7 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     what = ", ".join(
         f"{count} {_CALLED.get(kind, kind)}{'' if count == 1 or kind == 'logs' else 's'}"
         for kind, count in counts.items()
-        if count and kind != "agent"  # what an agent that left leaves is nobody's concern
+        if count and kind != "agent"  # an agent leaves an empty folder each time
     )
     if not args.quiet:
         print(
