@@ -314,7 +314,7 @@ def test_a_worker_whose_store_was_deleted_goes_on_with_a_new_one(
 def test_what_a_worker_learned_for_one_run_is_forgotten_in_the_next(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'true'}}")
+    space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'true {{ inputs.n }}'}}")
     known, worked = list[weakref.ref[Workspace]](), queue._worked
 
     def noted(ws: Workspace, *rest: Any) -> bool:
