@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -145,10 +146,16 @@ def meant(root: Path, environ: Mapping[str, str], name: str) -> Offered:
 
 
 def read(each: Offered) -> Recipe:
-    """A recipe as it is written."""
+    """Return a recipe as it is written, parsed once for each version of its file."""
+    found = each.entry.path.stat()
+    return _parsed(each.entry.path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: Path, _mtime_ns: int, _size: int) -> Recipe:
     from ..language import parse
 
-    return parse.load(each.entry.path)
+    return parse.load(path)
 
 
 def bound(room: ServedWorkspace, each: Offered, asked: Asked) -> None:
