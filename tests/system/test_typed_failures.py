@@ -118,6 +118,16 @@ def _is_migrated(store: Store) -> None:
     }
 
 
+ADDED = (
+    ("runs", "failure"),
+    ("steps", "detail"),
+    ("outbox", "failure"),
+    ("steps", "numbers"),
+    ("steps", "began"),
+)
+"""Columns that were added since, by their tables."""
+
+
 def _store_before(write: Callable[[str, tuple[object, ...]], object]) -> None:
     """Turn runs without steps into what the version before had stored of them."""
     for n, (reason, steps, _, _) in enumerate(BEFORE):
@@ -141,10 +151,10 @@ def test_a_store_of_before_is_given_kinds_and_words(tmp_path: Path) -> None:
         for n in (*(f"r{n}" for n in range(len(BEFORE))), "well"):
             store.runs.submit(RunRow(n, "tool@1", "plan", {}, "here"))
     with sqlite3.connect(root / "recipe.db") as db:
-        for table, column in (("runs", "failure"), ("steps", "detail"), ("outbox", "failure")):
+        for table, column in ADDED:
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         _store_before(db.execute)
-        db.execute(f"PRAGMA user_version = {len(STORE.migrations) - 1}")
+        db.execute(f"PRAGMA user_version = {len(STORE.migrations) - 2}")
     db.close()
     with Store.open(root) as store:
         _is_migrated(store)
@@ -157,10 +167,10 @@ def test_a_database_of_before_is_given_kinds_and_words(
         for n in (*(f"r{n}" for n in range(len(BEFORE))), "well"):
             store.runs.submit(RunRow(n, "tool@1", "plan", {}, "here"))
     with psycopg.connect(url, autocommit=True) as db:
-        for table, column in (("runs", "failure"), ("steps", "detail"), ("outbox", "failure")):
+        for table, column in ADDED:
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}".encode())
         _store_before(lambda text, values: db.execute(text.replace("?", "%s").encode(), values))
-        version = len(postgres_database._MIGRATIONS)
-        db.execute("DELETE FROM recipe_schema WHERE version = %s", (version,))
+        version = len(postgres_database._MIGRATIONS) - 1
+        db.execute("DELETE FROM recipe_schema WHERE version >= %s", (version,))
     with Store.open(tmp_path / ".recipe", shared=url, workspace="here") as store:
         _is_migrated(store)

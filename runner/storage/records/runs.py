@@ -131,6 +131,10 @@ class StepRow(NamedTuple):
     """The kind of failure of a step that FAILED, the phase of one that is RUNNING, else why it is in its state."""
     detail: str = ""
     """The words of a failure: the error, as far as it is known."""
+    numbers: str = ""
+    """What its last attempt reported last, as JSON: see `planning.run_view.Training`."""
+    began: float | None = None
+    """When its last attempt began."""
 
 
 class AttemptRow(NamedTuple):
@@ -256,6 +260,9 @@ RUN_COLUMNS: Final = (
 """Those of a run that both databases call alike."""
 
 
+STEP_COLUMNS: Final = "run, step, state, key, reason, detail, numbers, began"
+
+
 class Words(NamedTuple):
     """What the two databases write differently in a query."""
 
@@ -347,7 +354,7 @@ class Runs(Protocol):
         return {
             row[1]: StepRow(*row)
             for row in self.all(
-                "SELECT run, step, state, key, reason, detail FROM steps WHERE run = :run",
+                f"SELECT {STEP_COLUMNS} FROM steps WHERE run = :run",  # noqa: S608
                 {"run": run},
             )
         }
