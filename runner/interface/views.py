@@ -19,9 +19,8 @@ from ..planning.schedule import word
 from ..storage.content.files import Content
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
 from ..storage.records.runs import FINAL, STEP_FINAL, AttemptRow, Event, RunRow
+from ..storage.run_graph import RunGraph, recall
 from ..storage.workspace import Workspace
-from ..survey import run_graph
-from ..survey.run_graph import RunGraph
 from .reported import links, reported
 
 TRAININGS = 8
@@ -90,7 +89,7 @@ def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) ->
 
 def detail(ws: Workspace, row: RunRow) -> Facts:
     """A run with all that is known of it."""
-    graph = run_graph.recall(ws, row.id)
+    graph = recall(ws.home, row.id)
     steps, hosts = _in_order(graph, ws.store.runs.steps(row.id)), ws.store.runs.places([row.id])
     tries: dict[str, int] = {}
     attempts = ws.store.runs.attempts(row.id)
@@ -189,7 +188,7 @@ def _trainings(ws: Workspace, run: str, running: Sequence[str]) -> dict[str, Tra
 
 def outputs(ws: Workspace, row: RunRow) -> list[Facts]:
     """What the steps of a run made, or found made, by STEP.OUTPUT; of one that another machine carried out its results, by their names."""
-    return _outputs(ws, row, run_graph.recall(ws, row.id), ws.store.runs.attempts(row.id))
+    return _outputs(ws, row, recall(ws.home, row.id), ws.store.runs.attempts(row.id))
 
 
 def _outputs(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .records.index import Published
     from .records.letters import Letters
     from .remote.cache import RemoteCache
+    from .run_views import RunViews
 
 PLATFORM: Final = ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
 """Variables with the addresses of a training platform."""
@@ -195,6 +196,13 @@ class Workspace:
     def has_settings(self) -> bool:
         """Whether there is a file of settings."""
         return any(map(os.path.exists, settings_files(self.own, self.environ)))
+
+    @cached_property
+    def run_views(self) -> RunViews:
+        """How the runs of this workspace stand."""
+        from .run_views import RunViews
+
+        return RunViews(self.store, self.environ)
 
     @cached_property
     def letters(self) -> Letters | None:

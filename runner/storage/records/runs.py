@@ -351,13 +351,23 @@ class Runs(Protocol):
 
     def steps(self, run: str) -> dict[str, StepRow]:
         """The steps of a run that have moved, by id."""
-        return {
-            row[1]: StepRow(*row)
-            for row in self.all(
-                f"SELECT {STEP_COLUMNS} FROM steps WHERE run = :run",  # noqa: S608
-                {"run": run},
-            )
-        }
+        return self.steps_of([run])[run]
+
+    def steps_of(self, runs: Collection[str]) -> dict[str, dict[str, StepRow]]:
+        """The same of several runs, by run."""
+        answer: dict[str, dict[str, StepRow]] = {run: {} for run in runs}
+        query = f"SELECT {STEP_COLUMNS} FROM steps WHERE run {self.words.among.format('runs')}"  # noqa: S608
+        for row in self.all(query, {"runs": list(runs)}):
+            answer[row[0]][row[1]] = StepRow(*row)
+        return answer
+
+    def step_moves(self, run: str) -> list[Event]:
+        """The moves of its steps to and from RUNNING, in order."""
+        query = (
+            "SELECT * FROM events WHERE run = :run AND subject = 'step'"
+            " AND (after = 'RUNNING' OR before = 'RUNNING') ORDER BY seq"
+        )
+        return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, {"run": run})]
 
     def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
         """How many steps of each run are in each (state, phase); only a RUNNING step has a phase."""
