@@ -150,6 +150,17 @@ class StepView(NamedTuple):
             return min(ALMOST, round(100 * self.seconds / self.expected, 1))
         return None
 
+    @property
+    def eta(self) -> float | None:
+        """Seconds until one that runs ends: at the pace of its training, else by what it took before."""
+        if self.state != State.RUNNING:
+            return None
+        if self.training is not None and self.training.eta is not None:
+            return self.training.eta
+        if self.expected is None or self.seconds is None:
+            return None
+        return round(max(0.0, self.expected - self.seconds), 1)
+
 
 class Planned(NamedTuple):
     """The steps of a run as they were planned."""
@@ -343,7 +354,10 @@ def training_of(text: str, *, now: float | None = None) -> tuple[Training | None
         name: found[name] for name in ("step", "total", "eta", "at") if is_number(found.get(name))
     }
     values, said = found.get("values"), found.get("warnings")
-    training = Training(**numbers, values=values if isinstance(values, dict) else {})
+    others = values if isinstance(values, dict) else {}
+    training = Training(
+        **numbers, values={str(name): each for name, each in others.items() if is_number(each)}
+    )
     if now is not None and training.eta is not None and training.at is not None:
         left = max(0.0, training.eta - max(0.0, now - training.at))
         training = training._replace(eta=round(left, 1))
