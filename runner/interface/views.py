@@ -105,7 +105,7 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
         "cost": cost,
         "failed": _failed(view.failed),
         "warnings": view.warnings,
-        "training": _training(view.trains, view.training),
+        "training": _training(view.steps.get(view.trains)),
         "steps": [_step(step) for step in view.steps.values()],
         "graph": _graph(graph),
         "outputs": _outputs(ws, row, graph, attempts),
@@ -117,16 +117,16 @@ def _failed(failure: Failure | None) -> Facts | None:
     return {**failure._asdict(), "lines": list(failure.lines)} if failure is not None else None
 
 
-def _training(step: str, training: Training | None) -> Facts | None:
+def _training(step: StepView | None) -> Facts | None:
     """The numbers of the step that trains."""
-    if training is None:
+    if step is None or (training := step.training) is None:
         return None
     return {
-        "of": step,
+        "of": step.id,
         "step": training.step,
         "total": training.total,
         "percent": training.percent,
-        "eta": training.eta,
+        "eta": step.eta,
         "at": moment(training.at),
         "values": dict(training.values),
     }

@@ -409,16 +409,14 @@ _VERBS: Final[Mapping[str, Callable[[Transport, argparse.Namespace], int]]] = {
 
 def _plain(found: Status) -> dict[str, object]:
     """A run for programs."""
-    steps, outputs, links = (
-        [each._asdict() for each in rows] for rows in (found.steps, found.outputs, found.links)
-    )
-    return {
-        **found._asdict(),
-        "progress": found.progress._asdict(),
-        "steps": steps,
-        "outputs": outputs,
-        "links": links,
-    }
+    return {name: _named(value) for name, value in found._asdict().items()}
+
+
+def _named(value: object) -> object:
+    """A value as JSON has it, with the names of the fields of tuples."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _named(inner) for name, inner in value._asdict().items()}
+    return [_named(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _given(found: Status) -> str:

@@ -420,14 +420,6 @@ class Runs(Protocol):
             if '"site"' in data and (place := mapping(data).get("site"))
         }
 
-    def begun(self, run: str) -> dict[str, float]:
-        """When each step of a run began last, by its id."""
-        query = (
-            "SELECT id, max(at) FROM events WHERE run = :run AND subject = 'step'"
-            " AND after = 'RUNNING' GROUP BY id"
-        )
-        return {id: float(at) for id, at in self.all(query, {"run": run})}
-
     def live(self, run: str) -> bool:
         """Whether a worker of this machine is alive and has claimed the run."""
         ...
