@@ -218,6 +218,8 @@ class RunView(NamedTuple):
     reason: str
     steps: Mapping[str, StepView]
     """Those to which something has happened, by id, in the order of the plan."""
+    counts: Mapping[str, int]
+    """How many are in each state, with those whose results were there before."""
     progress: Progress
     failed: Failure | None
     """Of a run that has not completed: the first failure, which ended it if anything did."""
@@ -274,6 +276,7 @@ def fold(
         run.failure,
         run.reason,
         steps,
+        _counts(standing, steps),
         progress,
         _failed(run, steps.values()),
         _trains(steps.values()),
@@ -411,8 +414,8 @@ def _word(
 ) -> str:
     """The word that people see for a run."""
     phases = {(step.state, step.phase) for step in steps.values()} | set(others)
-    restored = len(set(standing.fresh) - steps.keys())
-    if standing.total is None or standing.total > restored + len(steps) + sum(others.values()):
+    happened = len(steps) + sum(standing.others.values()) + _restored(standing)
+    if standing.total is None or standing.total > happened:
         phases.add((State.WAITING, ""))  # one to which nothing has happened
     return word(begun, failure=run.failure, steps=phases, leases=leases, claimed=live)
 
@@ -451,6 +454,15 @@ def _standing(
     return Standing(
         run.state, states, planned.fresh, planned.total, expected, elapsed, trainings, counted
     )
+
+
+def _counts(standing: Standing, steps: Mapping[str, StepView]) -> dict[str, int]:
+    counts = dict(standing.others)
+    for step in steps.values():
+        counts[step.state] = counts.get(step.state, 0) + 1
+    if restored := _restored(standing):
+        counts[State.FRESH] = counts.get(State.FRESH, 0) + restored
+    return {str(state): number for state, number in counts.items()}
 
 
 def _failed(run: Run, steps: Iterable[StepView]) -> Failure | None:
@@ -497,10 +509,7 @@ def _trains(steps: Iterable[StepView]) -> str:
 def progress_of(run: Standing) -> Progress:
     """Return how far a run is: by the training's own numbers, else by the time that its steps took before."""
     over = run.state in _OVER
-    stored = len(run.states) + sum(run.others.values())
-    restored = len(set(run.fresh) - run.states.keys())  # one that has a row is counted by its row
-    if run.others and run.total is not None:  # whose ids are not known
-        restored = min(restored, max(0, run.total - stored))
+    stored, restored = len(run.states) + sum(run.others.values()), _restored(run)
     total = max(run.total or 0, stored + restored) if run.total is not None or over else None
     ended = sum(state in FINAL for state in run.states.values()) + restored
     ended += sum(number for state, number in run.others.items() if state in FINAL)
@@ -509,6 +518,15 @@ def progress_of(run: Standing) -> Progress:
     left = _seconds_left(run)
     eta = 0.0 if over else _eta(run, left, total, ended)
     return Progress(ended, total, _percent(run, total, restored), eta)
+
+
+def _restored(run: Standing) -> int:
+    """Steps whose results were there before and that have no row; one that has is counted by its row."""
+    restored = len(set(run.fresh) - run.states.keys())
+    if run.others and run.total is not None:  # whose ids are not known
+        room = run.total - len(run.states) - sum(run.others.values())
+        return min(restored, max(0, room))
+    return restored
 
 
 def _percent(run: Standing, total: int | None, restored: int) -> float | None:
