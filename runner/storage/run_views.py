@@ -25,8 +25,12 @@ class RunViews:
         """The graph of a run; None where it is on another machine, or the run has not begun."""
         return recall(self._store.root, row.id)
 
+    def of(self, row: RunRow) -> RunView:
+        """A run with all that is known of its steps."""
+        return self.view(row, self.graph(row))
+
     def view(self, row: RunRow, graph: RunGraph | None) -> RunView:
-        """A run, of which this is the graph, with all that is known of its steps."""
+        """The same, for who has read its graph."""
         runs = self._store.runs
         return self._folded(row, graph, runs.steps(row.id), runs.step_moves(row.id))
 

@@ -216,7 +216,8 @@ class Workspace:
         from ..settings import NOTHING
         from .records.letters import Letters
 
-        return Letters(self.store.runs, self.config if self.has_settings else NOTHING, self.environ)
+        config = self.config if self.has_settings else NOTHING
+        return Letters(self.store.runs, config, self.environ, self.run_views.of)
 
     @property
     def spend(self) -> tuple[str, ...]:
