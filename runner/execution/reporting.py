@@ -96,9 +96,9 @@ def refused(run: str, words: str) -> Invalid:
 def telemetry(
     ws: Workspace, run: str, found: Survey, say: Callable[[str], None]
 ) -> Telemetry | None:
-    """Sends the metrics and logs of a run to the platform; None where none is set."""
+    """Sends the metrics and logs of a run to the platform, and notes how far it is for its alerts; None where no platform is set."""
     letters = ws.letters
-    if letters is None or not (letters.metrics_url or letters.backend):
+    if letters is None or not (letters.metrics_url or letters.backend or letters.alerts_url):
         return None
     from .telemetry import Telemetry
 

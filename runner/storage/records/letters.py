@@ -51,7 +51,6 @@ POINT: Final = (
 _ALSO: Final = {
     "train_loss": ("loss",),
     "learning_rate": ("lr",),
-    "gpu_memory_allocated_gb": ("memory_gb",),
 }
 """What trainers call them."""
 LOCAL: Final = "/api/training/local"
@@ -75,6 +74,8 @@ class Numbers(NamedTuple):
     step: int | None = None
     total: int | None = None
     loss: float | None = None
+    training: str = ""
+    """The step of the run that trains."""
 
 
 NO_NUMBERS: Final = Numbers()
@@ -269,7 +270,7 @@ class Letters:
             }
             about |= {"loss": numbers.loss} if numbers.loss is not None else {}
             if event.after in FINAL:
-                about["duration"] = round(1000 * (event.at - self._began.pop(run.id, run.created)))
+                about["duration"] = round(1000 * self._seconds(run, event, numbers.training))
             if error:
                 about |= {
                     "error_message": error,
@@ -281,6 +282,13 @@ class Letters:
                     run, "alert.gpu_oom", f"{id}-gpu_oom", event.at, {"reason": error}
                 )
         return letters
+
+    def _seconds(self, run: RunRow, event: Event, training: str) -> float:
+        """For how long a run trained, in all attempts; without a training for how long it worked."""
+        began = self._began.pop(run.id, run.created)
+        tries = [each for each in self._runs.attempts(run.id) if each.step == training]
+        trained = [each.ended - each.started for each in tries if each.ended and each.started]
+        return sum(trained) if trained else event.at - began
 
     def alert(self, run: RunRow, name: str, id: str, at: float, words: str) -> list[Letter]:
         """What a rule noticed of a run; the platform hears of `timeout_warning`."""
@@ -372,19 +380,23 @@ def _error_type(kind: str, state: str) -> str:
 
 
 def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
-    """A metric point of the platform's, from what a trainer reported; None where there is no step or no number in it."""
+    """A metric point of the platform's, from what a trainer reported; None where there is no step, from 0, or no number in it."""
     point: dict[str, object] = {}
     for name in POINT[:-1]:
         value = next((line[each] for each in (name, *_ALSO.get(name, ())) if each in line), None)
         if is_number(value) and value == value and abs(value) != float("inf"):
             point[name] = value
+    step = point.get("step")
+    if not is_number(step) or step < 0 or len(point) < 2:
+        return None
     when = line.get("timestamp")
+    point["step"] = int(step)
     point["timestamp"] = (
         when
         if isinstance(when, str)
         else moment(_seconds(when) if is_number(when) and abs(when) < _LATEST else at)
     )
-    return point if "step" in point and len(point) > 2 else None
+    return point
 
 
 def _seconds(when: float) -> float:
