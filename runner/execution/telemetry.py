@@ -134,7 +134,7 @@ class Telemetry:
                 f"the platform gets the numbers of one training, {self._training}: not those of {step}"
             )
             return
-        elif self._training in self._due_here:
+        elif self._training in self._due_here or self._numbers.training:
             # A look at what was trained, or is going to be: it has counted no steps of the training.
             point["step"] = self._numbers.step or 0
         at = _number(point["step"])
@@ -187,7 +187,15 @@ class Telemetry:
         return self._training
 
     def _recall(self) -> None:
-        """Begin where an earlier worker of the run, on this machine, left off: what was reported then was sent."""
+        """Begin where an earlier worker of the run, on this machine, left off, or with the numbers of a training that is not carried out again."""
+        training = self._training_step()
+        if training and training not in self._due_here:
+            key = self._found.verdicts[self._found.plan.index[training]].key
+            trace = self._ws.store.index.traces([key]).get(key) if key is not None else None
+            if trace is not None and (point := point_of(trace.numbers, 0.0)) is not None:
+                self._advance(trace.numbers, point)
+                self._highest = _number(point["step"])
+            return
         with contextlib.suppress(OSError, ValueError, TypeError):
             found = json.loads(self._memory.read_text("utf-8"))
             self._highest = float(found["highest"])

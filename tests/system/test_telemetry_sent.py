@@ -14,9 +14,21 @@ from runner.storage.records.exchange import Chunk
 from runner.storage.records.letters import Numbers
 from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
-from tests.servers.platforms import wrong
+from tests.servers.platforms import Platform, wrong
 from tests.support import Space
 
+TRAINED = """
+inputs: {max_steps: {type: integer, default: 3}}
+steps:
+  train:
+    run: 'echo "{\\"step\\": {{ inputs.max_steps }}, \\"loss\\": 0.25}" >> $RECIPE_METRICS; echo x > {{ outputs.o }}'
+    metrics: true
+    outputs: {o: weights}
+  look:
+    run: 'cat {{ steps.train.o }}; echo "{\\"step\\": 1, \\"perplexity\\": 2.5}" >> $RECIPE_METRICS; echo x > {{ outputs.o }}'
+    metrics: true
+    outputs: {o: report}
+"""
 RECIPE = """
 inputs: {max_steps: {type: integer, default: 100}}
 steps:
@@ -145,6 +157,20 @@ def test_lines_of_each_process_of_a_step_are_lines_of_the_step(job: Job) -> None
 def test_a_total_that_the_trainer_tells_counts_before_that_of_the_inputs(job: Job) -> None:
     job.write("train.1", "metrics", {"step": 1, "loss": 1.0, "max_steps": 40})
     assert job.numbers.total == 40
+
+
+def test_the_numbers_of_a_training_that_is_restored_are_those_of_the_job(tmp_path: Path) -> None:
+    space = Space(tmp_path)
+    space.recipe(TRAINED)
+    space.run()
+    with Platform.service() as service:
+        environ = service.environ(JOB_ID="j2")
+        assert space.command("run", "./recipe.yaml", "-q", "--from", "look", env=environ)[0] == 0
+        assert space.command("outbox", "deliver", env=environ)[0] == 0
+    assert service.refused == []
+    assert [(each["step"], each["perplexity"]) for each in service.points()] == [(3, 2.5)]
+    last = service.bodies("alert")[-1]
+    assert (last["loss"], last["current_step"], last["total_steps"]) == (0.25, 3, 3)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,8 @@ class Letters:
 
     def _platform(self, run: RunRow, job: Job, event: Event, failed: Failed) -> list[Letter]:
         letters = []
-        numbers = self.newest.get(run.id, NO_NUMBERS)
+        begins = event.after == "ACTIVE" and not event.data.get("resumed")
+        numbers = NO_NUMBERS if begins else self.newest.get(run.id, NO_NUMBERS)
         error = failed.words or (event.reason if event.after == "CANCELLED" else "")
         id = f"{run.id}-{event.seq}"
         if self.backend:
@@ -256,11 +257,7 @@ class Letters:
                     body,
                 )
             )
-        name = (
-            "job_started"
-            if event.after == "ACTIVE" and not event.data.get("resumed")
-            else _ALERTS.get(event.after, "")
-        )
+        name = "job_started" if begins else _ALERTS.get(event.after, "")
         if name == "job_failed" and failed.kind == StepFailure.OOM:
             name = "gpu_oom"
         if name:
