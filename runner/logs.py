@@ -34,6 +34,9 @@ class Log:
     def info(self, text: str, *arguments: object) -> None:
         self._record("info", text, arguments)
 
+    def warning(self, text: str, *arguments: object) -> None:
+        self._record("warning", text, arguments)
+
     def error(self, text: str, *arguments: object) -> None:
         self._record("error", text, arguments)
 

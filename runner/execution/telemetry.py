@@ -55,6 +55,10 @@ class Telemetry:
         self._gpu: dict[str, dict[str, object]] = {}  # by attempt, what its host measured last
         self._highest = -1.0  # the greatest step of the training that was sent
         self._said: set[str] = set()
+        job = self._row.data.get("job")
+        every = job.get("every") if isinstance(job, dict) else None
+        self._every = every if isinstance(every, int) else 1  # of so many steps one is sent
+        self._held: dict[str, object] | None = None  # the last step, if it was not
         self._memory = ws.home / "runs" / run / "reported.json"
         self._recall()
 
@@ -77,6 +81,9 @@ class Telemetry:
             if of_it and (rest := self._rest.pop((name, stream))):
                 self._take(name, stream, rest)
         self._gpu.pop(attempt, None)
+        if self._held is not None and self._step_of(attempt) == self._training:
+            self._points.append(self._held)
+            self._held = None
         self.flush()
 
     def flush(self) -> None:
@@ -144,6 +151,10 @@ class Telemetry:
             )
             return
         self._highest = at
+        if step == self._training and at % self._every:
+            self._held = point
+            return
+        self._held = None
         self._points.append(point)
 
     @property
