@@ -36,7 +36,7 @@ def refreshed(text: str) -> str:
         f"| `{ACCUMULATED}` | `global_batch`: this × batch of a device × GPUs | {_named(taking, known)} |"
     )
     lines.append(
-        "| `logging_steps` | the platform gets every so manieth step, and the last | all |"
+        "| `logging_steps` | of so many steps the platform gets one, and the last | all |"
     )
     ignored = " ".join(f"`{name}`" for name in NO_COUNTERPART)
     lines += ["", f"Without a counterpart, each ignored with its reason: {ignored}."]

@@ -285,38 +285,34 @@ def test_a_platforms_job_is_reported_with_its_own_token_which_is_nowhere_in_clea
     assert b"canary" not in stored and b"AAAAAAAAAAAA" not in stored
 
 
-def test_the_log_has_a_line_of_json_for_each_state_of_a_run_away_from_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", ["job-1", ""])
+def test_the_log_is_json_with_an_event_for_each_state_of_a_run_away_from_here(
+    tmp_path: Path, job: str
+) -> None:
     space = Space(tmp_path)
     (tmp_path / "one.yaml").write_text(
         "recipe: one@1\nsteps: {a: {run: 'echo x > {{ outputs.o }}', outputs: {o: a.txt}, resources: {cpus: 1}}}\n"
     )
     (tmp_path / "recipe.toml").write_text("[drivers.loopback]\nprice = 0.1\n")
-    env = {"RECIPE_LOG": f"info:{tmp_path}/log", "JOB_ID": "job-1"}
+    env = {"RECIPE_LOG": f"info:{tmp_path}/log", "JOB_ID": job}
     code, _, said = space.command(
         "run", "./one.yaml", "-q", "-y", "--driver", "loopback", "--everything-there", env=env
     )
     assert code == 0, said
-    lines = [
-        json.loads(line)
-        for line in (tmp_path / "log").read_text().splitlines()
-        if line.startswith("{")
-    ]
-    assert [each["event"].rpartition(".")[2] for each in lines] == [
-        "active",
-        "asked",
-        "coming",
-        "up",
-        "releasing",
-        "gone",
-        "completed",
-    ]
-    assert {(each["job"], each["provider"], bool(each["instanceId"])) for each in lines[2:6]} == {
-        ("job-1", "loopback", True)
-    }
-    assert (
-        lines[0].keys() == {"event", "at", "run", "job", "provider", "instanceId"}
-        and lines[0]["event"] == "training.remote.active"
-    )
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    events = [each for each in lines if "event" in each]
+    assert {each["event"].rpartition(".")[0] for each in events} == {"training.remote"}
+    words = [each["event"].rpartition(".")[2] for each in events]
+    assert words == [
+        "active", "asked", "coming", "up", "transferring_data", "executing", "fetching_results", "releasing", "gone", "completed",
+    ]  # fmt: skip
+    assert {each["job"] for each in events} == {job or each["run"] for each in events}
+    assert {each["provider"] for each in events} == {"loopback"}
+    (instance,) = {each["instanceId"] for each in events[2:]}
+    assert instance and [each.get("step") for each in events[4:7]] == ["a"] * 3
+    assert events[0].keys() == {
+        "event", "at", "run", "job", "provider", "instanceId", "level", "logger",
+    }  # fmt: skip
 
 
 def test_a_token_that_no_header_can_have_is_not_in_what_is_stored_of_the_failure(
