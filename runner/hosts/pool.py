@@ -496,6 +496,11 @@ class HostPool:
             await self.leases.driver.aclose()
             self.leases.ledger.close()
 
+    def instance_of(self, place: Place) -> str:
+        """What the provider calls the machines of a place; its name, where no provider has one for it."""
+        leases = next((held.leases for held in self.inventory.held if held.place is place), ())
+        return ",".join(str(row.lease["id"]) for row in leases if row.lease.get("id")) or place.name
+
     def _of(self) -> KeptLeases:
         assert self.leases is not None
         return self.leases
