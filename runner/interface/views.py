@@ -20,9 +20,9 @@ from ..storage.content.files import Content
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
 from ..storage.records.runs import FINAL, STEP_FINAL, AttemptRow, Event, RunRow
 from ..storage.workspace import Workspace
-from ..survey import run_graph
+from ..survey import run_graph, summaries
 from ..survey.run_graph import RunGraph
-from .reported import links, reported
+from .reported import latest, links, reported
 
 TRAININGS = 8
 """Running steps whose numbers are read for the progress of a run."""
@@ -49,11 +49,55 @@ def moment(at: float | None) -> str | None:
     )
 
 
-def listed(ws: Workspace, rows: Sequence[RunRow]) -> list[Facts]:
-    """Runs as a list of them shows them."""
+def listed(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:
+    """Runs as a list of them shows them; without `numbers` what they reported is left out."""
     open_runs = [row.id for row in rows if row.state not in FINAL]
     tallies = ws.store.runs.tallies(open_runs) if open_runs else {}
-    return [_listed(ws, row, tallies.get(row.id, {})) for row in rows]
+    found = summaries.of_runs(ws, rows, latest(ws, rows)) if numbers else {}
+    return [
+        {
+            **_listed(ws, row, tallies.get(row.id, {})),
+            **_described(row),
+            **_numbers(found.get(row.id)),
+        }
+        for row in rows
+    ]
+
+
+def _described(row: RunRow) -> Facts:
+    """What people say of a run."""
+    tags = row.data.get("tags")
+    return {
+        "name": str(row.data.get("name") or ""),
+        "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
+        "note": str(row.data.get("note") or ""),
+        "archived": row.data.get("archived") is True,
+    }
+
+
+def _numbers(found: summaries.Numbers | None) -> Facts:
+    """What a run and its trials reported."""
+    if found is None:
+        return {"metrics": {}, "trials": [], "curve": None}
+    curve = found.curve and {"metric": found.curve[0], "values": found.curve[1]}
+    trials = [
+        {**each._asdict(), "metrics": _metrics(each.metrics, found.least)} for each in found.trials
+    ]
+    return {"metrics": _metrics(found.metrics, found.least), "trials": trials, "curve": curve}
+
+
+def _metrics(found: summaries.Summaries, least: Mapping[str, bool]) -> Facts:
+    return {
+        name: {
+            "last": each.last,
+            "min": each.min,
+            "max": each.max,
+            "better": "min" if least[name] else "max",
+            "step_of_best": each.at_min if least[name] else each.at_max,
+            "n": each.n,
+        }
+        for name, each in found.items()
+    }
 
 
 def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) -> Facts:
