@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import Invalid, RecipeError
+from ..language.recipe import Recipe
 from ..language.values import is_number
 from ..storage import metrics
 from ..storage.records.runs import FINAL, RunRow, Tried
@@ -237,10 +238,13 @@ def directions(row: RunRow) -> Mapping[str, bool]:
 def _directions(path: Path, _changed: int) -> Mapping[str, bool]:
     from ..language import parse
 
-    steps = parse.load(path).steps.values()
-    return {
-        each.select.metric: each.select.best == "min" for each in steps if each.select is not None
-    }
+    return selected(parse.load(path))
+
+
+def selected(recipe: Recipe) -> dict[str, bool]:
+    """Of the metrics that `select` steps of a recipe compare, whether the least is best."""
+    chosen = [step.select for step in recipe.steps.values() if step.select is not None]
+    return {each.metric: each.best == "min" for each in chosen}
 
 
 def is_live(row: RunRow) -> bool:

@@ -144,7 +144,9 @@ def test_a_store_of_before_is_given_kinds_and_words(tmp_path: Path) -> None:
         for table, column in (("runs", "failure"), ("steps", "detail"), ("outbox", "failure")):
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         _store_before(db.execute)
-        db.execute(f"PRAGMA user_version = {len(STORE.migrations) - 1}")
+        db.execute("DROP TABLE summaries")
+        db.execute("DROP INDEX attempts_by_key")
+        db.execute(f"PRAGMA user_version = {len(STORE.migrations) - 2}")
     db.close()
     with Store.open(root) as store:
         _is_migrated(store)
@@ -160,7 +162,8 @@ def test_a_database_of_before_is_given_kinds_and_words(
         for table, column in (("runs", "failure"), ("steps", "detail"), ("outbox", "failure")):
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}".encode())
         _store_before(lambda text, values: db.execute(text.replace("?", "%s").encode(), values))
-        version = len(postgres_database._MIGRATIONS)
-        db.execute("DELETE FROM recipe_schema WHERE version = %s", (version,))
+        db.execute("DROP INDEX attempts_by_key")
+        version = len(postgres_database._MIGRATIONS) - 2
+        db.execute("DELETE FROM recipe_schema WHERE version > %s", (version,))
     with Store.open(tmp_path / ".recipe", shared=url, workspace="here") as store:
         _is_migrated(store)
