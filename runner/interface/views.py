@@ -131,10 +131,13 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
     leases = _leases(ws, row.id)
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
+    reported = summaries.of_runs(ws, [row], latest(ws, [row]))
     eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
         **_listed(row, view),
+        **_described(row),
+        **_numbers(reported.get(row.id)),
         "seq": row.next_event - 1,
         "provider": settings_of_run(row).driver,
         "instances": [
