@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -77,7 +77,8 @@ class Stood(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Stood]]:
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Stood]]:
+    """Gives the run that stands in a way; they are made in the order of `STANDINGS`."""
     space = Space(tmp_path_factory.mktemp("views") / "space")
     with pytest.MonkeyPatch.context() as environ, Receiver() as receiver:
         environ.setenv("RECIPE_LEDGER", str(space.root.with_name("ledger.db")))
@@ -102,11 +103,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Stood]]:
         gate.touch()
         with Rest(space.root, "--with-worker") as rest:
             environ.setenv("RECIPE_TOKEN", rest.token)
-            yield _standing(rest, receiver)
+            made, known = _made(rest, receiver), dict[str, Stood]()
+
+            def stood(how: str) -> Stood:
+                while how not in known:
+                    each = next(made)
+                    known[each.how] = each
+                return known[how]
+
+            yield stood
             gate.unlink(missing_ok=True)
 
 
-def _standing(rest: Rest, receiver: Receiver) -> Iterator[Stood]:
+def _made(rest: Rest, receiver: Receiver) -> Iterator[Stood]:
     """Runs, one after the other, as `STANDINGS` has them."""
 
     def hooks(run: str) -> list[Mapping[str, Any]]:
@@ -140,9 +149,9 @@ def _of_python(found: Status) -> View:
 
 @pytest.mark.parametrize("how", STANDINGS)
 def test_every_front_says_the_same_of_a_run(
-    runs: Iterator[Stood], capsys: pytest.CaptureFixture[str], how: str
+    standing: Callable[[str], Stood], capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
-    stood = next(each for each in runs if each.how == how)
+    stood = standing(how)
     run, rest, root = stood.run, stood.rest, stood.rest.root
 
     def command(*words: str) -> Any:
