@@ -25,7 +25,6 @@ from ..reports.receivers import SECRET
 from ..reports.sealing import seal
 from ..storage.records.runs import Event, RunRow, Wanted
 from ..storage.workspace import Workspace
-from ..survey.survey import Request
 from . import recipes
 from .answers import plain, plain_value
 from .planner import InPlanner
@@ -386,7 +385,7 @@ def store(
             reach,
             here=ws.share(None) is None,
         )
-        request = Request(each.word, asked.inputs, asked.preset, out)
+        request = asked.request(each.word, out)
         run = submit(
             ws,
             request,

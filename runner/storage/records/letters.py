@@ -52,7 +52,6 @@ POINT: Final = (
 _ALSO: Final = {
     "train_loss": ("loss",),
     "learning_rate": ("lr",),
-    "gpu_memory_allocated_gb": ("memory_gb",),
 }
 """What trainers call them."""
 _LOSSES: Final = ("loss", "train_loss")
@@ -77,6 +76,8 @@ class Numbers(NamedTuple):
     step: int | None = None
     total: int | None = None
     loss: float | None = None
+    training: str = ""
+    """The step of the run that trains."""
 
 
 NO_NUMBERS: Final = Numbers()
@@ -250,7 +251,8 @@ class Letters:
         self, run: RunRow, job: Job, event: Event, failed: Failed, view: RunView
     ) -> list[Letter]:
         letters = []
-        numbers = self.newest.get(run.id) or numbers_of(view)
+        begins = event.after == "ACTIVE" and not event.data.get("resumed")
+        numbers = NO_NUMBERS if begins else self.newest.get(run.id) or numbers_of(view)
         error = failed.words or (event.reason if event.after == "CANCELLED" else "")
         id = f"{run.id}-{event.seq}"
         if self.backend:
@@ -269,11 +271,7 @@ class Letters:
                     body,
                 )
             )
-        name = (
-            "job_started"
-            if event.after == "ACTIVE" and not event.data.get("resumed")
-            else _ALERTS.get(event.after, "")
-        )
+        name = "job_started" if begins else _ALERTS.get(event.after, "")
         if name == "job_failed" and failed.kind == StepFailure.OOM:
             name = "gpu_oom"
         if name:
@@ -283,7 +281,7 @@ class Letters:
             }
             about |= {"loss": numbers.loss} if numbers.loss is not None else {}
             if event.after in FINAL:
-                about["duration"] = round(1000 * (event.at - self._began.pop(run.id, run.created)))
+                about["duration"] = round(1000 * self._seconds(run, event, numbers.training))
             if error:
                 about |= {
                     "error_message": error,
@@ -295,6 +293,13 @@ class Letters:
                     run, "alert.gpu_oom", f"{id}-gpu_oom", event.at, {"reason": error}
                 )
         return letters
+
+    def _seconds(self, run: RunRow, event: Event, training: str) -> float:
+        """For how long a run trained, in all attempts; without a training for how long it worked."""
+        began = self._began.pop(run.id, run.created)
+        tries = [each for each in self._runs.attempts(run.id) if each.step == training]
+        trained = [each.ended - each.started for each in tries if each.ended and each.started]
+        return sum(trained) if trained else event.at - began
 
     def alert(self, run: RunRow, name: str, id: str, at: float, words: str) -> list[Letter]:
         """What a rule noticed of a run; the platform hears of `timeout_warning`."""
@@ -394,19 +399,23 @@ def _error_type(kind: str, state: str) -> str:
 
 
 def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
-    """A metric point of the platform's, from what a trainer reported; None where there is no step or no number in it."""
+    """A metric point of the platform's, from what a trainer reported; None where there is no step, from 0, or no number in it."""
     point: dict[str, object] = {}
     for name in POINT[:-1]:
         value = next((line[each] for each in (name, *_ALSO.get(name, ())) if each in line), None)
         if is_number(value) and value == value and abs(value) != float("inf"):
             point[name] = value
+    step = point.get("step")
+    if not is_number(step) or step < 0 or len(point) < 2:
+        return None
     when = line.get("timestamp")
+    point["step"] = int(step)
     point["timestamp"] = (
         when
         if isinstance(when, str)
         else moment(_seconds(when) if is_number(when) and abs(when) < _LATEST else at)
     )
-    return point if "step" in point and len(point) > 2 else None
+    return point
 
 
 def _seconds(when: float) -> float:
