@@ -262,6 +262,14 @@ class Skipping(Driver, Protocol):
 
 
 @runtime_checkable
+class Noting(Driver, Protocol):
+    """A driver that has something to say about the files it goes by, before it reaches anything."""
+
+    notices: Sequence[str]
+    """What is passed over, a sentence each."""
+
+
+@runtime_checkable
 class Visiting(Driver, Protocol):
     """A driver whose hosts can be looked at without a lease; others are rented for a look."""
 

@@ -20,6 +20,7 @@ from drivers.base import (
     Host,
     Need,
     NoCapacity,
+    Noting,
     Unreachable,
     Visiting,
     Wish,
@@ -106,6 +107,8 @@ async def examine(driver: Driver) -> list[Finding]:
     found: list[Finding] = []
     if isinstance(driver, Accounted):
         return await _account(driver)
+    if isinstance(driver, Noting):
+        found += [Finding("note", "settings", line) for line in driver.notices]
     try:
         if isinstance(driver, Describing):
             found += [Finding("ok", what, words) for what, words in await driver.about()]
