@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 SYSTEM: Final = Path("/etc/ssh/ssh_config")
 PATIENCE: Final = 30.0
@@ -172,8 +172,8 @@ def _read(home: Path, name: str, user: str, port: int) -> _Values:
 
     class Reader(SSHClientConfig):
         _handlers = Noting(SSHClientConfig._handlers)
-        _percent_expand: ClassVar[set[str]] = set()
 
+    Reader._percent_expand = set()  # we fill tokens
     met: set[str] = set()
     paths = [str(path) for path in (home / ".ssh" / "config", SYSTEM) if path.is_file()]
     found = Reader.load(
