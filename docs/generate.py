@@ -7,6 +7,7 @@ from docs import (
     errors_page,
     faults_page,
     library_page,
+    platforms_page,
     published,
     requests_page,
     rulebook,
@@ -30,6 +31,7 @@ if __name__ == "__main__":
     errors = shipped() / "docs" / "errors.md"
     errors.write_text(errors_page.refreshed(errors.read_text("utf-8")), "utf-8")
     server = shipped() / "docs" / "server.md"
-    server.write_text(requests_page.refreshed(server.read_text("utf-8")), "utf-8")
+    requests = requests_page.refreshed(server.read_text("utf-8"))
+    server.write_text(platforms_page.refreshed(requests), "utf-8")
     fakes = shipped() / "docs" / "fakes.md"
     fakes.write_text(faults_page.refreshed(fakes.read_text("utf-8")), "utf-8")

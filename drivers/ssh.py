@@ -25,7 +25,9 @@ from .base import (
     ROOT,
     Argv,
     Denied,
+    Driver,
     DriverError,
+    Host,
     HostLost,
     Lease,
     NoCapacity,
@@ -116,14 +118,14 @@ esac
 """
 
 
-class Ssh:
+class Ssh(Driver):
     """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python`, `setup`, `host_key`
     and `address`: what the other nodes of a step dial, by default the name on the way from here.
 
     `deadman`: seconds without contact after which a server ends the jobs of ours that it has.  `setup`: lines of shell before anything runs there.
     """
 
-    traits = Traits(replays=True, comes_up=timedelta(minutes=1))
+    traits = Traits(visits=True, replays=True, comes_up=timedelta(minutes=1))
 
     def __init__(
         self,
@@ -172,13 +174,12 @@ class Ssh:
             )
         self._deadman = deadman
         self._hosts: dict[str, SshHost] = {}
-        self._took: set[str] = set()  # leases of which nothing was asked yet since they were taken
         self.left_out: Mapping[str, str] = {}
-        """Servers that the last `offers` could not ask -> why."""
         self.notices = (
             *(config.notices() if config is not None else ()),
             *odd_lines(each.route for each in self._machines.values()),
         )
+        self._took: set[str] = set()  # leases of which nothing was asked yet since they were taken
 
     async def connect(self) -> None:
         machines = list(self._machines.values())
@@ -325,7 +326,7 @@ class Ssh:
             await host.machine.link.aclose()
 
 
-class SshHost:
+class SshHost(Host):
     """A place on a server."""
 
     def __init__(

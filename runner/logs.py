@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 ROOTS: Final = ("recipe", "drivers")
 REMOTE: Final = "training.remote"
-"""The room whose records are lines of JSON, for programs that read logs."""
+"""The room of the events of runs away from this machine."""
+EVENT: Final = "recipe_event"
+"""The attribute of a record that has the fields of an event."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 _maskers: list[Masker] = []
@@ -34,11 +36,22 @@ class Log:
     def info(self, text: str, *arguments: object) -> None:
         self._record("info", text, arguments)
 
+    def warning(self, text: str, *arguments: object) -> None:
+        self._record("warning", text, arguments)
+
     def error(self, text: str, *arguments: object) -> None:
         self._record("error", text, arguments)
 
     def debug(self, text: str, *arguments: object) -> None:
         self._record("debug", text, arguments)
+
+    def event(self, name: str, **facts: object) -> None:
+        """An event with its fields, for programs that read logs; `name` is called `ROOM.NAME`."""
+        if (logging := sys.modules.get("logging")) is not None and hasattr(logging, "getLogger"):
+            room = self._name.removeprefix("recipe.")
+            event = {"event": f"{room}.{name}", **facts}
+            words = " ".join(f"{key}={value}" for key, value in facts.items())
+            logging.getLogger(self._name).info("%s %s", name, words, extra={EVENT: event})
 
     @property
     def wanted(self) -> bool:
@@ -68,7 +81,10 @@ def through(write: Callable[[str], None] | None) -> Iterator[None]:
 
 
 def begin(verbose: int, wish: str) -> None:
-    """Write records to stderr (`verbose` 1: INFO, 2: DEBUG), and as `wish` says: LEVEL or LEVEL:FILE.  Raises NotFound for another level."""
+    """Write records to stderr (`verbose` 1: INFO, 2: DEBUG), and as `wish` says: LEVEL or LEVEL:FILE.  Raises NotFound for another level.
+
+    A line of stderr is text.  A line of the file is one JSON object, whatever it is about: also what other libraries log, from INFO on.
+    """
     import logging
 
     level, _, path = wish.partition(":")
@@ -80,11 +96,18 @@ def begin(verbose: int, wish: str) -> None:
     wanted = logging.getLevelName(level.upper()) if wish else logging.WARNING
     shown = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handlers: list[tuple[logging.Handler, int]] = []
+    root = logging.getLogger()
     if path:
-        handlers.append(
-            (logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"), wanted)
-        )
-        handlers[-1][0].setFormatter(_formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        file = logging.FileHandler(path, encoding="utf-8")
+        file.setFormatter(_json())
+        handlers.append((file, wanted))
+        for earlier in [each for each in root.handlers if isinstance(each, logging.FileHandler)]:
+            root.removeHandler(earlier)
+        # Without a handler what is worth a warning would go to stderr: it still does.
+        if logging.lastResort is not None and not root.handlers:
+            root.addHandler(logging.lastResort)
+        root.addHandler(file)
+        root.setLevel(max(wanted, logging.INFO))
     else:
         shown = min(shown, wanted)
     if verbose or (wish and not path):
@@ -114,20 +137,28 @@ def _stderr() -> logging.Handler:
                 print(line, file=sys.stderr, flush=True)
 
     lines = Lines()
-    lines.setFormatter(_formatter("%(name)s: %(message)s"))
+    lines.setFormatter(logging.Formatter("%(name)s: %(message)s"))
     return lines
 
 
-def _formatter(style: str) -> logging.Formatter:
+def _json() -> logging.Formatter:
+    """Makes a line of JSON of each record: an event has its own fields, anything else a message."""
+    import json
     import logging
+    from datetime import UTC, datetime
 
-    class Formatter(logging.Formatter):
+    class Json(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            return (
-                record.getMessage() if record.name == f"recipe.{REMOTE}" else super().format(record)
-            )
+            at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+            facts = {
+                "at": at.replace("+00:00", "Z"),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+            }
+            event = getattr(record, EVENT, None)
+            return json.dumps(facts | (event or {"message": record.getMessage()}), default=str)
 
-    return Formatter(style)
+    return Json()
 
 
 def _masked(record: Any) -> bool:
@@ -139,5 +170,9 @@ def _masked(record: Any) -> bool:
         text += "\n" + "".join(traceback.format_exception(*record.exc_info))
     for masker in _maskers:
         text = masker.text(text)
+    if event := getattr(record, EVENT, None):
+        for masker in _maskers:
+            event = masker.value(event)
+        setattr(record, EVENT, event)
     record.msg, record.args, record.exc_info, record.exc_text = text, (), None, None
     return True

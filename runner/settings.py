@@ -26,6 +26,8 @@ _LISTS = (
     ("server", "hosts"),
     ("hooks", "spend"),
 )
+_FLAGS = (("server", "strict_jobs"), ("alerts", "silent_minutes"))
+"""Settings of one value each."""
 _PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # the last is the name of a variable
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
@@ -122,6 +124,9 @@ class Config:
     )  # `recipes.allow`, `data.roots`, `data.allow`, `server.hosts`, `hooks.spend`
     said: Mapping[tuple[str, ...], tuple[Any, str]] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
+    flags: Mapping[str, float] = field(
+        default_factory=dict
+    )  # `server.strict_jobs`, `alerts.silent_minutes`, as far as they are said
     webhooks: tuple[Receiver, ...] = ()
     notify: tuple[Receiver, ...] = ()
     stacks: Mapping[str, Stack] = field(default_factory=dict)
@@ -305,6 +310,7 @@ def _merged(files: list[_File]) -> Config:
         single = [
             ("store",),
             *_LISTS,
+            *_FLAGS,
             *((kind, name) for kind in ("prices", "limits") for name in file.value.get(kind, ())),
         ]
         for keys in single:
@@ -338,6 +344,7 @@ def _merged(files: list[_File]) -> Config:
         lists,
         said,
         limits,
+        {".".join(keys): said[keys][0] for keys in _FLAGS if keys in said},
         webhooks,
         notify,
         stacks,

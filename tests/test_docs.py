@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
-from docs import errors_page, requests_page, words
+from docs import errors_page, platforms_page, requests_page, words
 from runner.planning.schedule import MOVES
 from tests.tools import chromium
 
@@ -257,6 +257,11 @@ def test_a_fence_shown_as_text_and_a_dead_link_would_be_noticed(tmp_path: Path) 
 def test_the_server_page_has_the_outcome_of_each_request_that_the_contract_suite_holds() -> None:
     text = (HOME / "docs/server.md").read_text("utf-8")
     assert requests_page.refreshed(text) == text, "run python -m docs.generate"
+
+
+def test_the_server_page_has_the_names_of_hugging_face_for_the_recipes_of_the_library() -> None:
+    text = (HOME / "docs/server.md").read_text("utf-8")
+    assert platforms_page.refreshed(text) == text, "run python -m docs.generate"
 
 
 def test_the_errors_page_quotes_messages_of_the_code_and_is_generated_from_its_fixtures() -> None:

@@ -174,7 +174,7 @@ class Keeper:
             self.step = int(read[1])
             values = {"loss": float(read[3]), "lr": float(read[2])}
             self._history.append(json.dumps({"step": self.step, **values}) + "\n")
-            self._metrics.tell(self.step, **values)
+            self._metrics.tell(self.step, max_steps=self._options.max_steps, **values)
 
     def _written(self) -> dict[str, int]:
         return {path.name: path.stat().st_mtime_ns for path in self.folder.glob("*.safetensors")}

@@ -279,7 +279,8 @@ class Watch:
         self._losses.append(values["loss"])
         if step > self._done:
             self._done = step
-            self.telemetry.step(step, samples=self._options.global_batch, loss=sum(self._losses) / len(self._losses), lr=values["lr"])
+            loss = sum(self._losses) / len(self._losses)
+            self.telemetry.step(step, samples=self._options.global_batch, of=self._options.max_steps, loss=loss, lr=values["lr"])
             self._losses.clear()
             if self._part:
                 (self._part / HISTORY).write_text("".join(self.history))

@@ -82,7 +82,8 @@ def main() -> None:
         if len(held_out) and due(step):
             with telemetry.phase("evaluation"), training.averaged():
                 values["eval_loss"] = training.glance(held_out)
-        told = telemetry.step(step, samples=options.global_batch, **values)
+        epoch = step * options.global_batch / len(reading)
+        told = telemetry.step(step, samples=options.global_batch, of=options.max_steps, epoch=epoch, **values)
         looked = f"  eval_loss {values['eval_loss']:.4f}" if "eval_loss" in values else ""
         _say(me, f"step {step}/{options.max_steps}  loss {loss:.4f}  {told.get('samples_per_second', 0):.2f} images/s{looked}")
 
@@ -154,9 +155,13 @@ class Reading:
         share = options.regularisation_share if self._regular else 0.0
         self._beside = round(len(self._own) * share / (1 - share))
 
+    def __len__(self) -> int:
+        """Images of an epoch."""
+        return len(self._own) + self._beside
+
     def chosen(self, first: int, count: int) -> list[int]:
         """Images number `first` to `first + count`."""
-        length = len(self._own) + self._beside
+        length = len(self)
         found = []
         for place, number in enumerate(order(length, self._seed, first, count), first):
             beside = number - len(self._own)

@@ -196,7 +196,7 @@ class _Keeper(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._norms.clear()
         if not math.isfinite(values["loss"]):
             fail(f"the loss is {values['loss']} at step {step}; a smaller learning_rate or more warmup_steps may help")
-        told = self._telemetry.step(step, samples=self._options.global_batch, **values)
+        told = self._telemetry.step(step, samples=self._options.global_batch, of=self._options.max_steps, **values)
         shown = "  ".join(f"{name} {values[name]:.4g}" for name in ("reward", "kl", "loss", "grad_norm"))
         trl_common.say(f"step {step}/{self._options.max_steps}  {shown}  {told.get('samples_per_second', 0):.4g} samples/s")
         last = step == self._options.max_steps

@@ -4,6 +4,7 @@ One JSON object for each optimizer step, appended to the file that $RECIPE_METRI
 
     step                which optimizer step, from 1
     loss lr grad_norm   the step's mean loss, its learning rate, the norm of its gradient before clipping; and whatever else the trainer gives
+    max_steps epoch     of how many steps, and how many readings of all the data are behind, where the trainer knows
     samples_per_second  samples of the step, over all devices, by the wall time of the step; and tokens_per_second, where the trainer gives `tokens`
     memory_gb           10⁹ bytes: the most that was reserved on this process's GPU so far; without a GPU, the most that this process held of RAM
     gpu_memory_allocated_gb gpu_memory_reserved_gb
@@ -21,8 +22,8 @@ METRICS_REPORT_INTERVAL_STEPS=10 has only every tenth step and the last one told
 
 A time that a trainer does not have is not there.  The rest of time_step is what the trainer did not name.  A value that is not finite is left out.
 
-The history (history.jsonl) has the same lines without speeds, memory and times: those differ from run to run, and the history of a training that was
-killed and resumed is equal to that of one that was not, byte for byte.  TensorBoard files and trackers get every number.
+The history (history.jsonl) has the same lines without max_steps, epoch, speeds, memory and times: those differ from run to run, and the history of a
+training that was killed and resumed is equal to that of one that was not, byte for byte.  TensorBoard files and trackers get every number.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ class Telemetry:
             self._turn()
             self._open.pop()
 
-    def step(self, step: int, *, samples: int, **values: float) -> dict[str, float]:
-        """The optimizer step `step` is over: what is told of it comes back.
+    def step(self, step: int, *, samples: int, of: int = 0, epoch: float | None = None, **values: float) -> dict[str, float]:
+        """The optimizer step `step` is over, of so many: what is told of it comes back.
 
         `values` go into the history, so they are functions of data, settings and seed, and no times.
         """
@@ -119,7 +120,10 @@ class Telemetry:
         speed = {"samples_per_second": round(samples / times["time_step"], 3), "memory_gb": round(memory() / 1e9, 3), **gpu_memory()}
         if "tokens" in values:
             speed["tokens_per_second"] = round(values["tokens"] / times["time_step"], 1)
-        told = {**values, **speed, **times}
+        behind = {"max_steps": of} if of else {}
+        if epoch is not None:
+            behind["epoch"] = round(epoch, 4)
+        told = {**values, **behind, **speed, **times}
         self._held = (step, told)
         if step % self._every == 0:
             self._report()

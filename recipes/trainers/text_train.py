@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +31,9 @@ from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 PLACE = "stream.json"  # of a checkpoint: where in the data set it goes on
+LARGEST = 700.0  # the logarithm of the greatest perplexity that a number holds
 GLANCE = 256  # held-out sequences that `eval_loss` looks at; step `evaluate` reads all of them
-NAMES = {"tokens": "tokens"}
+NAMES = {"tokens": "tokens", "perplexity": "perplexity"}
 
 
 class Trainer(SFTTrainer):
@@ -90,7 +92,7 @@ class Trainer(SFTTrainer):
         if world > 1:
             torch.distributed.all_reduce(both)
         found = {"eval_loss": float(both[0] / both[1])}
-        self.log(dict(found))
+        self.log({**found, "perplexity": math.exp(min(found["eval_loss"], LARGEST))})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
         return found
 

@@ -87,7 +87,8 @@ def add_epochs(made: argparse.ArgumentParser) -> None:
 
 
 def decide(options: argparse.Namespace, samples: int) -> None:
-    """Set `max_steps` where `epochs` of so many samples are asked for."""
+    """Set `max_steps` where `epochs` of so many samples are asked for.  The samples are kept: each step tells its epoch."""
+    options.samples = samples
     if options.epochs:
         options.max_steps = math.ceil(options.epochs * samples / options.global_batch)
 
@@ -323,7 +324,9 @@ class Keeper(TrainerCallback):
         """The step is over but for its checkpoint, which holds the line of its own step."""
         self._phase.close()
         values, self._values = self._values, {}
-        told = self.telemetry.step(state.global_step, samples=self._options.global_batch, **values)
+        batch, whole = self._options.global_batch, getattr(self._options, "samples", 0)
+        epoch = state.global_step * batch / whole if whole else None
+        told = self.telemetry.step(state.global_step, samples=batch, of=args.max_steps, epoch=epoch, **values)
         shown = "  ".join(f"{name} {values[name]:.4g}" for name in values)
         if told:
             say(f"step {state.global_step}/{args.max_steps}  {shown}  {told['samples_per_second']:.4g} samples/s")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -28,22 +26,31 @@ _log = Log(REMOTE)
 NO_RUN: Final[Mapping[str, object]] = {}
 
 
-def log_remote(ws: Workspace, run: str, provider: str, instance: str, state: str) -> None:
-    """A line of JSON in the log for a run away from this machine, or a machine of it, that is in another state."""
+def log_remote(
+    ws: Workspace, run: str, provider: str, instance: str, state: str, step: str = ""
+) -> None:
+    """An event in the log for a run away from this machine, a step or a machine of it, that is in another state.
+
+    `instance`: what the provider calls the machine; without one those that the run has rented.
+    """
     if not _log.wanted:
         return
-    from ..storage.records.letters import job_of, moment
+    from ..storage.records.letters import job_of
 
     job = job_of(ws.store.runs.get(run), ws.environ)
-    event = f"{REMOTE}.{state.lower()}"
-    facts = {
-        "event": event,
-        "at": moment(time.time()),
-        "run": run,
-        "job": job.id if job is not None else None,
-        "provider": provider,
-    }
-    _log.info("%s", json.dumps(facts | {"instanceId": instance or None}))
+    facts = {"run": run, "job": job.id if job is not None else run, "provider": provider}
+    facts |= {"step": step} if step else {}
+    _log.event(state.lower(), **facts, instanceId=instance or _instances(ws, run) or None)
+
+
+def _instances(ws: Workspace, run: str) -> str:
+    """The machines that a run has had, as their provider calls them: those that it has now, if it has any."""
+    from ..storage.records.ledger import Ledger, of_user
+
+    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
+        rows = [row for row in ledger.of_run(run) if row.lease.get("id")]
+    there = [row for row in rows if row.state != "GONE"]
+    return ",".join(dict.fromkeys(str(row.lease["id"]) for row in there or rows))
 
 
 def begin(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delivery | None:
@@ -96,9 +103,9 @@ def refused(run: str, words: str) -> Invalid:
 def telemetry(
     ws: Workspace, run: str, found: Survey, say: Callable[[str], None]
 ) -> Telemetry | None:
-    """Sends the metrics and logs of a run to the platform; None where none is set."""
+    """Sends the metrics and logs of a run to the platform, and notes how far it is for its alerts; None where no platform is set."""
     letters = ws.letters
-    if letters is None or not (letters.metrics_url or letters.backend):
+    if letters is None or not (letters.metrics_url or letters.backend or letters.alerts_url):
         return None
     from .telemetry import Telemetry
 

@@ -249,6 +249,7 @@ def _worked(
             "stack": settings.stack,
             "choice": asdict(replace(choice, leave=())),
             "nodes": found.request.nodes,
+            **({"resources": dict(found.request.resources)} if found.request.resources else {}),
         },
     )
     taken = resume.take_over(ws, found, digest, resumed)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from ..errors import RecipeError
+from ..language.values import is_number
+from ..planning.training import Reporting, training_of
+from ..storage.metrics import parse
 from ..storage.records.exchange import Chunk
-from ..storage.records.letters import Letters, Numbers, moment, point_of
+from ..storage.records.letters import NO_NUMBERS, Letters, Numbers, moment, point_of
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
 from .tasks import steps_of
@@ -19,6 +24,11 @@ BATCH: Final = 500
 """Points, or lines, of one message at most."""
 LONGEST: Final = 4000
 """Characters of a line at most."""
+_OF_GPU: Final = {
+    "gpu_utilization_percent": "gpu_utilization_percent",
+    "gpu_memory_used_gb": "gpu_memory_allocated_gb",
+}
+"""What the agent of a host measures, and the field of a metric point that has it where the trainer does not say."""
 
 
 class Telemetry:
@@ -27,12 +37,30 @@ class Telemetry:
     def __init__(
         self, ws: Workspace, letters: Letters, run: str, found: Survey, say: Callable[[str], None]
     ) -> None:
-        self._runs, self._letters, self._found, self._say = ws.store.runs, letters, found, say
+        self._ws, self._runs, self._letters, self._found, self._say = (
+            ws,
+            ws.store.runs,
+            letters,
+            found,
+            say,
+        )
         self._row = ws.store.runs.get(run)
         self._rest: dict[tuple[str, str], bytes] = {}  # what came of a line that has not ended
         self._points: list[dict[str, object]] = []
         self._lines: list[dict[str, object]] = []
-        self._sent, self._dropped, self._due = 0, 0, 0.0
+        self._sent, self._due = 0, 0.0
+        self._training = ""  # its step
+        self._others: set[str] = set()  # other steps that train
+        self._due_here: set[str] = set()  # steps that this run carries out
+        self._gpu: dict[str, dict[str, object]] = {}  # by attempt, what its host measured last
+        self._highest = -1.0  # the greatest step of the training that was sent
+        self._said: set[str] = set()
+        job = self._row.data.get("job")
+        every = job.get("every") if isinstance(job, dict) else None
+        self._every = every if isinstance(every, int) else 1  # of so many steps one is sent
+        self._held: dict[str, object] | None = None  # the last step, if it was not
+        self._memory = ws.home / "runs" / run / "reported.json"
+        self._recall()
 
     def feed(self, rows: Sequence[Chunk]) -> None:
         """What attempts wrote since the last call, in order."""
@@ -42,15 +70,20 @@ class Telemetry:
             ).rpartition(b"\n")
             self._rest[row.attempt, row.stream] = rest[-LONGEST:] if row.stream == "log" else rest
             for line in whole.split(b"\n") if newline else ():
-                (self._point if row.stream == "metrics" else self._line)(row.attempt, line)
+                self._take(row.attempt, row.stream, line)
         if time.monotonic() >= self._due or len(self._points) + len(self._lines) >= BATCH:
             self.flush()
 
     def over(self, attempt: str) -> None:
         """An attempt has ended, perhaps within a line."""
-        for stream in ("metrics", "log"):
-            if rest := self._rest.pop((attempt, stream), b""):
-                (self._point if stream == "metrics" else self._line)(attempt, rest)
+        for name, stream in list(self._rest):
+            of_it = name == attempt or name.startswith(f"{attempt}.")  # a process of several
+            if of_it and (rest := self._rest.pop((name, stream))):
+                self._take(name, stream, rest)
+        self._gpu.pop(attempt, None)
+        if self._held is not None and self._step_of(attempt) == self._training:
+            self._points.append(self._held)
+            self._held = None
         self.flush()
 
     def flush(self) -> None:
@@ -65,38 +98,149 @@ class Telemetry:
             self._runs.outbox.post(
                 self._row.id, [*metrics, *self._letters.logs(self._row, lines, f"{id}-logs")]
             )
-            if metrics and (dropped := self._runs.outbox.thin(self._row.id, metrics[0].receiver)):
-                if not self._dropped:
-                    self._say(
-                        "the platform does not take the metrics: of those that wait every second one is dropped, the newest stay"
-                    )
-                self._dropped += dropped
+            if metrics and self._runs.outbox.thin(self._row.id, metrics[0].receiver):
+                self._say_once(
+                    "the platform does not take the metrics: of those that wait every second one is dropped, the newest stay"
+                )
+            if points:
+                self._remember()
 
-    def _point(self, attempt: str, line: bytes) -> None:
-        try:
-            parsed = json.loads(line)
-        except (ValueError, RecursionError):
+    def _take(self, attempt: str, stream: str, line: bytes) -> None:
+        """One whole line of a stream of an attempt."""
+        if not line:
+            if stream == "log":
+                self._line(attempt, line)
+        elif stream == "metrics":
+            self._point(self._step_of(attempt), attempt, line)
+        elif stream == "log":
+            self._line(attempt, line)
+        else:
+            self._measured(attempt, line)
+
+    def _step_of(self, attempt: str) -> str:
+        """The step of an attempt, or of one of its processes: `train.1`, `train.1.3`."""
+        step = attempt.rpartition(".")[0].replace("%2F", "/")
+        return step if step in self._found.plan.index else step.rpartition(".")[0] or step
+
+    def _measured(self, attempt: str, line: bytes) -> None:
+        sample = parse(line)
+        self._gpu[attempt] = {
+            field: sample[name] for name, field in _OF_GPU.items() if name in sample
+        }
+
+    def _point(self, step: str, attempt: str, line: bytes) -> None:
+        told = _object(line)
+        point = point_of(told, time.time()) if told is not None else None
+        if told is None or point is None:
             return
-        point = point_of(parsed, time.time()) if isinstance(parsed, dict) else None
-        if point is None:
-            return
-        self._points.append(point)
-        step, loss = point["step"], point.get("train_loss")
-        total = steps_of(self._found, attempt.rpartition(".")[0].replace("%2F", "/"))
-        if isinstance(step, (int, float)):
-            known = Numbers(
-                int(step),
-                int(total) if total else None,
-                float(loss) if isinstance(loss, (int, float)) else None,
+        point = {**self._gpu.get(attempt, {}), **point}
+        if self._training_step() == step:
+            self._advance(told, point)
+        elif step in self._others:
+            self._say_once(
+                f"the platform gets the numbers of one training, {self._training}: not those of {step}"
             )
-            self._letters.newest[self._row.id] = known
+            return
+        elif self._training in self._due_here or self._numbers.training:
+            # A look at what was trained, or is going to be: it has counted no steps of the training.
+            point["step"] = self._numbers.step or 0
+        at = _number(point["step"])
+        if at < self._highest or (at == self._highest and step == self._training):
+            self._say_once(
+                f"{step} reports steps again: the platform gets those beyond step {self._highest:g}"
+            )
+            return
+        self._highest = at
+        if step == self._training and at % self._every:
+            self._held = point
+            return
+        self._held = None
+        self._points.append(point)
+
+    @property
+    def _numbers(self) -> Numbers:
+        return self._letters.newest.get(self._row.id, NO_NUMBERS)
+
+    def _advance(self, told: Mapping[str, object], point: Mapping[str, object]) -> None:
+        """Note how far the training is."""
+        step, loss = _number(point["step"]), point.get("train_loss")
+        total = told.get("max_steps", told.get("total_steps"))
+        if not is_number(total):
+            total = steps_of(self._found, self._training)
+        self._letters.newest[self._row.id] = Numbers(
+            int(step),
+            int(total) if total else None,
+            float(loss) if is_number(loss) else self._numbers.loss,
+            self._training,
+        )
+
+    def _training_step(self) -> str:
+        """The step that trains; empty where none reports, as far as the plan is known by now."""
+        if not self._training:
+            plan = self._found.plan
+            specs = plan.specs()
+            nodes = {
+                n: node.id for n, node in enumerate(plan.nodes) if specs[n].metrics is not None
+            }
+            expected = self._ws.store.index.expected(plan.recipe, nodes.values())
+            steps = [
+                Reporting(
+                    id,
+                    any(each.checkpoint for each in specs[n].state),
+                    steps_of(self._found, id),
+                    expected.get(id, 0.0),
+                )
+                for n, id in nodes.items()
+            ]
+            self._training = training_of(steps)
+            self._others = {each.id for each in steps if each.trains} - {self._training}
+            self._due_here = {plan.nodes[n].id for n in self._found.todo}
+        return self._training
+
+    def _recall(self) -> None:
+        """Begin where an earlier worker of the run, on this machine, left off, or with the numbers of a training that is not carried out again."""
+        training = self._training_step()
+        if training and training not in self._due_here:
+            key = self._found.verdicts[self._found.plan.index[training]].key
+            trace = self._ws.store.index.traces([key]).get(key) if key is not None else None
+            if trace is not None and (point := point_of(trace.numbers, 0.0)) is not None:
+                self._advance(trace.numbers, point)
+                self._highest = _number(point["step"])
+            return
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found = json.loads(self._memory.read_text("utf-8"))
+            self._highest = float(found["highest"])
+            self._letters.newest[self._row.id] = Numbers(**found["numbers"])
+
+    def _remember(self) -> None:
+        found = {"highest": self._highest, "numbers": self._numbers._asdict()}
+        with contextlib.suppress(RecipeError):  # a full disk: then points may be sent twice
+            self._ws.write(self._memory, json.dumps(found).encode())
 
     def _line(self, attempt: str, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rpartition("\r")[2][:LONGEST]
         self._lines.append(
             {
                 "timestamp": moment(time.time()),
-                "step": attempt.rpartition(".")[0].replace("%2F", "/"),
+                "step": self._step_of(attempt),
                 "message": text,
             }
         )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
+
+
+def _object(line: bytes) -> dict[str, object] | None:
+    """A JSON object that a step reported; None for anything else."""
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -148,6 +148,7 @@ def asked(request: Request) -> dict[str, object]:
         "out": out,
         "current_python": request.current_python,
         "nodes": request.nodes,
+        "resources": dict(request.resources),
     }
 
 
@@ -185,6 +186,7 @@ def request_of_run(row: RunRow) -> Request | None:
         out,
         asked["current_python"],
         nodes=asked.get("nodes", 0),
+        resources=asked.get("resources", {}),
     )
 
 

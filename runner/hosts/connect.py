@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers import devices, machine
 from drivers.base import (
-    Addressed,
-    Connecting,
     Driver,
     Host,
     Lease,
-    Named,
     Need,
     Offer,
     Rejected,
@@ -147,7 +144,7 @@ class Connector:
 
         The caller takes out those that are places now; the others are let go of.
         """
-        hosts = driver.connected() if isinstance(driver, Connecting) else {}
+        hosts = driver.connected()
         some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
         found = {
             name: self.reach(f"{self._name} {name}", host, host.python, driver.traits)
@@ -174,7 +171,7 @@ class Connector:
         reached: Reached | None = None,
     ) -> Place:
         """The place on one host, of which so many were leased; `reached` if that was begun already.  Raises CannotRun, DriverError."""
-        name = f"{self._name} {host.name if isinstance(host, Named) else lease.id if traits.priced else offer.id}"
+        name = f"{self._name} {host.name or (lease.id if traits.priced else offer.id)}"
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
@@ -213,7 +210,7 @@ class Connector:
             None if traits.allocates else slots,
             self._say,
         )
-        place.address = host.address if isinstance(host, Addressed) else ""
+        place.address = host.address
         return place
 
     def _recall(self, content: str) -> Any:

@@ -20,18 +20,12 @@ from typing import Any
 
 from drivers.base import (
     SAVES,
-    Accounted,
-    Closing,
     Driver,
     DriverError,
-    Ending,
-    Excluding,
     HostLost,
     Need,
-    Noting,
     Offer,
     Rejected,
-    Skipping,
     Unreachable,
     Wish,
 )
@@ -325,8 +319,7 @@ class HostPool:
             await self._of().denied()
             if offers := await self._offers(wish_for(need, self.taking, self.where)):
                 found.add(need)
-                if isinstance(driver, Accounted):
-                    await self._of().call(driver.solvent)
+                await self._of().call(driver.solvent)
                 if short := self._of().budget.pays(need, offers[0]):
                     raise Invalid(
                         [
@@ -338,9 +331,7 @@ class HostPool:
                         ]
                     )
             else:
-                self.unmet[need] = (
-                    left_out(driver.excluded) if isinstance(driver, Excluding) else ""
-                )
+                self.unmet[need] = left_out(driver.excluded)
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
@@ -503,9 +494,13 @@ class HostPool:
             await leaving
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
                 await self.leases.charges()
-            if isinstance(self.leases.driver, Closing):
-                await self.leases.driver.aclose()
+            await self.leases.driver.aclose()
             self.leases.ledger.close()
+
+    def instance_of(self, place: Place) -> str:
+        """What the provider calls the machines of a place; its name, where no provider has one for it."""
+        leases = next((held.leases for held in self.inventory.held if held.place is place), ())
+        return ",".join(str(row.lease["id"]) for row in leases if row.lease.get("id")) or place.name
 
     def _of(self) -> KeptLeases:
         assert self.leases is not None
@@ -520,9 +515,8 @@ class HostPool:
         }
         self.spot = Spot(market_of(settings))
         driver = self.driver or driver_for(self.ws, self.name, self.hosts, self.python)
-        if isinstance(driver, Noting):
-            for line in driver.notices:
-                self.say(line)
+        for line in driver.notices:
+            self.say(line)
         leases = KeptLeases(
             driver,
             self.name,
@@ -546,15 +540,10 @@ class HostPool:
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
         leases = self._of()
         offers = cheapest(await leases.offers(wish), wish)
-        if isinstance(leases.driver, Skipping):
-            for host, why in leases.driver.left_out.items():
-                self.say(f"{host} is left out: {why}")
+        for host, why in leases.driver.left_out.items():
+            self.say(f"{host} is left out: {why}")
         if not offers and not self.priced:
-            why = (
-                f": {'; '.join(leases.driver.excluded)}"
-                if isinstance(leases.driver, Excluding) and leases.driver.excluded
-                else ""
-            )
+            why = f": {'; '.join(leases.driver.excluded)}" if leases.driver.excluded else ""
             raise NoHost(
                 f"the driver {self.name} offers no host{why}",
                 fix=f"`recipe doctor --driver {self.name}` says what there is",
@@ -654,7 +643,7 @@ class HostPool:
             place.image = need_of(rows[0]).image
             place.is_rented = self.priced
             self.inventory.add(place, offer, rows)
-            if isinstance(host, Ending):
+            if host.until < math.inf:
                 place.leave_at, place.notice = (
                     host.until - host.grace,
                     timedelta(seconds=host.grace * SAVES),

@@ -7,7 +7,7 @@ nothing to do never reads it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -106,23 +106,32 @@ class Plan:
 
     def spread(self, count: int) -> None:
         """Have `accelerate` steps that do not say it run on so many nodes."""
+
+        def spread(node: Node, spec: StepSpec) -> StepSpec:
+            asks = spec.accelerate is not None and spec.nodes is None and not node.flags & LOCAL
+            return spec._replace(nodes=count) if asks else spec
+
+        self._change(spread)
+
+    def demand(self, asked: Mapping[str, Any]) -> None:
+        """Have steps ask for these resources instead of what their recipe says; for a GPU only those that have one."""
+        of_gpu = bool(asked.get("gpus") or asked.get("gpu") or asked.get("gpu_memory"))
+        without = {"gpu": None, "gpu_memory": None} if asked.get("gpus") == 0 else {}
+
+        def demand(_: Node, spec: StepSpec) -> StepSpec:
+            if of_gpu and spec.resources.gpus == 0:
+                return spec
+            return spec._replace(resources=spec.resources._replace(**{**asked, **without}))
+
+        self._change(demand)
+
+    def _change(self, change: Callable[[Node, StepSpec], StepSpec]) -> None:
+        """Change what doing each step needs, when it is read."""
         written, cell = self.specs, list[list[StepSpec]]()
 
         def specs() -> list[StepSpec]:
             if not cell:
-                pairs = zip(self.nodes, written(), strict=True)
-                asks = (
-                    (
-                        spec,
-                        spec.accelerate is not None
-                        and spec.nodes is None
-                        and not node.flags & LOCAL,
-                    )
-                    for node, spec in pairs
-                )
-                cell.append(
-                    [spec._replace(nodes=count) if spreads else spec for spec, spreads in asks]
-                )
+                cell.append([change(*pair) for pair in zip(self.nodes, written(), strict=True)])
             return cell[0]
 
         self.specs = specs

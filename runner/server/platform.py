@@ -1,6 +1,7 @@
 """The addresses that training platforms call, over the same functions as /v1: a job is a run whose idempotency key is `job:ID`.
 
-They name no bodies; those here are ours, with examples in fixtures/server.
+A job is asked for in a platform's own words: unknown fields are ignored and said, and `config` may have the names of Hugging Face (`hugging_face`).
+Examples of the bodies are in fixtures/server.
 """
 
 from __future__ import annotations
@@ -12,39 +13,53 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from ..api.submitting import PRIORITY
+from ..errors import Invalid, Problem
+from ..execution.terms import new_id
 from ..interface import pod
-from ..language.recipe import Recipe
+from ..language import presets
+from ..language.recipe import Preset, Recipe
+from ..logs import Log
 from ..reports.receivers import TOKEN
 from ..reports.sealing import seal
+from ..settings import load
 from ..storage.records.letters import STATUS
 from ..storage.records.runs import RunRow, Wanted
 from ..storage.workspace import Workspace
-from . import recipes, runs, streams
+from . import hugging_face, recipes, runs, streams
 from .answers import Refused, plain
 from .planner import InPlanner
-from .room import OPERATE, READ, Caller, Given, InRoom, Room, ServedWorkspace
+from .room import OPERATE, READ, Caller, Given, InRoom, Room, ServedWorkspace, Whole
 from .runs import NewRun
 
+_log = Log("server")
 router = APIRouter(prefix="/api/training", tags=["platforms"])
 
 Status: TypeAlias = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 _STATUS: Final = cast("dict[str, Status]", STATUS)
 _KEY: Final = "job:"
-_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
+RUNPOD: Final = "runpod"
+_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._@+-]*"
 _LISTED: Final = 1000
 _NO: Final = ("0", "false", "no", "off")
 _FULL: Final = "no"
 """The `precision` of the library's trainers that is no mixed one."""
 
 
-class Execute(Given):
+class Execute(BaseModel):
     """A job, as a platform has it.  `job_token` is stored only where reports are sent, under the key of RECIPE_KEY_FILE."""
 
+    model_config = ConfigDict(extra="allow", strict=True)
+
     job_id: str = Field(
-        max_length=100, pattern=_ID, validation_alias=AliasChoices("job_id", "jobId")
+        default="",
+        max_length=100,
+        pattern=rf"^({_ID})?$",
+        validation_alias=AliasChoices("job_id", "jobId"),
+        description="Without one the answer has a new one, and each request is another job.",
     )
     user_id: str = Field(
         default="",
@@ -61,7 +76,15 @@ class Execute(Given):
     dataset_url: str = Field(
         default="", max_length=4000, validation_alias=AliasChoices("dataset_url", "datasetUrl")
     )
-    config: dict[str, Any] = Field(default={}, description="Values of the recipe's inputs.")
+    config: dict[str, Any] = Field(
+        default={}, description="Values of the recipe's inputs, also by Hugging Face's names."
+    )
+    preset: str | None = Field(default=None, max_length=400)
+    resources: recipes.Need = recipes.Need()
+    driver: str | None = Field(default=None, min_length=1, max_length=64)
+    priority: Whole = Field(
+        default=0, ge=-PRIORITY, le=PRIORITY, description="A higher one is taken first."
+    )
     job_token: str = Field(
         default="", max_length=4000, validation_alias=AliasChoices("job_token", "jobToken")
     )
@@ -83,12 +106,20 @@ class Accepted(BaseModel):
     status: Status
 
 
+class Executed(Accepted):
+    ignored: list[str] = Field(
+        description="Fields of the request, and names in its `config`, that say nothing here, with the reason."
+    )
+
+
 class JobView(Accepted):
     run: str
     recipe: str
     word: str
-    progress: float | None = Field(description="Percent.")
-    current_step: int
+    progress: float | None = Field(description="Percent of the run.")
+    current_step: int = Field(
+        description="Of the training, as its reports have it; else steps of the recipe that are over."
+    )
     total_steps: int | None
     error_message: str
 
@@ -111,8 +142,8 @@ class Gpu(BaseModel):
     dependencies=OPERATE,
     summary="Store a job; the same one again is the same job",
 )
-async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Accepted:
-    return await planner.call(store_job, room, asked, "local")
+async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Executed:
+    return _said(await planner.call(store_job, room, asked, asked.driver or "local"))
 
 
 @router.post(
@@ -121,20 +152,46 @@ async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Accepted:
     dependencies=OPERATE,
     summary="Store a job for a pod of RunPod",
 )
-async def deploy(asked: Execute, room: InRoom, planner: InPlanner) -> Accepted:
-    return await planner.call(store_job, room, asked, "runpod")
+async def deploy(asked: Execute, room: InRoom, planner: InPlanner) -> Executed:
+    if asked.driver not in (None, RUNPOD):
+        fix = "leave `driver` out, or POST /api/training/execute"
+        raise Refused(422, "invalid", "a deployed job has the driver runpod", fix)
+    return _said(await planner.call(store_job, room, asked, RUNPOD))
 
 
-def store_job(room: ServedWorkspace, asked: Execute, driver: str) -> Accepted:
+def _said(done: Executed) -> Executed:
+    """A job that was stored; what its request said in vain is in the server's log, too."""
+    if done.ignored:
+        _log.warning("job %s: ignored: %s", done.job_id, "; ".join(done.ignored))
+    return done
+
+
+def store_job(room: ServedWorkspace, asked: Execute, driver: str) -> Executed:
     """Store a job of the platform as a run.  Raises Refused, or a RecipeError, with every problem."""
     recipe = recipes.read(recipes.meant(room.root, room.environ, asked.recipe))
-    inputs = dict(asked.config)
+    chosen = presets.chosen(recipe, asked.preset)
+    said = hugging_face.translated(
+        recipe, asked.config, _gpus(recipe, chosen, asked), chosen.inputs if chosen else {}
+    )
+    ignored = {name: "there is no such field" for name in asked.model_extra or ()}
+    ignored |= {f"config.{name}": why for name, why in said.ignored.items()}
+    problems = list(said.problems)
+    if ignored and load(room.root, room.environ).flags.get("server.strict_jobs"):
+        problems += [
+            Problem("unknown-field", f"{name[:200]}: {why}") for name, why in ignored.items()
+        ]
+    if problems:
+        raise Invalid(problems)
+    inputs = dict(said.inputs)
     for value, kinds, field in (
         (asked.model_name, pod.MODEL, "model_name"),
         (asked.dataset_url, pod.DATASET, "dataset_url"),
     ):
         if value:
-            inputs[_input(recipe, kinds, field)] = value
+            name = _input(recipe, kinds, field)
+            if inputs.setdefault(name, value) != value:
+                words = f'"{field}" and `config` both say {name}, and not the same'
+                raise Refused(422, "clash", words, "leave one of them out")
     spec = recipe.inputs.get("precision")
     choices = spec.limits.get("choices") if spec is not None else None
     if (
@@ -143,17 +200,39 @@ def store_job(room: ServedWorkspace, asked: Execute, driver: str) -> Accepted:
         and _FULL in choices
     ):
         inputs.setdefault("precision", _FULL)
-    new = NewRun(recipe=asked.recipe, inputs=inputs, user=asked.user_id, driver=driver)
-    job = {"id": asked.job_id, "user": asked.user_id, "model": asked.model_name}
+    new = NewRun(
+        recipe=asked.recipe,
+        inputs=inputs,
+        preset=asked.preset,
+        resources=asked.resources,
+        priority=asked.priority,
+        user=asked.user_id,
+        driver=driver,
+    )
+    job_id = asked.job_id or new_id()
+    job: dict[str, object] = {"id": job_id, "user": asked.user_id, "model": asked.model_name}
+    if said.every > 1:
+        job["every"] = said.every
     if asked.job_token and any(
         room.environ.get(name) for name in ("METRICS_API_URL", "BACKEND_URL")
     ):
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
     folder = room.environ.get("OUTPUT_DIR", "")
-    out = room.root / Path(folder).expanduser() / asked.job_id if folder else None
+    out = room.root / Path(folder).expanduser() / job_id if folder else None
     each = runs.checked(room, new)
-    view = runs.store(room, each, new, f"{_KEY}{asked.job_id}", job, out).view
-    return Accepted(job_id=asked.job_id, status=_STATUS[view.state])
+    view = runs.store(room, each, new, f"{_KEY}{job_id}", job, out).view
+    shown = [f"{name[:200]}: {why}" for name, why in ignored.items()]
+    return Executed(job_id=job_id, status=_STATUS[view.state], ignored=shown)
+
+
+def _gpus(recipe: Recipe, chosen: Preset | None, asked: Execute) -> int:
+    """How many GPUs a training of a job has, 0 for none."""
+    if asked.resources.gpus is not None:
+        return asked.resources.gpus
+    shared = recipe.resources
+    if chosen is not None and chosen.resources is not None:
+        shared = chosen.resources.over(shared)
+    return max((step.resources.over(shared).gpus or 0 for step in recipe.steps.values()), default=0)
 
 
 def _input(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
@@ -188,7 +267,12 @@ def status(job_id: str, room: InRoom) -> JobView:
     with room.reading() as ws:
         row = _row(ws, job_id)
         view = runs.detailed(ws, row)
-        progress = view.progress
+        progress, training = view.progress, view.training
+        # A platform counts the steps of the training; those of the recipe where none reports any.
+        if training is not None and training.step is not None:
+            current, total = int(training.step), training.total
+        else:
+            current, total = progress.step, progress.total
         failed = row.state in ("FAILED", "CANCELLED")
         return JobView(
             job_id=job_id,
@@ -197,8 +281,8 @@ def status(job_id: str, room: InRoom) -> JobView:
             recipe=row.recipe,
             word=view.word,
             progress=progress.percent,
-            current_step=progress.step,
-            total_steps=progress.total,
+            current_step=current,
+            total_steps=int(total) if total is not None else None,
             error_message=plain(row.reason, ws.root) if failed else "",
         )
 

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
-from ..language import library
+from ..language import library, units
 from ..language.inputs import kind_of
 from ..language.library import Entry
 from ..language.recipe import Input, Recipe
@@ -23,12 +23,15 @@ from ..storage.reach import Reach
 from ..storage.workspace import Workspace
 from .answers import plain, plain_value
 from .planner import InPlanner
-from .room import READ, Given, InRoom, ServedWorkspace
+from .room import READ, Given, InRoom, ServedWorkspace, Whole
+
+if TYPE_CHECKING:
+    from ..survey.survey import Request
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
 _NAMED: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:@[1-9][0-9]{0,8})?")
-ROOTS: Final = ("DATA_DIR", "MODELS_DIR")
+ROOTS: Final = ("DATA_DIR", "DATASETS_DIR", "MODELS_DIR", "CHECKPOINTS_DIR")
 """Variables that name a folder as `roots` under [data] does."""
 _ADDRESSES: Final = ("file", "dataset", "model")
 _JSON_TYPES: Final[Mapping[str, str]] = {
@@ -70,6 +73,40 @@ class RecipeView(RecipeSummary):
     outputs: list[str]
 
 
+def _checked_size(text: str | None) -> str | None:
+    """Raises ValueError for what is no size."""
+    if text is not None:
+        units.size(text)
+    return text
+
+
+_Bytes = Annotated[str, Field(max_length=40), AfterValidator(_checked_size)]
+
+
+class Need(Given):
+    """What each step's machine has to have, instead of what the recipe and its preset say; what is not said stays."""
+
+    gpus: Whole | None = Field(
+        default=None, ge=0, le=1024, description="0: a step that asks for a GPU runs without one."
+    )
+    gpu: str | None = Field(default=None, min_length=1, max_length=80)
+    gpu_memory: _Bytes | None = Field(default=None, description="Of each GPU: 24GB.")
+    memory: _Bytes | None = None
+    cpus: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
+    disk: _Bytes | None = None
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """What is said, sizes in bytes."""
+        return {
+            name: units.size(value) if name in _SIZES else value
+            for name, value in self.model_dump(exclude_none=True).items()
+        }
+
+
+_SIZES: Final = ("gpu_memory", "memory", "disk")
+
+
 class Asked(Given):
     """What is to be run."""
 
@@ -84,6 +121,13 @@ class Asked(Given):
         max_length=400,
         description="A set of inputs that the recipe brings, or several: a,b.",
     )
+    resources: Need = Need()
+
+    def request(self, word: str, out: Path | None = None) -> Request:
+        """The same for a recipe that the workspace calls `word`."""
+        from ..survey.survey import Request
+
+        return Request(word, self.inputs, self.preset, out, resources=self.resources.resources)
 
 
 class StepPlan(BaseModel):
@@ -165,6 +209,10 @@ def bound(room: ServedWorkspace, each: Offered, asked: Asked) -> None:
     recipe = read(each)
     values, problems = inputs.tried(recipe, asked.inputs, preset=asked.preset)
     problems += unread.refused(recipe, asked.inputs, asked.preset)
+    if asked.resources.resources and (keyed := _keyed(recipe)):
+        fix = "leave `resources` out"
+        words = f"the results of {keyed} depend on the resources that the recipe says"
+        problems.append(Problem("clash", words, None, fix))
     lists = load(room.root, room.environ).lists
     named = [
         *lists.get("data.roots", ()),
@@ -204,6 +252,13 @@ def bound(room: ServedWorkspace, each: Offered, asked: Asked) -> None:
         raise Invalid(problems)
 
 
+def _keyed(recipe: Recipe) -> str:
+    """What of a recipe has its resources in its key; empty where nothing has."""
+    if recipe.resources.key:
+        return recipe.id
+    return next((f"step {each.id}" for each in recipe.steps.values() if each.resources.key), "")
+
+
 def _packed(room: ServedWorkspace, name: str, address: str, problems: list[Problem]) -> bool:
     """Whether an input names what the shared store has; where the store does not have it, that is a problem."""
     from ..survey import bundles
@@ -230,7 +285,7 @@ def _addresses(recipe: Recipe, values: Mapping[str, object]) -> Iterator[tuple[s
 
 
 def _below(path: str, roots: list[str]) -> bool:
-    return any(path.startswith(f"{root.rstrip('/')}/") for root in roots)
+    return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in roots)
 
 
 def schema_of(spec: Input) -> dict[str, Any]:
@@ -320,13 +375,12 @@ def planned(room: ServedWorkspace, each: Offered, asked: Asked) -> PlanView:
     from ..advice import estimates
     from ..execution.session import look
     from ..survey import bundles
-    from ..survey.survey import Request
     from ..survey.templates import refuse_unrenderable
 
     with room.working() as ws:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
-        found = look(ws, bundles.brought(ws, Request(each.word, asked.inputs, asked.preset)))
+        found = look(ws, bundles.brought(ws, asked.request(each.word)))
         refuse_unrenderable(ws, found)
         expected = ws.store.index.expected(
             found.plan.recipe, [node.id for node in found.plan.nodes]

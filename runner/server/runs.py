@@ -25,7 +25,6 @@ from ..reports.receivers import SECRET
 from ..reports.sealing import seal
 from ..storage.records.runs import Event, RunRow, Wanted
 from ..storage.workspace import Workspace
-from ..survey.survey import Request
 from . import recipes
 from .answers import plain, plain_value
 from .planner import InPlanner
@@ -120,12 +119,43 @@ class NewRun(Asked):
 
 
 class Progress(BaseModel):
-    step: int = Field(description="Steps that are over.")
+    step: int = Field(description="Steps of the recipe that are over.")
     total: int | None
-    percent: float | None
-    eta: float | None = Field(
-        description="Seconds, by what the open steps took before; null where that is not known."
+    percent: float | None = Field(
+        description="By the numbers of the training while it runs, else by what the steps took before; 100 only of a run that is COMPLETED."
     )
+    eta: float | None = Field(
+        description="Seconds, at the pace of the training, else by what the open steps took before; null where that is not known."
+    )
+
+
+class StepProgress(BaseModel):
+    """How far a step is, by what it reported last."""
+
+    step: float | None = Field(description="Its own step, as a training counts them.")
+    total: float | None
+    percent: float | None
+    eta: float | None = Field(description="Seconds.")
+
+
+class TrainingView(StepProgress):
+    """What the step that trains reported last."""
+
+    of: str = Field(description="The id of that step.")
+    at: str | None
+    values: dict[str, float] = Field(description="Its other numbers, such as loss.")
+
+
+class FailureView(BaseModel):
+    """Why a run failed."""
+
+    kind: str
+    words: str
+    step: str = Field(description="The step that failed; empty where none did.")
+    exit: int | None = Field(description="The exit code of its command.")
+    signal: int | None = Field(description="The signal that ended it.")
+    lines: list[str] = Field(description="The last lines that it printed.")
+    fix: str
 
 
 class RunView(BaseModel):
@@ -153,6 +183,7 @@ class RunView(BaseModel):
     created: str
     not_before: str | None
     ended: str | None
+    progress: Progress
 
 
 class RunList(BaseModel):
@@ -167,8 +198,19 @@ class StepView(BaseModel):
         description="Of a step that FAILED the kind of its failure, of one that is RUNNING its phase."
     )
     detail: str = Field(description="The error of a step that FAILED, in words.")
-    attempts: int
+    attempts: int = Field(description="Those that began, with the one that runs.")
     host: str = Field(description="Where it was begun last; empty for the worker's own machine.")
+    began: str | None = Field(description="When its last attempt did.")
+    ended: str | None
+    seconds: float | None = Field(description="For which its attempts have run.")
+    expected: float | None = Field(description="Seconds that it took before.")
+    progress: StepProgress
+    values: dict[str, float] = Field(description="Numbers that it reported last, such as loss.")
+    exit: int | None = Field(description="Of a step that FAILED the exit code of its command.")
+    signal: int | None = Field(description="The signal that ended it.")
+    lines: list[str] = Field(description="Of a step that FAILED the last lines that it printed.")
+    fix: str = Field(description="What may help.")
+    warnings: list[str] = Field(description="What it says that people have to know.")
 
 
 class OutputView(BaseModel):
@@ -211,11 +253,17 @@ class RunDetail(RunView):
     seq: int = Field(
         description="The number of its last event: what follows is `events?after=` it."
     )
-    progress: Progress
     provider: str
     instances: list[Instance]
     estimate: Estimate
     cost: float = Field(description="US dollars so far.")
+    failed: FailureView | None = Field(
+        description="The failure that ended the run; of one that goes on, the first."
+    )
+    warnings: list[str] = Field(description="Those of its steps, STEP: WARNING.")
+    training: TrainingView | None = Field(
+        description="The numbers of the step that trains; null where none reports any."
+    )
     steps: list[StepView]
     graph: list[GraphStep] = Field(
         description="Every step of the recipe, also those of which nothing has happened; empty before the run begins."
@@ -337,7 +385,7 @@ def store(
             reach,
             here=ws.share(None) is None,
         )
-        request = Request(each.word, asked.inputs, asked.preset, out)
+        request = asked.request(each.word, out)
         run = submit(
             ws,
             request,
@@ -384,10 +432,14 @@ def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
 def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     """A run with all that is known of it."""
     found = views.detail(ws, row)
+    told = {name: plain_value(found[name], ws.root) for name in ("failed", "warnings")}
     for step in found["steps"]:
-        step["reason"] = plain(step["reason"], ws.root)
-        step["detail"] = plain(step["detail"], ws.root)
-    return RunDetail.model_validate(_without_folders(ws, found))
+        step |= {
+            name: plain_value(step[name], ws.root)
+            for name in ("reason", "detail", "lines", "fix", "warnings")
+            if step[name]
+        }
+    return RunDetail.model_validate({**_without_folders(ws, found), **told})
 
 
 def _without_folders(ws: Workspace, found: views.Facts) -> Mapping[str, object]:

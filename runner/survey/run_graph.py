@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from ..planning.ids import bare
 from ..planning.judge import FRESH, RESTORE
-from ..reading import parse_json
+from ..storage.run_graph import RunGraph, file_of
 from ..storage.workspace import Workspace
 from .survey import Survey
 
 MOST = 5000
 """So many fresh instances are kept by name."""
-
-
-class RunGraph(NamedTuple):
-    """Steps without instances, in order: what each needs, how many instances it has.  `fresh`: the keys of instances whose results were there."""
-
-    needs: Mapping[str, Sequence[str]]
-    instances: Mapping[str, int]
-    fresh: Mapping[str, str]
 
 
 def folded(found: Survey) -> RunGraph:
@@ -51,16 +40,4 @@ def folded(found: Survey) -> RunGraph:
 
 def remember(ws: Workspace, run: str, found: Survey) -> None:
     """Keep the graph of a run that begins."""
-    ws.write(_file(ws, run), json.dumps(folded(found)._asdict()).encode())
-
-
-def recall(ws: Workspace, run: str) -> RunGraph | None:
-    """The graph of a run; None where it is not kept."""
-    try:
-        return RunGraph(**parse_json(_file(ws, run).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _file(ws: Workspace, run: str) -> Path:
-    return ws.home / "runs" / run / "graph.json"
+    ws.write(file_of(ws.home, run), json.dumps(folded(found)._asdict()).encode())

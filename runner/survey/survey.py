@@ -62,6 +62,9 @@ class Request:
         default_factory=dict
     )  # the files that inputs were read from, for messages
     nodes: int = 0  # for `accelerate` steps that do not say on how many they run; 0: on one
+    resources: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # instead of those of the recipe, as a `ResourceSpec` has them
 
 
 class Later(NamedTuple):
@@ -232,6 +235,8 @@ def compiled(
     plan = _compiled(ws, source, request, known)
     if request.nodes:
         plan.spread(request.nodes)
+    if request.resources:
+        plan.demand(request.resources)
     return plan
 
 
@@ -739,6 +744,8 @@ def compiled_anew(ws: Workspace, request: Request) -> Anew:
     recipe, plan = _compile(ws, source, _text(source), request, globs, sources)
     if request.nodes:
         plan.spread(request.nodes)
+    if request.resources:
+        plan.demand(request.resources)
     paths = {}
     for name, spec in recipe.inputs.items():
         value = (

@@ -264,6 +264,18 @@ def test_the_kind_of_a_failure_and_its_words_are_two_columns(
     assert [each.failure for each in fresh().runs.outbox.listed()] == ["refused"]
 
 
+def test_the_numbers_of_a_running_step_are_stored_with_its_row(
+    store: Store, fresh: Fresh, claimed: int
+) -> None:
+    moves = [Move("step", "a", "QUEUED", "RUNNING")]
+    step = StepRow("r1", "a", "RUNNING", numbers='{"step":1}', began=5.5)
+    last = store.runs.group("r1", claimed, moves, steps=[step])
+    assert fresh().runs.steps("r1") == {"a": step}
+    step = step._replace(numbers='{"step":2}')
+    assert store.runs.group("r1", claimed, steps=[step]) == last
+    assert fresh().runs.steps("r1") == {"a": step}
+
+
 def test_what_is_asked_of_a_run_before_it_begins_is_there_to_be_read(
     store: Store, fresh: Fresh, claimed: int
 ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from tests.library.smoke import smoke
+from tests.servers.platforms import Platform
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sft")]
 
@@ -19,8 +21,39 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(workspace: Path) -> Path:
-    return smoke("sft@1", workspace)
+def platform() -> Iterator[Platform]:
+    """The training platform that has asked for it."""
+    with Platform.service() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def results(workspace: Path, platform: Platform) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in platform.environ(JOB_ID="job-1", MODEL_NAME="acme/tiny").items():
+            patch.setenv(name, value)
+        return smoke("sft@1", workspace)
+
+
+@pytest.mark.usefixtures("results")
+def test_a_strict_platform_gets_the_training_and_the_perplexity_at_its_end(
+    platform: Platform,
+) -> None:
+    assert platform.refused == []
+    *points, last = platform.points()
+    assert [point["step"] for point in points] == list(range(1, 61))
+    assert points[-1]["epoch"] > points[0]["epoch"] > 0
+    assert (
+        [point["step"] for point in points if "perplexity" in point]
+        == [point["step"] for point in points if "eval_loss" in point]
+        != []
+    )
+    assert last["step"] == 60 and last["perplexity"] < 200
+    assert not any("gpu_memory_allocated_gb" in point for point in points), "there is no GPU"
+    started, completed = platform.bodies("alert")
+    assert (started["type"], completed["type"]) == ("job_started", "job_completed")
+    told = [completed[name] for name in ("loss", "current_step", "total_steps")]
+    assert told == [points[-1]["train_loss"], 60, 60]
 
 
 def test_it_learns(results: Path) -> None:

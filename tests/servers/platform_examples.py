@@ -1,6 +1,7 @@
 """The bodies that a training platform gets, from runs of a real command line.  `python -m tests.servers.platform_examples` writes them to fixtures/server.
 
-A training of 60 steps reports each of them: it ends well, raises an error, runs out of memory, or is cancelled halfway.
+A training of 60 steps reports each of them: it ends well, raises an error, runs out of memory, or is cancelled halfway.  One that ends well is
+evaluated by a step that counts its own.  Both platforms of `tests.servers.platforms` hear of it, and take only what their contract says.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from tests.servers.receiver import Got, Receiver
+from tests.servers.platforms import Platform
 from tests.support import Space, until
 
 FIXTURES: Final = Path(__file__).parents[2] / "fixtures" / "server"
@@ -34,7 +35,7 @@ last = total if sys.argv[1] == "completed" else total // 2
 print("epoch 1 of 2", flush=True)
 with open(os.environ["RECIPE_METRICS"], "a") as metrics:
     for step in range(1, last + 1):
-        metrics.write(json.dumps({"step": step, "epoch": step / total, "loss": 1.25}) + "\\n")
+        metrics.write(json.dumps({"step": step, "epoch": step / total, "loss": 1.25, "memory_gb": 0.6}) + "\\n")
 pathlib.Path("reported").touch()
 if ends == "failed":
     raise ValueError("no rows are left after filtering")
@@ -48,7 +49,7 @@ pathlib.Path("out.txt").write_text("done")
 """.replace("MESSAGE", SAID_BY_TORCH.partition(": ")[2])
 RECIPE: Final = """\
 recipe: learn@1
-summary: Trains for 60 steps.
+summary: Trains for 60 steps, and evaluates.
 inputs:
   ends: {type: string}
   max_steps: {type: integer, default: 60}
@@ -57,7 +58,12 @@ steps:
     run: 'exec PYTHON train.py {{ inputs.ends }} {{ inputs.max_steps }}'
     deps: [train.py]
     metrics: true
+    state: {checkpoints: {checkpoint: "step-*"}}
     outputs: {o: out.txt}
+  evaluate:
+    run: 'sleep 0.3; cat {{ steps.train.o }}; echo "{\\"step\\": 1, \\"perplexity\\": 4.48}" >> $RECIPE_METRICS; echo good > {{ outputs.o }}'
+    metrics: true
+    outputs: {o: evaluated.txt}
 """
 NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "completed": ("status_completed", "alert_job_completed"),
@@ -68,43 +74,47 @@ NAMES: Final[Mapping[str, tuple[str, str]]] = {
 """By how the training ends, the names of the status and the alert that follow."""
 
 
-def examples(root: Path) -> dict[str, Any]:
+class Heard(NamedTuple):
+    """What the two platforms heard of a run."""
+
+    service: Platform
+    backend: Platform
+
+
+def runs(root: Path) -> dict[str, Heard]:
+    """Carry out a run for each end, by its name."""
+    return {ends: _run(Space(root / ends), ends) for ends in NAMES}
+
+
+def examples(heard: Mapping[str, Heard]) -> dict[str, Any]:
     """Return each body by the name of its file, with `MOMENT` and `DURATION` for times."""
     found: dict[str, Any] = {}
     for ends, (status, alert) in NAMES.items():
-        got = _of_run(Space(root / ends), ends)
-        statuses = [each for each in got if each.path.endswith("/status")]
-        alerts = [each for each in got if each.path.endswith("/trigger")]
-        logs = [each for each in got if each.path.endswith("/logs")]
-        found[status] = _timeless(statuses[-1].json)
-        found[alert] = _timeless(alerts[-1].json)
+        statuses = heard[ends].backend.bodies("status")
+        alerts = heard[ends].service.bodies("alert")
+        found[status] = _timeless(statuses[-1])
+        found[alert] = _timeless(alerts[-1])
         if ends == "completed":
-            found["status_running"] = _timeless(statuses[1].json)
-            found["alert_job_started"] = _timeless(alerts[0].json)
-            found["logs"] = _timeless(logs[0].json)
+            found["status_running"] = _timeless(statuses[1])
+            found["alert_job_started"] = _timeless(alerts[0])
+            found["logs"] = _timeless(heard[ends].backend.bodies("logs")[0])
     return found
 
 
-def _of_run(space: Space, ends: str) -> list[Got]:
+def _run(space: Space, ends: str) -> Heard:
     space.write("train.py", PROGRAM)
     space.write("learn.yaml", RECIPE.replace("PYTHON", sys.executable))
-    with Receiver() as receiver:
-        environ = {
-            "BACKEND_URL": receiver.url,
-            "ALERT_API_URL": f"{receiver.url}/api/alerts/trigger",
-            "INTERNAL_API_KEY": "internal",
-            "JOB_ID": "job-1",
-            "JOB_TOKEN": "token-of-the-job",
-            "USER_ID": "ann",
-            "MODEL_NAME": "acme/tiny",
-        }
+    with Platform.service() as service, Platform.backend() as backend:
+        job = {"JOB_ID": "job-1", "MODEL_NAME": "acme/tiny"}
+        # The backend gets no metrics where METRICS_API_URL is set: of each kind there is one address.
+        environ = service.environ(**job) | backend.environ(**job)
         run = space.start("run", "./learn.yaml", f"ends={ends}", "-q", env=environ)
         if ends == "cancelled":
-            until(lambda: any(each.path.endswith("/metrics") for each in receiver.got))
+            until(service.points)
             assert space.command("cancel", env=environ)[0] == 0
         run.communicate(timeout=120)
         assert space.command("outbox", "deliver", env=environ)[0] == 0
-        return list(receiver.got)
+        return Heard(service, backend)
 
 
 def _timeless(value: Any) -> Any:
@@ -121,5 +131,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RECIPE_LEDGER"] = f"{folder}/ledger.db"
-        for name, body in examples(Path(folder)).items():
+        for name, body in examples(runs(Path(folder))).items():
             (FIXTURES / f"{name}.json").write_text(json.dumps(body, indent=2) + "\n", "utf-8")

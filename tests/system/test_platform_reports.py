@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
 from tests.servers import platform_examples
+from tests.servers.platform_examples import Heard
 from tests.servers.receiver import Got, Receiver
 from tests.servers.rest import Rest
 from tests.support import Space, until
@@ -66,14 +68,51 @@ def ended(ws: Workspace, state: str) -> None:
     runs.group("r1", fence, [Move("run", "r1", "ACTIVE", state)], run_state=(state, ""))
 
 
-def test_the_bodies_of_a_real_run_are_the_examples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RECIPE_LEDGER", str(tmp_path / "ledger.db"))
-    found = platform_examples.examples(tmp_path)
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Heard]:
+    """What the platforms heard of a run that ended each way."""
+    root = tmp_path_factory.mktemp("jobs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECIPE_LEDGER", str(root / "ledger.db"))
+        return platform_examples.runs(root)
+
+
+def test_the_bodies_of_a_real_run_are_the_examples(heard: dict[str, Heard]) -> None:
+    found = platform_examples.examples(heard)
     assert found == {name: example(name) for name in found}, (
         "run python -m tests.servers.platform_examples"
     )
+
+
+def test_platforms_that_take_nothing_but_their_contract_take_everything(
+    heard: dict[str, Heard],
+) -> None:
+    for ends, (service, backend) in heard.items():
+        assert (service.refused, backend.refused) == ([], []), ends
+        assert service.bodies("alert") and service.points() and backend.bodies("logs"), ends
+
+
+def test_the_numbers_of_a_job_are_those_of_its_training(heard: dict[str, Heard]) -> None:
+    service, backend = heard["completed"]
+    points = service.points()
+    assert [(point["step"], point.get("train_loss")) for point in points] == [
+        *((n, 1.25) for n in range(1, 61)),
+        (60, None),
+    ]
+    assert points[-1]["perplexity"] == 4.48, "the evaluation counts its own steps"
+    assert not any("gpu_memory_allocated_gb" in point for point in points), "it is main memory"
+    lines = [
+        (line["step"], line["message"]) for body in backend.bodies("logs") for line in body["logs"]
+    ]
+    assert lines == [("train", "epoch 1 of 2"), ("evaluate", "done")]
+    first, last = service.bodies("alert")
+    assert first["type"] == "job_started" and last["loss"] == 1.25
+    _queued, began, ended = map(_milliseconds, backend.bodies("status"))
+    assert 0 < last["duration"] <= ended - began - 300, "the evaluation took 300"
+
+
+def _milliseconds(point: Mapping[str, str]) -> float:
+    return 1000 * datetime.fromisoformat(point["timestamp"]).timestamp()
 
 
 def test_a_status_goes_to_the_job_and_an_alert_has_the_key_of_the_backend(tmp_path: Path) -> None:
@@ -98,7 +137,7 @@ def by_path(got: list[Got], end: str) -> list[Got]:
 
 def test_metrics_go_the_one_way_that_is_set_with_the_fields_of_the_contract(tmp_path: Path) -> None:
     told: Mapping[str, object] = {
-        "step": 30, "epoch": 0.5, "loss": 1.25, "eval_loss": 1.5, "lr": 0.0002, "grad_norm": 0.75, "samples_per_second": 44.5, "memory_gb": 7.5,
+        "step": 30, "epoch": 0.5, "loss": 1.25, "eval_loss": 1.5, "lr": 0.0002, "grad_norm": 0.75, "samples_per_second": 44.5, "gpu_memory_allocated_gb": 7.5,
         "gpu_utilization_percent": 93.0, "perplexity": 4.48, "timestamp": BEGAN, "time_step": 0.3, "gpu": "A100",
     }  # fmt: skip
     point = point_of(told, 0.0)
@@ -153,40 +192,6 @@ def test_the_time_of_a_point_is_read_in_whatever_part_of_a_second_it_is_counted(
 def test_a_point_whose_time_is_none_has_that_of_its_arrival(when: object) -> None:
     point = point_of({"step": 1, "loss": 0.5, "timestamp": when}, BEGAN)
     assert point is not None and point["timestamp"] == moment(BEGAN)
-
-
-def test_a_run_in_a_pod_reports_its_metrics_logs_status_and_alerts(tmp_path: Path) -> None:
-    space = Space(tmp_path)
-    (tmp_path / "trained.yaml").write_text(TRAINED)
-    with Receiver() as receiver:
-        assert space.command("run", "./trained.yaml", "-q", env=platform(receiver))[0] == 0
-        assert space.command("outbox", "deliver", env=platform(receiver))[1] == ""
-        got = receiver.got
-    points = [point for each in by_path(got, "/metrics") for point in each.json["metrics"]]
-    assert [
-        (
-            point["step"],
-            point["train_loss"],
-            point["learning_rate"],
-            point["gpu_memory_allocated_gb"],
-        )
-        for point in points
-    ] == [(n, n / 10, 0.001, 7.5) for n in (1, 2, 3)]
-    lines = [line for each in by_path(got, "/logs") for line in each.json["logs"]]
-    assert [(line["step"], line["message"]) for line in lines] == [
-        ("train", f"at {n}") for n in (1, 2, 3)
-    ] and lines[0].keys() == example("logs")["logs"][0].keys()
-    last = by_path(got, "/status")[-1].json
-    assert (last["status"], last["current_step"], last["total_steps"], last["progress"]) == (
-        "completed",
-        3,
-        3,
-        100.0,
-    )
-    assert [each.json["type"] for each in by_path(got, "/trigger")] == [
-        "job_started",
-        "job_completed",
-    ]
 
 
 @pytest.mark.parametrize("missing", ["JOB_ID", "USER_ID", "ALERT_API_URL"])
@@ -280,38 +285,34 @@ def test_a_platforms_job_is_reported_with_its_own_token_which_is_nowhere_in_clea
     assert b"canary" not in stored and b"AAAAAAAAAAAA" not in stored
 
 
-def test_the_log_has_a_line_of_json_for_each_state_of_a_run_away_from_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", ["job-1", ""])
+def test_the_log_is_json_with_an_event_for_each_state_of_a_run_away_from_here(
+    tmp_path: Path, job: str
+) -> None:
     space = Space(tmp_path)
     (tmp_path / "one.yaml").write_text(
         "recipe: one@1\nsteps: {a: {run: 'echo x > {{ outputs.o }}', outputs: {o: a.txt}, resources: {cpus: 1}}}\n"
     )
     (tmp_path / "recipe.toml").write_text("[drivers.loopback]\nprice = 0.1\n")
-    env = {"RECIPE_LOG": f"info:{tmp_path}/log", "JOB_ID": "job-1"}
+    env = {"RECIPE_LOG": f"info:{tmp_path}/log", "JOB_ID": job}
     code, _, said = space.command(
         "run", "./one.yaml", "-q", "-y", "--driver", "loopback", "--everything-there", env=env
     )
     assert code == 0, said
-    lines = [
-        json.loads(line)
-        for line in (tmp_path / "log").read_text().splitlines()
-        if line.startswith("{")
-    ]
-    assert [each["event"].rpartition(".")[2] for each in lines] == [
-        "active",
-        "asked",
-        "coming",
-        "up",
-        "releasing",
-        "gone",
-        "completed",
-    ]
-    assert {(each["job"], each["provider"], bool(each["instanceId"])) for each in lines[2:6]} == {
-        ("job-1", "loopback", True)
-    }
-    assert (
-        lines[0].keys() == {"event", "at", "run", "job", "provider", "instanceId"}
-        and lines[0]["event"] == "training.remote.active"
-    )
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    events = [each for each in lines if "event" in each]
+    assert {each["event"].rpartition(".")[0] for each in events} == {"training.remote"}
+    words = [each["event"].rpartition(".")[2] for each in events]
+    assert words == [
+        "active", "asked", "coming", "up", "transferring_data", "executing", "fetching_results", "releasing", "gone", "completed",
+    ]  # fmt: skip
+    assert {each["job"] for each in events} == {job or each["run"] for each in events}
+    assert {each["provider"] for each in events} == {"loopback"}
+    (instance,) = {each["instanceId"] for each in events[2:]}
+    assert instance and [each.get("step") for each in events[4:7]] == ["a"] * 3
+    assert events[0].keys() == {
+        "event", "at", "run", "job", "provider", "instanceId", "level", "logger",
+    }  # fmt: skip
 
 
 def test_a_token_that_no_header_can_have_is_not_in_what_is_stored_of_the_failure(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from runner.errors import Invalid
 from runner.execution.session import look
 from runner.execution.terms import request_of_run
 from runner.interface.cli import queue, serve
@@ -98,6 +100,75 @@ def test_a_job_is_stored_as_the_settings_of_the_platform_say(space: Space) -> No
     assert run.inputs["precision"] == "no" and json.loads(json.dumps(run.data["asked"]))[
         "out"
     ] == str(space.root / "results" / "j1")
+
+
+@pytest.mark.parametrize("variable", ["DATA_DIR", "DATASETS_DIR", "MODELS_DIR", "CHECKPOINTS_DIR"])
+def test_a_folder_of_the_platform_and_what_is_in_it_are_inputs(space: Space, variable: str) -> None:
+    space.recipe(TRAIN)
+    space.write("recipe.toml", '[recipes]\nallow = ["./recipe.yaml"]\n')
+    space.write("sets/rows/rows.txt", "rows\n")
+    for path in ("sets", "sets/rows"):
+        job = {"job_id": path.replace("/", "-"), "recipe": "t", "dataset_url": path}
+        assert stored(space, job, **{variable: "sets"}).status == "queued"
+    with pytest.raises(Invalid, match="not below a folder"):
+        stored(space, {"job_id": "j", "recipe": "t", "dataset_url": "."}, **{variable: "sets"})
+
+
+def stored(space: Space, job: Mapping[str, object], **environ: str) -> platform.Executed:
+    room = Room(
+        space.root, {**os.environ, **environ}, Tokens(space.root / "server", Locks(space.root))
+    )
+    return platform.store_job(room, Execute.model_validate(job), "local")
+
+
+def test_a_strict_server_refuses_what_others_ignore(space: Space) -> None:
+    space.recipe(TRAIN)
+    space.write("rows.txt", "rows\n")
+    job = {"job_id": "j", "recipe": "t", "name": "x", "config": {"rows": "rows.txt", "bf16": False}}
+    allowed = '[recipes]\nallow = ["./recipe.yaml"]\n[data]\nroots = ["."]\n[server]\n'
+    space.write("recipe.toml", f"{allowed}strict_jobs = true\n")
+    with pytest.raises(Invalid) as refused:
+        stored(space, job)
+    assert [each.message.partition(":")[0] for each in refused.value.problems] == [
+        "name",
+        "config.bf16",
+    ]
+    space.write("recipe.toml", f"{allowed}strict_jobs = false\n")
+    assert len(stored(space, job).ignored) == 2
+
+
+def test_a_jobs_resources_stand_instead_of_the_recipes(space: Space) -> None:
+    big = "resources: {gpus: 8, gpu: H100, gpu_memory: 80GB, memory: 900GB}"
+    space.recipe(
+        f"{big}\nsteps:\n"
+        "  train: {run: 'echo x > {{ outputs.o }}', outputs: {o: o}}\n"
+        "  after: {run: 'cat {{ steps.train.o }} > {{ outputs.p }}', resources: {gpus: 0}, outputs: {p: p}}\n"
+    )
+    space.write("recipe.toml", '[recipes]\nallow = ["./recipe.yaml"]\n')
+    stored(space, {"job_id": "j", "recipe": "t", "resources": {"gpus": 0, "memory": "1GB"}})
+    work(space)
+    with Workspace.open(space.root) as ws:
+        (run,) = ws.store.runs.latest()
+    assert (run.state, run.failure) == ("COMPLETED", ""), run.reason
+    space.recipe(space.read("recipe.yaml").replace("memory: 900GB", "memory: 900GB, key: true"))
+    with pytest.raises(Invalid, match="depend on the resources"):
+        stored(space, {"job_id": "k", "recipe": "t", "resources": {"gpus": 0}})
+
+
+def test_a_gpu_is_asked_for_by_the_steps_that_have_one(space: Space) -> None:
+    space.recipe(
+        "steps:\n"
+        "  train: {run: 'echo x > {{ outputs.o }}', resources: {gpus: 1, cpus: 3}, outputs: {o: o}}\n"
+        "  data: {run: 'echo x > {{ outputs.p }}', resources: {gpus: 0}, outputs: {p: p}}\n"
+    )
+    plan = space.plan().plan
+    plan.demand({"gpus": 2, "gpu_memory": 24 * 10**9})
+    assert {
+        node.id: spec.resources.asked for node, spec in zip(plan.nodes, plan.specs(), strict=True)
+    } == {
+        "train": {"gpus": 2, "cpus": 3, "gpu_memory": 24 * 10**9},
+        "data": {"gpus": 0},
+    }
 
 
 def test_a_report_without_a_token_of_its_job_has_the_key_of_the_worker(space: Space) -> None:

@@ -69,6 +69,7 @@ LEARN = """\
 recipe: learn@1
 inputs: {base: {type: model}, dataset: {type: dataset}, epochs: {type: integer, default: 1}}
 steps: {learn: {run: [cp, "{{ inputs.dataset }}", "{{ outputs.model }}"], env: {BASE: "{{ inputs.base }}", EPOCHS: "{{ inputs.epochs }}"}, outputs: {model: model}}}
+presets: {small: {epochs: 1}}
 """
 TREE = """\
 recipe: tree@1

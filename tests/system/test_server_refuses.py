@@ -837,7 +837,7 @@ def test_the_bodies_of_platforms_are_taken_as_they_are(served: Served) -> None:
             found = ask("POST", "/api/training/execute", BODIES[name])
             assert (found.status_code, found.json()) == (
                 202,
-                {"job_id": f"job-{n}", "status": "queued"},
+                {"job_id": f"job-{n}", "status": "queued", "ignored": []},
             ), found.text
     refused(
         ask("POST", "/api/training/execute", {**BODIES["execute"], "user_id": "bob"}),
@@ -862,9 +862,9 @@ def test_the_bodies_of_platforms_are_taken_as_they_are(served: Served) -> None:
     refused(ask("POST", "/api/training/cancel/job-1", {}), 409, "final")
     refused(ask("GET", "/api/training/status/none"), 404, "not-found")
     found = ask("POST", "/api/training/deploy/runpod", BODIES["deploy_runpod"])
-    assert (found.status_code, found.json()) == (202, {"job_id": "job-4", "status": "queued"}), (
-        found.text
-    )
+    assert (found.status_code, found.json()["job_id"]) == (202, "job-4"), found.text
+    remote = {**BODIES["deploy_runpod"], "driver": "local"}
+    refused(ask("POST", "/api/training/deploy/runpod", remote), 422, "invalid")
     assert (
         served.rest.get(f"/v1/runs/{served.rest.get('/api/training/status/job-4')['run']}")[
             "driver"
@@ -877,12 +877,50 @@ def test_the_bodies_of_platforms_are_taken_as_they_are(served: Served) -> None:
         422,
         "no-such-checkpoint",
     )
-    assert sorted(job["job_id"] for job in served.rest.get("/api/training/jobs")["jobs"]) == [
+    assert sorted(
+        job["job_id"]
+        for job in served.rest.get("/api/training/jobs")["jobs"]
+        if job["job_id"].startswith("job-")
+    ) == [
         "job-1",
         "job-2",
         "job-3",
         "job-4",
     ]
+
+
+def test_a_job_in_a_platforms_own_words_says_what_is_ignored(served: Served) -> None:
+    ask = served.rest.ask
+    body = BODIES["execute_hugging_face"]
+    found = ask("POST", "/api/training/execute", body)
+    assert found.status_code == 202, found.text
+    ignored = [
+        "execution_id: there is no such field",
+        "config.output_dir: results are published below OUTPUT_DIR",
+    ]
+    assert found.json() == {"job_id": "job-5", "status": "queued", "ignored": ignored}
+    assert f"job job-5: ignored: {'; '.join(ignored)}" in served.rest.said()
+    run = served.rest.get(f"/v1/runs/{served.rest.get('/api/training/status/job-5')['run']}")
+    assert (run["preset"], run["driver"], run["priority"]) == ("small", "loopback", 5)
+    assert run["inputs"]["epochs"] == 2
+    ask("POST", "/api/training/cancel/job-5", {})
+    same = {**body, "job_id": "job-6", "config": {"num_train_epochs": 2, "epochs": 3}}
+    error = refused(ask("POST", "/api/training/execute", same), 422, "invalid")
+    assert "num_train_epochs" in error["message"]
+    typo = {**body, "job_id": "job-6", "config": {"epocs": 3}}
+    assert "epochs" in refused(ask("POST", "/api/training/execute", typo), 422, "invalid")["fix"]
+    for wrong in ({"gpus": -1}, {"memory": "2 parsec"}, {"colour": 1}):
+        sent = {**body, "job_id": "job-6", "resources": wrong}
+        refused(ask("POST", "/api/training/execute", sent), 422, "invalid")
+
+
+def test_a_job_without_an_id_gets_one(served: Served) -> None:
+    body = {name: value for name, value in BODIES["execute"].items() if name != "job_id"}
+    ids = [served.rest.ask("POST", "/api/training/execute", body).json()["job_id"] for _ in "ab"]
+    assert len(set(ids)) == 2 and all(ids)
+    for id in ids:
+        assert served.rest.get(f"/api/training/status/{id}")["status"] == "queued"
+        assert served.rest.ask("POST", f"/api/training/cancel/{id}", {}).status_code == 202
 
 
 def test_the_bodies_of_v1_are_taken_as_they_are(served: Served) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +22,10 @@ from runner.secrets import Masker, Secret
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test begins without handlers, and leaves none."""
     monkeypatch.setattr(logs, "_maskers", [])
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
     yield
+    root.handlers[:], root.level = before, level
     for name in logs.ROOTS:
         logger = logging.getLogger(name)
         logger.handlers.clear()
@@ -41,9 +49,50 @@ def test_a_file_gets_its_level_and_stderr_nothing(
 ) -> None:
     logs.begin(0, f"debug:{tmp_path}/log")
     logging.getLogger("drivers.ssh").debug("asked")
-    assert (tmp_path / "log").read_text().endswith(
-        "DEBUG drivers.ssh: asked\n"
-    ) and capsys.readouterr().err == ""
+    (line,) = lines(tmp_path / "log")
+    assert line.pop("at").endswith("Z") and capsys.readouterr().err == ""
+    assert line == {"level": "debug", "logger": "drivers.ssh", "message": "asked"}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_line_of_the_file_is_an_object_whoever_logged_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.begin(0, f"info:{tmp_path}/log")
+    logs.mask(Masker([Secret("token", "hunter2-hunter2")]))
+    logs.Log("hosts").info("two\nlines of hunter2-hunter2")
+    logs.Log(logs.REMOTE).event("up", run="r1", instanceId="hunter2-hunter2")
+    logging.getLogger("urllib3").info("another library")
+    logging.getLogger("botocore").debug("its headers")
+    try:
+        raise ValueError("deep")
+    except ValueError:
+        logging.getLogger("recipe.loop").exception("failed")
+    one, event, other, trace = lines(tmp_path / "log")
+    assert one["message"] == "two\nlines of ***"
+    assert event.pop("at") and event == {
+        "level": "info", "logger": "recipe.training.remote", "event": "training.remote.up", "run": "r1", "instanceId": "***",
+    }  # fmt: skip
+    assert other["message"] == "another library" and "ValueError: deep" in trace["message"]
+
+
+def test_a_warning_of_another_library_is_on_stderr_as_it_was_without_a_file(
+    tmp_path: Path,
+) -> None:
+    code = "import logging; from runner import logs; logs.begin(0, 'info:log'); logging.getLogger('x').warning('loud'); logging.getLogger('x').info('soft')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "loud\n"
+    assert [line["message"] for line in lines(tmp_path / "log")] == ["loud", "soft"]
 
 
 def test_no_secret_is_in_a_record_or_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from ...errors import Infrastructure
 from ...hosts.link import control_file
 from ...hosts.place import launch
 from ...hosts.place.hooks import INSTALL, Hooks
-from ...hosts.place.host_task import HostTask, StateFolder, TaskResult
+from ...hosts.place.host_task import HostTask, Phase, StateFolder, TaskResult
 from ...hosts.place.place import GRACE, Place
 from ...hosts.place.spare_dirs import Scrap
 from ...hosts.place.staging import Attempt
@@ -41,6 +41,7 @@ from ...storage.workspace import Workspace
 from ...survey import locks
 from ...survey.env_files import EnvFiles
 from ...survey.survey import Survey
+from ..reporting import log_remote
 from ..tasks import steps_of
 from .bucket_inputs import BucketInputs
 from .commit import GroupCommit
@@ -405,6 +406,8 @@ class Attempts:
             restored,
         )
         task.bring = functools.partial(self._buckets.bring, node, attempt, place)
+        if place.elsewhere:
+            task.phase = functools.partial(self._log_phase, node.id, place)
         if states:
             task.processes = self.processes(spec, running.number, running.place)
             task.round = functools.partial(self._report_round, running)
@@ -414,6 +417,10 @@ class Attempts:
             made = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in node.outputs}
             task.synced = [Synced(*made[name], every) for name, every in spec.sync]
         return task
+
+    def _log_phase(self, step: str, place: Place, phase: Phase) -> None:
+        pool = self.host_pool
+        log_remote(self.ws, self.commits.run, pool.name, pool.instance_of(place), phase, step)
 
     async def _confirmed(self) -> None:
         """The run is ours at this moment.  Waits for a database that does not answer: nothing begins meanwhile.  Raises Stale."""

@@ -34,6 +34,7 @@ from .groups import GROUP_MOVES, Groups
 from .orphans import Orphans
 from .publisher import Publisher
 from .tidying import Tidying
+from .training_numbers import TrainingNumbers
 
 End: TypeAlias = "Exit | DriverError | RecipeError"
 """How an attempt is over."""
@@ -211,6 +212,7 @@ class Work:
             ws, commits, self.running, self.beside, telemetry(ws, commits.run, survey, commits.say)
         )
         self.groups = Groups(commits, self.running, self.wake)
+        self.numbers = TrainingNumbers(survey, self.groups, self.running)
         self.downloads = (
             Downloads(ws.remote_cache, self.wake, commits.say)
             if ws.remote_cache is not None

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from drivers.base import Command, Exit, Job
 
@@ -77,6 +77,14 @@ class Round:
     problem: str = ""  # what kept it from being done; it is tried again
 
 
+Phase: TypeAlias = Literal["TRANSFERRING_DATA", "EXECUTING", "FETCHING_RESULTS"]
+"""What is being done of an attempt on a host with a disk of its own, as people call it."""
+
+
+def _unheard(_phase: Phase) -> None:
+    """Nobody wants to know."""
+
+
 async def _nothing() -> None:
     """All comes from us."""
 
@@ -106,6 +114,8 @@ class HostTask:
     """Hears what each look at the checkpoints there came to."""
     synced: Sequence[Synced] = ()
     """Outputs that are also brought while it runs."""
+    phase: Callable[[Phase], None] = _unheard
+    """Hears what begins on a host with a disk of its own."""
     bring: Callable[[], Awaitable[None]] = _nothing
     """Awaited before `compose` on a host with a disk of its own: what it has from elsewhere than from us."""
     job: Job | None = None

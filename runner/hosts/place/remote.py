@@ -115,6 +115,7 @@ class RemotePlace(Place):
 
     async def prepare(self, task: HostTask, found: Mapping[str, Newest]) -> Command:
         """Put an attempt there, with all that it is given: what is to be started."""
+        task.phase("TRANSFERRING_DATA")
         await task.bring()
         command, script = task.compose(found)
         await self.contact.insist(lambda: self._put(task, script))
@@ -124,6 +125,7 @@ class RemotePlace(Place):
     async def begin(self, task: HostTask, command: Command) -> Job:
         """Start what was prepared."""
         job = await self.contact.insist(lambda: self._begin(command, task))
+        task.phase("EXECUTING")
         crashpoint("job-started")
         return job
 
@@ -150,6 +152,7 @@ class RemotePlace(Place):
             if exit.reason not in ("stopped", "busy"):
                 await collector.remains()
             return TaskResult(exit)
+        task.phase("FETCHING_RESULTS")
         crashpoint("job-over")
         if task.metrics is not None and task.metrics[0]:
             await rest  # before outputs are moved there: they may be what metrics are read from

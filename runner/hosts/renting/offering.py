@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from drivers import DRIVERS, FREE
-from drivers.base import Closing, Driver, DriverError, Excluding, Listing, Offer, Rejected, Wish
+from drivers.base import Driver, DriverError, Offer, Rejected, Wish
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
 from ...retry import retry_async
@@ -143,11 +143,8 @@ def priced(ws: Workspace, asked: str) -> PricedDrivers:
 async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
     """Fetch the newest prices of those that offer by a list: name -> what it is now.  Raises Infrastructure where one cannot be fetched."""
     try:
-        return {
-            name: await driver.update()
-            for name, driver in drivers.items()
-            if isinstance(driver, Listing)
-        }
+        updated = {name: await driver.update() for name, driver in drivers.items()}
+        return {name: words for name, words in updated.items() if words}
     except DriverError as error:
         raise Infrastructure(
             str(error), fix="`recipe offers` without --update goes by the prices that are known"
@@ -163,7 +160,6 @@ async def shelves(asking: Mapping[str, tuple[Driver, Sequence[Wish]]]) -> list[S
                 offers = cheapest(
                     await retry_async(partial(driver.offers, wish), patient(SOON)), wish
                 )
-                excluded = driver.excluded if isinstance(driver, Excluding) else {}
                 image = (
                     wish.need.image
                     and not driver.traits.images
@@ -175,15 +171,14 @@ async def shelves(asking: Mapping[str, tuple[Driver, Sequence[Wish]]]) -> list[S
                     for words in (ENDS[driver.traits.ends], trusted, driver.traits.prices, image)
                     if words
                 )
-                found.append(Shelf(name, wish, offers, dict(excluded), ends))
+                found.append(Shelf(name, wish, offers, dict(driver.excluded), ends))
             except Rejected as error:
                 raise Invalid(
                     [Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]
                 ) from error
             except DriverError as error:
                 found.append(Shelf(name, wish, failed=str(error)))
-        if isinstance(driver, Closing):
-            await driver.aclose()
+        await driver.aclose()
     if found and all(shelf.failed for shelf in found):
         raise Infrastructure("\n".join(dict.fromkeys(shelf.failed for shelf in found)))
     return found

@@ -241,12 +241,12 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
     """
     import asyncio
 
-    from drivers.base import DriverError, Working
+    from drivers.base import DriverError
 
     from ...hosts.renting.leases import driver_of
 
     driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
-    if not isinstance(driver, Working):
+    if not driver.traits.works:
         raise CannotRun(
             f"the driver {args.driver} has no jobs for a worker",
             fix="--in-cluster goes with --driver slurm",

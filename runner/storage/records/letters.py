@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,6 +21,7 @@ from .outbox import Letter
 from .runs import FINAL, Event, RunRow, Runs
 
 if TYPE_CHECKING:
+    from ...planning.run_view import Progress, RunView
     from ...settings import Config
 
 STATUS: Final = {
@@ -51,9 +52,9 @@ POINT: Final = (
 _ALSO: Final = {
     "train_loss": ("loss",),
     "learning_rate": ("lr",),
-    "gpu_memory_allocated_gb": ("memory_gb",),
 }
 """What trainers call them."""
+_LOSSES: Final = ("loss", "train_loss")
 LOCAL: Final = "/api/training/local"
 _SOON: Final = 1e11
 """Seconds since the epoch that no trainer means: the year 5138."""
@@ -75,6 +76,8 @@ class Numbers(NamedTuple):
     step: int | None = None
     total: int | None = None
     loss: float | None = None
+    training: str = ""
+    """The step of the run that trains."""
 
 
 NO_NUMBERS: Final = Numbers()
@@ -121,8 +124,14 @@ def wanted(events: Iterable[str], type: str) -> bool:
 class Letters:
     """The messages about the runs of one store.  `newest` is kept by who works on a run."""
 
-    def __init__(self, runs: Runs, config: Config, environ: Mapping[str, str]) -> None:
-        self._runs, self._config, self._environ = runs, config, environ
+    def __init__(
+        self,
+        runs: Runs,
+        config: Config,
+        environ: Mapping[str, str],
+        view: Callable[[RunRow], RunView],
+    ) -> None:
+        self._runs, self._config, self._environ, self._view = runs, config, environ, view
         self.newest: dict[str, Numbers] = {}
         self._began: dict[str, float] = {}
         self.spend = config.lists.get("hooks.spend", ())
@@ -136,6 +145,7 @@ class Letters:
 
     def _of(self, run: RunRow, event: Event) -> list[Letter]:
         failed = failure_of(event) if event.after == "FAILED" else NO_FAILURE
+        view = self._view(run)
         if event.after == "ACTIVE":
             self._began.setdefault(run.id, event.at)
         data: dict[str, object] = {
@@ -143,10 +153,13 @@ class Letters:
             "state": event.after,
             "reason": event.reason,
             "seq": event.seq,
+            "progress": view.progress._asdict(),
         }
         if event.after == "FAILED":
             error = f"{failed.step}: {failed.words}" if failed.step else failed.words
             data |= {"failure": failed.kind, "error": error}
+            if view.failed is not None:
+                data["failed"] = view.failed._asdict()
         if event.after in FINAL and (found := recorded(self._runs.attempts(run.id))):
             data["links"] = [each._asdict() for each in found]
         letters = self.generic(
@@ -158,7 +171,7 @@ class Letters:
             id = f"{run.id}-{failed.kind}"
             letters += self.alert(run, failed.kind, id, event.at, failed.words)
         if (job := job_of(run, self._environ)) is not None:
-            letters += self._platform(run, job, event, failed)
+            letters += self._platform(run, job, event, failed, view)
         return letters
 
     def generic(
@@ -234,16 +247,19 @@ class Letters:
 
     # -- the platform
 
-    def _platform(self, run: RunRow, job: Job, event: Event, failed: Failed) -> list[Letter]:
+    def _platform(
+        self, run: RunRow, job: Job, event: Event, failed: Failed, view: RunView
+    ) -> list[Letter]:
         letters = []
-        numbers = self.newest.get(run.id, NO_NUMBERS)
+        begins = event.after == "ACTIVE" and not event.data.get("resumed")
+        numbers = NO_NUMBERS if begins else self.newest.get(run.id) or numbers_of(view)
         error = failed.words or (event.reason if event.after == "CANCELLED" else "")
         id = f"{run.id}-{event.seq}"
         if self.backend:
             facts = {
                 "job_id": job.id,
                 "status": STATUS[event.after],
-                **_progress(numbers, event.after),
+                **_progress(numbers, view.progress),
                 "timestamp": moment(event.at),
             }
             body = json.dumps(facts | ({"error_message": error} if error else {}))
@@ -255,21 +271,17 @@ class Letters:
                     body,
                 )
             )
-        name = (
-            "job_started"
-            if event.after == "ACTIVE" and not event.data.get("resumed")
-            else _ALERTS.get(event.after, "")
-        )
+        name = "job_started" if begins else _ALERTS.get(event.after, "")
         if name == "job_failed" and failed.kind == StepFailure.OOM:
             name = "gpu_oom"
         if name:
             about: dict[str, object] = {
                 "status": _TOLD.get(name, "running"),
-                **_progress(numbers, event.after),
+                **_progress(numbers, view.progress),
             }
             about |= {"loss": numbers.loss} if numbers.loss is not None else {}
             if event.after in FINAL:
-                about["duration"] = round(1000 * (event.at - self._began.pop(run.id, run.created)))
+                about["duration"] = round(1000 * self._seconds(run, event, numbers.training))
             if error:
                 about |= {
                     "error_message": error,
@@ -282,11 +294,19 @@ class Letters:
                 )
         return letters
 
+    def _seconds(self, run: RunRow, event: Event, training: str) -> float:
+        """For how long a run trained, in all attempts; without a training for how long it worked."""
+        began = self._began.pop(run.id, run.created)
+        tries = [each for each in self._runs.attempts(run.id) if each.step == training]
+        trained = [each.ended - each.started for each in tries if each.ended and each.started]
+        return sum(trained) if trained else event.at - began
+
     def alert(self, run: RunRow, name: str, id: str, at: float, words: str) -> list[Letter]:
         """What a rule noticed of a run; the platform hears of `timeout_warning`."""
         letters = self.generic(run, f"alert.{name}", id, at, {"alert": name, "message": words})
         job = job_of(run, self._environ)
         if job is not None and name == "timeout_warning":
+            view = self._view(run)
             letters += self._alert(
                 job,
                 name,
@@ -294,7 +314,7 @@ class Letters:
                 {
                     "status": "running",
                     "error_message": words,
-                    **_progress(self.newest.get(run.id, NO_NUMBERS), ""),
+                    **_progress(self.newest.get(run.id) or numbers_of(view), view.progress),
                 },
             )
         return letters
@@ -349,13 +369,20 @@ class Letters:
         return f"{self.backend.rstrip('/')}{LOCAL}/{quote(job.id, safe='')}/{what}"
 
 
-def _progress(numbers: Numbers, state: str) -> dict[str, object]:
-    """How far a training is: only what is known."""
+def numbers_of(view: RunView) -> Numbers:
+    """How far the training of a run is, by the rows of its steps."""
+    training = view.training
+    if training is None or training.step is None:
+        return NO_NUMBERS
+    loss = next((training.values[name] for name in _LOSSES if name in training.values), None)
+    return Numbers(int(training.step), int(training.total) if training.total else None, loss)
+
+
+def _progress(numbers: Numbers, progress: Progress) -> dict[str, object]:
+    """How far a run is, and the steps of its training: only what is known."""
     known: dict[str, object] = {}
-    if numbers.step is not None and numbers.total:
-        known["progress"] = round(100 * numbers.step / numbers.total, 1)
-    if state == "COMPLETED":
-        known["progress"] = 100.0
+    if progress.percent is not None:
+        known["progress"] = progress.percent
     return known | {
         name: value
         for name, value in (("current_step", numbers.step), ("total_steps", numbers.total))
@@ -372,19 +399,23 @@ def _error_type(kind: str, state: str) -> str:
 
 
 def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
-    """A metric point of the platform's, from what a trainer reported; None where there is no step or no number in it."""
+    """A metric point of the platform's, from what a trainer reported; None where there is no step, from 0, or no number in it."""
     point: dict[str, object] = {}
     for name in POINT[:-1]:
         value = next((line[each] for each in (name, *_ALSO.get(name, ())) if each in line), None)
         if is_number(value) and value == value and abs(value) != float("inf"):
             point[name] = value
+    step = point.get("step")
+    if not is_number(step) or step < 0 or len(point) < 2:
+        return None
     when = line.get("timestamp")
+    point["step"] = int(step)
     point["timestamp"] = (
         when
         if isinstance(when, str)
         else moment(_seconds(when) if is_number(when) and abs(when) < _LATEST else at)
     )
-    return point if "step" in point and len(point) > 2 else None
+    return point
 
 
 def _seconds(when: float) -> float:

@@ -107,8 +107,10 @@ WITH ours AS (
     FROM ours, unnest(%(e0)s::text[], %(e1)s::text[], %(e2)s::text[], %(e3)s::text[], %(e4)s::text[], %(e5)s::text[])
         WITH ORDINALITY AS e (e0, e1, e2, e3, e4, e5, n)
 ), kept AS (
-    INSERT INTO steps SELECT ours.id, s.* FROM ours, unnest(%(s0)s::text[], %(s1)s::text[], %(s2)s::text[], %(s3)s::text[], %(s4)s::text[]) AS s
-    ON CONFLICT (run, step) DO UPDATE SET state = excluded.state, key = excluded.key, reason = excluded.reason, detail = excluded.detail
+    INSERT INTO steps SELECT ours.id, s.* FROM ours, unnest(%(s0)s::text[], %(s1)s::text[], %(s2)s::text[], %(s3)s::text[], %(s4)s::text[],
+        %(s5)s::text[], %(s6)s::float8[]) AS s
+    ON CONFLICT (run, step) DO UPDATE SET state = excluded.state, key = excluded.key, reason = excluded.reason, detail = excluded.detail,
+        numbers = excluded.numbers, began = excluded.began
 ), tried AS (
     INSERT INTO attempts SELECT a.* FROM ours, unnest(%(a0)s::text[], %(a1)s::text[], %(a2)s::text[], %(a3)s::int[], %(a4)s::text[], %(a5)s::text[],
         %(a6)s::text[], %(a7)s::float8[], %(a8)s::float8[], %(a9)s::text[], %(a10)s::text[], %(a11)s::text[], %(a12)s::text[]) AS a
@@ -374,7 +376,7 @@ class PostgresRuns(Runs):
             ],
             6,
         )
-        values |= _arrays("s", [tuple(step)[1:] for step in steps], 5)
+        values |= _arrays("s", [tuple(step)[1:] for step in steps], 7)
         tried = {row.id: attempt_row(row) for row in attempts}
         values |= _arrays("a", list(tried.values()), 13)
         tries = 0

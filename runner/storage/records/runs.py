@@ -131,6 +131,10 @@ class StepRow(NamedTuple):
     """The kind of failure of a step that FAILED, the phase of one that is RUNNING, else why it is in its state."""
     detail: str = ""
     """The words of a failure: the error, as far as it is known."""
+    numbers: str = ""
+    """What its last attempt reported last, as JSON: see `planning.run_view.Training`."""
+    began: float | None = None
+    """When its last attempt began."""
 
 
 class AttemptRow(NamedTuple):
@@ -256,6 +260,9 @@ RUN_COLUMNS: Final = (
 """Those of a run that both databases call alike."""
 
 
+STEP_COLUMNS: Final = "run, step, state, key, reason, detail, numbers, began"
+
+
 class Words(NamedTuple):
     """What the two databases write differently in a query."""
 
@@ -344,13 +351,23 @@ class Runs(Protocol):
 
     def steps(self, run: str) -> dict[str, StepRow]:
         """The steps of a run that have moved, by id."""
-        return {
-            row[1]: StepRow(*row)
-            for row in self.all(
-                "SELECT run, step, state, key, reason, detail FROM steps WHERE run = :run",
-                {"run": run},
-            )
-        }
+        return self.steps_of([run])[run]
+
+    def steps_of(self, runs: Collection[str]) -> dict[str, dict[str, StepRow]]:
+        """The same of several runs, by run."""
+        answer: dict[str, dict[str, StepRow]] = {run: {} for run in runs}
+        query = f"SELECT {STEP_COLUMNS} FROM steps WHERE run {self.words.among.format('runs')}"  # noqa: S608
+        for row in self.all(query, {"runs": list(runs)}):
+            answer[row[0]][row[1]] = StepRow(*row)
+        return answer
+
+    def step_moves(self, run: str) -> list[Event]:
+        """The moves of its steps to and from RUNNING, in order."""
+        query = (
+            "SELECT * FROM events WHERE run = :run AND subject = 'step'"
+            " AND (after = 'RUNNING' OR before = 'RUNNING') ORDER BY seq"
+        )
+        return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, {"run": run})]
 
     def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
         """How many steps of each run are in each (state, phase); only a RUNNING step has a phase."""
@@ -402,14 +419,6 @@ class Runs(Protocol):
             for step, data in begun.items()
             if '"site"' in data and (place := mapping(data).get("site"))
         }
-
-    def begun(self, run: str) -> dict[str, float]:
-        """When each step of a run began last, by its id."""
-        query = (
-            "SELECT id, max(at) FROM events WHERE run = :run AND subject = 'step'"
-            " AND after = 'RUNNING' GROUP BY id"
-        )
-        return {id: float(at) for id, at in self.all(query, {"run": run})}
 
     def live(self, run: str) -> bool:
         """Whether a worker of this machine is alive and has claimed the run."""

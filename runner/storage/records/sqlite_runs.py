@@ -304,7 +304,7 @@ class SqliteRuns(Runs):
                     for n, move in enumerate(moves, first)
                 ],
             )
-            many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?)", steps)
+            many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?)", steps)
             many(
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 map(attempt_row, attempts),

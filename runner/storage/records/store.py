@@ -85,6 +85,10 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         " WHEN reason LIKE 'HTTP %' THEN 'refused' ELSE 'unreachable' END"
         " WHERE reason <> ''",
     ),
+    (
+        "ALTER TABLE steps ADD COLUMN numbers TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE steps ADD COLUMN began REAL",
+    ),
 )
 STORE = Kind(
     "recipe.db",

@@ -1,0 +1,236 @@
+"""The names that Hugging Face's trainers have for the inputs of a recipe: platforms send them in the `config` of a job.
+
+`NAMES` says which input each is, where a recipe has that input; docs/server.md has the table for each recipe of the library.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from ..errors import Problem
+from ..language.recipe import Recipe
+
+
+def _same(value: object) -> object:
+    return value
+
+
+class _Untranslatable(Exception):
+    """A value that the input has no word for."""
+
+
+def _optimizer(value: object) -> object:
+    names = {
+        "adamw_torch": "adamw",
+        "adamw_torch_fused": "adamw",
+        "adamw_hf": "adamw",
+        "adamw_bnb_8bit": "adamw_8bit",
+        "paged_adamw_32bit": "paged_adamw",
+    }
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _precision(word: str) -> Callable[[object], object]:
+    """`bf16: true` is a precision; `false` says only what it is not."""
+
+    def precision(value: object) -> object:
+        if value is False:
+            raise _Untranslatable("false leaves the precision to the recipe")
+        return word if value is True else value
+
+    return precision
+
+
+def _quantized(value: object) -> object:
+    if value is False:
+        raise _Untranslatable("false leaves the method to the recipe")
+    return "qlora" if value is True else value
+
+
+def _tracker(value: object) -> object:
+    if isinstance(value, list):
+        if len(value) > 1:
+            raise _Untranslatable("a run has one tracker")
+        value = value[0] if value else "none"
+    return value
+
+
+class Name(NamedTuple):
+    """What a name of Hugging Face is here."""
+
+    input: str
+    read: Callable[[object], object] = _same
+    not_in: tuple[str, ...] = ()
+    """Recipes in which the input of that name is something else."""
+    words: str = ""
+    """How values are read, for the table; empty: as they are."""
+
+
+NAMES: Final[Mapping[str, Name]] = {
+    "num_train_epochs": Name("epochs", not_in=("ppo",)),
+    "num_ppo_epochs": Name("epochs", not_in=("sft", "cpt", "dpo", "orpo", "reward", "rlhf")),
+    "max_train_steps": Name("max_steps"),
+    "per_device_train_batch_size": Name("micro_batch"),
+    "train_batch_size": Name("micro_batch"),
+    "save_steps": Name("save_every"),
+    "checkpointing_steps": Name("save_every"),
+    "eval_steps": Name("eval_every"),
+    "optim": Name("optimizer", _optimizer, words="`adamw_torch` is `adamw`"),
+    "bf16": Name("precision", _precision("bf16"), words="`true` is `bf16`"),
+    "fp16": Name("precision", _precision("fp16"), words="`true` is `fp16`"),
+    "mixed_precision": Name("precision"),
+    "gradient_checkpointing": Name("checkpoint_activations"),
+    "activation_checkpointing": Name("checkpoint_activations"),
+    "max_seq_length": Name("max_length"),
+    "model_max_length": Name("max_length"),
+    "lora_r": Name("rank"),
+    "r": Name("rank"),
+    "lora_alpha": Name("alpha"),
+    "lora_dropout": Name("dropout"),
+    "use_dora": Name("dora"),
+    "use_rslora": Name("rank_stabilized"),
+    "load_in_4bit": Name("method", _quantized, words="`true` is `qlora`"),
+    "neftune_noise_alpha": Name("neftune"),
+    "attn_implementation": Name("attention"),
+    "early_stopping_patience": Name("early_stopping"),
+    "load_best_model_at_end": Name("keep_best"),
+    "dataset_num_proc": Name("workers"),
+    "report_to": Name("tracker", _tracker, words="a list has one name"),
+    "hub_model_id": Name("push_to"),
+    "hub_private_repo": Name("push_private"),
+    "model_name_or_path": Name("base"),
+    "pretrained_model_name_or_path": Name("base"),
+    "max_new_tokens": Name("max_completion_length"),
+    "response_length": Name("max_completion_length"),
+    "vllm_gpu_memory_utilization": Name("vllm_memory"),
+    "guidance_scale": Name("guidance"),
+    "snr_gamma": Name("min_snr_gamma"),
+    "adam_beta1": Name("beta1"),
+    "adam_beta2": Name("beta2"),
+}
+ACCUMULATED: Final = "gradient_accumulation_steps"
+BATCHES: Final = ("per_device_train_batch_size", "train_batch_size")
+EVERY: Final = "logging_steps"
+NO_COUNTERPART: Final[Mapping[str, str]] = {
+    "output_dir": "results are published below OUTPUT_DIR",
+    "overwrite_output_dir": "results are published below OUTPUT_DIR",
+    "logging_dir": "the recipe's outputs have TensorBoard's files",
+    "run_name": "a run is called by its job",
+    "do_train": "the recipe says which steps there are",
+    "do_eval": "`eval_fraction` says what is held out",
+    "eval_strategy": "`eval_every` says it",
+    "evaluation_strategy": "`eval_every` says it",
+    "save_strategy": "`save_every` says it",
+    "logging_strategy": "`logging_steps` says it",
+    "logging_first_step": "`logging_steps` says it",
+    "save_total_limit": "the recipe keeps as many checkpoints as a resume needs",
+    "warmup_ratio": "`warmup_steps` says it, as a number of steps",
+    "lr_scheduler_type": "`schedule` and `decay_steps` say how the rate falls",
+    "per_device_eval_batch_size": "the recipe takes the batch of the training",
+    "max_grad_norm": "the recipe clips at 1",
+    "adam_epsilon": "the recipe's optimizer has its own",
+    "push_to_hub": "`push_to` names the repository",
+    "target_modules": "the recipe chooses the layers",
+    "lora_target_modules": "the recipe chooses the layers",
+    "task_type": "the recipe says it",
+    "bias": "the recipe trains no biases",
+    "remove_unused_columns": "`columns` says which are read",
+    "dataloader_num_workers": "the recipe reads data by itself",
+    "dataloader_pin_memory": "the recipe reads data by itself",
+    "group_by_length": "`packing` says how sequences share a batch",
+    "ddp_find_unused_parameters": "the recipe says it",
+    "deepspeed": "`sharding` says how the model is divided",
+    "fsdp": "`sharding` says how the model is divided",
+    "instance_prompt": "`trigger` is its word, and captions say the rest",
+    "tf32": "`precision` says it",
+    "disable_tqdm": "there are no bars in a log",
+    "hub_token": "secrets are those of the worker's environment",
+    "resume_from_checkpoint": "a run resumes from its newest checkpoint",
+}
+"""Names that no recipe has an input for, and what to do instead."""
+
+
+NO_PRESET: Final[Mapping[str, Any]] = {}
+
+
+class Translated(NamedTuple):
+    """A `config` in the names of a recipe."""
+
+    inputs: Mapping[str, Any]
+    ignored: Mapping[str, str]
+    """Names without a counterpart, each with why."""
+    every: int = 1
+    """Of how many training steps the platform gets the numbers of one."""
+    problems: tuple[Problem, ...] = ()
+
+
+def input_of(recipe: Recipe, name: str) -> str:
+    """The input of a recipe that a name of Hugging Face is; empty where the recipe has none."""
+    known = NAMES.get(name)
+    if name in recipe.inputs or known is None or recipe.id.partition("@")[0] in known.not_in:
+        return ""
+    return known.input if known.input in recipe.inputs else ""
+
+
+def translated(
+    recipe: Recipe, config: Mapping[str, Any], gpus: int, preset: Mapping[str, Any] = NO_PRESET
+) -> Translated:
+    """Return what a config says of a recipe's inputs.
+
+    `gpus` are those of its training: a global batch is that of all.  `preset`: inputs that it sets.
+
+    A name that is no input and none of Hugging Face's is left as it is, for who checks the inputs.
+    """
+    inputs: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    ignored: dict[str, str] = {}
+    problems: list[Problem] = []
+    every = 1
+
+    def put(name: str, input: str, value: object) -> None:
+        if input in inputs and inputs[input] != value:
+            words = f'"{sources[input]}" and "{name}" both say {input}, and not the same'
+            problems.append(Problem("clash", words, None, "leave one of them out"))
+        inputs[input], sources[input] = value, name
+
+    for name, value in config.items():
+        if name == "max_steps" and value == -1:
+            ignored[name] = "-1 leaves the number of steps to the epochs, or to the recipe"
+        elif name in recipe.inputs:
+            put(name, name, value)
+        elif name == EVERY:
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                every = value
+            else:
+                words = f'"{EVERY}" must be a whole number above 0'
+                problems.append(Problem("bad-value", words, None, "write 1 for every step"))
+        elif name == ACCUMULATED and "global_batch" in recipe.inputs:
+            pass  # below: it is a factor
+        elif input := input_of(recipe, name):
+            try:
+                put(name, input, NAMES[name].read(value))
+            except _Untranslatable as error:
+                ignored[name] = str(error)
+        elif name in NO_COUNTERPART:
+            ignored[name] = NO_COUNTERPART[name]
+        elif name in NAMES or name == ACCUMULATED:
+            ignored[name] = f"{recipe.id} has no such input"
+        else:
+            put(name, name, value)
+    micro = next((config[name] for name in BATCHES if name in config), None)
+    if "global_batch" in recipe.inputs and (micro is not None or ACCUMULATED in config):
+        factors = [1 if micro is None else micro, config.get(ACCUMULATED, 1), max(1, gpus)]
+        named = " × ".join(name for name in (*BATCHES, ACCUMULATED) if name in config)
+        if micro is None:
+            own = {"micro_batch": recipe.inputs["micro_batch"].default, **preset, **inputs}
+            factors[0] = own["micro_batch"]
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in factors):
+            put(
+                f"{named} × {factors[2]} GPUs", "global_batch", factors[0] * factors[1] * factors[2]
+            )
+        else:
+            problems.append(
+                Problem("bad-value", f"{named}: whole numbers are needed", None, "write 1, 2, …")
+            )
+    return Translated(inputs, ignored, every, tuple(problems))
