@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import copy
 import math
+import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -514,6 +515,8 @@ class HostPool:
         }
         self.spot = Spot(market_of(settings))
         driver = self.driver or driver_for(self.ws, self.name, self.hosts, self.python)
+        for line in driver.notices:
+            self.say(line)
         leases = KeptLeases(
             driver,
             self.name,
@@ -665,12 +668,17 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
 
 def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:
     """The driver of a run; `hosts` and `python` are those that were named for it.  Raises CannotRun, Invalid."""
+    settings = ws.config.driver(name)
+    if (
+        python == interpreters.CURRENT
+    ):  # elsewhere it is the one of the settings, and must be like it
+        python = sys.executable if name == "loopback" and "python" not in settings else ""
     return driver_of(
         name,
-        ws.config.driver(name),
+        settings,
         hosts,
         str(ws.home),
-        "" if python == interpreters.CURRENT else python,
+        python,
     )
 
 
