@@ -432,8 +432,9 @@ class HostPool:
         self._given_back |= {row.key for row in rows}
         for each in with_it:
             each.lost = each.lost or reason
-        for each in (place, *with_it):
-            await each.aclose()
+        closing = asyncio.gather(*(each.aclose() for each in (place, *with_it)))
+        if not place.lost:  # one that does not answer costs nothing more while it is let go of
+            await closing
         gone, spot, failure = True, self.spot.market, ""
         if self.spot.gone((place, *with_it)):
             failure, reason = LeaseFailure.TAKEN_AWAY, f"it was taken away: {reason}"
@@ -447,6 +448,7 @@ class HostPool:
                 self._of().hand_over(row)
             else:
                 gone &= await self._of().release(row, reason, failure)
+        await closing
         return gone
 
     async def replace(self, lost: Place) -> Sequence[Place]:
@@ -478,12 +480,9 @@ class HostPool:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
-        leaving = asyncio.gather(
-            *(
-                place.aclose()
-                for place in [*self._opened, *self.head.places, *self.inventory.places]
-            )
-        )
+        places = [*self._opened, *self.head.places, *self.inventory.places]
+        silent = asyncio.gather(*(place.aclose() for place in places if place.lost))
+        leaving = asyncio.gather(*(place.aclose() for place in places if not place.lost))
         if self.leases is None or self.priced or self.leases.driver.traits.allocates:
             await leaving  # where all ends with its lease, nothing may be on its way any more
         if not self._opened:
@@ -498,7 +497,7 @@ class HostPool:
                     self.say(
                         f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}"
                     )
-            await leaving
+            await asyncio.gather(leaving, silent)
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
                 await self.leases.charges()
             if isinstance(self.leases.driver, Closing):

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ from drivers.vastai import Vastai
 from runner.interface.cli.main import main
 from tests.fake_provider import Provider, provider
 from tests.rented import alive, installation, ours, rents, same_as_here
-from tests.support import Space
+from tests.support import Space, until
 
 
 @pytest.fixture(scope="module")
@@ -365,3 +366,35 @@ def test_a_login_that_is_refused_is_let_in_again_and_a_destroyed_machine_is_lost
                         await asyncio.sleep(0.05)
 
     on_machine(real, tmp_path, monkeypatch, act)
+
+
+def test_a_machine_that_exited_is_given_back_at_once_and_its_step_runs_on_another(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The provider's own word ends the wait for a machine that does not answer."""
+    rents(space, real, monkeypatch)
+    began = space.root / "began"
+    space.recipe(
+        f"steps:\n  s: {{run: 'echo >> {began}; [ $(wc -l < {began}) = 2 ] || sleep 600', resources: {{gpus: 1}}}}\n"
+    )
+    before = len(ours(real))
+    run = space.start("run", "--driver", "vastai")
+    until(lambda: began.exists() or run.poll() is not None)
+    assert json.loads(real.ask("/_exit", "")) == {"exited": 1}
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 0 and "is lost: the instance" in said, said
+    assert ours(real)[before:].count("destroyed") == 2 and not alive(real)
+
+
+def test_ctrl_c_right_after_an_order_ends_as_interrupted_and_leaves_no_machine(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rents(space, real, monkeypatch)
+    space.recipe("steps:\n  s: {run: 'sleep 600', resources: {gpus: 1}}\n")
+    before = len(ours(real))
+    run = space.start("run", "--driver", "vastai")
+    until(lambda: "created" in ours(real)[before:] or run.poll() is not None)
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130 and "held by another process" not in said, said
+    assert "destroyed" in ours(real)[before:] and not alive(real)
