@@ -176,6 +176,34 @@ def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(
     assert "rents for t" not in out
 
 
+def test_an_offer_without_a_readable_price_is_left_out_by_every_verb_and_never_rented(
+    space: Space,
+    real: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rents(space, real, monkeypatch)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    before = len(ours(real))
+    real.ask("/_faults", "boot=0.3,foreign=30,unpriced=1")
+    try:
+        for words, expected in (
+            (("offers",), 0),
+            (("offers", "./recipe.yaml"), 0),
+            (("plan", "./recipe.yaml"), 0),
+            (("run", "./recipe.yaml"), 5),
+            (("run", "./recipe.yaml", "--yes"), 5),
+        ):
+            code = main([*words, "-C", str(space.root), "--driver", "vastai"])
+            out, said = capsys.readouterr()
+            assert code == expected and " no price" in out + said, (words, out, said)
+            assert "$0.00" not in out + said
+    finally:
+        real.ask("/_faults", "boot=0.3,foreign=30")
+    assert len(ours(real)) == before
+
+
 def test_a_machine_with_fewer_gpus_than_were_sold_is_given_back_and_the_next_is_rented(
     space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
