@@ -54,8 +54,9 @@ from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import driver_of, lease_of, need_of, offer_of
 from .renting.money import SAVING
 from .renting.needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for, wish_for
-from .renting.offering import cheapest, left_out
+from .renting.offering import left_out
 from .renting.resting import RESTS, NotAsSold, resting
+from .renting.totals import History, Pricing
 
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
@@ -537,9 +538,16 @@ class HostPool:
             leases.of(self.ws.config.stacks[self.stack])
         return leases
 
+    def _pricing(self, need: Need) -> Pricing:
+        """How the cost of a run with this need is computed."""
+        takes = self.taking.get(replace(need, market="any"), Takes())
+        return Pricing(History.of(self._of().ledger.since(0), time.time()), takes.on)
+
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
         leases = self._of()
-        offers = cheapest(await leases.offers(wish), wish)
+        offers: Sequence[Offer] = await leases.offers(wish)
+        if self.priced:
+            offers = self._pricing(wish.need).ranked(offers, wish)
         if isinstance(leases.driver, Skipping):
             for host, why in leases.driver.left_out.items():
                 self.say(f"{host} is left out: {why}")

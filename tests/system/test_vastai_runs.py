@@ -51,7 +51,7 @@ def test_a_run_on_a_rented_machine_makes_what_a_run_here_makes(
     (shelf,) = json.loads(space.command("offers", "recipe.yaml", "--driver", "vastai", "--json")[1])
     offer = shelf["offers"][0]
     assert shelf["bytes_home"] == made and offer["usd"] == pytest.approx(
-        offer["usd_an_hour"] * shelf["hours"] + offer["usd_of_egress"]
+        offer["usd_an_hour"] * shelf["hours"] + offer["usd_of_boot"] + offer["usd_of_egress"]
     )
 
 
