@@ -23,7 +23,7 @@ from notices import other_tokens, warn
 from rows import Bad, BadData, Row, kind
 from sft_data import BATCH
 from sifting import SHOWN, Sieve, data_files, no_message, number, renamed, split
-from vocabulary import Refused, Vocabulary
+from vocabulary import Refused, Vocabulary, without_torch
 
 NAMES = ("prompt", "chosen", "rejected")
 SPLITS = ("train", "held_out")
@@ -53,6 +53,7 @@ class Counts:
 
 def main() -> None:
     options = _options()
+    without_torch()
     if options.workers:
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rows import Bad, BadData, Row, kind
 from sifting import SHOWN, Sieve, data_files, no_message, number, renamed, split
-from vocabulary import Refused, Vocabulary, leave_open, tokenizer_of
+from vocabulary import Refused, Vocabulary, leave_open, tokenizer_of, without_torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +26,7 @@ Prompt = str | list[dict[str, str]]
 
 def main() -> None:
     options = _options()
+    without_torch()
     try:
         print(prepare(options))
     except BadData as error:

@@ -131,6 +131,12 @@ class Resources:
         }
         return Resources(**pick, pools={**base.pools, **self.pools}, key=self.key or base.key)
 
+    def of_step(self, own: Resources) -> Resources:
+        """As far as they are those of a step that says `own`: a machine with GPUs is not that of one that says `gpus: 0`."""
+        if own.gpus == 0 and (self.gpus or self.gpu or self.gpu_memory):
+            return Resources(pools=self.pools, key=self.key)
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Select:

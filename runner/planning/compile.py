@@ -811,12 +811,11 @@ class _Settled(NamedTuple):
 
 def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     recipe = scope.recipe
-    resources = step.resources.over(_shared_with(step, recipe.resources))
-    preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
+    own = step.resources
+    resources, asked = own.over(recipe.resources.of_step(own)), scope.asked.of_step(own)
+    preset = (chosen.resources if chosen and chosen.resources else _UNSAID).of_step(own)
     resources = (
-        scope.asked.over(preset.over(resources))
-        if scope.named
-        else preset.over(scope.asked.over(resources))
+        asked.over(preset.over(resources)) if scope.named else preset.over(asked.over(resources))
     )
     env = {**recipe.env, **step.env}
     image, python = step.image or recipe.image, step.python or recipe.python
@@ -836,13 +835,6 @@ def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
         git,
         MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
     )
-
-
-def _shared_with(step: Step, shared: Resources) -> Resources:
-    """The recipe's resources, as far as they are a step's, too: the machine of the GPU steps is not that of one that says `gpus: 0`."""
-    if step.resources.gpus == 0 and shared.gpus:
-        return Resources(pools=shared.pools, key=shared.key)
-    return shared
 
 
 def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
