@@ -19,7 +19,7 @@ import packing
 import rows
 from layouts import LAYOUTS, LEARNED, MORE, Message, Strange, conversation, functions, has_columns, layout_of, messages, names, plain, thought
 from notices import other_tokens, warn
-from rows import Bad, BadData, DataFiles, Place, Row, files, files_to_judge_by, kind, read
+from rows import ONE_ROW, Bad, BadData, DataFiles, Place, Row, files, files_to_judge_by, kind, read
 from tokens import Writer, pack
 from vocabulary import Refused, Vocabulary, without_torch
 
@@ -388,7 +388,7 @@ def _held_out_below(owners: list[int], fraction: float, seed: int) -> bytes:
         return b""
     ranks = {_rank(row, seed) for row in set(owners)}
     if len(ranks) < 2:
-        raise BadData("one row cannot be both learned and held out: more data, or eval_fraction=0")
+        raise BadData(f"{ONE_ROW} cannot be both learned and held out: more rows, or eval_fraction=0")
     limit = int(fraction * 2**64).to_bytes(8, "big")
     return min(max(limit, sorted(ranks)[1]), max(ranks))
 
