@@ -33,6 +33,7 @@ from .commit import GroupCommit
 from .groups import GROUP_MOVES, Groups
 from .orphans import Orphans
 from .publisher import Publisher
+from .silence import Silences
 from .tidying import Tidying
 
 End: TypeAlias = "Exit | DriverError | RecipeError"
@@ -210,6 +211,7 @@ class Work:
         self.chunks = Chunks(
             ws, commits, self.running, self.beside, telemetry(ws, commits.run, survey, commits.say)
         )
+        self.silences = Silences(ws, commits, host_pool)
         self.groups = Groups(commits, self.running, self.wake)
         self.downloads = (
             Downloads(ws.remote_cache, self.wake, commits.say)
