@@ -67,11 +67,11 @@ function Row({ row, columns, best, base, view, now }) {
     ${columns.metrics.map(name => html`<${Metric} key=${"m" + name} leaf=${leaf} name=${name} best=${best.get(family(row) + "\n" + name)} base=${baseline} />`)}`;
   return html`<tr data-run=${row.id} class=${(chosen ? "chosen " : "") + (pinned ? "pinned" : "")}>
       <td class="tick"><input type="checkbox" checked=${chosen} aria-label=${"select " + label(row) + " " + row.id} onChange=${() => view.select(row.id)} /></td>
-      <th scope="row">
+      <th scope="row"><div class="run-cell">
         <button type="button" class="star" aria-pressed=${String(pinned)} aria-label=${"baseline " + row.id} title="baseline" onClick=${() => view.pinTo(row.id)}>${pinned ? "★" : "☆"}</button>
         <a class="row" href=${address({ run: row.id })}>${label(row)}</a> <${Beside} row=${row} />
         ${row.trials.length > 0 && html`<button type="button" class="fold" aria-expanded=${String(open)} onClick=${() => view.fold(row.id)}>${open ? "▾" : "▸"} ${row.trials.length} trials</button>`}
-      </th>
+      </div></th>
       <td><${State} leaf=${row} />${row.request && html`<small>${row.request} asked</small>`}</td>
       <td class="when" title=${row.created}>${ago(row.at, now)}</td>
       <td class="number">${span(Math.max(0, ((row.over ?? now) - row.at) / 1000))}</td>
@@ -87,7 +87,7 @@ function Head({ columns, all, view }) {
   const head = (column, text, of = "", note = "") => {
     const is = view.sort === column, direction_ = is ? (view.descending ? "descending" : "ascending") : undefined;
     return html`<th scope="col" key=${column} class=${of} aria-sort=${direction_}>
-      <button type="button" onClick=${() => view.sortBy(column)}>${text}${note && html` <small>${note}</small>`}${is ? (view.descending ? " ↓" : " ↑") : ""}</button>
+      <button type="button" title=${text} onClick=${() => view.sortBy(column)}><span class="head">${text}</span>${note && html` <small>${note}</small>`}${is ? (view.descending ? " ↓" : " ↑") : ""}</button>
     </th>`;
   };
   return html`<thead><tr>
