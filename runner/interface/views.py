@@ -137,6 +137,12 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
     }
 
 
+def progress(ws: Workspace, row: RunRow) -> Facts:
+    """How far a run is: step, total, percent, eta, as `detail` has it."""
+    states = {id: step.state for id, step in ws.store.runs.steps(row.id).items()}
+    return _progress(ws, row, run_graph.recall(ws, row.id), states)
+
+
 def _in_order(graph: RunGraph | None, by_step: Mapping[str, _Known]) -> dict[str, _Known]:
     """What is known by step, in the order of the plan."""
     places = {step: n for n, step in enumerate(graph.needs)} if graph is not None else {}

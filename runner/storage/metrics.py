@@ -56,7 +56,7 @@ def warnings(path: Path, masker: Masker) -> list[str]:
             found = Counter(
                 " ".join(masker.text(text).split())
                 for line in _lines(file)
-                if (text := _warning(line))
+                if (text := warning_of(line))
             )
     except OSError:
         return []
@@ -69,7 +69,8 @@ def warnings(path: Path, masker: Masker) -> list[str]:
     return [*shown, f"{more} more warnings: see the step's log"] if more else shown
 
 
-def _warning(line: bytes) -> str:
+def warning_of(line: bytes) -> str:
+    """The text of a line that is a warning, `{"warning": "…"}`; else empty."""
     if b'"warning"' not in line:
         return ""
     try:
