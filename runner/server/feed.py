@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -268,6 +269,17 @@ class Follower:
         self._cutting: asyncio.TimerHandle | None = None
         self._last = time.monotonic()
 
+    def texts(self, messages: Iterable[Message]) -> list[bytes]:
+        """Those of these moves that are for him, as they are sent."""
+        only = self.caller.run
+        return [
+            each.text(self.form)
+            for each in messages
+            if each.kind in self.kinds
+            and only in ("", each.run)
+            and each.seq > self.known.get(each.run, 0)
+        ]
+
     def put(self, messages: Iterable[Message]) -> None:
         """Let these wait for him; he is woken by `wake`.  If too much waits he is dropped."""
         for message in messages:
@@ -351,10 +363,11 @@ class Channel:
         self.wanted_until = 0.0
         self._asked: frozenset[str] = frozenset()
 
-    @property
-    def oldest(self) -> int:
-        """The number of the first move that need not be read from the store."""
-        return self.recent[0].seq if self.recent else self.seen + 1
+    def behind(self, number: int) -> list[Message]:
+        """The moves behind this number, up to a piece of them; none that have to be read from the store."""
+        if not self.recent or number < self.recent[0].seq - 1:
+            return []
+        return _piece(islice(self.recent, number + 1 - self.recent[0].seq, None))
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -421,10 +434,14 @@ class AllRuns:
         self._coming.add(follower)
         self._until = time.monotonic() + LINGER
 
-    def join(self, follower: Follower, number: int) -> None:
-        """Send what is behind the move of this number, and everything that comes."""
+    def behind(self, number: int) -> list[Message]:
+        """The moves behind this number, up to a piece of them."""
+        first = self._kept[0][0] if self._kept else 0
+        return _piece(each for _, each in islice(self._kept, max(0, number + 1 - first), None))
+
+    def join(self, follower: Follower) -> None:
+        """Send how far runs are, and everything that comes."""
         self.followers.add(follower)
-        self.give(follower, (each for n, each in self._kept if n > number))
         self.give(follower, self._progress.values())
 
     def give(self, follower: Follower, messages: Iterable[Message]) -> None:
@@ -557,15 +574,20 @@ class Feed:
         """What one run did behind move `after`, and what it does, until it is over.  Raises Refused."""
         channel = await self.channel(run, follower.kinds)
         number = after
-        while not follower.ended and number < channel.oldest - 1:
-            page = await run_in_threadpool(self._page, run, number)
+        while not follower.ended and number < channel.seen:
+            page: Sequence[Message] = channel.behind(number)
+            if not page:
+                page = await run_in_threadpool(self._page, run, number)
             number = page[-1].seq if page else channel.seen
-            if texts := [each.text(follower.form) for each in page if each.kind in follower.kinds]:
+            if texts := follower.texts(page):
                 yield texts
+            if (
+                run not in self._channels
+            ):  # it was not followed for as long as the client took to read
+                channel = await self.channel(run, follower.kinds)
         # Nothing is awaited from here to the first that comes, so nothing is lost and nothing is sent twice.
         follower.known[run] = number
         channel.followers.add(follower)
-        follower.put(channel.recent)
         follower.put(channel.last)
         if channel.over:
             follower.end(OVER)
@@ -593,8 +615,12 @@ class Feed:
             yield [each.text(follower.form) for each in messages]
         else:
             yield [begin.text(follower.form)]
+        while not follower.ended and (page := channels.behind(number)):
+            number += len(page)
+            if texts := follower.texts(page):
+                yield texts
         # Nothing is awaited from here to the first that comes.
-        channels.join(follower, number)
+        channels.join(follower)
         while found := await follower.take():
             yield found
 
@@ -745,6 +771,17 @@ class Feed:
         self._woken.set()
         if self._reading is not None:
             await asyncio.wait({self._reading})
+
+
+def _piece(messages: Iterable[Message]) -> list[Message]:
+    """The first of these, with some bytes together."""
+    found, size = [], 0
+    for message in messages:
+        found.append(message)
+        size += len(message.json)
+        if size > PIECE:
+            break
+    return found
 
 
 async def _in_turn(followers: Sequence[Follower], what: Callable[[Follower], None]) -> None:
