@@ -362,6 +362,7 @@ class Channel:
         self.over = False
         self.wanted_until = 0.0
         self._asked: frozenset[str] = frozenset()
+        self._followed: Counter[str] = Counter()
 
     def behind(self, number: int) -> list[Message]:
         """The moves behind this number, up to a piece of them; none that have to be read from the store."""
@@ -373,7 +374,18 @@ class Channel:
     def kinds(self) -> frozenset[str]:
         """What is read: what its followers want, and those who are about to come."""
         asked = self._asked if time.monotonic() < self.wanted_until else frozenset()
-        return asked.union({"move"}, *(each.kinds for each in self.followers))
+        return asked | {"move"} | self._followed.keys()
+
+    def join(self, follower: Follower) -> None:
+        """Give a follower everything that comes."""
+        self.followers.add(follower)
+        self._followed.update(follower.kinds)
+
+    def leave(self, follower: Follower) -> None:
+        """Give it nothing more, if it joined."""
+        if follower in self.followers:
+            self.followers.remove(follower)
+            self._followed -= Counter(follower.kinds)  # kinds with no follower are left out
 
     def want(self, kinds: frozenset[str]) -> None:
         """Read these, too: `ready` is done when they are."""
@@ -542,7 +554,7 @@ class Feed:
                 self._left.set()
             self._all.leave(follower)
             for channel in self._channels.values():
-                channel.followers.discard(follower)
+                channel.leave(follower)
             self._streams[caller.id] -= 1
             if not self._streams[caller.id]:
                 del self._streams[caller.id]
@@ -587,7 +599,7 @@ class Feed:
                 channel = await self.channel(run, follower.kinds)
         # Nothing is awaited from here to the first that comes, so nothing is lost and nothing is sent twice.
         follower.known[run] = number
-        channel.followers.add(follower)
+        channel.join(follower)
         follower.put(channel.last)
         if channel.over:
             follower.end(OVER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,8 @@ from .answers import Refused
 from .tickets import Tickets
 from .tokens import Token, Tokens
 
+TURNS: Final = 8
+"""Requests that begin in one round of the event loop."""
 LARGEST: Final = 1 << 20
 """Bytes of a body."""
 DRAINED: Final = 8 << 20
@@ -40,6 +42,39 @@ _SAFE: Final = {
 }
 
 
+class Turns:
+    """Lets requests begin a few at a time, in the order in which they came.
+
+    A server that was started anew is asked by all its followers at once: those who have connected are served in between.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._begun = 0
+
+    async def take(self) -> None:
+        """Wait for a turn."""
+        loop = asyncio.get_running_loop()
+        if not self._begun:
+            loop.call_soon(self._next)
+        if self._begun < TURNS and not self._waiting:
+            self._begun += 1
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _next(self) -> None:
+        self._begun = 0
+        while self._waiting and self._begun < TURNS:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._begun += 1
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
 class Guard:
     """Refuses what is not to reach the application, and hands on whose request it is as `scope["state"]["caller"]`.
 
@@ -51,11 +86,13 @@ class Guard:
     ) -> None:
         self._app, self._root, self._hosts = app, root, hosts
         self._tokens, self._tickets = tokens, tickets
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        await self._turns.take()
         if scope["type"] == "websocket":
             await self._open(scope, receive, send)
             return

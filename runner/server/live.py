@@ -124,7 +124,7 @@ async def of_all(
 async def frames_of_run(
     websocket: WebSocket, run: str, kind: Kinds = None, after: After = 0, last: LastMove = 0
 ) -> None:
-    Needs("read", run=True)(websocket)
+    await Needs("read", run=True)(websocket)
     feed = feed_of(websocket)
     kinds = frozenset(kind or KINDS)
     await feed.channel(run, kinds)
@@ -136,7 +136,7 @@ async def frames_of_run(
 async def frames_of_all(
     websocket: WebSocket, kind: Kinds = None, after: AfterPlace = "", last: LastPlace = ""
 ) -> None:
-    Needs("read", any_run=True)(websocket)
+    await Needs("read", any_run=True)(websocket)
     feed = feed_of(websocket)
     source = partial(feed.every, last or after)
     kinds = frozenset(kind or KINDS)

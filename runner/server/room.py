@@ -67,7 +67,7 @@ class Room(ServedWorkspace):
             self._idle.pop().close()
 
 
-def _room(request: HTTPConnection) -> Room:
+async def _room(request: HTTPConnection) -> Room:
     return cast("Room", request.app.state.room)
 
 
@@ -82,6 +82,10 @@ def caller_of(request: HTTPConnection) -> Token:
             "send the header `Authorization: Bearer TOKEN`",
         )
     return cast("Token", caller)
+
+
+async def _caller(request: HTTPConnection) -> Token:
+    return caller_of(request)
 
 
 def _query(request: HTTPConnection) -> None:
@@ -124,7 +128,8 @@ class Needs:
     def __init__(self, scope: Scope, *, run: bool = False, any_run: bool = False) -> None:
         self.scope, self.run, self.any_run = scope, run, any_run
 
-    def __call__(self, request: HTTPConnection) -> None:
+    async def __call__(self, request: HTTPConnection) -> None:
+        # A coroutine, as all that others depend on: for a function a thread would be asked.
         _query(request)
         caller = caller_of(request)
         is_other = not self.run or request.path_params.get("run") != caller.run
@@ -149,7 +154,7 @@ class Needs:
 
 
 InRoom = Annotated[Room, Depends(_room)]
-Caller = Annotated[Token, Depends(caller_of)]
+Caller = Annotated[Token, Depends(_caller)]
 BEARER = Depends(
     HTTPBearer(
         auto_error=False,

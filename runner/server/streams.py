@@ -216,7 +216,7 @@ async def _followed(
     tail: Tail | Elsewhere | None = None
     passed = 0
     channel = await feed.channel(run)
-    channel.followers.add(follower)
+    channel.join(follower)
     try:
         while True:
             beat = channel.beat
