@@ -9,6 +9,8 @@ from typing import Final
 
 from pydantic import BaseModel
 
+from ..api.artifacts import NotStored
+from ..api.values import whole
 from ..errors import Busy, CannotAsk, Infrastructure, Invalid, NotFound, Problem, RecipeError
 from ..paths import shipped
 from ..storage.records.runs import KEY_IN_USE
@@ -65,19 +67,14 @@ LONGEST: Final = 1000
 """Characters of a message."""
 MOST: Final = 100
 """Problems of one answer."""
-_HALF = re.compile("[\ud800-\udfff]")
 _PATH = re.compile(r"(?<![\w:/.~-])(?:~|(?!/v1/))(?:/[\w.@+%=-]+)+/([\w.@+%=-]*)")
 STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
     Invalid: (422, "invalid"),
+    NotStored: (404, "not-stored"),
     NotFound: (404, "not-found"),
     Busy: (409, "busy"),
     Infrastructure: (503, "infrastructure"),
 }
-
-
-def whole(text: str) -> str:
-    """A text as UTF-8 can have it: a name on this disk, or a word that was typed, may have bytes in it that are none."""
-    return text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def plain(text: str, root: Path) -> str:

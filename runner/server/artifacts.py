@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, BinaryIO, Final
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response
 from pydantic import BaseModel, BeforeValidator, Field
 
-from ..interface import views
-from ..storage.content.files import Content
-from ..storage.workspace import Workspace
+from ..api.artifacts import FILES, NotStored, find_file, list_artifacts
+from ..api.values import whole
 from . import ranged
-from .answers import Refused, whole
 from .room import READ_RUN, InRoom, run_of
-from .runs import OutputView, outputs
+from .runs import OutputView
 
 router = APIRouter(prefix="/v1/runs/{run}/artifacts", tags=["runs"])
 
@@ -35,7 +34,7 @@ class FileView(BaseModel):
 class ArtifactView(OutputView):
     stored: bool = Field(description="Whether its bytes are here.")
     files: list[FileView] = Field(
-        description=f"Of a folder: what is in it, the first {views.FILES} after `after`, sorted."
+        description=f"Of a folder: what is in it, the first {FILES} after `after`, sorted."
     )
 
 
@@ -57,7 +56,7 @@ def artifacts(
     ] = "",
 ) -> ArtifactList:
     with room.reading() as ws:
-        found = views.artifacts(ws, run_of(ws, run), name, after)
+        found = list_artifacts(ws, run_of(ws, run), name, after)
         return ArtifactList(artifacts=[ArtifactView.model_validate(each) for each in found])
 
 
@@ -75,46 +74,14 @@ def artifact(
     range: Annotated[str, Header(max_length=100)] = "",
 ) -> Response:
     with room.reading() as ws:
-        found = next((each for each in outputs(ws, run_of(ws, run)) if each.name == name), None)
-        if found is None:
-            raise Refused(
-                404,
-                "not-found",
-                "the run has no such output",
-                f"GET /v1/runs/{run}/artifacts lists them",
-            )
-        place, tag = _place(ws, found, path)
-        return ranged.sent(_file(place), range, (path or name).rpartition("/")[2], _BYTES, tag=tag)
+        found = find_file(ws, run_of(ws, run), name, path)
+        shown = (path or name).rpartition("/")[2]
+        return ranged.sent(_open(found.place), range, shown, _BYTES, tag=found.digest)
 
 
-def _place(ws: Workspace, found: OutputView, path: str) -> tuple[str, str]:
-    """Where the bytes lie, and what they are called by their content.  Raises Refused."""
-    content = Content(found.content)
-    if not ws.objects.has(content):
-        raise _gone()
-    if not found.folder:
-        if path:
-            raise Refused(
-                404, "not-found", "the output is a file, not a folder", "ask for it without `path`"
-            )
-        return str(ws.objects.path(content)), found.content
-    for entry in ws.objects.manifests.entries(content):
-        if whole(entry.path) == path and entry.kind in "fx":
-            return f"{ws.objects.path(content)}/{entry.path}", entry.value
-    raise Refused(
-        404,
-        "not-found",
-        "the output is a folder and has no such file",
-        "its `files` are listed; give one as `path`",
-    )
-
-
-def _file(place: str) -> BinaryIO:
+def _open(place: Path) -> BinaryIO:
+    """Raises NotStored."""
     try:
         return open(place, "rb")
     except OSError:
-        raise _gone() from None
-
-
-def _gone() -> Refused:
-    return Refused(404, "not-stored", "the output is not stored here any more", "run it again")
+        raise NotStored from None

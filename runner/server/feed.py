@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
+from ..api.logs import Part, parts
+from ..api.values import moment
 from ..errors import NotFound, RecipeError
-from ..interface.logs import Part, parts
-from ..interface.views import moment
 from ..storage.records.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
 from .answers import NoSuchRun, Refused, plain

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..agent.regular import descriptor_of
+from ..api.logs import LogTail, Part, Tail, hear, kept, tail_of, unmaskable
+from ..api.runs import list_facts, progress_of
+from ..api.values import whole
 from ..errors import CannotRun
-from ..interface import views
-from ..interface.logs import LogTail, Part, Tail, hear, kept, tail_of, unmaskable
 from ..secrets import Masker
 from ..storage import metrics
 from ..storage.records.runs import FINAL, Event, RunRow
 from ..storage.workspace import Workspace
 from ..survey.rows import Rows, is_elsewhere
-from .answers import whole
 from .messages import Message
 from .runs import shown
 
@@ -310,9 +310,9 @@ class RunReader:
         now = time.monotonic()
         if "progress" in kinds and now >= self._progress_due:
             self._progress_due = now + EVERY
-            facts = views.listed(ws, [self.row])[0]
+            facts = list_facts(ws, [self.row])[0]
             said = {"run": run, "state": self.row.state, "word": facts["word"]}
-            said |= views.progress(ws, self.row)
+            said |= progress_of(ws, self.row)
             if said != self._progress:
                 self._progress = said
                 found.append(Message("progress", run, said))

@@ -13,15 +13,17 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from ..api import requests
+from ..api.events import event_facts, read_events
 from ..api.outcomes import Outcome
+from ..api.runs import list_facts, list_runs, read_run
 from ..api.submitting import PRIORITY, Ticket, submit
+from ..api.values import Facts
 from ..errors import NotFound, did_you_mean
 from ..execution.terms import (
     Choice,
     Settings,
     new_id,
 )
-from ..interface import views
 from ..reports.addresses import public_endpoint
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
@@ -479,13 +481,10 @@ def runs(
     wanted = wanted._replace(tag=tag, archived={None: "", True: "yes", False: "no"}[archived])
     wanted = wanted._replace(before=after) if after else wanted
     with room.reading() as ws:
-        rows = ws.store.runs.page(wanted, limit + 1)
-        shown = [
-            _without_folders(ws, each) for each in views.listed(ws, rows[:limit], numbers=metrics)
-        ]
-        next = rows[limit - 1].id if len(rows) > limit else None
+        page = list_runs(ws, wanted, limit, numbers=metrics)
+        shown = [_without_folders(ws, each) for each in page.runs]
     # What was read of the database is of these types: checking 200 runs once more would take longer than all else.
-    text = json.dumps({"runs": shown, "next": next}, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps({"runs": shown, "next": page.next}, ensure_ascii=False, separators=(",", ":"))
     return squeezed(request, text, "application/json")
 
 
@@ -497,13 +496,13 @@ def one(run: str, room: InRoom) -> RunDetail:
 
 def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
     """Runs as the API shows them."""
-    found = views.listed(ws, rows, numbers=False)
+    found = list_facts(ws, rows, numbers=False)
     return [RunView.model_validate(_without_folders(ws, each)) for each in found]
 
 
 def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     """A run with all that is known of it."""
-    found = views.detail(ws, row)
+    found = read_run(ws, row)
     told = {name: plain_value(found[name], ws.root) for name in ("failed", "warnings")}
     for step in found["steps"]:
         step |= {
@@ -514,19 +513,14 @@ def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     return RunDetail.model_validate({**_without_folders(ws, found), **told})
 
 
-def _without_folders(ws: Workspace, found: views.Facts) -> Mapping[str, object]:
+def _without_folders(ws: Workspace, found: Facts) -> Mapping[str, object]:
     typed = {name: plain_value(found[name], ws.root) for name in ("inputs", "labels")}
     return {**found, "reason": plain(found["reason"], ws.root), **typed}
 
 
-def outputs(ws: Workspace, row: RunRow) -> list[OutputView]:
-    """What the steps of a run made, or found made, by STEP.OUTPUT."""
-    return [OutputView.model_validate(each) for each in views.outputs(ws, row)]
-
-
 def shown(ws: Workspace, event: Event) -> EventView:
     """An event as the API shows it."""
-    found = views.event(event)
+    found = event_facts(event)
     return EventView.model_validate(
         {
             **found,
@@ -553,7 +547,7 @@ def describe(run: str, room: InRoom, said: Description) -> RunDetail:
 def _answered(ws: Workspace, outcome: Outcome) -> Done:
     """An outcome with the latest event of its run."""
     last = ws.store.runs.get(outcome.run).next_event - 2
-    event = shown(ws, ws.store.runs.events(outcome.run, last)[-1])
+    event = shown(ws, read_events(ws, outcome.run, last)[-1])
     said = [plain(text, ws.root) for text in outcome.said]
     return Done.model_validate({**outcome._asdict(), "said": said, "event": event})
 

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..api.values import moment
 from ..errors import CannotRun, Infrastructure, Invalid
 from ..hosts.renting import offering
 from ..interface import costs, shelves
 from ..interface.pairs import filters
-from ..interface.views import moment
 from ..planning.schedule import word
 from ..storage.records.ledger import Ledger, of_user
 from ..storage.records.runs import Wanted

@@ -14,10 +14,11 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import HTTPConnection
 
+from ..api.events import read_events
+from ..api.logs import Part, Tail, available, kept, missing, tail_of
+from ..api.metrics import read_points
+from ..api.values import Point
 from ..errors import CannotRun
-from ..interface.logs import Part, Tail, available, kept, missing, tail_of
-from ..interface.reported import reported
-from ..interface.values import Point
 from ..planning.ids import names
 from ..survey.rows import Rows, bring
 from . import ranged
@@ -82,7 +83,7 @@ async def events(
 
     def found() -> list[EventView]:
         with room.reading() as ws:
-            events = ws.store.runs.events(run_of(ws, run).id, after, PAGE)
+            events = read_events(ws, run_of(ws, run).id, after)
             return [shown(ws, event) for event in events]
 
     some = await run_in_threadpool(found)
@@ -275,7 +276,7 @@ def measured(
     with room.reading() as ws:
         found = [
             line
-            for line in reported(ws, run_of(ws, run).id, step, attempt, of)
+            for line in read_points(ws, run_of(ws, run).id, step, attempt, of)
             if line.n > after and (line.n - after - 1) % every == 0
         ]
         return squeezed(request, "".join(map(_line, found)), _LINES)

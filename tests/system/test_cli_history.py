@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from runner.api.logs import Part, tail_of
 from runner.execution.terms import Choice
-from runner.interface.logs import Part, Raw, Safe, tail_of
+from runner.interface.logs import Raw, Safe
 from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.support import RECIPE, Space, until

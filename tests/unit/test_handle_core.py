@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from runner.api.values import File, Status, StepStatus
 from runner.errors import Busy, CannotRun, Corrupt, Infrastructure, Invalid, NotFound
 from runner.interface.handle import core
 from runner.interface.handle.core import Ask, Clock, Give, Heard, Lost, More, Nap, Reply, TimedOut
 from runner.interface.handle.files import Download
 from runner.interface.handle.notebook import html
-from runner.interface.values import File, Status, StepStatus
 
 PRINTED = {("a", 1): b"one\ntwo\r\n\xc3\xa4 three\n", ("a", 2): b"", ("b", 1): b"no end"}
 

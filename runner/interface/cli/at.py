@@ -26,7 +26,7 @@ from .chosen import moment
 from .control import ENDS, PATIENCE, answer_of
 
 if TYPE_CHECKING:
-    from ..values import Failed, Status, StepStatus
+    from ...api.values import Failed, Status, StepStatus
 
 HERE: Final = "here"
 """The value of `--to` that means this workspace, whatever RECIPE_SERVER says."""

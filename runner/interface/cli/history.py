@@ -9,13 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+from ...api.logs import parts
 from ...errors import NotFound, did_you_mean
 from ...planning.ids import names, readable, stored
 from ...survey.comparison import in_id
 from ...survey.input_manifests import manifest
 from .. import costs
 from ..differences import ASPECTS, Manifest, Ran, all_of, as_json, compare, values
-from ..logs import Follower, for_stdout, parts, show
+from ..logs import Follower, for_stdout, show
 from ..tables import aligned
 from ..tail import named, shown, span
 from .chosen import find_run, has_run, makers, moment, near_step, opened, recipe_of

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...advice import bottleneck
+from ...api.metrics import links
 from ...errors import CannotRun, NotFound
 from ...language.units import about
 from ...language.values import is_number
@@ -23,7 +24,6 @@ from ...survey import rows, samples
 from ...survey.comparison import less, of_note
 from ...survey.results import reported, summary
 from .. import costs
-from ..reported import links
 from ..tables import aligned
 from ..tail import named, shown, span
 from .chosen import find_run, makers, moment, near_step, opened

@@ -178,7 +178,7 @@ def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
 
 def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
     """Runs under way here, runs whose worker died and that no later run of their recipe has made good, and runs that wait for a worker."""
-    from ..reported import links
+    from ...api.metrics import links
 
     going, died, queued = [], [], []
     good: set[str] = set()
@@ -222,8 +222,8 @@ def _run(
 
 def _seen(ws: Workspace, view: RunView) -> dict[str, dict[str, float]]:
     """Of each running step how far it is, and what its machine has to do."""
+    from ...api.logs import parts
     from ...survey.samples import latest
-    from ..logs import parts
 
     events = ws.store.runs.events(view.id)
     found: dict[str, dict[str, float]] = {}

@@ -23,19 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from ...api.outcomes import Outcome
-from ...errors import (
-    HELPS,
-    NOT_NOTED,
-    Busy,
-    CannotAsk,
-    Infrastructure,
-    Invalid,
-    NotFound,
-    Problem,
-    RecipeError,
-)
-from ...storage.records.runs import FINAL, Event
-from ..values import (
+from ...api.values import (
     Failed,
     File,
     Line,
@@ -48,6 +36,18 @@ from ..values import (
     StepStatus,
     Training,
 )
+from ...errors import (
+    HELPS,
+    NOT_NOTED,
+    Busy,
+    CannotAsk,
+    Infrastructure,
+    Invalid,
+    NotFound,
+    Problem,
+    RecipeError,
+)
+from ...storage.records.runs import FINAL, Event
 
 FEW: Final = 4
 """How often is asked what may be asked twice."""

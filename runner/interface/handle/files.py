@@ -8,10 +8,10 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self
 
+from ...api.values import File
 from ...digest import of_file
 from ...errors import CannotRun, Corrupt
 from ...storage.content.files import link_leads_out
-from ..values import File
 
 
 class Download:

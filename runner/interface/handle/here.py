@@ -11,19 +11,21 @@ from typing import Literal
 from urllib.parse import unquote
 
 from ...api import requests
-from ...errors import CannotAsk, CannotRun, Infrastructure, NotFound
+from ...api.artifacts import find_file, list_artifacts
+from ...api.events import event_facts, read_events
+from ...api.logs import POLL, Part, Tail, available, missing, parts, tail_of
+from ...api.metrics import read_points
+from ...api.runs import list_runs, read_run
+from ...api.values import Facts
+from ...errors import CannotAsk, CannotRun, Infrastructure
 from ...planning.ids import names
 from ...storage.content.files import Content
 from ...storage.records.runs import FINAL, RunRow, Wanted
 from ...storage.workspace import Workspace
 from ...survey.rows import Rows
-from .. import views
-from ..logs import POLL, Part, Tail, available, missing, parts, tail_of
-from ..reported import reported
 from .core import Ask, AsyncPieces, Pieces, Reply, in_python
 
 _PIECE = 1 << 18
-_PAGE = 500
 
 
 class Here:
@@ -49,12 +51,10 @@ class Here:
                 case "GET", []:
                     return self._runs(ask.query)
                 case "GET", [run]:
-                    return views.detail(self.ws, self.ws.store.runs.get(run))
+                    return read_run(self.ws, self.ws.store.runs.get(run))
                 case "GET", [run, "events"]:
-                    some = self.ws.store.runs.events(
-                        self.ws.store.runs.get(run).id, int(ask.query["after"]), _PAGE
-                    )
-                    return {"events": [views.event(each) for each in some]}
+                    some = read_events(self.ws, run, int(ask.query["after"]))
+                    return {"events": [event_facts(each) for each in some]}
                 case "GET", [run, "logs"]:
                     return self._log(run, ask.query)
                 case "GET", [run, "metrics"]:
@@ -79,15 +79,11 @@ class Here:
             str(query.get("user", "")),
         )
         wanted = wanted._replace(before=str(query["after"])) if "after" in query else wanted
-        rows = self.ws.store.runs.page(wanted, limit + 1)
-        return {
-            "runs": views.listed(self.ws, rows[:limit]),
-            "next": rows[limit - 1].id if len(rows) > limit else None,
-        }
+        return list_runs(self.ws, wanted, limit)._asdict()
 
     def _points(self, run: str, query: Mapping[str, str | int]) -> bytes:
         of: Literal["step", "machine"] = "machine" if query.get("of") == "machine" else "step"
-        found = reported(
+        found = read_points(
             self.ws,
             self.ws.store.runs.get(run).id,
             str(query.get("step", "")),
@@ -147,12 +143,10 @@ class Here:
             row = self.ws.store.runs.get(run)
             return row.state in FINAL or (not self.ws.store.runs.live(run) and row.due is None)
 
-    def _artifacts(self, run: str, query: Mapping[str, str | int]) -> list[views.Facts]:
+    def _artifacts(self, run: str, query: Mapping[str, str | int]) -> list[Facts]:
         row = self.ws.store.runs.get(run)
         self._bring(row, str(query.get("name", "")))
-        return views.artifacts(
-            self.ws, row, str(query.get("name", "")), str(query.get("after", ""))
-        )
+        return list_artifacts(self.ws, row, str(query.get("name", "")), str(query.get("after", "")))
 
     def _bring(self, row: RunRow, name: str) -> None:
         """Fetch what another machine made from the shared store."""
@@ -173,18 +167,8 @@ class Here:
     def _bytes(self, run: str, name: str, path: str, headers: Mapping[str, str]) -> Pieces:
         begin = int(headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
         with self._lock:
-            content = next(
-                (
-                    each["content"]
-                    for each in views.outputs(self.ws, self.ws.store.runs.get(run))
-                    if each["name"] == name
-                ),
-                None,
-            )
-            if content is None or not self.ws.objects.has(Content(content)):
-                raise NotFound(f"run {run} has no {name} any more", fix="run it again")
-            place = self.ws.objects.path(Content(content))
-        with open(f"{place}/{path}" if path else place, "rb") as file:
+            found = find_file(self.ws, self.ws.store.runs.get(run), name, path)
+        with open(found.place, "rb") as file:
             file.seek(begin)
             while data := file.read(_PIECE):
                 yield data

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
+from ...api.values import Status
 from ...planning.ids import readable
-from ..values import Status
 
 STEPS = 50
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from ...api.outcomes import Outcome
+from ...api.values import Line, OutputFile, Point, Status
 from ...storage.records.runs import Event
-from ..values import Line, OutputFile, Point, Status
 from . import core
 from .core import Ask, AsyncPieces, Clock, Give, Heard, Lost, More, Nap, Pieces, Reply, Talk
 from .files import Download

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 import runner
+from runner.api.values import Status
 from runner.interface.cli.main import main
-from runner.interface.values import Status
 from tests.cloud import cloud
 from tests.servers.receiver import Receiver
 from tests.servers.rest import Rest

@@ -7,45 +7,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple
 
 from ..execution.terms import settings_of_run
 from ..planning.ids import bare
 from ..planning.run_view import Failure, RunView, StepView, Training
-from ..storage.content.files import Content
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
-from ..storage.records.runs import AttemptRow, Event, RunRow
+from ..storage.records.runs import RunRow, Wanted
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
 from ..survey import summaries
-from .reported import latest, links
+from .artifacts import outputs_of
+from .metrics import latest, links
+from .values import Facts, moment
 
 NO_TRAINING: Final = Training()
-HIDDEN = ("log", "metrics", "env_files", "secrets", "offered", "generation")
-"""What events hold for workers alone."""
-
-_Known = TypeVar("_Known")
-Facts: TypeAlias = Mapping[str, Any]
-"""A mapping as JSON has it; what is in it, and in which unit, say the models of `server.runs` and `server.artifacts`."""
 
 
-LAST = 253402300799.0
-"""The last second of the year 9999: one that was asked for in a zone to the west of Greenwich may be later, and RFC 3339 has none."""
+class Page(NamedTuple):
+    """Runs of a list, the newest first; `next`: the id behind which the next page begins, None at the end."""
+
+    runs: list[Facts]
+    next: str | None
 
 
-def moment(at: float | None) -> str | None:
-    """A time as RFC 3339 writes it."""
-    return (
-        None
-        if at is None
-        else datetime.fromtimestamp(min(at, LAST), UTC)
-        .isoformat(timespec="milliseconds")
-        .replace("+00:00", "Z")
-    )
+def list_runs(ws: Workspace, wanted: Wanted, limit: int, *, numbers: bool = True) -> Page:
+    """Return the first `limit` runs that are wanted; without `numbers` what they reported is left out."""
+    rows = ws.store.runs.page(wanted, limit + 1)
+    next_ = rows[limit - 1].id if len(rows) > limit else None
+    return Page(list_facts(ws, rows[:limit], numbers=numbers), next_)
 
 
-def listed(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:
+def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:
     """Runs as a list of them shows them; without `numbers` what they reported is left out."""
     views = ws.run_views.summaries(rows)
     found = summaries.of_runs(ws, rows, latest(ws, rows)) if numbers else {}
@@ -123,7 +116,7 @@ def _listed(row: RunRow, view: RunView) -> Facts:
     }
 
 
-def detail(ws: Workspace, row: RunRow) -> Facts:
+def read_run(ws: Workspace, row: RunRow) -> Facts:
     """A run with all that is known of it."""
     graph = ws.run_views.graph(row)
     view = ws.run_views.view(row, graph)
@@ -156,7 +149,7 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
         "training": _training(view.steps.get(view.trains)),
         "steps": [_step(step) for step in view.steps.values()],
         "graph": _graph(graph),
-        "outputs": _outputs(ws, row, graph, attempts),
+        "outputs": outputs_of(ws, row, graph, attempts),
         "links": [each._asdict() for each in links(ws, row, attempts)],
     }
 
@@ -208,17 +201,9 @@ def _step(step: StepView) -> Facts:
     }
 
 
-def progress(ws: Workspace, row: RunRow) -> Facts:
+def progress_of(ws: Workspace, row: RunRow) -> Facts:
     """How far a run is: step, total, percent, eta, as `detail` has it."""
     return ws.run_views.view(row, ws.run_views.graph(row)).progress._asdict()
-
-
-def _in_order(graph: RunGraph | None, by_step: Mapping[str, _Known]) -> dict[str, _Known]:
-    """What is known by step, in the order of the plan."""
-    places = {step: n for n, step in enumerate(graph.needs)} if graph is not None else {}
-    return dict(
-        sorted(by_step.items(), key=lambda item: (places.get(bare(item[0]), len(places)), item[0]))
-    )
 
 
 def _graph(graph: RunGraph | None) -> list[Facts]:
@@ -229,81 +214,6 @@ def _graph(graph: RunGraph | None) -> list[Facts]:
         {"step": step, "needs": needs, "instances": graph.instances[step], "fresh": fresh[step]}
         for step, needs in graph.needs.items()
     ]
-
-
-def outputs(ws: Workspace, row: RunRow) -> list[Facts]:
-    """What the steps of a run made, or found made, by STEP.OUTPUT; of one that another machine carried out its results, by their names."""
-    return _outputs(ws, row, ws.run_views.graph(row), ws.store.runs.attempts(row.id))
-
-
-def _outputs(
-    ws: Workspace, row: RunRow, graph: RunGraph | None, attempts: Sequence[AttemptRow]
-) -> list[Facts]:
-    keys = dict(graph.fresh) if graph is not None else {}
-    made = _in_order(
-        graph,
-        keys
-        | {
-            attempt.step: attempt.key
-            for attempt in attempts
-            if attempt.outcome == "done" and attempt.key
-        },
-    )
-    traces = ws.store.index.traces(list(made.values()))
-    contents = {
-        f"{step}.{each[0]}": each[2]
-        for step, key in made.items()
-        if key in traces
-        for each in traces[key].outputs
-    }
-    sizes = {each.name: each.size for each in row.outputs}
-    if not contents:
-        contents = {each.name: Content(each.content) for each in sorted(row.outputs)}
-    tiny = ws.store.index.tiny(list(contents.values()))
-    found: list[Facts] = []
-    for name, content in contents.items():
-        seal = ws.store.index.seal(content) if content not in tiny else None
-        size = (
-            len(tiny[content])
-            if content in tiny
-            else seal.size
-            if seal is not None
-            else sizes.get(name)
-        )
-        found.append({"name": name, "content": content, "bytes": size, "folder": content[0] == "t"})
-    return found
-
-
-FILES = 1000
-"""Files of a folder that are listed at once."""
-
-
-def artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> list[Facts]:
-    """The outputs of a run, or the one of that name; of a folder its files, the first of those whose paths are greater than `after`."""
-    found: list[Facts] = []
-    for each in outputs(ws, row):
-        if name and each["name"] != name:
-            continue
-        content = Content(each["content"])
-        stored = ws.objects.has(content)
-        entries = ws.objects.manifests.entries(content) if stored and each["folder"] else ()
-        files: list[Facts] = [
-            {"path": entry.path, "bytes": entry.size, "content": f"{entry.kind}:{entry.value}"}
-            for entry in entries
-        ]
-        files.sort(key=lambda file: file["path"])
-        size = sum(file["bytes"] for file in files) if stored and each["folder"] else each["bytes"]
-        listed = [file for file in files if file["path"] > after][:FILES]
-        found.append({**each, "bytes": size, "stored": stored, "files": listed})
-    return found
-
-
-def event(found: Event) -> Facts:
-    """An event without what it holds for workers alone."""
-    return {
-        "run": found.run, "seq": found.seq, "at": moment(found.at), "subject": found.subject, "id": found.id, "before": found.before,
-        "after": found.after, "reason": found.reason, "data": {name: value for name, value in found.data.items() if name not in HIDDEN},
-    }  # fmt: skip
 
 
 def _leases(ws: Workspace, run: str) -> list[LeaseRow]:

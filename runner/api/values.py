@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..storage.records.runs import FINAL
+
+Facts: TypeAlias = Mapping[str, Any]
+"""A mapping as JSON has it.  The models of `server.runs` and `server.artifacts` say what is in it, and in which unit."""
+
+_HALF: Final = re.compile("[\ud800-\udfff]")
+LAST: Final = 253402300799.0
+"""The last second of the year 9999: one that was asked for in a zone to the west of Greenwich may be later, and RFC 3339 has none."""
+
+
+def moment(at: float | None) -> str | None:
+    """A time as RFC 3339 writes it."""
+    if at is None:
+        return None
+    when = datetime.fromtimestamp(min(at, LAST), UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def whole(text: str) -> str:
+    """A text as UTF-8 can have it: a name on this disk, or a word that was typed, may have bytes in it that are none."""
+    return text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class Progress(NamedTuple):

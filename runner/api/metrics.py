@@ -26,7 +26,7 @@ RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
 
-def reported(
+def read_points(
     ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]
 ) -> Iterator[values.Point]:
     """The points of each attempt, in order and numbered from 1: of one step or, empty, of all; of one attempt or, 0, of all."""
