@@ -49,14 +49,7 @@ def listed(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> li
     """Runs as a list of them shows them; without `numbers` what they reported is left out."""
     views = ws.run_views.summaries(rows)
     found = summaries.of_runs(ws, rows, latest(ws, rows)) if numbers else {}
-    return [
-        {
-            **_listed(row, view),
-            **_described(row),
-            **_numbers(found.get(row.id)),
-        }
-        for row, view in zip(rows, views, strict=True)
-    ]
+    return [_listed(row, view, found.get(row.id)) for row, view in zip(rows, views, strict=True)]
 
 
 def _described(row: RunRow) -> Facts:
@@ -95,7 +88,7 @@ def _metrics(found: summaries.Summaries, least: Mapping[str, bool]) -> Facts:
     }
 
 
-def _listed(row: RunRow, view: RunView) -> Facts:
+def _listed(row: RunRow, view: RunView, found: summaries.Numbers | None) -> Facts:
     asked, labels = row.data.get("asked"), row.data.get("labels")
     preset = asked.get("preset") if isinstance(asked, dict) else None
     return {
@@ -120,6 +113,8 @@ def _listed(row: RunRow, view: RunView) -> Facts:
         else None,
         "ended": moment(row.ended),
         "progress": view.progress._asdict(),
+        **_described(row),
+        **_numbers(found),
     }
 
 
@@ -134,7 +129,7 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
     eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
-        **_listed(row, view),
+        **_listed(row, view, summaries.of_runs(ws, [row], latest(ws, [row])).get(row.id)),
         "seq": row.next_event - 1,
         "provider": settings_of_run(row).driver,
         "instances": [
