@@ -262,6 +262,8 @@ class Driver:
     """Where a person sees, and ends, what is rented; empty: there is no account."""
     left_out: Mapping[str, str] = {}
     """Machines that the last `offers` could not ask -> why, as a sentence."""
+    notices: Sequence[str] = ()
+    """What it passes over of the files that it goes by, a sentence each; known once it is made."""
     excluded: Mapping[str, int] = {}
     """Why the last `offers` left some out, in a few words -> how many."""
     waits: str = ""

@@ -137,6 +137,7 @@ class Slurm(Driver):
         self._mark = hashlib.sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         self._env = {name: os.environ[name] for name in PASSED if name in os.environ}
         self._login = _login(login) if login else None
+        self.notices = self._login.notices if self._login else ()
         self._node: Host | None = None  # that login, once it was reached
         self._hosts: dict[str, tuple[SlurmHost, ...]] = {}
         self._again: dict[str, float] = {}
@@ -592,7 +593,7 @@ def _login(given: str | Mapping[str, Any]) -> Driver:
     """The login node as the only server of the ssh driver: its address, or a table of `host` and settings of that driver."""
     from . import load
 
-    settings = {"host": given, "use_config": True} if isinstance(given, str) else dict(given)
+    settings = {"host": given} if isinstance(given, str) else dict(given)
     return load("ssh")(hosts=[settings.pop("host", "")], **settings)
 
 

@@ -102,6 +102,7 @@ async def examine(driver: Driver) -> list[Finding]:
     found: list[Finding] = []
     if driver.console:
         return await _account(driver)
+    found += [Finding("note", "settings", line) for line in driver.notices]
     try:
         found += [Finding("ok", what, words) for what, words in await driver.about()]
         async for name, host in visit(driver):

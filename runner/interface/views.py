@@ -126,10 +126,11 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
     leases = _leases(ws, row.id)
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
+    reported = summaries.of_runs(ws, [row], latest(ws, [row]))
     eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
-        **_listed(row, view, summaries.of_runs(ws, [row], latest(ws, [row])).get(row.id)),
+        **_listed(row, view, reported.get(row.id)),
         "seq": row.next_event - 1,
         "provider": settings_of_run(row).driver,
         "instances": [
@@ -145,7 +146,7 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
         "cost": cost,
         "failed": _failed(view.failed),
         "warnings": view.warnings,
-        "training": _training(view.steps.get(view.trains)),
+        "training": _training(view),
         "steps": [_step(step) for step in view.steps.values()],
         "graph": _graph(graph),
         "outputs": _outputs(ws, row, graph, attempts),
@@ -157,16 +158,17 @@ def _failed(failure: Failure | None) -> Facts | None:
     return {**failure._asdict(), "lines": list(failure.lines)} if failure is not None else None
 
 
-def _training(step: StepView | None) -> Facts | None:
+def _training(view: RunView) -> Facts | None:
     """The numbers of the step that trains."""
-    if step is None or (training := step.training) is None:
+    training, step = view.training, view.steps.get(view.trains)
+    if training is None:
         return None
     return {
-        "of": step.id,
+        "of": view.trains,
         "step": training.step,
         "total": training.total,
         "percent": training.percent,
-        "eta": step.eta,
+        "eta": step.eta if step is not None else None,
         "at": moment(training.at),
         "values": dict(training.values),
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from ...errors import NotFound, did_you_mean
 from ...planning.ids import names, readable, stored
+from ...survey.comparison import in_id
 from ...survey.input_manifests import manifest
 from .. import costs
 from ..differences import ASPECTS, Manifest, Ran, all_of, as_json, compare, values
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _LISTED, _STEPS = 10, 50
 _NEAR, _ALL = 1000, 1_000_000
+_TRIED = 6
+"""Values of a sweep that are shown."""
 """The latest runs are looked at first, then all."""
 
 
@@ -149,6 +152,7 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
             [
                 *([f"--preset {item['preset']}"] if item["preset"] else []),
                 *(f"{k}={v}" for k, v in item["given"].items()),
+                *(_axes(ws, item["id"]) if "-sweep@" in item["recipe"] else ()),
             ]
         )
         numbers = (str(counts["ran"]), str(counts["fresh"]), str(counts["failed"]))
@@ -276,6 +280,16 @@ def overview(row: RunRow, view: RunView, usd: float = 0.0) -> RunOverview:
         "preset": asked.get("preset"),
         "inputs": dict(row.inputs),
     }
+
+
+def _axes(ws: Workspace, run: str) -> list[str]:
+    """The values that a sweep tried, by input."""
+    found: dict[str, dict[str, None]] = {}
+    for id in ws.store.runs.steps(run):
+        for name, value in in_id(id.partition("/")[0]).items():
+            found.setdefault(name, {})[value] = None
+    more = ",…" if any(len(values) > _TRIED for values in found.values()) else ""
+    return [f"{name}={','.join([*values][:_TRIED])}{more}" for name, values in found.items()]
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------------------------------------
