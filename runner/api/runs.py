@@ -42,14 +42,7 @@ def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -
     """Runs as a list of them shows them; without `numbers` what they reported is left out."""
     views = ws.run_views.summaries(rows)
     found = summaries.of_runs(ws, rows, latest(ws, rows)) if numbers else {}
-    return [
-        {
-            **_listed(row, view),
-            **_described(row),
-            **_numbers(found.get(row.id)),
-        }
-        for row, view in zip(rows, views, strict=True)
-    ]
+    return [_listed(row, view, found.get(row.id)) for row, view in zip(rows, views, strict=True)]
 
 
 def _described(row: RunRow) -> Facts:
@@ -88,7 +81,7 @@ def _metrics(found: summaries.Summaries, least: Mapping[str, bool]) -> Facts:
     }
 
 
-def _listed(row: RunRow, view: RunView) -> Facts:
+def _listed(row: RunRow, view: RunView, found: summaries.Numbers | None) -> Facts:
     asked, labels = row.data.get("asked"), row.data.get("labels")
     preset = asked.get("preset") if isinstance(asked, dict) else None
     return {
@@ -113,6 +106,8 @@ def _listed(row: RunRow, view: RunView) -> Facts:
         else None,
         "ended": moment(row.ended),
         "progress": view.progress._asdict(),
+        **_described(row),
+        **_numbers(found),
     }
 
 
@@ -128,9 +123,7 @@ def read_run(ws: Workspace, row: RunRow) -> Facts:
     eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
-        **_listed(row, view),
-        **_described(row),
-        **_numbers(reported.get(row.id)),
+        **_listed(row, view, reported.get(row.id)),
         "seq": row.next_event - 1,
         "provider": settings_of_run(row).driver,
         "instances": [
@@ -146,7 +139,7 @@ def read_run(ws: Workspace, row: RunRow) -> Facts:
         "cost": cost,
         "failed": _failed(view.failed),
         "warnings": view.warnings,
-        "training": _training(view.steps.get(view.trains)),
+        "training": _training(view),
         "steps": [_step(step) for step in view.steps.values()],
         "graph": _graph(graph),
         "outputs": outputs_of(ws, row, graph, attempts),
@@ -158,16 +151,17 @@ def _failed(failure: Failure | None) -> Facts | None:
     return {**failure._asdict(), "lines": list(failure.lines)} if failure is not None else None
 
 
-def _training(step: StepView | None) -> Facts | None:
+def _training(view: RunView) -> Facts | None:
     """The numbers of the step that trains."""
-    if step is None or (training := step.training) is None:
+    training, step = view.training, view.steps.get(view.trains)
+    if training is None:
         return None
     return {
-        "of": step.id,
+        "of": view.trains,
         "step": training.step,
         "total": training.total,
         "percent": training.percent,
-        "eta": step.eta,
+        "eta": step.eta if step is not None else None,
         "at": moment(training.at),
         "values": dict(training.values),
     }
@@ -199,11 +193,6 @@ def _step(step: StepView) -> Facts:
         "fix": failure.fix if failure is not None else "",
         "warnings": list(step.warnings),
     }
-
-
-def progress_of(ws: Workspace, row: RunRow) -> Facts:
-    """How far a run is: step, total, percent, eta, as `detail` has it."""
-    return ws.run_views.view(row, ws.run_views.graph(row)).progress._asdict()
 
 
 def _graph(graph: RunGraph | None) -> list[Facts]:

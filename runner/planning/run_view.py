@@ -151,6 +151,8 @@ class StepView(NamedTuple):
     ended: float | None = None
     seconds: float | None = None
     """For which its attempts have run."""
+    spent: Mapping[str, float] = {}
+    """The same by host."""
     expected: float | None = None
     """Seconds that it took before."""
     training: Training | None = None
@@ -280,7 +282,9 @@ def fold(
     for move in moves:
         heard[move.id] = moved(heard.get(move.id, StepView(move.id)), move)
     steps = {
-        id: _now(heard.get(id, StepView(id)), row, now)._replace(expected=expected.get(id))
+        id: _now(heard.get(id, StepView(id)), row, now, live=live)._replace(
+            expected=expected.get(id)
+        )
         for id, row in _in_order(rows, planned).items()
     }
     # A worker that has claimed it may have died before it stored a move.
@@ -351,7 +355,15 @@ def _ended(step: StepView, move: Moved) -> StepView:
     took = move.data.get("seconds")
     if not is_number(took):
         took = max(0.0, move.at - step.began) if step.began is not None else None
-    return step if took is None else step._replace(seconds=round((step.seconds or 0.0) + took, 3))
+    return step if took is None else _spend(step, took)
+
+
+def _spend(step: StepView, seconds: float) -> StepView:
+    """A step that ran for so many seconds more on its host."""
+    there = round(step.spent.get(step.host, 0.0) + seconds, 3)
+    return step._replace(
+        seconds=round((step.seconds or 0.0) + seconds, 3), spent={**step.spent, step.host: there}
+    )
 
 
 def _failure(id: str, move: Moved) -> Failure:
@@ -419,7 +431,7 @@ def stored_training(
     return (training if training.step is not None or training.values else None), warnings
 
 
-def _now(step: StepView, row: Row, now: float) -> StepView:
+def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
     """A step as its row says: that is stored with its last move, and its numbers later."""
     running = row.state == State.RUNNING
     training, said = stored_training(row.numbers, now=now if running else None)
@@ -432,8 +444,8 @@ def _now(step: StepView, row: Row, now: float) -> StepView:
         training=training,
         began=began,
     )
-    if running and began is not None:
-        step = step._replace(seconds=round((step.seconds or 0.0) + max(0.0, now - began), 3))
+    if running and began is not None and live:
+        step = _spend(step, max(0.0, now - began))
     if running or not step.warnings:
         step = step._replace(warnings=said)
     if row.state == State.FAILED and step.failure is None:

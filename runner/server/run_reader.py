@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from ..agent.regular import descriptor_of
 from ..api.logs import LogTail, Part, Tail, hear, kept, tail_of, unmaskable
-from ..api.runs import list_facts, progress_of
 from ..api.values import whole
 from ..errors import CannotRun
 from ..secrets import Masker
@@ -310,9 +309,9 @@ class RunReader:
         now = time.monotonic()
         if "progress" in kinds and now >= self._progress_due:
             self._progress_due = now + EVERY
-            facts = list_facts(ws, [self.row])[0]
-            said = {"run": run, "state": self.row.state, "word": facts["word"]}
-            said |= progress_of(ws, self.row)
+            (view,) = ws.run_views.summaries([self.row])
+            said = {"run": run, "state": view.state, "word": view.word}
+            said |= view.progress._asdict()
             if said != self._progress:
                 self._progress = said
                 found.append(Message("progress", run, said))

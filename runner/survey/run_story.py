@@ -14,7 +14,6 @@ from ..storage.content.files import Content
 from ..storage.records.index import Trace
 from ..storage.records.links import Link, recorded
 from ..storage.records.runs import AttemptRow, RunRow
-from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
 from .comparison import Cell, Result, in_id, result_found, result_of
 from .results import Point, attempts_of
@@ -74,12 +73,9 @@ class Story(NamedTuple):
 
 def tell(ws: Workspace, row: RunRow) -> Story:
     """The story of a run so far."""
-    graph = recall(ws.home, row.id)
-    states: dict[str, tuple[str, str]] = {}
-    for event in ws.store.runs.events(row.id):
-        if event.subject == "step":
-            detail = event.data.get("detail")
-            states[event.id] = event.after, str(detail) if detail else event.reason
+    graph = ws.run_views.graph(row)
+    view = ws.run_views.view(row, graph)
+    states = {id: (step.state, step.detail or step.reason) for id, step in view.steps.items()}
     fresh = graph.fresh if graph is not None else {}
     states |= {id: ("FRESH", "") for id in fresh if id not in states}
     by_step: dict[str, list[AttemptRow]] = {}
@@ -89,7 +85,6 @@ def tell(ws: Workspace, row: RunRow) -> Story:
     traces = ws.store.index.traces(
         [*fresh.values(), *(many[-1].key for many in by_step.values() if many[-1].key)]
     )
-    places = ws.store.runs.places([row.id])
     found = []
     for id, (state, detail) in states.items():
         tries = by_step.get(id, [])
@@ -97,7 +92,16 @@ def tell(ws: Workspace, row: RunRow) -> Story:
         found.append(
             _instance(
                 ws,
-                Instance(id, state, detail, row.id, tries, None, (), places.get((row.id, id), "")),
+                Instance(
+                    id,
+                    state,
+                    detail,
+                    row.id,
+                    tries,
+                    None,
+                    (),
+                    view.steps[id].host if id in view.steps else "",
+                ),
                 traces.get(key),
             )
         )

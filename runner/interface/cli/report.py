@@ -7,11 +7,11 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ...advice import bottleneck
+from ...api.logs import parts
 from ...api.metrics import links
 from ...errors import CannotRun, NotFound
 from ...language.units import about
@@ -28,31 +28,37 @@ from ..tables import aligned
 from ..tail import named, shown, span
 from .chosen import find_run, makers, moment, near_step, opened
 from .flags import JSON_HELP, RUN_HELP
-from .history import earlier, overview
+from .history import ProgressOverview, earlier, overview
 
 if TYPE_CHECKING:
+    from ...planning.run_view import RunView, StepView
     from ...storage.records.runs import AttemptRow, RunRow
     from ...storage.workspace import Workspace
+    from ..logs import Part as Attempt
 
 
 _LISTED = 60  # steps
 _COLUMNS = 5  # metrics of a table
 
 
-@dataclass(slots=True)
-class _Done:
-    """What a run remembers of one step."""
+class _Done(NamedTuple):
+    """A step, and where what its attempts reported is read."""
 
-    id: str
-    state: str
-    attempts: int = 0
-    seconds: float = 0.0
-    memory: int = 0  # bytes of main memory, the most of any attempt
-    tries: list[AttemptRow] = field(default_factory=list)  # those that are over
-    following: Path | None = None  # what the one that runs reports
-    attempt: int = 1  # its number
-    sampled: Path | None = None  # what is seen of its machine
-    usd: float = 0.0
+    view: StepView
+    tries: Sequence[AttemptRow]  # those that are over
+    usd: float
+    going: Attempt | None = None  # the attempt that runs
+
+    @property
+    def state(self) -> str:
+        """Its state; one that others left behind was stopped."""
+        stopped = self.view.state == "SKIPPED" and self.view.attempts
+        return "STOPPED" if stopped else self.view.state
+
+    @property
+    def following(self) -> Path | None:
+        """What the attempt that runs reports."""
+        return Path(f"{self.going.raw.removesuffix('.log')}.metrics") if self.going else None
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -174,6 +180,10 @@ class StepReport(TypedDict):
     id: str
     state: str
     reason: str  # why its last attempt failed, or `stalled` for one that tells no more steps
+    detail: str  # the words of its failure
+    exit: int | None  # the exit code of one that failed
+    fix: str
+    warnings: list[str]
     attempts: int
     seconds: float | None
     peak_memory: int | None
@@ -196,6 +206,7 @@ class RunReport(TypedDict):
     failure: str
     reason: str
     seconds: float | None
+    progress: ProgressOverview
     fresh: int
     links: list[
         dict[str, str]
@@ -205,15 +216,16 @@ class RunReport(TypedDict):
 
 def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
-    summary = overview(row, ws.run_views.summaries([row])[0])
+    view = ws.run_views.of(row)
+    summary = overview(row, view)
     if summary["seconds"] is None and ws.store.runs.live(row.id):
         summary["seconds"] = time.time() - row.created
-    done = _steps(ws, row)
-    chosen = [each for each in done if step is None or step in names(each.id)]
+    done = _steps(ws, row, view)
+    chosen = [each for each in done if step is None or step in names(each.view.id)]
     if step is not None and not chosen:
         raise NotFound(
             f'"{step}" had nothing to do in {row.id}',
-            fix=near_step(step, [each.id for each in done]) if done else "all was fresh in it",
+            fix=near_step(step, [each.view.id for each in done]) if done else "all was fresh in it",
         )
     return {
         "id": row.id,
@@ -223,6 +235,7 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "failure": row.failure,
         "reason": row.reason,
         "seconds": summary["seconds"],
+        "progress": summary["progress"],
         "fresh": summary["steps"]["fresh"],
         "links": [
             each._asdict() for each in links(ws, row) if step is None or step in names(each.step)
@@ -231,78 +244,44 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     }
 
 
-def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
-    """The steps that were begun, in that order, and those that are yet to begin."""
-    found: dict[str, _Done] = {}
-    began: dict[str, float] = {}
+def _steps(ws: Workspace, row: RunRow, view: RunView) -> list[_Done]:
+    """The steps that were begun, and those that are yet to begin."""
     there: dict[str, dict[str, float]] = {}  # by place and step, seconds
-    places: dict[str, str] = {}
-    for event in ws.store.runs.events(row.id):
-        if event.subject != "step":
-            continue
-        done = found.setdefault(event.id, _Done(event.id, event.after))
-        done.state = (
-            "STOPPED" if (event.before, event.after) == ("RUNNING", "SKIPPED") else event.after
-        )
-        if event.after == "RUNNING" and event.before != "RUNNING":
-            began[event.id] = event.at
-            places[event.id] = str(event.data.get("site", ""))
-            done.attempts += 1
-            followed = event.data.get("metrics")
-            done.following = Path(followed) if isinstance(followed, str) else None
-            log, number = event.data.get("log"), event.data.get("attempt")
-            done.attempt = number if isinstance(number, int) else 1
-            done.sampled = samples.beside(log) if isinstance(log, str) else None
-        elif event.before == "RUNNING" and event.after != "RUNNING":
-            spent = there.setdefault(places.get(event.id, ""), {})
-            spent[event.id] = spent.get(event.id, 0.0) + event.at - began.pop(event.id, event.at)
-            done.following = done.sampled = None
-    if ws.store.runs.live(row.id):
-        for id, since in began.items():
-            found[id].seconds += max(0.0, time.time() - since)
-            spent = there.setdefault(places[id], {})
-            spent[id] = spent.get(id, 0.0) + max(0.0, time.time() - since)
-    # Events are stored in groups, and so are their moments: rows of attempts are nearer.  One that was taken over from a worker that died began
-    # before its row did, which its trace knows.
-    attempts = ws.store.runs.attempts(row.id)
-    traces = ws.store.index.traces(
-        [attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key]
-    )
-    for attempt in attempts:
-        if attempt.step not in found:
-            continue
-        found[attempt.step].tries.append(attempt)
-        trace = traces.get(attempt.key)
-        if attempt.outcome == "done" and trace is not None and trace.run == row.id:
-            found[attempt.step].seconds += trace.seconds
-        elif attempt.started is not None and attempt.ended is not None:
-            found[attempt.step].seconds += attempt.ended - attempt.started
-        peak = attempt.exit.get("peak_memory")
-        if isinstance(peak, int):
-            found[attempt.step].memory = max(found[attempt.step].memory, peak)
-    for id, usd in costs.by_step(costs.of_run(row.id).leases, there).items():
-        found[id].usd = usd
-    return sorted(found.values(), key=lambda done: done.attempts == 0)
+    for step in view.steps.values():
+        for place, seconds in step.spent.items():
+            there.setdefault(place, {})[step.id] = seconds
+    usd = costs.by_step(costs.of_run(row.id).leases, there)
+    tries: dict[str, list[AttemptRow]] = {}
+    for attempt in ws.store.runs.attempts(row.id):
+        tries.setdefault(attempt.step, []).append(attempt)
+    moves = ws.store.runs.step_moves(row.id)
+    going = {part.step: part for part in parts(moves) if not part.ended}
+    found = [
+        _Done(step, tries.get(id, ()), usd.get(id, 0.0), going.get(id))
+        for id, step in view.steps.items()
+    ]
+    return sorted(found, key=lambda done: done.view.attempts == 0)
 
 
 def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
-    live = (
-        rows.so_far(ws, run, done.id, done.attempt, done.following)
-        if done.following is not None
-        else []
-    )
-    live_samples = (
-        rows.so_far(ws, run, done.id, done.attempt, done.sampled)
-        if done.sampled is not None
-        else []
-    )
+    step, going = done.view, done.going
+    live: Sequence[Mapping[str, Any]] = []
+    live_samples: Sequence[Mapping[str, Any]] = []
+    if going is not None and (path := done.following) is not None:
+        live = rows.so_far(ws, run, step.id, going.number, path)
+        sampled = samples.beside(going.raw)
+        live_samples = rows.so_far(ws, run, step.id, going.number, sampled)
+    peaks = [attempt.exit.get("peak_memory") for attempt in done.tries]
+    memory = max((peak for peak in peaks if isinstance(peak, int)), default=0)
     ended = reported(ws, done.tries)
     lines = _lines([*(point for each in ended for point in each.points or ()), *live])
     known = {**(ended[0].metrics if ended else {}), **summary(live, {})}
     found = bottleneck.breakdown(lines)
     report: StepReport = {
-        "id": done.id, "state": done.state, "reason": _cause(done),
-        "attempts": done.attempts, "seconds": round(done.seconds, 3) or None, "peak_memory": done.memory or None, "usd": done.usd,
+        "id": step.id, "state": done.state, "reason": _cause(done), "detail": step.detail,
+        "exit": step.failure.exit if step.failure is not None else None, "fix": step.failure.fix if step.failure is not None else "",
+        "warnings": list(step.warnings),
+        "attempts": step.attempts, "seconds": step.seconds or None, "peak_memory": memory or None, "usd": done.usd,
         "metrics": {name: {"last": metric.last, "min": metric.least, "max": metric.greatest} for name, metric in known.items()},
         "kept": all(each.points is not None for each in ended),
         "training": None,
@@ -350,8 +329,8 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
 
 def _cause(done: _Done) -> str:
     """Why a step failed, or does not get on; empty where nothing is wrong."""
-    if done.state == "FAILED" and done.tries:
-        return done.tries[-1].reason
+    if done.view.failure is not None:
+        return done.view.failure.kind
     if done.following is None or done.state != "RUNNING":
         return ""
     return "stalled" if causes.is_stalled(*metrics.pace(done.following)) else ""
@@ -398,12 +377,14 @@ def as_text(run: RunReport) -> list[str]:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json has all)")
     for step in steps[:_LISTED]:
         if step["reason"]:
-            remedy = causes.REMEDIES.get(
-                step["reason"], f"`recipe logs {run['id']}/{step['id']}` shows its end"
-            )
+            logs = f"`recipe logs {run['id']}/{step['id']}` shows its end"
+            remedy = step["fix"] or causes.REMEDIES.get(step["reason"], logs)
+            words = f" ({named(step['detail'])})" if step["detail"] else ""
             text.append(
-                f"{named(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}; {remedy}"
+                f"{named(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}{words}; {named(remedy)}"
             )
+    for step in steps[:_LISTED]:
+        text += [f"{named(step['id'])}: warning: {shown(each)}" for each in step["warnings"]]
     text += [
         f"{shown(each['name'])}: {shown(each['to'])}  ({named(each['step'])})"
         for each in run["links"][:_LISTED]

@@ -186,9 +186,10 @@ def test_every_front_says_the_same_of_a_run(
     of_job = "training" if how == "cancelled" else how
     job = rest.get(f"/api/training/status/{of_job}")
     assert (job["word"], job["progress"]) == (told.word, told.percent)
-    if how in ("training", "cancelled", "failed"):
+    if how != "no-machine":
         assert (job["current_step"], job["total_steps"]) == (6, 10)
         assert found["training"]["of"] == "train" and found["training"]["values"] == {"loss": 0.5}
+    if how in ("training", "cancelled", "failed"):
         assert found["warnings"] == ["train: two rows were cut"]
     failed = found["failed"]
     if failed is not None:
