@@ -1,16 +1,23 @@
-"""What drivers offer, as tables for people and as data for programs."""
+"""What steps need of rented machines, and what drivers offer, as tables for people and as data for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from drivers.base import Offer, Wish
+from drivers.base import Need, Offer, Wish
 
 from ..hosts.renting import offering
+from ..hosts.renting.needs import market_of, need_for
 from ..hosts.renting.offering import Shelf
 from .tables import aligned
 
+if TYPE_CHECKING:
+    from ..storage.workspace import Workspace
+    from ..survey.survey import Survey
+
+THE_RUN: Final = "the run"
+"""For what an allocation is."""
 HEAD: Final = (
     "provider",
     "offer",
@@ -25,6 +32,44 @@ HEAD: Final = (
     "reliable",
     "longest",
 )
+
+
+def wishes(
+    ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
+) -> dict[str, Wish]:
+    """What the steps that are to run need of rented machines, by the first step of each need; of a cluster, what all of them need together."""
+    from ..execution.refusals import demand, takes
+    from ..planning.plan import LOCAL
+
+    if cluster:
+        there = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
+        wish = demand(found, lambda _spec: False, 0)
+        hours = takes(ws, found, {wish.need: there})[wish.need].hours if there else None
+        return {THE_RUN: wish._replace(hours=hours)} if there else {}
+    market = (
+        market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
+    )
+    headed = bool(stack) and ws.config.stack(stack).head is not None
+    by_need: dict[Need, tuple[str, list[int]]] = {}
+    specs = found.plan.specs()
+    for n in found.todo:
+        node = found.plan.nodes[n]
+        works = headed and specs[n].node_count > 1
+        if (
+            node.flags & LOCAL
+            or not (specs[n].resources.gpus or works)
+            or specs[n].select is not None
+        ):
+            continue
+        by_need.setdefault(
+            need_for(specs[n], market, images=not found.request.current_python), (node.id, [])
+        )[1].append(n)
+    keep = bool(stack) and bool(ws.config.stack(stack).keep)
+    taken = takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
+    return {
+        first: Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep)
+        for need, (first, _steps) in by_need.items()
+    }
 
 
 def lines(step: str, shelf: Shelf, most: int) -> list[str]:

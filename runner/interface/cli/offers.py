@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from drivers import DRIVERS, install_line
 from drivers.base import Need, Wish
@@ -16,20 +16,15 @@ from ...errors import CannotRun
 from ...execution.session import look
 from ...execution.terms import Choice
 from ...hosts.renting import offering
-from ...hosts.renting.needs import market_of, need_for
+from ...hosts.renting.needs import market_of
 from ...hosts.renting.offering import Shelf
 from ...storage.workspace import Workspace
 from ..pairs import filters
-from ..shelves import as_json, lines
+from ..shelves import as_json, lines, wishes
 from .chosen import begun
 from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
 
-if TYPE_CHECKING:
-    from ...survey.survey import Survey
-
 SHOWN: Final = 15
-THE_RUN: Final = "the run"
-"""For what an allocation is."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -79,44 +74,6 @@ def run(args: argparse.Namespace) -> int:
         if shelf.failed:
             print(f"warning: {shelf.driver} was not asked: {shelf.failed}", file=sys.stderr)
     return 0
-
-
-def wishes(
-    ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
-) -> dict[str, Wish]:
-    """What the steps that are to run need of rented machines, by the first step of each need; of a cluster, what all of them need together."""
-    from ...execution.refusals import demand, takes
-    from ...planning.plan import LOCAL
-
-    if cluster:
-        there = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
-        wish = demand(found, lambda _spec: False, 0)
-        hours = takes(ws, found, {wish.need: there})[wish.need].hours if there else None
-        return {THE_RUN: wish._replace(hours=hours)} if there else {}
-    market = (
-        market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
-    )
-    headed = bool(stack) and ws.config.stack(stack).head is not None
-    by_need: dict[Need, tuple[str, list[int]]] = {}
-    specs = found.plan.specs()
-    for n in found.todo:
-        node = found.plan.nodes[n]
-        works = headed and specs[n].node_count > 1
-        if (
-            node.flags & LOCAL
-            or not (specs[n].resources.gpus or works)
-            or specs[n].select is not None
-        ):
-            continue
-        by_need.setdefault(
-            need_for(specs[n], market, images=not found.request.current_python), (node.id, [])
-        )[1].append(n)
-    keep = bool(stack) and bool(ws.config.stack(stack).keep)
-    taken = takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
-    return {
-        first: Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep)
-        for need, (first, _steps) in by_need.items()
-    }
 
 
 def _asked(
