@@ -49,9 +49,9 @@ class Kept(NamedTuple):
         return next((each for each in self.checkpoints if not each.why and not each.aside), None)
 
     def best(self) -> Checkpoint | None:
-        """The one that the newest whole one says was the best so far; None where it says none, or has lost it."""
-        newest = self.newest()
-        name = checkpoints.best(newest.path) if newest is not None else ""
+        """The one that the trainer said last was the best so far; None where it says none, or has lost it."""
+        said = (checkpoints.best(each.path) for each in self.checkpoints if not each.aside)
+        name = next(filter(None, said), "")
         return next((each for each in self.checkpoints if each.path.name == name), None)
 
     def numbered(self, number: int | None) -> Checkpoint:
