@@ -1,16 +1,27 @@
-"""What drivers offer, as tables for people and as data for programs."""
+"""What steps need of rented machines, and what drivers offer, as tables for people and as data for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from drivers.base import Offer
+from drivers.base import Need, Offer, Wish
 
 from ..hosts.renting import offering
+from ..hosts.renting.needs import market_of, need_for
 from ..hosts.renting.offering import Shelf
+from ..hosts.renting.totals import History, HoursOn, Pricing
+from ..storage.records.ledger import Ledger, of_user
 from .tables import aligned
 
+if TYPE_CHECKING:
+    from ..storage.workspace import Workspace
+    from ..survey.survey import Survey
+
+THE_RUN: Final = "the run"
+"""For what an allocation is."""
 HEAD: Final = (
     "provider",
     "offer",
@@ -29,6 +40,60 @@ HEAD: Final = (
 
 GUESSED: Final = "~: a guess, as no run has measured it yet ({})"
 UNKNOWN: Final = "how long the run takes is not known on {}: offers of it come last"
+
+
+class Asked(NamedTuple):
+    """What is asked of drivers for a step, and how the cost of the run is computed."""
+
+    wish: Wish
+    on: HoursOn | None = None
+
+
+def wishes(
+    ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
+) -> dict[str, Asked]:
+    """What the steps that are to run need of rented machines, by the first step of each need; of a cluster, what all of them need together."""
+    from ..execution.refusals import demand, takes
+    from ..planning.plan import LOCAL
+
+    if cluster:
+        there = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
+        wish = demand(found, lambda _spec: False, 0)
+        hours = takes(ws, found, {wish.need: there})[wish.need].hours if there else None
+        return {THE_RUN: Asked(wish._replace(hours=hours))} if there else {}
+    market = (
+        market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
+    )
+    headed = bool(stack) and ws.config.stack(stack).head is not None
+    by_need: dict[Need, tuple[str, list[int]]] = {}
+    specs = found.plan.specs()
+    for n in found.todo:
+        node = found.plan.nodes[n]
+        works = headed and specs[n].node_count > 1
+        if (
+            node.flags & LOCAL
+            or not (specs[n].resources.gpus or works)
+            or specs[n].select is not None
+        ):
+            continue
+        by_need.setdefault(
+            need_for(specs[n], market, images=not found.request.current_python), (node.id, [])
+        )[1].append(n)
+    keep = bool(stack) and bool(ws.config.stack(stack).keep)
+    taken = takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
+    return {
+        first: Asked(
+            Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep), taken[need].on
+        )
+        for need, (first, _steps) in by_need.items()
+    }
+
+
+def pricing(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
+    """How the cost of a run is computed, by needs on any market: by estimates, and by what the ledger says of earlier machines."""
+    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
+        history = History.of(ledger.since(0), time.time())
+    return {replace(each.wish.need, market="any"): Pricing(history, each.on) for each in asked}
 
 
 def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:

@@ -26,6 +26,7 @@ from ..paths import VERSION
 from ..storage.records.runs import Wanted
 from . import answers, artifacts, live, page, platform, recipes, runs, service, streams
 from .answers import ErrorView, Refused
+from .asking import Asking
 from .feed import Feed
 from .guard import Guard
 from .planner import Planner
@@ -99,7 +100,7 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         responses=errors,
     )
     app.state.room, app.state.planner = room, planner
-    app.state.feed, app.state.tickets = feed, tickets
+    app.state.feed, app.state.tickets, app.state.asking = feed, tickets, Asking()
     for part in (
         router,
         recipes.router,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Final, TypeAlias
 
@@ -13,7 +14,7 @@ from . import messages
 from .answers import Refused
 from .messages import KINDS, Kind
 from .room import READ_ANY, READ_RUN, Caller, Needs, caller_of
-from .runs import EventView
+from .runs import EventView, Nothing
 from .sending import EVENTS, Stream, send_frames
 from .streams import feed_of
 from .tickets import LIFE, Tickets
@@ -49,18 +50,29 @@ _FRAMES: Final = (
 )
 
 
-class StreamEvents(BaseModel):
-    """What `data` is, by the name of the event."""
+DATA: Final[Mapping[str, type[BaseModel]]] = {
+    "move": EventView,
+    "progress": messages.ProgressNow,
+    "metrics": messages.LastMetrics,
+    "log": messages.LogLines,
+    "warning": messages.Warned,
+    "begin": messages.Begin,
+    "alive": messages.Alive,
+    "gap": messages.Gap,
+    "end": messages.Ended,
+}
+"""What `data` is, by the name of the event."""
 
-    move: EventView
-    progress: messages.ProgressNow
-    metrics: messages.LastMetrics
-    log: messages.LogLines
-    warning: messages.Warned
-    begin: messages.Begin
-    alive: messages.Alive
-    gap: messages.Gap
-    end: messages.Ended
+
+def _schema(name: str, model: type[BaseModel]) -> Mapping[str, object]:
+    """One event of a stream, as OpenAPI describes it: its data is a text that is JSON."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": model.model_json_schema(),
+    }
+    fields = {"event": {"const": name}, "id": {"type": "string"}, "data": data}
+    return {"type": "object", "required": ["event", "data"], "properties": fields}
 
 
 class Ticket(BaseModel):
@@ -68,12 +80,9 @@ class Ticket(BaseModel):
     seconds: float = Field(description="So long it can be used.")
 
 
+_EVENTS: Final = {"oneOf": [_schema(name, model) for name, model in DATA.items()]}
 _ANSWERS: Final[dict[int | str, dict[str, object]]] = {
-    200: {
-        "model": StreamEvents,
-        "description": "A stream of events; the schema has the `data` of each by its name.",
-        "content": {EVENTS: {"schema": {"$ref": "#/components/schemas/StreamEvents"}}},
-    }
+    200: {"description": "A stream of these events.", "content": {EVENTS: {"schema": _EVENTS}}}
 }
 
 
@@ -149,7 +158,7 @@ async def frames_of_all(
     dependencies=READ_ANY,
     summary="A ticket that opens one WebSocket as this token would, once and soon",
 )
-async def ticket(caller: Caller, request: Request) -> Ticket:
+async def ticket(caller: Caller, request: Request, _body: Nothing | None = None) -> Ticket:
     tickets: Tickets = request.app.state.tickets
     return Ticket(ticket=tickets.make(caller), seconds=LIFE)
 

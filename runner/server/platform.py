@@ -31,6 +31,7 @@ from ..storage.records.runs import RunRow, Wanted
 from ..storage.workspace import Workspace
 from . import hugging_face, recipes, runs, streams
 from .answers import Refused, plain
+from .asking import InAsking
 from .planner import InPlanner
 from .room import OPERATE, READ, Caller, Given, InRoom, Room, ServedWorkspace, Whole
 from .runs import NewRun
@@ -219,7 +220,7 @@ def store_job(room: ServedWorkspace, asked: Execute, driver: str) -> Executed:
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
     folder = room.environ.get("OUTPUT_DIR", "")
     out = room.root / Path(folder).expanduser() / job_id if folder else None
-    each = runs.checked(room, new)
+    each = recipes.checked(room, new)
     view = runs.store(room, each, new, f"{_KEY}{job_id}", job, out).view
     shown = [f"{name[:200]}: {why}" for name, why in ignored.items()]
     return Executed(job_id=job_id, status=_STATUS[view.state], ignored=shown)
@@ -288,15 +289,21 @@ def status(job_id: str, room: InRoom) -> JobView:
 
 
 @router.post("/pause/{job_id}", status_code=202, dependencies=OPERATE, summary="Pause a job")
-def pause(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Accepted:
-    runs.pause(_run(room, job_id), room)
-    return _now(room, job_id)
+async def pause(
+    job_id: str, room: InRoom, asking: InAsking, _body: runs.Nothing | None = None
+) -> Accepted:
+    run = await run_in_threadpool(_run, room, job_id)
+    await runs.pause(run, room, asking)
+    return await run_in_threadpool(_now, room, job_id)
 
 
 @router.post("/cancel/{job_id}", status_code=202, dependencies=OPERATE, summary="Cancel a job")
-def cancel(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Accepted:
-    runs.cancel(_run(room, job_id), room)
-    return _now(room, job_id)
+async def cancel(
+    job_id: str, room: InRoom, asking: InAsking, _body: runs.Nothing | None = None
+) -> Accepted:
+    run = await run_in_threadpool(_run, room, job_id)
+    await runs.cancel(run, room, asking)
+    return await run_in_threadpool(_now, room, job_id)
 
 
 @router.post(

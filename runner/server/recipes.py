@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
+from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, did_you_mean
 from ..language import library, units
 from ..language.inputs import kind_of
 from ..language.library import Entry
@@ -27,7 +28,7 @@ from .planner import InPlanner
 from .room import READ, Given, InRoom, ServedWorkspace, Whole
 
 if TYPE_CHECKING:
-    from ..survey.survey import Request
+    from ..survey.survey import Request, Survey
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
@@ -138,6 +139,17 @@ class Asked(Given):
         return Request(word, self.inputs, self.preset, out, resources=self.resources.resources)
 
 
+class AskedWhere(Asked):
+    """What is to be run, and where."""
+
+    driver: str = Field(
+        default="local",
+        min_length=1,
+        max_length=64,
+        description="Where it runs: a driver of `recipe doctor`.",
+    )
+
+
 class StepPlan(BaseModel):
     id: str
     answer: str = Field(description="run, maybe, restore, fresh or skip.")
@@ -147,8 +159,33 @@ class StepPlan(BaseModel):
     usd: float | None = Field(description="What it is expected to cost at most.")
 
 
+class RentedMachine(BaseModel):
+    """The machine that would be rented: the cheapest that does, as offered now."""
+
+    step: str = Field(description="The first step that needs it, or `the run`.")
+    driver: str
+    offer: str | None = Field(description="Null where nothing is offered: `failed` says why.")
+    gpu: str | None
+    gpus: int | None
+    region: str | None
+    market: str | None = Field(description="on-demand or spot.")
+    usd_an_hour: float | None
+    hours: float | None = Field(description="How long it is needed, where that is known.")
+    usd: float | None = Field(
+        description="For these hours, with what the disk and egress cost; null where not known."
+    )
+    failed: str
+
+
 class PlanView(BaseModel):
     recipe: str
+    driver: str
+    machines: list[RentedMachine] = Field(
+        description="What the driver would rent; empty for one that rents nothing."
+    )
+    usd_of_machines: float | None = Field(
+        description="Of all machines; null where that is not known of each."
+    )
     inputs: dict[str, Any]
     steps: list[StepPlan]
     seconds: float | None = Field(
@@ -366,22 +403,69 @@ def recipe(name: str, room: InRoom) -> RecipeView:
 @router.post(
     "/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run"
 )
-async def plan(asked: Asked, room: InRoom, planner: InPlanner) -> PlanView:
+async def plan(asked: AskedWhere, room: InRoom, planner: InPlanner) -> PlanView:
     each = await run_in_threadpool(checked, room, asked)
     return await planner.call(planned, room, each, asked)
 
 
-def checked(room: ServedWorkspace, asked: Asked) -> Offered:
+def checked(room: ServedWorkspace, asked: AskedWhere) -> Offered:
     """Return the recipe that is asked for.  Raises NotFound, and Invalid with every problem of its inputs.
 
     This is cheap whatever is asked, and refuses at once: only a plan needs a process of its own.
     """
+    from .. import extensions
+
     each = meant(room.root, room.environ, asked.recipe)
     bound(room, each, asked)
+    driver = asked.driver
+    if driver != "local" and driver not in (known := extensions.drivers(driver)):
+        raise NotFound("there is no such driver", fix=did_you_mean(driver, known))
     return each
 
 
-def planned(room: ServedWorkspace, each: Offered, asked: Asked) -> PlanView:
+def rented(ws: Workspace, found: Survey, name: str) -> list[RentedMachine]:
+    """What the driver of that name would rent for a plan.  Raises RecipeError where it cannot be asked."""
+    from ..hosts.renting import offering
+    from ..interface import shelves
+
+    driver = offering.renting(ws, name)
+    if driver is None or not found.todo:
+        return []
+    asked = shelves.wishes(ws, found, name, cluster=driver.traits.allocates)
+    machines = []
+    try:
+        found_shelves = asyncio.run(
+            offering.shelves(
+                {name: (driver, [each.wish for each in asked.values()])},
+                shelves.pricing(ws, asked.values()),
+            )
+        )
+    except Infrastructure as error:
+        found_shelves = [
+            offering.Shelf(name, each.wish, failed=str(error)) for each in asked.values()
+        ]
+    for step, shelf in zip(asked, found_shelves, strict=True):
+        offer = shelf.offers[0] if shelf.offers else None
+        none = "" if offer else shelf.failed or f"{name} offers no machine that does"
+        machines.append(
+            RentedMachine(
+                step=step,
+                driver=name,
+                offer=offer.id if offer else None,
+                gpu=offer.resources.gpu if offer else None,
+                gpus=offer.resources.gpus if offer else None,
+                region=offer.region if offer else None,
+                market=offer.market if offer else None,
+                usd_an_hour=offer.price if offer else None,
+                hours=shelf.wish.hours,
+                usd=shelf.total,
+                failed=plain(none, ws.root),
+            )
+        )
+    return machines
+
+
+def planned(room: ServedWorkspace, each: Offered, asked: AskedWhere) -> PlanView:
     """Return what a run would do.  Raises Refused, or a RecipeError, with every problem."""
     from ..advice import estimates
     from ..execution.session import look
@@ -426,10 +510,14 @@ def planned(room: ServedWorkspace, each: Offered, asked: Asked) -> PlanView:
         ]
         size = sum(_size(ws, content) for made in restored for content in made.outputs.values())
         given = plain_value(dict(found.plan.inputs), ws.root)
+        machines = rented(ws, found, asked.driver) if asked.driver != "local" else []
     seconds, usd = [step.seconds for step in steps], [step.usd for step in steps]
     return PlanView.model_validate(
         {
             "recipe": found.plan.recipe,
+            "driver": asked.driver,
+            "machines": machines,
+            "usd_of_machines": _sum([machine.usd for machine in machines]),
             "inputs": given,
             "steps": steps,
             "bytes": size,

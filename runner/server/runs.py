@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi import Request as HttpRequest
@@ -17,8 +17,7 @@ from ..api.events import event_facts, read_events
 from ..api.outcomes import Outcome
 from ..api.runs import list_facts, list_runs, read_run
 from ..api.submitting import PRIORITY, Ticket, submit
-from ..api.values import Facts
-from ..errors import NotFound, did_you_mean
+from ..api.values import Facts, moment, whole
 from ..execution.terms import (
     Choice,
     Settings,
@@ -30,10 +29,11 @@ from ..reports.sealing import seal
 from ..storage.records.runs import Event, RunRow, Wanted
 from ..storage.workspace import Workspace
 from . import recipes
-from .answers import plain, plain_value
+from .answers import Refused, plain, plain_value
+from .asking import InAsking
 from .page import squeezed
 from .planner import InPlanner
-from .recipes import Asked, Offered
+from .recipes import AskedWhere, Offered
 from .room import (
     OPERATE,
     OPERATE_RUN,
@@ -42,10 +42,14 @@ from .room import (
     Given,
     InRoom,
     Moment,
+    Room,
     ServedWorkspace,
     Whole,
     run_of,
 )
+
+if TYPE_CHECKING:
+    from ..survey.kept_state import Kept
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -92,15 +96,9 @@ class Limits(Given):
     )
 
 
-class NewRun(Asked):
+class NewRun(AskedWhere):
     """What is to be run, when, and by whom."""
 
-    driver: str = Field(
-        default="local",
-        min_length=1,
-        max_length=64,
-        description="Where it runs: a driver of `recipe doctor`.",
-    )
     priority: Whole = Field(
         default=0, ge=-PRIORITY, le=PRIORITY, description="A higher one is taken first."
     )
@@ -341,9 +339,11 @@ class Done(BaseModel):
     run: str = Field(description="The run that continues: a new one after a retry.")
     state: State
     done: bool = Field(
-        description="False: the worker of the run was asked, and had not answered yet."
+        description="False: the worker of the run was asked, or its jobs are being stopped."
     )
-    said: list[str] = Field(description="What may still run on other machines.")
+    said: list[str] = Field(
+        description="What may still run on other machines, or is being stopped."
+    )
     event: EventView = Field(description="The latest event of the run.")
 
 
@@ -388,7 +388,7 @@ async def create(
     response: Response,
     key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = "",
 ) -> RunView:
-    each = await run_in_threadpool(checked, room, asked)
+    each = await run_in_threadpool(recipes.checked, room, asked)
     stored_run = await planner.call(store, room, each, asked, key)
     response.status_code = 201 if stored_run.is_new else 200
     return stored_run.view
@@ -406,16 +406,6 @@ def _hook(room: ServedWorkspace, hook: Hook) -> Mapping[str, object]:
     public_endpoint(hook.url)
     sealed = {"secret": seal(hook.secret, SECRET, room.environ)} if hook.secret else {}
     return {"url": hook.url, "events": hook.events, **sealed}
-
-
-def checked(room: ServedWorkspace, asked: NewRun) -> Offered:
-    """Return the recipe of a request.  Raises NotFound, and Invalid with every problem of its inputs."""
-    from .. import extensions
-
-    each = recipes.checked(room, asked)
-    if asked.driver != "local" and asked.driver not in (known := extensions.drivers(asked.driver)):
-        raise NotFound("there is no such driver", fix=did_you_mean(asked.driver, known))
-    return each
 
 
 def store(
@@ -541,6 +531,92 @@ def describe(run: str, room: InRoom, said: Description) -> RunDetail:
         return detailed(ws, run_of(ws, run))
 
 
+# -- checkpoints ----------------------------------------------------------------------------------------------------------------------------------
+
+
+class CheckpointView(BaseModel):
+    """A checkpoint that a step of a run has kept."""
+
+    step: str
+    state: str = Field(description="The state of the step that it belongs to.")
+    name: str
+    number: int | None = Field(description="The last number in its name.")
+    at_step: int | None = Field(description="The step of the training that it was made at.")
+    bytes: int
+    made: str
+    whole: bool = Field(description="Whether a training can resume from it; `why` says why not.")
+    why: str
+    aside: bool = Field(description="Put aside, so that an earlier one counts.")
+    newest: bool = Field(description="The one that a run resumes from.")
+    best: bool = Field(description="The one that the trainer says was the best so far.")
+
+
+class CheckpointList(BaseModel):
+    checkpoints: list[CheckpointView]
+    unknown: list[str] = Field(
+        description="Steps whose checkpoints cannot be found before the steps they need are done."
+    )
+
+
+@router.get(
+    "/runs/{run}/checkpoints",
+    dependencies=READ_RUN,
+    summary="The checkpoints of a run's steps, the newest first, and which one is the best",
+)
+async def checkpoints(run: str, room: InRoom, planner: InPlanner) -> CheckpointList:
+    return await planner.call(kept_by, room, run)
+
+
+def kept_by(room: ServedWorkspace, run: str) -> CheckpointList:
+    """The checkpoints that a run's steps have here.  Raises Refused, or a RecipeError."""
+    from ..errors import CannotRun
+    from ..execution.session import look
+    from ..execution.terms import choice_of_run, request_of_run
+    from ..survey import kept_state
+
+    with room.working() as ws:
+        row = run_of(ws, run)
+        request = request_of_run(row)
+        if request is None or row.bundle:
+            words = "its checkpoints are not in the workspace of this server"
+            raise Refused(409, "not-here", words, "ask where the run is carried out")
+        found = look(ws, request, choice_of_run(row))
+        views_of: list[CheckpointView] = []
+        unknown: list[str] = []
+        for n, spec in enumerate(found.plan.specs()):
+            if not spec.state:
+                continue
+            try:
+                states = kept_state.kept(ws, found, [n])
+            except CannotRun:
+                unknown.append(found.plan.nodes[n].id)
+                continue
+            views_of += [view for state in states for view in _kept(ws, state)]
+    return CheckpointList(checkpoints=views_of, unknown=unknown)
+
+
+def _kept(ws: Workspace, state: Kept) -> list[CheckpointView]:
+    newest = state.newest()
+    best = state.best()
+    return [
+        CheckpointView(
+            step=state.step,
+            state=state.state,
+            name=whole(each.path.name),
+            number=each.number if each.number >= 0 else None,
+            at_step=each.step,
+            bytes=each.size,
+            made=str(moment(each.made)),
+            whole=not each.why,
+            why=plain(each.why, ws.root),
+            aside=each.aside,
+            newest=each is newest,
+            best=each is best,
+        )
+        for each in state.checkpoints
+    ]
+
+
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -552,15 +628,20 @@ def _answered(ws: Workspace, outcome: Outcome) -> Done:
     return Done.model_validate({**outcome._asdict(), "said": said, "event": event})
 
 
+def _answer(room: Room, outcome: Outcome) -> Done:
+    with room.reading() as ws:
+        return _answered(ws, outcome)
+
+
 @router.post(
     "/runs/{run}/cancel",
     status_code=202,
     dependencies=OPERATE_RUN,
     summary="End a run; results and checkpoints stay",
 )
-def cancel(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
-    with room.reading() as ws:
-        return _answered(ws, requests.cancel(ws, run_of(ws, run).id))
+async def cancel(run: str, room: InRoom, asking: InAsking, _body: Nothing | None = None) -> Done:
+    outcome = await asking.ask(room, run, "cancel", requests.cancel)
+    return await run_in_threadpool(_answer, room, outcome)
 
 
 @router.post(
@@ -569,9 +650,9 @@ def cancel(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     dependencies=OPERATE_RUN,
     summary="Stop a run so that it can be resumed",
 )
-def pause(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
-    with room.reading() as ws:
-        return _answered(ws, requests.pause(ws, run_of(ws, run).id))
+async def pause(run: str, room: InRoom, asking: InAsking, _body: Nothing | None = None) -> Done:
+    outcome = await asking.ask(room, run, "pause", requests.pause)
+    return await run_in_threadpool(_answer, room, outcome)
 
 
 @router.post(

@@ -10,14 +10,16 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..api.values import moment
+from ..api.artifacts import list_outputs
+from ..api.metrics import read_points
+from ..api.values import LAST, moment
 from ..errors import CannotRun, Infrastructure, Invalid
 from ..hosts.renting import offering
 from ..interface import costs, shelves
 from ..interface.pairs import filters
 from ..planning.schedule import word
-from ..storage.records.ledger import Ledger, of_user
-from ..storage.records.runs import Wanted
+from ..storage.records.ledger import LeaseRow, Ledger, of_user
+from ..storage.records.runs import FINAL, RunRow, Wanted
 from ..storage.workspace import Workspace
 from .answers import Refused, plain
 from .room import ADMIN, READ, Given, InRoom, Moment, run_of
@@ -29,6 +31,10 @@ router = APIRouter(tags=["server"])
 OPEN = ("QUEUED", "ACTIVE", "PAUSED")
 LOOKED_AT = 10_000
 """Open runs that are counted."""
+LATEST = 200
+"""Runs whose states are looked at for how long they took."""
+MEASURED = 20
+"""Runs whose machines, and recipes whose outputs are looked at for each answer."""
 
 
 class WorkerView(BaseModel):
@@ -96,6 +102,52 @@ def workers(room: InRoom) -> WorkerList:
                 for name, runs in by_name.items()
             ]
         )
+
+
+class LeaseView(BaseModel):
+    """A machine that is rented, or about to be."""
+
+    key: str
+    provider: str
+    run: str = Field(description="The run that has it.")
+    state: str = Field(description="ASKED, COMING, UP or RELEASING.")
+    gpus: int
+    gpu: str
+    since: str
+    until: str | None = Field(description="When it ends, whatever happens.")
+    usd_an_hour: float
+    usd: float = Field(description="What it has cost so far.")
+
+
+class LeaseList(BaseModel):
+    leases: list[LeaseView]
+    usd_an_hour: float = Field(description="Of all of them.")
+
+
+@router.get("/v1/leases", dependencies=READ, summary="The machines that are rented, of all runs")
+def leases(room: InRoom) -> LeaseList:
+    with (
+        room.reading() as ws,
+        Ledger.open(of_user(ws.environ), read_only=True) as ledger,
+    ):
+        rows = [row for row in ledger.living() if row.workspace == str(ws.root)]
+        spent = ledger.costs([row.key for row in rows])
+    found = [
+        LeaseView(
+            key=row.key,
+            provider=row.driver,
+            run=row.run,
+            state=row.state,
+            gpus=_gpu(row)[0],
+            gpu=_gpu(row)[1],
+            since=str(moment(row.up or row.asked)),
+            until=moment(row.until) if row.until < LAST else None,
+            usd_an_hour=row.price,
+            usd=spent[row.key].usd if row.key in spent else 0.0,
+        )
+        for row in rows
+    ]
+    return LeaseList(leases=found, usd_an_hour=sum(each.usd_an_hour for each in found))
 
 
 @router.get("/v1/offers", dependencies=READ, summary="Machines that could be rented now")
@@ -205,10 +257,9 @@ def counted(ws: Workspace, streams: int) -> CollectorRegistry:
     Gauge("recipe_workers", "Workers that have a run", registry=registry).set(
         len({row.claim for row in rows if row.claim})
     )
-    machines = Gauge("recipe_machines", "Machines that are rented", ["driver"], registry=registry)
-    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
-        for lease in ledger.living():
-            machines.labels(lease.driver).inc()
+    _count_machines(ws, registry)
+    _count_seconds(ws, registry)
+    _count_rates(ws, registry, [row.id for row in rows if row.state == "ACTIVE"])
     Gauge(
         "recipe_month_cost_usd",
         "What machines cost since the first of the month",
@@ -217,5 +268,85 @@ def counted(ws: Workspace, streams: int) -> CollectorRegistry:
     Gauge(
         "recipe_artifact_bytes", "Bytes of the objects that are stored here", registry=registry
     ).set(ws.store.index.stored_bytes())
+    _count_artifacts(ws, registry)
     Gauge("recipe_streams", "Clients that follow a run", registry=registry).set(streams)
     return registry
+
+
+def _count_machines(ws: Workspace, registry: CollectorRegistry) -> None:
+    machines = Gauge("recipe_machines", "Machines that are rented", ["driver"], registry=registry)
+    prices = Gauge(
+        "recipe_machines_usd_an_hour",
+        "What these cost an hour",
+        ["driver", "gpu", "state"],
+        registry=registry,
+    )
+    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
+        for lease in ledger.living():
+            machines.labels(lease.driver).inc()
+            prices.labels(lease.driver, _gpu(lease)[1], lease.state).inc(lease.price)
+
+
+def _count_seconds(ws: Workspace, registry: CollectorRegistry) -> None:
+    """How long runs stood in each state: those that were stored last."""
+    spent = Gauge(
+        "recipe_state_seconds",
+        f"Seconds that the latest {LATEST} runs were in each state, together",
+        ["state"],
+        registry=registry,
+    )
+    passed = Gauge(
+        "recipe_state_runs", "How many of these runs were in it", ["state"], registry=registry
+    )
+    now = time.time()
+    rows = ws.store.runs.page(Wanted(), LATEST)
+    for moves in ws.store.runs.run_moves([row.id for row in rows]).values():
+        ends = [at for at, _ in moves[1:]] + [now]
+        stayed: dict[str, float] = {}
+        for (at, state), end in zip(moves, ends, strict=True):
+            if state not in FINAL:
+                stayed[state] = stayed.get(state, 0.0) + max(0.0, end - at)
+        for state, seconds in stayed.items():
+            spent.labels(state).inc(seconds)
+            passed.labels(state).inc()
+
+
+def _count_rates(ws: Workspace, registry: CollectorRegistry, runs: list[str]) -> None:
+    """What goes over the wires of the machines on which steps run, as their agents saw it last."""
+    rate = Gauge(
+        "recipe_network_bytes_per_second",
+        "What the machines of running steps receive and send",
+        ["run", "direction"],
+        registry=registry,
+    )
+    for run in runs[:MEASURED]:
+        last = {point.step: point.values for point in read_points(ws, run, "", 0, "machine")}
+        for direction in ("received", "sent"):
+            found = [each.get(f"net_{direction}_mb_per_s") for each in last.values()]
+            numbers = [each for each in found if isinstance(each, (int, float))]
+            if numbers:
+                rate.labels(run, direction).set(sum(numbers) * 1e6)
+
+
+def _count_artifacts(ws: Workspace, registry: CollectorRegistry) -> None:
+    sizes = Gauge(
+        "recipe_output_bytes",
+        "Bytes of each output of the last run of a recipe that COMPLETED",
+        ["recipe", "output"],
+        registry=registry,
+    )
+    last: dict[str, RunRow] = {}
+    for row in ws.store.runs.page(Wanted(states=("COMPLETED",)), LATEST):
+        last.setdefault(row.recipe, row)
+    for recipe, row in list(last.items())[:MEASURED]:
+        for each in list_outputs(ws, row):
+            if each["bytes"] is not None:
+                sizes.labels(recipe, each["name"]).set(each["bytes"])
+
+
+def _gpu(lease: LeaseRow) -> tuple[int, str]:
+    """How many GPUs a lease has, and which."""
+    have = lease.offer.get("resources")
+    have = have if isinstance(have, dict) else {}
+    count, name = have.get("gpus"), have.get("gpu")
+    return count if isinstance(count, int) else 0, str(name or "")

@@ -48,6 +48,12 @@ class Kept(NamedTuple):
         """The one that a run resumes from."""
         return next((each for each in self.checkpoints if not each.why and not each.aside), None)
 
+    def best(self) -> Checkpoint | None:
+        """The one that the trainer said last was the best so far; None where it says none, or has lost it."""
+        said = (checkpoints.best(each.path) for each in self.checkpoints if not each.aside)
+        name = next(filter(None, said), "")
+        return next((each for each in self.checkpoints if each.path.name == name), None)
+
     def numbered(self, number: int | None) -> Checkpoint:
         """The checkpoint with this number; without one the newest whole one.  Raises NotFound."""
         found = (

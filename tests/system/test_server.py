@@ -79,6 +79,20 @@ steps:
     metrics: true
     outputs: {d: tree/}
 """
+KEEP = """\
+recipe: keep@1
+steps:
+  train:
+    run: |
+      for n in 1 2; do mkdir -p {{ state.saved }}/step-$n; echo weights > {{ state.saved }}/step-$n/w.bin; done
+      echo '{"best_model_checkpoint": "/there/step-1"}' > {{ state.saved }}/step-2/trainer_state.json
+      exit 3
+    state: {saved: {checkpoint: "step-*"}}
+"""
+RENT = """\
+recipe: rent@1
+steps: {train: {run: 'while [ ! -e ROOT/go-rent ]; do sleep 0.05; done', resources: {gpus: 1}}}
+"""
 
 
 def workspace(root: Path) -> Path:
@@ -90,9 +104,11 @@ def workspace(root: Path) -> Path:
     (root / "greet.yaml").write_text(DOCUMENT.split("```yaml\n")[1].split("```")[0])
     (root / "learn.yaml").write_text(LEARN)
     (root / "tree.yaml").write_text(TREE)
+    (root / "keep.yaml").write_text(KEEP)
+    (root / "rent.yaml").write_text(RENT.replace("ROOT", str(root)))
     (root / "slow.yaml").write_text(SLOW.replace("ROOT", str(root)))
     (root / "recipe.toml").write_text(
-        '[recipes]\nallow = ["./hello.yaml", "slow.yaml", "tree.yaml", "greet.yaml", "learn.yaml"]\n[data]\nroots = ["data"]\nallow = ["https://data.example"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
+        '[recipes]\nallow = ["./hello.yaml", "slow.yaml", "tree.yaml", "greet.yaml", "learn.yaml", "keep.yaml", "rent.yaml"]\n[data]\nroots = ["data"]\nallow = ["https://data.example"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
     )
     return root
 
@@ -522,6 +538,7 @@ def test_a_token_is_made_used_and_removed(rest: Rest) -> None:
 def test_figures_are_what_prometheus_reads(rest: Rest) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
+    rest.until(rest.submit(), "COMPLETED")
     rest.submit(not_before="2099-01-01T00:00:00Z")
     families = {
         family.name: family
@@ -535,8 +552,52 @@ def test_figures_are_what_prometheus_reads(rest: Rest) -> None:
     assert (
         queued >= 1
         and {"recipe_workers", "recipe_machines", "recipe_month_cost_usd", "recipe_artifact_bytes"}
+        | {"recipe_machines_usd_an_hour", "recipe_network_bytes_per_second"}
         <= families.keys()
     )
+    stood = {each.labels["state"]: each.value for each in families["recipe_state_seconds"].samples}
+    assert stood["QUEUED"] > 0.0
+    sizes = {
+        (each.labels["recipe"], each.labels["output"]): each.value
+        for each in families["recipe_output_bytes"].samples
+    }
+    assert sizes["hello@1", "say.o"] > 0
+
+
+def test_a_plan_names_the_machine_that_a_driver_would_rent(rest: Rest) -> None:
+    found = rest.ask("POST", "/v1/plan", {"recipe": "rent", "driver": "loopback"}).json()
+    (machine,) = found["machines"]
+    assert (machine["step"], machine["driver"], machine["gpus"]) == ("train", "loopback", 1)
+    assert machine["usd_an_hour"] == 1.2 and machine["failed"] == ""
+    assert machine["usd"] == found["usd_of_machines"]
+    assert rest.ask("POST", "/v1/plan", {"recipe": "rent"}).json()["machines"] == []
+    refused(rest.ask("POST", "/v1/plan", {"recipe": "rent", "driver": "lopback"}), 404, "not-found")
+
+
+def test_machines_that_are_rented_are_listed_with_their_price(rest: Rest) -> None:
+    run = rest.submit("rent", driver="loopback")
+    leases: list[Any] = []
+    until(lambda: leases.extend(rest.get("/v1/leases")["leases"]) or leases)
+    assert (leases[0]["provider"], leases[0]["run"], leases[0]["gpus"]) == ("loopback", run, 1)
+    assert leases[0]["usd_an_hour"] == 1.2 and leases[0]["state"] in ("ASKED", "COMING", "UP")
+    assert 'recipe_machines_usd_an_hour{driver="loopback"' in rest.ask("GET", "/metrics").text
+    go(rest, "rent")
+    rest.until(run, "COMPLETED")
+
+
+def test_a_run_shows_its_checkpoints_and_which_is_the_best(rest: Rest) -> None:
+    run = rest.submit("keep")
+    rest.until(run, "FAILED")
+    found = rest.get(f"/v1/runs/{run}/checkpoints")
+    assert found["unknown"] == []
+    kept = [
+        (each["name"], each["number"], each["newest"], each["best"], each["aside"])
+        for each in found["checkpoints"]
+    ]
+    assert kept == [("step-2", 2, False, False, False), ("step-1", 1, True, True, False)]
+    torn, whole = found["checkpoints"]
+    assert not torn["whole"] and torn["why"] and whole["whole"] and whole["step"] == "train"
+    refused(rest.ask("GET", "/v1/runs/none/checkpoints"), 404, "not-found")
 
 
 def test_offers_are_those_of_the_drivers_that_price(rest: Rest) -> None:

@@ -33,6 +33,8 @@ from tests.system.test_server import refused, workspace
 from tests.tools import client
 
 LATE = "2099-01-01T00:00:00Z"
+OF_ITS_RUN = ("/v1/stream", "/v1/tickets")
+"""What a token of one run may ask, for that run alone: test_live_streams."""
 
 
 class Served(NamedTuple):
@@ -106,6 +108,8 @@ def test_no_address_answers_without_a_token_of_its_own(served: Served, tmp_path:
                     assert found.json() == {"status": "ok"}
                 else:
                     refused(found, 401, "unauthorized")
+            if path in OF_ITS_RUN:
+                continue
             found = served.rest.ask(method, where, token=served.other, headers={"Accept": accept})
             assert path in ("/health", "/openapi.json", *PARTS) or found.status_code in (
                 403,
@@ -432,9 +436,8 @@ def test_a_stream_ends_with_its_token(served: Served, how: str) -> None:
         assert next(pieces).startswith(b"id: 1\n")
         if how == "removed":
             assert served.rest.ask("DELETE", f"/v1/tokens/{made['id']}").status_code == 204
-        assert list(pieces) == [], (
-            "nothing follows, and it ends before it would say that it is alive"
-        )
+        (last,) = pieces
+        assert last.startswith(b": the token was removed, or it has expired"), "nothing but that"
 
 
 @pytest.mark.parametrize(
@@ -653,17 +656,17 @@ def test_answers_name_no_folder_of_this_machine(tmp_path: Path) -> None:
     assert str(Refused(400, "x", "y")) == "y"
 
 
-def test_a_thousand_connections_are_held_and_the_next_is_refused(served: Served) -> None:
+def test_two_thousand_connections_are_held_and_the_next_is_refused(served: Served) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 1500:
-        pytest.skip("this process may not open 1,500 files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
+    if hard < 2500:
+        pytest.skip("this process may not open 2,500 files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2500), hard))
     where = urlsplit(served.rest.url)
     with contextlib.ExitStack() as held:
         served.rest.http.close()
-        for _ in range(980):
+        for _ in range(1980):
             held.enter_context(socket.create_connection((str(where.hostname), where.port or 0), 10))
-        assert served.rest.get("/v1/runs?limit=1")["runs"], "beside 980 that say nothing"
+        assert served.rest.get("/v1/runs?limit=1")["runs"], "beside 1,980 that say nothing"
         for _ in range(30):
             held.enter_context(socket.create_connection((str(where.hostname), where.port or 0), 10))
         late = requests.get(f"{served.rest.url}/health", timeout=10)
@@ -934,6 +937,8 @@ def test_the_document_of_the_api_is_exact(served: Served, tmp_path: Path) -> Non
     words += [
         "--exclude-path",
         "/v1/offers",
+        "--exclude-path",
+        "/v1/stream",  # it has no end
         "--seed",
         "1",
         "--no-color",

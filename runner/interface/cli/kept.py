@@ -168,12 +168,13 @@ def _as_text(state: Kept) -> list[str]:
             if state.pattern
             else "  no `checkpoint:` says what one is called",
         ]
-    newest = state.newest()
+    newest, best = state.newest(), state.best()
     table = []
     for each in state.checkpoints:
         word = each.why or (
             "put aside" if each.aside else "a run resumes from it" if each is newest else ""
         )
+        word += (", the best" if word else "the best") if each is best else ""
         table.append(
             [
                 "",
@@ -187,12 +188,12 @@ def _as_text(state: Kept) -> list[str]:
 
 
 def _as_json(state: Kept) -> dict[str, object]:
-    newest = state.newest()
+    newest, best = state.newest(), state.best()
     return {
         "step": state.step, "state": state.state, "folder": str(state.folder), "note": state.note,
         "checkpoints": [
             {"path": str(each.path), "number": each.number, "step": each.step, "bytes": each.size, "made": each.made, "whole": not each.why,
-             "why": each.why, "aside": each.aside, "newest": each is newest}
+             "why": each.why, "aside": each.aside, "newest": each is newest, "best": each is best}
             for each in state.checkpoints
         ],
     }  # fmt: skip

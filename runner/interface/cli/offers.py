@@ -6,10 +6,9 @@ import argparse
 import asyncio
 import json
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
 from drivers import DRIVERS, install_line
 from drivers.base import Need, Wish
@@ -18,22 +17,15 @@ from ...errors import CannotRun
 from ...execution.session import look
 from ...execution.terms import Choice
 from ...hosts.renting import offering
-from ...hosts.renting.needs import market_of, need_for
+from ...hosts.renting.needs import market_of
 from ...hosts.renting.offering import Shelf
-from ...hosts.renting.totals import History, HoursOn, Pricing
-from ...storage.records.ledger import Ledger, of_user
 from ...storage.workspace import Workspace
 from ..pairs import filters
-from ..shelves import as_json, lines, ranking
+from ..shelves import Asked, as_json, lines, pricing, ranking, wishes
 from .chosen import begun
 from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
 
-if TYPE_CHECKING:
-    from ...survey.survey import Survey
-
 SHOWN: Final = 15
-THE_RUN: Final = "the run"
-"""For what an allocation is."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -100,53 +92,6 @@ def _as_json(step: str, shelves: Sequence[Shelf]) -> list[dict[str, object]]:
     return [as_json(step, shelf, ranks) for shelf in shelves]
 
 
-class Asked(NamedTuple):
-    """What is asked of drivers for a step, and how the cost of the run is computed."""
-
-    wish: Wish
-    on: HoursOn | None = None
-
-
-def wishes(
-    ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
-) -> dict[str, Asked]:
-    """What the steps that are to run need of rented machines, by the first step of each need; of a cluster, what all of them need together."""
-    from ...execution.refusals import demand, takes
-    from ...planning.plan import LOCAL
-
-    if cluster:
-        there = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
-        wish = demand(found, lambda _spec: False, 0)
-        hours = takes(ws, found, {wish.need: there})[wish.need].hours if there else None
-        return {THE_RUN: Asked(wish._replace(hours=hours))} if there else {}
-    market = (
-        market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
-    )
-    headed = bool(stack) and ws.config.stack(stack).head is not None
-    by_need: dict[Need, tuple[str, list[int]]] = {}
-    specs = found.plan.specs()
-    for n in found.todo:
-        node = found.plan.nodes[n]
-        works = headed and specs[n].node_count > 1
-        if (
-            node.flags & LOCAL
-            or not (specs[n].resources.gpus or works)
-            or specs[n].select is not None
-        ):
-            continue
-        by_need.setdefault(
-            need_for(specs[n], market, images=not found.request.current_python), (node.id, [])
-        )[1].append(n)
-    keep = bool(stack) and bool(ws.config.stack(stack).keep)
-    taken = takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
-    return {
-        first: Asked(
-            Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep), taken[need].on
-        )
-        for need, (first, _steps) in by_need.items()
-    }
-
-
 def _asked(
     args: argparse.Namespace,
     ws: Workspace,
@@ -194,10 +139,3 @@ def _on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
     if wish.need == Need():  # of a cluster, which has none
         return wish
     return wish._replace(need=replace(wish.need, market=market_of(ws.config.driver(driver))))
-
-
-def pricing(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
-    """How the cost of a run is computed, by needs on any market: by estimates, and by what the ledger says of earlier machines."""
-    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
-        history = History.of(ledger.since(0), time.time())
-    return {replace(each.wish.need, market="any"): Pricing(history, each.on) for each in asked}

@@ -31,10 +31,10 @@ from .flags import JSON_HELP, RUN_HELP
 from .history import ProgressOverview, earlier, overview
 
 if TYPE_CHECKING:
+    from ...api.logs import Part as Attempt
     from ...planning.run_view import RunView, StepView
     from ...storage.records.runs import AttemptRow, RunRow
     from ...storage.workspace import Workspace
-    from ..logs import Part as Attempt
 
 
 _LISTED = 60  # steps

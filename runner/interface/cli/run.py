@@ -355,7 +355,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     import asyncio
 
     from ...hosts.renting import offering
-    from .offers import pricing, wishes
+    from ..shelves import pricing, wishes
 
     name = args.driver
     driver = offering.renting(ws, name, args.hosts)

@@ -461,6 +461,17 @@ class Runs(Protocol):
         values = {"since": since, "limit": limit, "workspace": self.workspace}
         return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, values)]
 
+    def run_moves(self, runs: Collection[str]) -> dict[str, list[tuple[float, str]]]:
+        """When each of these runs came into which state, in order."""
+        query = (
+            f"SELECT run, at, after FROM events WHERE run {self.words.among.format('runs')}"  # noqa: S608
+            " AND subject = 'run' AND before <> after ORDER BY run, seq"
+        )
+        found: dict[str, list[tuple[float, str]]] = {}
+        for run, at, after in self.all(query, {"runs": list(runs)}):
+            found.setdefault(run, []).append((float(at), str(after)))
+        return found
+
     def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
         """By run and step, the host on which the step was begun last; a step that ran on this machine has none."""
         query = f"SELECT run, id, data FROM events WHERE run {self.words.among.format('runs')} AND subject = 'step' AND after = 'RUNNING'"  # noqa: S608
