@@ -19,6 +19,7 @@ from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
 from tests.servers import platform_examples
 from tests.servers.platform_examples import Heard
+from tests.servers.platforms import wrong
 from tests.servers.receiver import Got, Receiver
 from tests.servers.rest import Rest
 from tests.support import Space, until
@@ -82,6 +83,24 @@ def test_the_bodies_of_a_real_run_are_the_examples(heard: dict[str, Heard]) -> N
     assert found == {name: example(name) for name in found}, (
         "run python -m tests.servers.platform_examples"
     )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for kind in ("alert", "status", "metrics", "logs")
+        for path in sorted(FIXTURES.glob(f"{kind}*.json"))
+    ],
+    ids=lambda path: path.stem,
+)
+def test_an_example_of_what_is_sent_is_what_the_schema_says(path: Path) -> None:
+    kind = path.stem.partition("_")[0]
+    body = json.loads(path.read_text())
+    assert wrong(kind, body) == ""
+    assert wrong(kind, body | {"more": 1}), "a strict platform takes nothing else"
+    for name in body.keys() - {"model_name", "loss", "progress", "current_step", "total_steps"}:
+        assert wrong(kind, {key: body[key] for key in body if key != name}), name
 
 
 def test_platforms_that_take_nothing_but_their_contract_take_everything(
