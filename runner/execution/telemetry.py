@@ -11,12 +11,13 @@ from typing import Final
 from ..errors import RecipeError
 from ..language.values import is_number
 from ..planning.training import training_of
-from ..storage.metrics import parse
+from ..storage.metrics import parse, reader
 from ..storage.records.exchange import Chunk
 from ..storage.records.letters import NO_NUMBERS, Letters, Numbers, moment, point_of
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
 from ..survey.trainings import reporting, steps_of
+from .tasks import pattern_of
 
 EVERY: Final = 5.0
 """Seconds between two batches."""
@@ -55,6 +56,7 @@ class Telemetry:
         self._gpu: dict[str, dict[str, object]] = {}  # by attempt, what its host measured last
         self._highest = -1.0  # the greatest step of the training that was sent
         self._said: set[str] = set()
+        self._readers: dict[str, Callable[[bytes], Mapping[str, object]] | None] = {}
         job = self._row.data.get("job")
         every = job.get("every") if isinstance(job, dict) else None
         self._every = every if isinstance(every, int) else 1  # of so many steps one is sent
@@ -115,8 +117,29 @@ class Telemetry:
             self._point(self._step_of(attempt), attempt, line)
         elif stream == "log":
             self._line(attempt, line)
+            self._read(attempt, line)
         else:
             self._measured(attempt, line)
+
+    def _read(self, attempt: str, line: bytes) -> None:
+        """The numbers in a line of a log, of a step that says by which pattern they are read."""
+        step = self._step_of(attempt)
+        if step not in self._readers:
+            pattern = pattern_of(self._found, step)
+            self._readers[step] = reader(pattern) if pattern is not None else None
+        if (read := self._readers[step]) is None:
+            return
+        try:
+            told = read(line)
+        except TimeoutError:  # the step's end says it
+            self._readers[step] = None
+            return
+        if "step" in told:
+            self._point(step, attempt, json.dumps(told).encode())
+        elif told:
+            self._say_once(
+                f"the platform gets no numbers of {step}: the pattern of its `metrics` has no group `step`"
+            )
 
     def _step_of(self, attempt: str) -> str:
         """The step of an attempt, or of one of its processes: `train.1`, `train.1.3`."""
@@ -176,6 +199,12 @@ class Telemetry:
         if not self._training:
             steps = reporting(self._ws, self._found)
             self._training = training_of(steps)
+            plan = self._found.plan
+            metrics = plan.specs()[plan.index[self._training]].metrics if self._training else None
+            if metrics is not None and metrics.file:
+                self._say_once(
+                    f"the platform gets no numbers of {self._training}: its `metrics` are the file {metrics.file}, which is read at its end"
+                )
             self._others = {each.id for each in steps if each.trains} - {self._training}
             self._due_here = {self._found.plan.nodes[n].id for n in self._found.todo}
         return self._training

@@ -6,6 +6,7 @@ Examples of the bodies are in fixtures/server.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from functools import cache
@@ -345,6 +346,7 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
             for state in states
             for each in state.checkpoints
             if f"{each.path}".endswith(f"/{path.strip('/')}")
+            or os.path.realpath(room.root / path) == os.path.realpath(each.path)
         ]
         if len(named) != 1:
             there = ", ".join(each.path.name for state in states for each in state.checkpoints)

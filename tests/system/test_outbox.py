@@ -22,10 +22,13 @@ from runner.reports.addresses import Endpoint, public_endpoint
 from runner.reports.delivery import BACKOFF, Delivery, Verdict, deliver, verdict
 from runner.reports.rules import Seen, Watch, noticed
 from runner.reports.sending import Answer, send
+from runner.storage.records.letters import Numbers
 from runner.storage.records.outbox import Waiting
 from runner.storage.records.runs import RunRow, RunState
 from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
+from tests.servers.platform_examples import FIXTURES
+from tests.servers.platforms import wrong
 from tests.servers.receiver import Got, Receiver
 from tests.support import Space, until
 
@@ -428,6 +431,7 @@ def test_a_rule_is_reported_once_a_run_to_webhooks_and_the_platform(tmp_path: Pa
             "ALERT_API_URL": f"{receiver.url}/alerts",
             "JOB_ID": "j",
             "USER_ID": "u",
+            "MODEL_NAME": "acme/tiny",
         }
         with Workspace.open(tmp_path, environ=environ) as ws:
             row = RunRow("r1", "tool@1", "plan", {}, str(ws.root), data={"limits": {"time": 100.0}})
@@ -435,6 +439,8 @@ def test_a_rule_is_reported_once_a_run_to_webhooks_and_the_platform(tmp_path: Pa
             ws.store.runs.group(
                 "r1", fence, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", "")
             )
+            assert ws.letters is not None
+            ws.letters.newest["r1"] = Numbers(30, 60, 1.25)
             watch = Watch(ws)
             for after in (10, 85, 90):
                 watch.judge(time.time() + after)
@@ -455,11 +461,11 @@ def test_a_rule_is_reported_once_a_run_to_webhooks_and_the_platform(tmp_path: Pa
     assert (
         next(each["data"]["message"] for each in got if "data" in each) == "85% of its time is used"
     )
-    assert [each["type"] for each in got if "job_id" in each] == [
-        "job_started",
-        "timeout_warning",
-        "job_failed",
-    ]
+    alerts = [each for each in got if "job_id" in each]
+    assert [each["type"] for each in alerts] == ["job_started", "timeout_warning", "job_failed"]
+    assert [wrong("alert", each) for each in alerts] == [""] * 3
+    example = json.loads((FIXTURES / "alert_timeout_warning.json").read_text())
+    assert alerts[1] == example | {"job_id": "j", "user_id": "u"}
 
 
 def test_an_end_waits_for_no_receiver_that_hangs(ws: Workspace) -> None:

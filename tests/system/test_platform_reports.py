@@ -19,6 +19,7 @@ from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
 from tests.servers import platform_examples
 from tests.servers.platform_examples import Heard
+from tests.servers.platforms import TOKEN, Platform, wrong
 from tests.servers.receiver import Got, Receiver
 from tests.servers.rest import Rest
 from tests.support import Space, until
@@ -83,6 +84,24 @@ def test_the_bodies_of_a_real_run_are_the_examples(heard: dict[str, Heard]) -> N
     assert found == {name: example(name) for name in found}, (
         "run python -m tests.servers.platform_examples"
     )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for kind in ("alert", "status", "metrics", "logs")
+        for path in sorted(FIXTURES.glob(f"{kind}*.json"))
+    ],
+    ids=lambda path: path.stem,
+)
+def test_an_example_of_what_is_sent_is_what_the_schema_says(path: Path) -> None:
+    kind = path.stem.partition("_")[0]
+    body = json.loads(path.read_text())
+    assert wrong(kind, body) == ""
+    assert wrong(kind, body | {"more": 1}), "a strict platform takes nothing else"
+    for name in body.keys() - {"model_name", "loss", "progress", "current_step", "total_steps"}:
+        assert wrong(kind, {key: body[key] for key in body if key != name}), name
 
 
 def test_platforms_that_take_nothing_but_their_contract_take_everything(
@@ -230,8 +249,15 @@ def test_a_platforms_job_is_reported_with_its_own_token_which_is_nowhere_in_clea
     (root / "trained.yaml").write_text(TRAINED)
     (root / "recipe.toml").write_text('[recipes]\nallow = ["./trained.yaml"]\n')
     key = tmp_path / "key"
-    job = {"job_id": "j7", "user_id": "bob", "recipe": "trained", "job_token": "canary-of-the-job"}
-    with Receiver() as receiver:
+    config = {"max_steps": 3, "logging_steps": 2, "output_dir": "/out"}
+    job = {
+        "job_id": "j7",
+        "user_id": "bob",
+        "recipe": "trained",
+        "config": config,
+        "job_token": TOKEN,
+    }
+    with Platform.backend() as receiver:
         monkeypatch.setenv("BACKEND_URL", receiver.url)
         monkeypatch.setenv("RECIPE_KEY_FILE", str(key))
         rest = Rest(root, "--with-worker")
@@ -251,7 +277,7 @@ def test_a_platforms_job_is_reported_with_its_own_token_which_is_nowhere_in_clea
                     == ["completed"]
                 )
             )
-            until(lambda: bool(by_path(receiver.got, "/metrics")))
+            until(lambda: len(receiver.points()) == 2)
             private = {"recipe": "trained", "webhooks": [{"url": "https://127.0.0.1/x"}]}
             assert (
                 rest.ask("POST", "/v1/runs", private)
@@ -280,10 +306,11 @@ def test_a_platforms_job_is_reported_with_its_own_token_which_is_nowhere_in_clea
             rest.process.terminate()
             rest.process.wait(40)
         stored = (root / ".recipe" / "recipe.db").read_bytes()
-    assert {each.headers["authorization"] for each in receiver.got} == {
-        "Bearer canary-of-the-job"
-    } and all("/j7/" in each.path for each in receiver.got)
-    assert b"canary" not in stored and b"AAAAAAAAAAAA" not in stored
+    assert receiver.refused == [] and all("/j7/" in each.path for each in receiver.got)
+    assert [point["step"] for point in receiver.points()] == [2, 3], (
+        "each second step, and the last"
+    )
+    assert TOKEN.encode() not in stored and b"AAAAAAAAAAAA" not in stored
 
 
 @pytest.mark.parametrize("job", ["job-1", ""])

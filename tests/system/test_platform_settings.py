@@ -178,6 +178,26 @@ def test_a_report_without_a_token_of_its_job_has_the_key_of_the_worker(space: Sp
         assert Receivers(ws)._secrets("metrics", "", None) == ["of-the-job"]
 
 
+def test_a_platform_finds_a_jobs_checkpoints_and_logs_in_its_folders(space: Space) -> None:
+    space.recipe(
+        "steps:\n  t:\n    run: 'echo trained; mkdir -p ckpt/step-1; echo x > ckpt/step-1/w; echo x > {{ outputs.o }}'\n"
+        "    state: {ckpt: {checkpoint: 'step-*'}}\n    outputs: {o: o}\n"
+    )
+    folders = {"CHECKPOINTS_DIR": "checkpoints", "LOGS_DIR": str(space.root / "logs")}
+    space.write("checkpoints/mine.txt", "kept")
+    code, _, said = space.command("run", env={"JOB_ID": "j1", **folders})
+    assert code == 0, said
+    assert space.read("logs/j1/t.1.log") == "trained\n"
+    kept = space.root / "checkpoints" / "j1" / "t" / "ckpt"
+    assert kept.is_symlink() and space.read("checkpoints/mine.txt") == "kept"
+    code, _, said = space.command("run", "-B", env={"JOB_ID": "j1", **folders})
+    assert code == 0, said
+    (space.root / "logs" / "j2").mkdir()
+    code, _, said = space.command("run", "-B", env={"JOB_ID": "j2", **folders})
+    assert code == 0 and "logs/j2 cannot be made a link" in said, said
+    assert not (space.root / "logs" / "j3").exists()
+
+
 def test_a_job_goes_on_from_a_checkpoint_of_its_own_and_from_no_other(space: Space) -> None:
     space.recipe(
         "steps:\n  t:\n    run: 'mkdir -p ckpt; ls ckpt > {{ outputs.o }}'\n    state: {ckpt: {checkpoint: 'step-*'}}\n    outputs: {o: o}\n"
@@ -204,7 +224,8 @@ def test_a_job_goes_on_from_a_checkpoint_of_its_own_and_from_no_other(space: Spa
     for other in ("/etc/passwd", "step-3", "../step-1", "ep-1"):
         with pytest.raises(Refused, match="none of the job's own"):
             platform.go_back(room, run, other)
-    platform.go_back(room, run, str(state.folder / "step-1"))
+    (space.root / "checkpoints").symlink_to(state.folder)  # as CHECKPOINTS_DIR has it
+    platform.go_back(room, run, "checkpoints/step-1")
     assert sorted(path.name for path in Path(state.folder).iterdir()) == ["step-1"]
     assert row(space, run).state == "PAUSED"
     work(space)

@@ -50,9 +50,9 @@ steps:
 class Job:
     """A run of `RECIPE` whose attempts write what a test says."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, recipe: str = RECIPE) -> None:
         space = Space(root)
-        space.recipe(RECIPE)
+        space.recipe(recipe)
         environ = {"BACKEND_URL": "http://127.0.0.1:9", "JOB_ID": "j", "USER_ID": "u"}
         self.said: list[str] = []
         self.ws = Workspace.open(root, environ=environ)
@@ -150,6 +150,22 @@ def test_of_two_trainings_the_platform_gets_the_first_and_people_hear_it(job: Jo
 def test_lines_of_each_process_of_a_step_are_lines_of_the_step(job: Job) -> None:
     job.write("train.1.3", "log", "by the fourth process")
     assert [line["step"] for line in job.sent("logs")] == ["train"]
+
+
+@pytest.mark.parametrize("group", ["step", "epoch"])
+def test_numbers_that_a_pattern_finds_in_the_log_are_sent_if_it_finds_the_step(
+    tmp_path: Path, group: str
+) -> None:
+    pattern = f"(?P<{group}>[0-9]+) of 9, loss (?P<loss>[0-9.]+)"
+    about = f"outputs: {{o: o}}, metrics: {{pattern: '{pattern}'}}"
+    job = Job(tmp_path, f"steps:\n  train: {{run: 'echo x > {{{{ outputs.o }}}}', {about}}}\n")
+    job.write("train.1", "log", "3 of 9, loss 0.5", "nothing", "4 of 9, loss 0.25")
+    points = [(each["step"], each["train_loss"]) for each in job.sent("metrics")]
+    job.ws.close()
+    if group == "step":
+        assert (points, job.said) == ([(3, 0.5), (4, 0.25)], [])
+    else:
+        assert (points, len(job.said)) == ([], 1) and "no group `step`" in job.said[0]
 
 
 def test_a_total_that_the_trainer_tells_counts_before_that_of_the_inputs(job: Job) -> None:

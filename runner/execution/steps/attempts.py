@@ -42,6 +42,7 @@ from ...survey import locks
 from ...survey.env_files import EnvFiles
 from ...survey.survey import Survey
 from ...survey.trainings import steps_of
+from .. import job_folders
 from ..reporting import log_remote
 from .bucket_inputs import BucketInputs
 from .commit import GroupCommit
@@ -377,6 +378,9 @@ class Attempts:
                     )
                 )
                 states[-1].here.mkdir(parents=True, exist_ok=True)
+        if not seat.rank:
+            shown = {each.name: each.here for each in states}
+            job_folders.show(self.ws, self.commits.run, node.id, shown, self.commits.say)
 
         def compose(found: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
             attempt.folder.begin(self.scrap)

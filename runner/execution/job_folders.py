@@ -1,0 +1,49 @@
+"""The folders in which a training platform looks for a job's checkpoints and logs, `CHECKPOINTS_DIR` and `LOGS_DIR`: links to where they are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..storage.records.letters import job_of
+from ..storage.workspace import Workspace
+
+
+def show(
+    ws: Workspace, run: str, step: str, states: Mapping[str, Path], say: Callable[[str], None]
+) -> None:
+    """Link the states of a step as CHECKPOINTS_DIR/JOB/STEP/STATE, and what attempts that are over printed as LOGS_DIR/JOB.
+
+    Nothing for a run that is no job.  A folder that cannot be written is said, and holds up no run.
+    """
+    folders = {name: ws.environ.get(name, "") for name in ("CHECKPOINTS_DIR", "LOGS_DIR")}
+    job = job_of(ws.store.runs.get(run), ws.environ) if any(folders.values()) else None
+    if job is None:
+        return
+    links = {}
+    if folder := folders["LOGS_DIR"]:
+        links[_below(ws, folder) / job.id] = ws.home / "runs" / run
+    if folder := folders["CHECKPOINTS_DIR"]:
+        place = _below(ws, folder) / job.id / step.replace("/", "%2F")
+        links |= {place / name: path for name, path in states.items()}
+    for link, target in links.items():
+        try:
+            _link(link, target)
+        except OSError as error:
+            say(f"{link} cannot be made a link to {target}: {error.strerror}")
+
+
+def _below(ws: Workspace, folder: str) -> Path:
+    return ws.root / Path(folder).expanduser()
+
+
+def _link(link: Path, target: Path) -> None:
+    """Raises OSError, also where there is something else."""
+    if link.is_symlink():
+        if os.readlink(link) == str(target):
+            return
+        link.unlink()
+    link.parent.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target)
