@@ -1,6 +1,6 @@
 // The table of all runs.
 import { Hooks, Signals, html } from "./lib.js";
-import { address, change, route } from "./route.js";
+import { address, change, go, route } from "./route.js";
 import { ago, kind, readable, short, sign, span, value, words } from "./text.js";
 import { automatic, bests, differing, direction, family, metricNames, sorted } from "./columns.js";
 import { describe, tagsOf } from "./about.js";
@@ -235,6 +235,7 @@ function Selected({ view, all, tell }) {
   return html`<div class="selected" role="region" aria-label="selected runs">
     <b>${chosen.length} selected</b>
     <form class="controls" onSubmit=${add}><input id="tag" aria-label="tag of the selected runs" placeholder="tag" value=${tag} onInput=${event => setTag(event.target.value)} /><button id="add-tag">Tag</button></form>
+    <a class="button" id="compare-selected" href=${address({ compare: chosen.map(row => row.id).join(" "), pin: view.pin })}>Compare</a>
     <button type="button" id="archive-selected" onClick=${() => each(() => ({ archived: !back })).then(view.clear)}>${back ? "Bring back" : "Archive"}</button>
     <button type="button" class="plain" onClick=${view.clear}>Clear</button>
   </div>`;
@@ -244,7 +245,7 @@ function isTyping(event) {
   return event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey;
 }
 
-/** Keys of the table: / finds, j and k go down and up, x selects, p pins. */
+/** Keys of the table: / finds, j and k go down and up, x selects, c compares, p pins. */
 function useKeys(view) {
   useEffect(() => {
     const pressed = event => {
@@ -261,6 +262,7 @@ function useKeys(view) {
       else if (event.key === "j") links[Math.min(at + 1, links.length - 1)]?.focus();
       else if (event.key === "k") links[Math.max(at - 1, 0)]?.focus();
       else if (event.key === "x" && holder) view.select(holder.dataset.run);
+      else if (event.key === "c" && view.chosen.size) go({ compare: [...view.chosen].join(" "), pin: view.pin });
       else if (event.key === "p" && holder) view.pinTo(holder.dataset.run);
       else return;
       event.preventDefault();
