@@ -91,8 +91,8 @@ export function Against({ members, metrics, metric, setMetric, ranges, setRange,
   if (members.length < 2 || !names.length || !metric) return null;
   const axes = [...names, metric].map(name => axisOf(name, members.map(member => valueOf(member, name))));
   const chosen = axes.find(axis => axis.name === over) || axes[0], inside = member => within(member, metric, ranges);
-  const select = (label, id, now, all, set) => html`<label>${label} <select id=${id} value=${now} onChange=${event => set(event.target.value)}>${all.map(name => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`;
-  return html`<section id="against"><h2>Inputs against ${select("", "against-metric", metric, metrics, setMetric)}</h2>
+  const select = (label, id, now, all, set) => html`<label><span class=${id === "over" ? "" : "unseen"}>${label}</span> <select id=${id} value=${now} onChange=${event => set(event.target.value)}>${all.map(name => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`;
+  return html`<section id="against"><h2>Inputs against ${select("metric", "against-metric", metric, metrics, setMetric)}</h2>
     <div class="against">
       <div class="scroll" tabindex="0" role="region" aria-label="parallel axes"><${Parallel} members=${members} axes=${axes} valueOf=${valueOf} ranges=${ranges} setRange=${setRange} lit=${lit} light=${light} inside=${inside} /></div>
       <div>${select("over", "over", chosen.name, names, setOver)}<${Scatter} members=${members} axis=${chosen} metric=${metric} valueOf=${valueOf} lit=${lit} light=${light} inside=${inside} /></div>

@@ -58,7 +58,7 @@ function Results({ members, metrics, base }) {
     <div class="scroll" tabindex="0" role="region" aria-label="results"><table><${Heads} members=${members} /><tbody>
       ${metrics.map(name => {
         const least = best(name);
-        return html`<tr key=${name}><th scope="row">${name} <small>${direction(leaves, name)}</small></th>${members.map(member => cell(member, name, least))}</tr>`;
+        return html`<tr key=${name} data-metric=${name}><th scope="row">${name} <small>${direction(leaves, name)}</small></th>${members.map(member => cell(member, name, least))}</tr>`;
       })}
     </tbody></table></div></section>`;
 }
