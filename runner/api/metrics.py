@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import CannotRun
 from ..planning.ids import names
@@ -14,13 +14,16 @@ from ..storage import metrics, run_graph
 from ..storage.records.links import Link, printed, recorded
 from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
-from ..survey import rows, samples, summaries
+from ..survey import binned, rows, samples, summaries
+from ..survey.binned import Axis, Curve
 from ..survey.results import Point, points
 from . import values
 from .logs import Part, missing, parts, tail_of, unmaskable
 
 AT_ONCE: Final = 8
 """Attempts under way of one run whose numbers are in a list of runs."""
+RUNS: Final = 60
+"""Runs that are over whose curves are kept in memory."""
 KEPT: Final = 1000
 RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
@@ -78,6 +81,36 @@ def _restored(
             )
 
 
+class StepCurves(NamedTuple):
+    """The curves of one step of a run, of all its attempts together; `source` is the run that made its result, if that was another."""
+
+    step: str
+    source: str
+    curves: Mapping[str, Curve]
+
+
+def curves(ws: Workspace, run: RunRow, axis: Axis) -> list[StepCurves]:
+    """The curves of each step; of a run that is over they are kept for who looks closer."""
+    key = (str(ws.root), run.id, run.next_event, axis)
+    if key in _curves:
+        _curves[key] = found = _curves.pop(key)  # the latest again
+        return found
+    by_step: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for point in read_points(ws, run.id, "", 0, "step"):
+        by_step.setdefault((point.step, point.source), []).append(point.values)
+    found = [
+        StepCurves(step, source, binned.curves(said, axis))
+        for (step, source), said in by_step.items()
+    ]
+    if run.state in FINAL:
+        _curves[key] = found
+        while len(_curves) > RUNS:
+            with suppress(KeyError, StopIteration):  # another thread was quicker
+                del _curves[next(iter(_curves))]
+    return found
+
+
+_curves: dict[tuple[str, str, int, str], list[StepCurves]] = {}
 _read: dict[str, tuple[int, summaries.Summaries]] = {}
 """By the file of an attempt under way, how long it was when it was read last, and what it said."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from typing import Annotated, Final, Literal, TypeAlias
@@ -16,10 +16,11 @@ from starlette.requests import HTTPConnection
 
 from ..api.events import read_events
 from ..api.logs import Part, Tail, available, kept, missing, tail_of
-from ..api.metrics import read_points
+from ..api.metrics import StepCurves, curves, read_points
 from ..api.values import Point
 from ..errors import CannotRun
 from ..planning.ids import names
+from ..survey.binned import Axis, binned
 from ..survey.rows import Rows, bring
 from . import ranged
 from .answers import Refused
@@ -272,7 +273,30 @@ def measured(
         Literal["step", "machine"],
         Query(description="machine: GPUs, processors, memory, disk and net, every 5 seconds."),
     ] = "step",
+    bins: Annotated[
+        int,
+        Query(
+            ge=0,
+            le=5000,
+            description="A line for each step and metric with `x` and `y`: the least and the greatest of so many parts. 0: points.",
+        ),
+    ] = 0,
+    x: Annotated[
+        Axis, Query(description="With `bins`, the axis; seconds: the sum of `time_step`.")
+    ] = "step",
+    low: Annotated[
+        float | None, Query(allow_inf_nan=False, description="With `bins`: from this x.")
+    ] = None,
+    high: Annotated[
+        float | None, Query(allow_inf_nan=False, description="With `bins`: to this x.")
+    ] = None,
+    metric: Annotated[str, Query(max_length=400, description="With `bins`: only this one.")] = "",
 ) -> Response:
+    if bins:
+        with room.reading() as ws:
+            steps = curves(ws, run_of(ws, run), x)
+        named = [each for each in steps if not step or step in names(each.step)]
+        return squeezed(request, "".join(_curve_lines(named, bins, metric, low, high)), _LINES)
     with room.reading() as ws:
         found = [
             line
@@ -280,6 +304,19 @@ def measured(
             if line.n > after and (line.n - after - 1) % every == 0
         ]
         return squeezed(request, "".join(map(_line, found)), _LINES)
+
+
+def _curve_lines(
+    steps: Sequence[StepCurves], bins: int, metric: str, low: float | None, high: float | None
+) -> Iterator[str]:
+    """Curves in bins as lines of JSON."""
+    for each in steps:
+        source = {"from": each.source} if each.source else {}
+        for name, curve in each.curves.items():
+            if metric in ("", name):
+                few = binned(curve, bins, low, high)
+                head = {"step": each.step, "metric": name, "n": len(curve.x), **source}
+                yield f"{json.dumps({**head, 'x': few.x, 'y': few.y}, separators=(',', ':'))}\n"
 
 
 def _line(point: Point) -> str:

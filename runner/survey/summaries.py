@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from ..errors import Invalid, RecipeError
 from ..language.recipe import Recipe
 from ..language.values import is_number
+from ..planning.ids import bare
 from ..storage import metrics, run_graph
 from ..storage.records.runs import FINAL, RunRow, Tried
 from ..storage.workspace import Workspace
@@ -161,22 +162,19 @@ def of_runs(
 
 
 def _numbers(row: RunRow, by_step: Mapping[str, Summaries], states: Mapping[str, str]) -> Numbers:
-    trials: dict[str, dict[str, Summaries]] = {}
-    for step, each in by_step.items():
-        if match := _TRIAL.match(step):
-            trials.setdefault(match[0], {})[step] = each
+    reporting = {bare(match[0]) for step in by_step if (match := _TRIAL.match(step))}
+    trials: dict[str, list[str]] = {}
+    for step in [*states, *(step for step in by_step if step not in states)]:
+        # One whose numbers were not read yet is a trial, too.
+        if (match := _TRIAL.match(step)) and bare(match[0]) in reporting:
+            trials.setdefault(match[0], []).append(step)
     shown = []
     if len(trials) > 1:
-        for id, steps in list(trials.items())[:TRIALS]:
-            ends = [state for step, state in states.items() if step.startswith(id)]
-            shown.append(
-                Trial(
-                    id,
-                    {name: _typed(text) for name, text in in_id(id).items()},
-                    _worst(ends),
-                    merged(steps.values()),
-                )
-            )
+        for id, steps in sorted(trials.items())[:TRIALS]:
+            numbers = merged(by_step[step] for step in steps if step in by_step)
+            inputs = {name: _typed(text) for name, text in in_id(id).items()}
+            ends = [states[step] for step in steps if step in states]
+            shown.append(Trial(id, inputs, _worst(ends), numbers))
     found, least = merged(by_step.values()), directions(row)
     which = {name: least.get(name, less(name)) for name in found}
     curve = next((name for name in sorted(found, key=_rank) if len(found[name].curve) > 1), None)

@@ -1,6 +1,6 @@
 // The table of all runs.
 import { Hooks, Signals, html } from "./lib.js";
-import { address, change, route } from "./route.js";
+import { address, change, go, route } from "./route.js";
 import { ago, kind, readable, short, sign, span, value, words } from "./text.js";
 import { automatic, bests, differing, direction, family, metricNames, sorted } from "./columns.js";
 import { describe, tagsOf } from "./about.js";
@@ -11,6 +11,9 @@ import { follow, loading, refresh, rows, truncated } from "./store.js";
 const { useEffect, useMemo, useRef, useState } = Hooks;
 const AT_ONCE = 70;
 const VIEWS = "recipe.views";
+// Held outside of the view, for a key may come before the one before it is drawn; and who comes back finds them.
+const chosenRuns = Signals.signal(new Set());
+const openRuns = Signals.signal(new Set());
 const narrow = Signals.signal(matchMedia("(max-width: 760px)").matches);
 matchMedia("(max-width: 760px)").addEventListener("change", event => { narrow.value = event.matches; });
 
@@ -235,6 +238,7 @@ function Selected({ view, all, tell }) {
   return html`<div class="selected" role="region" aria-label="selected runs">
     <b>${chosen.length} selected</b>
     <form class="controls" onSubmit=${add}><input id="tag" aria-label="tag of the selected runs" placeholder="tag" value=${tag} onInput=${event => setTag(event.target.value)} /><button id="add-tag">Tag</button></form>
+    <a class="button" id="compare-selected" href=${address({ compare: chosen.map(row => row.id).join(" "), pin: view.pin })}>Compare</a>
     <button type="button" id="archive-selected" onClick=${() => each(() => ({ archived: !back })).then(view.clear)}>${back ? "Bring back" : "Archive"}</button>
     <button type="button" class="plain" onClick=${view.clear}>Clear</button>
   </div>`;
@@ -244,7 +248,7 @@ function isTyping(event) {
   return event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey;
 }
 
-/** Keys of the table: / finds, j and k go down and up, x selects, p pins. */
+/** Keys of the table: / finds, j and k go down and up, x selects, c compares, p pins. */
 function useKeys(view) {
   useEffect(() => {
     const pressed = event => {
@@ -261,6 +265,7 @@ function useKeys(view) {
       else if (event.key === "j") links[Math.min(at + 1, links.length - 1)]?.focus();
       else if (event.key === "k") links[Math.max(at - 1, 0)]?.focus();
       else if (event.key === "x" && holder) view.select(holder.dataset.run);
+      else if (event.key === "c" && chosenRuns.value.size) go({ compare: [...chosenRuns.value].join(" "), pin: view.pin });
       else if (event.key === "p" && holder) view.pinTo(holder.dataset.run);
       else return;
       event.preventDefault();
@@ -285,7 +290,7 @@ function ofAddress(text) {
 export function Runs({ tell }) {
   const parameters = route.value, query = parameters.get("q") || "", pin = parameters.get("pin") || "";
   const sort = parameters.get("sort") || "created", descending = parameters.get("up") === null;
-  const [chosen, choose] = useState(new Set()), [open, setOpen] = useState(new Set()), [most, setMost] = useState(AT_ONCE);
+  const chosen = chosenRuns.value, open = openRuns.value, [most, setMost] = useState(AT_ONCE);
   const [now, setNow] = useState(Date.now());
   const end = useRef(null), field = useRef(null);
   useEffect(() => {
@@ -310,17 +315,17 @@ export function Runs({ tell }) {
   useEffect(() => {
     if (document.activeElement !== field.current) field.current.value = query;
   }, [query]);
-  const toggled = (set, id) => {
-    const next = new Set(set);
+  const toggle = (set, id) => {
+    const next = new Set(set.value);
     if (!next.delete(id)) next.add(id);
-    return next;
+    set.value = next;
   };
   const view = {
     chosen, open, pin, sort, descending,
-    select: id => choose(known => toggled(known, id)),
-    clear: () => choose(new Set()),
-    fold: id => setOpen(known => toggled(known, id)),
-    pinTo: id => change({ pin: pin === id ? null : id }),
+    select: id => toggle(chosenRuns, id),
+    clear: () => { chosenRuns.value = new Set(); },
+    fold: id => toggle(openRuns, id),
+    pinTo: id => change({ pin: route.value.get("pin") === id ? null : id }),
     sortBy: column => change(sort === column ? { up: descending ? "" + 1 : null } : { sort: column, up: directionOf(column) }),
   };
   const all = rows.value;

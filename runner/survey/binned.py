@@ -1,0 +1,71 @@
+"""Curves in bins: of each part of the axis the least and the greatest value, so that thinning hides no peak.  Pure."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from .comparison import numeric
+
+Axis = Literal["step", "seconds"]
+"""`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`."""
+_BESIDE = frozenset({"step", "epoch", "timestamp", "time"})
+
+
+class Curve(NamedTuple):
+    """The values of one metric by their places on the axis, in its order."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
+    """The curve of each metric.  What was reported again at a place counts as reported last; without `time_step` there are no seconds."""
+    found: dict[str, dict[float, float]] = {}
+    passed: set[str] = set()
+    seconds = 0.0
+    for n, point in enumerate(points):
+        if axis == "seconds":
+            spent = point.get("time_step")
+            if not numeric(spent):
+                continue
+            seconds += spent
+            x = seconds
+        else:
+            at = point.get("step", point.get("epoch", n))
+            x = at if numeric(at) else n
+        for name, value in point.items():
+            by_x = found.get(name)
+            if by_x is None:
+                if name in passed or name in _BESIDE or name.startswith("time_"):
+                    passed.add(name)
+                    continue
+                by_x = found[name] = {}
+            if type(value) is float or type(value) is int or numeric(value):
+                by_x[x] = value
+    found = {name: by_x for name, by_x in found.items() if by_x}
+    answer = {}
+    for name, by_x in found.items():
+        xs = list(by_x)
+        if any(a > b for a, b in itertools.pairwise(xs)):  # a step went back to a checkpoint
+            xs.sort()
+        answer[name] = Curve(xs, [by_x[x] for x in xs])
+    return answer
+
+
+def binned(curve: Curve, bins: int, low: float | None, high: float | None) -> Curve:
+    """The least and the greatest of each of so many parts between `low` and `high`, in their order; and the nearest value outside at each end."""
+    begin = max(0, bisect_left(curve.x, low) - 1) if low is not None else 0
+    end = bisect_right(curve.x, high) + 1 if high is not None else len(curve.x)
+    x, y = curve.x[begin:end], curve.y[begin:end]
+    if len(x) <= 2 * bins:
+        return Curve(x, y)
+    kept: list[int] = [0]
+    for n in range(bins):
+        part = range(len(x) * n // bins, len(x) * (n + 1) // bins)
+        kept += sorted({min(part, key=y.__getitem__), max(part, key=y.__getitem__)})
+    kept.append(len(x) - 1)
+    places = sorted(set(kept))
+    return Curve([x[n] for n in places], [y[n] for n in places])
