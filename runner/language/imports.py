@@ -1,4 +1,7 @@
-"""What Python files import, as values, and which of them a command starts.  What reads their syntax is `python_reader`."""
+"""The imports of Python files as values, and the files that a command starts.
+
+`python_reader` reads the syntax of a file.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ class Import(NamedTuple):
 
 
 class Imports(NamedTuple):
-    """What a file imports, what it names in `__all__`, and where that cannot be read: sentences without a subject."""
+    """The imports of a file, the names in its `__all__`, and doubts about either.
+
+    A doubt is a sentence without its subject, the file.
+    """
 
     found: tuple[Import, ...] = ()
     exported: tuple[str, ...] = ()
@@ -36,16 +42,16 @@ class Imports(NamedTuple):
     @property
     def dotted(self) -> tuple[str, ...]:
         """Every name that may be a module of another package, such as `a`, `a.b`."""
-        names = (
-            (each.module, *(f"{each.module}.{name}" for name in each.names))
-            for each in self.found
-            if not each.level
-        )
-        return tuple(dict.fromkeys(name for group in names for name in group))
+        names: dict[str, None] = {}
+        for each in self.found:
+            if not each.level:
+                names[each.module] = None
+                names.update((f"{each.module}.{name}", None) for name in each.names)
+        return tuple(names)
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> Imports:
-        """From its JSON array."""
+        """Return the imports that a JSON array holds."""
         found, exported, doubts = row
         return cls(
             tuple(Import(level, module, tuple(names)) for level, module, names in found),
@@ -62,30 +68,45 @@ class Start(NamedTuple):
 
 
 def started(run: Sequence[Tree] | str | None, accelerate: Mapping[str, Tree] | None) -> list[Start]:
-    """The scripts and modules that a command names, as they are written; a word with a value in it is none."""
-    found: list[Start] = []
+    """Return the scripts and modules that a command names, as they are written, each once.
+
+    Words with a value in them are left out.
+    """
     if isinstance(run, str):
-        for module, script in _WORD.findall(_EXPRESSION.sub("\0", run)):
-            found.append(Start("module", module) if module else Start("script", script))
-    elif run:
-        before = ""
-        for word in _leaves(run):
-            if "{{" not in word:
-                if before == "-m" and re.fullmatch(r"[A-Za-z_][\w.]*", word):
-                    found.append(Start("module", word))
-                elif word.endswith((".py", ".sh")) and word[0] != "-":
-                    found.append(Start("script", word))
-            before = word
-    for key in ("script", "module"):
-        value = (accelerate or {}).get(key)
-        if isinstance(value, str) and "{{" not in value:
-            found.append(Start("script" if key == "script" else "module", value))
-    return list(dict.fromkeys(found))
+        found = _started_by_script(run)
+    else:
+        found = _started_by_arguments(run or ())
+    return list(dict.fromkeys([*found, *_started_by_accelerate(accelerate or {})]))
 
 
-def _leaves(run: Sequence[Tree]) -> Iterator[str]:
-    for each in run:
-        if isinstance(each, list):
-            yield from _leaves(each)
-        elif isinstance(each, str):
-            yield each
+def _started_by_script(run: str) -> Iterator[Start]:
+    for module, script in _WORD.findall(_EXPRESSION.sub("\0", run)):
+        yield Start("module", module) if module else Start("script", script)
+
+
+def _started_by_arguments(run: Sequence[Tree]) -> Iterator[Start]:
+    before = ""
+    for word in _texts(run):
+        if "{{" not in word:
+            if before == "-m" and re.fullmatch(r"[A-Za-z_][\w.]*", word):
+                yield Start("module", word)
+            elif word.endswith((".py", ".sh")) and not word.startswith("-"):
+                yield Start("script", word)
+        before = word
+
+
+def _started_by_accelerate(block: Mapping[str, Tree]) -> Iterator[Start]:
+    kinds: tuple[Literal["script", "module"], ...] = ("script", "module")
+    for kind in kinds:
+        name = block.get(kind)
+        if isinstance(name, str) and "{{" not in name:
+            yield Start(kind, name)
+
+
+def _texts(run: Sequence[Tree]) -> Iterator[str]:
+    """Yield the texts of a command, those of lists in it, too."""
+    for item in run:
+        if isinstance(item, list):
+            yield from _texts(item)
+        elif isinstance(item, str):
+            yield item

@@ -1,7 +1,8 @@
 """Which words of a command are read again as source.
 
-The shell's own commands that read a word again (`eval`, `unset`, `test -v`, `let`, …) allow no value there, or only a number.  What a script hands to
-another interpreter (`sh -c`, `python -c`, `ssh`, `| sh`) is its author's: that is a warning.
+The shell's own commands that read a word again (`eval`, `unset`, `test -v`, `let`, …) allow no
+value there, or only a number.  What a script hands to another interpreter (`sh -c`, `python -c`,
+`ssh`, `| sh`) is its author's: that is a warning.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Literal, NamedTuple, TypeAlias
 
-VALUE, INNER = (
-    "\0",
-    "\1",
-)  # in the text of a word: a value, and a value of a command inside that word
+# Marks in the text of a word: a value, and a value of a command inside that word.
+VALUE = "\0"
+INNER = "\1"
 
-# What a value may be.  code, name: nothing; number: a whole number; operand: nothing that begins with `-`; one: no list; program: anything, with a
-# warning.
+# What a value may be.  code, name: nothing; number: a whole number; operand: no text that begins
+# with `-`; one: no list; program: anything, with a warning.
 Role: TypeAlias = Literal["code", "name", "number", "operand", "one", "program"]
 
 
@@ -39,7 +39,7 @@ class Ruling(NamedTuple):
     by: str
 
 
-class Source(NamedTuple):
+class SourceWords(NamedTuple):
     """The words that the interpreter `by` reads as source, and whether it reads its input so."""
 
     by: str = ""
@@ -50,8 +50,9 @@ class Source(NamedTuple):
 class _Program(NamedTuple):
     """How an interpreter gets its source.
 
-    `code`: letters of options whose argument is source.  `file`: letters of options whose argument names the source.  `input`: letters of options
-    that make it read its input.  `takes`: options with another argument.
+    `code`: letters of options whose argument is source.  `file`: letters of options whose argument
+    names the source.  `input`: letters of options that make it read its input.  `takes`: options
+    with another argument.
     """
 
     code: str
@@ -84,10 +85,9 @@ _PROGRAMS: tuple[tuple[re.Pattern[str], _Program], ...] = (
     (re.compile(r"psql"), _Program("c", "f", takes=frozenset({"-h", "-p", "-U", "-d"}))),
 )
 _CODE_AT_LENGTH = frozenset({"--command", "--eval", "--expression", "--source"})
-_WHOLE = frozenset(
-    {"ssh", "su", "sudo", "doas", "xargs", "parallel", "source", "."}
-)  # any word of theirs may be source
-_CARRIERS = frozenset(  # what follows is a command
+_READ_ANY_WORD = frozenset({"ssh", "su", "sudo", "doas", "xargs", "parallel", "source", "."})
+"""Commands of which any word may be source."""
+_CARRIERS = frozenset(
     (
         "env",
         "exec",
@@ -105,12 +105,13 @@ _CARRIERS = frozenset(  # what follows is a command
         "flock",
     )
 )
+"""Commands whose operands are another command."""
 _SSH_TAKES = frozenset(f"-{letter}" for letter in "BbcDEeFIiJLlmOopQRSWw")
 _INPUT = re.compile(r"-|/dev/stdin|/dev/fd/.*|/proc/self/fd/.*")
 
 _READS_ALL = frozenset({"eval", "alias", "bind", "compgen", "complete", "fc"})
 _DECLARING = frozenset({"declare", "typeset", "local", "export", "readonly"})
-# Commands whose operands are names of variables, with the letters of those options that take something else.
+# Commands whose operands name variables, with the letters of options that take something else.
 _NAMING: Mapping[str, str] = {
     **dict.fromkeys(("unset", *_DECLARING), ""),
     "read": "dinNptu",
@@ -133,20 +134,21 @@ _BETWEEN = COMPARES_NUMBERS | {
     "]",
     ")",
 }
-EXPANDED = frozenset(
-    {"PS0", "PS1", "PS2", "PS4", "PROMPT_COMMAND", "BASH_ENV", "ENV"}
-)  # a shell expands their text
+EXPANDED = frozenset({"PS0", "PS1", "PS2", "PS4", "PROMPT_COMMAND", "BASH_ENV", "ENV"})
+"""Variables whose text a shell expands."""
 _NUMBERS = frozenset(
     {"RANDOM", "SRANDOM", "SECONDS", "OPTIND", "HISTCMD", "LINENO", "BASHPID", "EPOCHSECONDS"}
-)  # it computes theirs
+)
+"""Variables whose value a shell computes."""
 
 
 def rulings(words: Sequence[Word]) -> Iterator[Ruling]:
-    """What the values of one command may be, where they are not simply any text."""
+    """Yield what the values of one command may be, if that is not any text."""
     for word in words:
         if word.redirect:
             yield Ruling("one", word.start, word.end, word.redirect)
-        if word.redirect in (">&", "<&"):  # bash expands what is no number a second time
+        if word.redirect in (">&", "<&"):
+            # bash expands a word that is no number a second time.
             yield Ruling("number", word.start, word.end, word.redirect)
     command = _called(words)
     if command:
@@ -154,28 +156,36 @@ def rulings(words: Sequence[Word]) -> Iterator[Ruling]:
 
 
 def assignment(word: Word) -> tuple[str, Role | None] | None:
-    """The variable that a word sets, if it sets one, and what its value may be."""
+    """Return the variable that a word sets and what its value may be; None if it sets none."""
     found = _FIXED_ASSIGNMENT.match(word.text)
     if found is None:
         return None
-    return found[1], "code" if found[1] in EXPANDED else "number" if found[1] in _NUMBERS else None
+    name = found[1]
+    if name in EXPANDED:
+        return name, "code"
+    return name, "number" if name in _NUMBERS else None
 
 
 def evaluated(words: Sequence[Word]) -> Iterator[str]:
-    """The variables that a command makes integers or names of others: what is assigned to them is evaluated."""
+    """Yield the variables that a command makes integers or names of others.
+
+    A shell evaluates their values.
+    """
     command = _called(words)
-    if (
-        command
-        and command[0].text in ("declare", "typeset", "local")
-        and not {"i", "n"}.isdisjoint(_options(command))
-    ):
-        yield from (
-            word.text.partition("=")[0] for word in command[1:] if word.text[:1] not in ("-", "+")
-        )
+    if not command or command[0].text not in ("declare", "typeset", "local"):
+        return
+    if {"i", "n"}.isdisjoint(_options(command)):
+        return
+    for word in command[1:]:
+        if word.text[:1] not in ("-", "+"):
+            yield word.text.partition("=")[0]
 
 
 def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
-    """Whether a command, as far as it was read, may set a variable that is an array: one of `arrays`, or one that it makes an array."""
+    """Whether a command, as far as it was read, may set a variable that is an array.
+
+    The variable is one of `arrays`, or the command makes it an array.
+    """
     command = _called(words)
     if not command or command[0].text not in _DECLARING:
         return False
@@ -186,11 +196,11 @@ def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
     )
 
 
-# ---- the shell's own commands ----
+# -- the shell's own commands --
 
 
 def _called(words: Sequence[Word]) -> list[Word]:
-    """A command without redirections, and without `command -p`, `builtin` and the like in front."""
+    """Return a command without redirections, and without `command -p` or `builtin` in front."""
     command = [word for word in words if not word.redirect]
     while command and command[0].text in ("command", "builtin"):
         at = 1
@@ -201,45 +211,73 @@ def _called(words: Sequence[Word]) -> list[Word]:
 
 
 def _options(command: Sequence[Word]) -> str:
+    """Return the letters of all options of a command."""
     return "".join(word.text[1:] for word in command[1:] if word.text[:1] in ("-", "+"))
 
 
 def _builtin(command: Sequence[Word]) -> Iterator[Ruling]:
+    """Yield what a command of the shell itself makes of its words."""
     head = command[0].text
     if head in _READS_ALL:
-        yield from (Ruling("code", word.start, word.end, head) for word in command[1:])
-    elif head == "trap":
-        action = next((word for word in command[1:] if word.text not in ("--", "-p", "-l")), None)
-        if action is not None:
-            yield Ruling("code", action.start, action.end, head)
+        yield from _rule_all(command, "code")
     elif head == "let":
-        yield from (Ruling("number", word.start, word.end, head) for word in command[1:])
+        yield from _rule_all(command, "number")
+    elif head == "trap":
+        yield from _trap(command)
     elif head in _NAMING:
-        yield from _naming(command, _NAMING[head])
-    elif head in ("printf", "wait"):
-        yield from _optional(command, "-v" if head == "printf" else "-p")
+        yield from _names(command, _NAMING[head])
+    elif head == "printf":
+        yield from _after_option(command, "-v")
+    elif head == "wait":
+        yield from _after_option(command, "-p")
     elif head in _TESTS:
         yield from _test(command)
 
 
-def _naming(command: Sequence[Word], takes: str) -> Iterator[Ruling]:
-    head, options = command[0].text, "" if takes else _options(command)
+def _rule_all(command: Sequence[Word], role: Role) -> Iterator[Ruling]:
+    for word in command[1:]:
+        yield Ruling(role, word.start, word.end, command[0].text)
+
+
+def _trap(command: Sequence[Word]) -> Iterator[Ruling]:
+    """Yield the first operand, which is code."""
+    for word in command[1:]:
+        if word.text not in ("--", "-p", "-l"):
+            yield Ruling("code", word.start, word.end, command[0].text)
+            return
+
+
+def _names(command: Sequence[Word], takes: str) -> Iterator[Ruling]:
+    """Yield the operands that name variables.
+
+    `takes` has the letters of options whose argument is something else.
+    """
+    options = "" if takes else _options(command)
     for before, word in pairwise(command):
-        fixed = assignment(word)
-        role: Role | None = "name"
-        if fixed is not None:
-            role = "number" if "i" in options else "name" if "n" in options else fixed[1]
-        elif takes and (
-            re.fullmatch(f"-[A-Za-z]*[{takes}]", before.text)
-            or re.match(f"-[A-Za-z]*[{takes}]", word.text)
-        ):
-            role = None
+        role = _role_of_name(before.text, word, takes, options)
         if role is not None:
-            yield Ruling(role, word.start, word.end, head)
+            yield Ruling(role, word.start, word.end, command[0].text)
 
 
-def _optional(command: Sequence[Word], option: str) -> Iterator[Ruling]:
-    """`printf` and `wait` have one option that names a variable: no operand may turn into it."""
+def _role_of_name(before: str, word: Word, takes: str, options: str) -> Role | None:
+    """Return what the values in an operand may be; None: any text."""
+    found = assignment(word)
+    if found is None:
+        is_option = takes and (
+            re.fullmatch(f"-[A-Za-z]*[{takes}]", before)
+            or re.match(f"-[A-Za-z]*[{takes}]", word.text)
+        )
+        return None if is_option else "name"
+    if "i" in options:
+        return "number"
+    return "name" if "n" in options else found[1]
+
+
+def _after_option(command: Sequence[Word], option: str) -> Iterator[Ruling]:
+    """Yield the rulings of `printf` and `wait`, whose one option names a variable.
+
+    No operand may turn into that option.
+    """
     head = command[0].text
     for before, word in pairwise(command):
         if word.text == "--":
@@ -255,7 +293,8 @@ def _optional(command: Sequence[Word], option: str) -> Iterator[Ruling]:
 def _test(command: Sequence[Word]) -> Iterator[Ruling]:
     head = command[0].text
     for at, word in enumerate(command[1:], 1):
-        before, after = command[at - 1].text, command[at + 1].text if at + 1 < len(command) else "]"
+        before = command[at - 1].text
+        after = command[at + 1].text if at + 1 < len(command) else "]"
         yield Ruling("one", word.start, word.end, head)
         if before in ("-v", "-R"):
             yield Ruling("name", word.start, word.end, head)
@@ -265,91 +304,139 @@ def _test(command: Sequence[Word]) -> Iterator[Ruling]:
             yield Ruling("operand", word.start, word.end, head)
 
 
-# ---- other interpreters ----
+# -- other interpreters --
 
 
-def source(words: Sequence[Word]) -> Source:
-    """What of a command is source for an interpreter that it starts."""
+def source(words: Sequence[Word]) -> SourceWords:
+    """Return what of a command is source for an interpreter that it starts."""
     command = _called(words)
     if not command:
-        return Source()
+        return SourceWords()
     head = command[0].text
-    exposed: list[Word] = []
-    by, reads_input = "", False
-    if _base(head) in _WHOLE:
-        by, exposed, reads_input = _base(head), command, _whole_reads_input(_base(head), command)
-    elif VALUE in head and any(VALUE in word.text for word in command[1:]):
-        by, exposed = "a command that a value names", command
-    waiting = head in _CARRIERS  # for the command that it carries
+    found = _source_of_head(command)
+    # A carrier such as `env` waits for the command that it carries.
+    is_waiting = head in _CARRIERS
     for at, word in enumerate(command):
-        program = _SHELL if at == 0 and "$" in head else _program(word.text)
+        is_variable = at == 0 and "$" in head
+        program = _SHELL if is_variable else _program(word.text)
         if program is None:
             continue
-        found = _read(command[at + 1 :], program)
-        if waiting or (at == 0 and "$" not in head):
-            own = takewhile(
-                lambda each: each.text.startswith((VALUE, "-")) or "=" in each.text, command[1:at]
-            )
-            named = [each for each in own if head == "env" and each.text.startswith((VALUE, "-"))]
-            by, exposed, reads_input = (
-                by or _base(word.text),
-                [*exposed, *named, *found.words],
-                reads_input or found.input,
-            )
-            waiting = False
-        elif any(_is_code(each.text, program) for each in found.words):
-            by, exposed = by or _base(word.text), [*exposed, *found.words]
-    return Source(by, exposed, reads_input)
+        read = _read_arguments(command[at + 1 :], program)
+        if is_waiting or (at == 0 and not is_variable):
+            own = _values_of_env(command[:at]) if head == "env" else []
+            found = _add(found, SourceWords(_base(word.text), [*own, *read.words], read.input))
+            is_waiting = False
+        elif any(_is_code(each.text, program) for each in read.words):
+            found = _add(found, SourceWords(_base(word.text), read.words))
+    return found
 
 
-def _read(tail: Sequence[Word], program: _Program) -> Source:
-    """The options and the source itself; every word, and the input, where no word is the source."""
+def _source_of_head(command: Sequence[Word]) -> SourceWords:
+    """Return what the first word of a command makes source, whatever it starts."""
+    head = command[0].text
+    name = _base(head)
+    if name in _READ_ANY_WORD:
+        return SourceWords(name, command, _reads_input(name, command))
+    if VALUE in head and any(VALUE in word.text for word in command[1:]):
+        return SourceWords("a command that a value names", command)
+    return SourceWords()
+
+
+def _add(found: SourceWords, more: SourceWords) -> SourceWords:
+    """Return both; the first interpreter gives the name."""
+    return SourceWords(found.by or more.by, [*found.words, *more.words], found.input or more.input)
+
+
+def _values_of_env(command: Sequence[Word]) -> list[Word]:
+    """Return the options of `env`, and values that may be options, before its command."""
+    own = takewhile(
+        lambda word: word.text.startswith((VALUE, "-")) or "=" in word.text, command[1:]
+    )
+    return [word for word in own if word.text.startswith((VALUE, "-"))]
+
+
+def _read_arguments(arguments: Sequence[Word], program: _Program) -> SourceWords:
+    """Return the options of an interpreter and its source.
+
+    Every word, and the input, if no word is the source.
+    """
     read: list[Word] = []
-    at, given = 0, False
-    while at < len(tail):
-        text = tail[at].text
-        if _INPUT.fullmatch(text) or (
-            program.input and re.fullmatch(f"-[A-Za-z]*[{program.input}][A-Za-z]*", text)
-        ):
-            return Source("", tail, True)
+    at, has_source = 0, False
+    while at < len(arguments):
+        text = arguments[at].text
+        if _reads_from_input(text, program):
+            return SourceWords("", arguments, True)
         if text[:1] not in ("-", "+"):
-            return Source("", read if given else [*read, tail[at]])
-        names_source = _is_code(text, program) or bool(
-            program.file and re.fullmatch(f"-[A-Za-z]*[{program.file}]", text)
-        )
-        given = given or names_source
-        read += tail[at : at + 1 + names_source]
-        takes = text in program.takes or (program is _SHELL and f"-{text[-1]}" in program.takes)
-        at += 2 if names_source or takes else 1
-    return Source("", read, not given)
+            return SourceWords("", read if has_source else [*read, arguments[at]])
+        width = 1
+        if _names_source(text, program):
+            has_source = True
+            width = 2
+            read += arguments[at : at + 2]
+        else:
+            read.append(arguments[at])
+            if _takes_argument(text, program):
+                width = 2
+        at += width
+    return SourceWords("", read, not has_source)
+
+
+def _reads_from_input(text: str, program: _Program) -> bool:
+    """Whether an argument makes an interpreter read its input: `-`, `/dev/stdin`, `sh -s`."""
+    if _INPUT.fullmatch(text):
+        return True
+    option = f"-[A-Za-z]*[{program.input}][A-Za-z]*"
+    return bool(program.input and re.fullmatch(option, text))
+
+
+def _names_source(text: str, program: _Program) -> bool:
+    """Whether the argument of this option is the source, or names it."""
+    if _is_code(text, program):
+        return True
+    return bool(program.file and re.fullmatch(f"-[A-Za-z]*[{program.file}]", text))
+
+
+def _takes_argument(text: str, program: _Program) -> bool:
+    """Whether this option has an argument; a shell's may be the last of several letters."""
+    return text in program.takes or (program is _SHELL and f"-{text[-1]}" in program.takes)
 
 
 def _is_code(text: str, program: _Program) -> bool:
+    """Whether the argument of this option is source."""
     return text in _CODE_AT_LENGTH or re.match(f"-[A-Za-z]*[{program.code}]", text) is not None
 
 
-def _whole_reads_input(name: str, command: Sequence[Word]) -> bool:
+def _reads_input(name: str, command: Sequence[Word]) -> bool:
+    """Whether a command of _READ_ANY_WORD reads its input as source."""
     if name in ("source", "."):
         return any(_INPUT.fullmatch(word.text) for word in command[1:])
     if name == "su":
         return not any(_is_code(word.text, _SHELL) for word in command[1:])
-    if name in ("xargs", "parallel"):
-        return name == "parallel" or any(_program(word.text) for word in command)
-    at = 1
-    if name == "ssh":
-        while at < len(command) and command[at].text.startswith("-"):
-            at += 2 if command[at].text in _SSH_TAKES else 1
-        at += 1  # the host
-    rest = [word._replace(text=part) for word in command[at:] for part in word.text.split()]
-    if not rest or (name != "ssh" and any(word.text in ("-s", "-i") for word in rest)):
+    if name == "parallel":
         return True
-    started = next(
-        (i for i, word in enumerate(rest) if _program(word.text) or word.text in _WHOLE), None
-    )
-    return started is not None and source(rest[started:]).input
+    if name == "xargs":
+        return any(_program(word.text) for word in command)
+    carried = command[_behind_host(command) :] if name == "ssh" else command[1:]
+    rest = [word._replace(text=part) for word in carried for part in word.text.split()]
+    starts_shell = name != "ssh" and any(word.text in ("-s", "-i") for word in rest)
+    if not rest or starts_shell:
+        return True
+    for at, word in enumerate(rest):
+        if _program(word.text) or word.text in _READ_ANY_WORD:
+            return source(rest[at:]).input
+    return False
+
+
+def _behind_host(command: Sequence[Word]) -> int:
+    """Return the index behind the options and the host of `ssh`."""
+    at = 1
+    while at < len(command) and command[at].text.startswith("-"):
+        at += 2 if command[at].text in _SSH_TAKES else 1
+    return at + 1
 
 
 def _program(text: str) -> _Program | None:
+    """Return the interpreter that a word names; None if it is none."""
     name = _base(text)
     return next((program for pattern, program in _PROGRAMS if pattern.fullmatch(name)), None)
 

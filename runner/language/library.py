@@ -1,6 +1,7 @@
-"""Find what ships with the program or with other packages: recipes, schemas, fixtures.  Reads names and first lines, not what a recipe means.
+"""Find recipes, schemas and fixtures that ship with the program or with other packages.
 
-With `document.read` this is where the language touches the disk.
+Reads names and first lines, not what a recipe means.  With `document.read` this is where the
+language touches the disk.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from runner.errors import Invalid, NotFound, Problem, did_you_mean
 from ..paths import BUNDLED, Location, is_path, shipped
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})")
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
 _CALLED = re.compile(r"^recipe:[ \t]*[\"']?([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})\b", re.MULTILINE)
-_FIRST_LINES = 65536  # `recipe:` and `summary:` stand at the top
+_HEAD_BYTES = 65536
+"""`recipe:` and `summary:` stand at the top of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A recipe, as its first lines present it.  `origin` is the package that brings it, and empty where that is ours or none."""
+    """A recipe, as its first lines present it.
+
+    `origin` is the package that brings it; empty for the library and for files of a workspace.
+    """
 
     name: str
     version: int
@@ -36,17 +42,20 @@ class Entry:
 
 
 def fixtures() -> Path:
-    """What `{{ fixtures }}` stands for."""
+    """Return the directory that `{{ fixtures }}` stands for."""
     return shipped() / "fixtures"
 
 
 def schema_text() -> str:
-    """The schema of the recipe language, as JSON text."""
+    """Return the schema of the recipe language, as JSON text."""
     return (shipped() / "schemas" / "recipe.schema.json").read_text("utf-8")
 
 
 def entries() -> list[Entry]:
-    """Every recipe of the library, then those of each other package: by name, newest version first."""
+    """Return every recipe of the library, then those of each other package.
+
+    By name, newest version first.
+    """
     return sorted(
         (*_entries(shipped() / "recipes", ""), *_brought()),
         key=lambda entry: (entry.origin, entry.name, -entry.version),
@@ -54,30 +63,36 @@ def entries() -> list[Entry]:
 
 
 def faults() -> list[Problem]:
-    """What is wrong with what other packages bring: a name that several have, a folder that is not there."""
+    """Return the problems of other packages: names that several bring, folders that are missing."""
     ours = {entry.name for entry in _entries(shipped() / "recipes", "")}
-    brought: dict[str, list[Entry]] = {}
+    entries_of: dict[str, list[Entry]] = {}
     for entry in _brought():
-        brought.setdefault(entry.name, []).append(entry)
-    found = [
-        problem for name, mine in brought.items() if (problem := _clash(name, mine, name in ours))
-    ]
+        entries_of.setdefault(entry.name, []).append(entry)
+    problems: list[Problem] = []
+    for name, brought in entries_of.items():
+        problem = _clash(name, brought, name in ours)
+        if problem is not None:
+            problems.append(problem)
     for each in extensions.found(extensions.RECIPES):
         if extensions.folder(each) is None:
-            message = f"{each.origin} says that its recipes are in {each.target}, and there is no such folder"
-            found.append(Problem("no-folder", message, None, f"reinstall {each.package}"))
-    return found
+            where = f"{each.origin} says that its recipes are in {each.target}"
+            message = f"{where}, and there is no such folder"
+            problems.append(Problem("no-folder", message, None, f"reinstall {each.package}"))
+    return problems
 
 
 def beside(folder: Path) -> list[Entry]:
-    """Every file in `folder` whose first lines say that it is a recipe, by file name.  A folder that cannot be read has none."""
-    found = []
+    """Return every file in `folder` whose first lines say that it is a recipe, by file name.
+
+    A folder that cannot be read has none.
+    """
     try:
         paths = sorted(
             path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.is_file()
         )
     except OSError:
         return []
+    found = []
     for path in paths:
         try:
             head = _head(path)
@@ -89,96 +104,120 @@ def beside(folder: Path) -> list[Entry]:
 
 
 def find(name: str, workspace: Path) -> Path:
-    """The file of a recipe: `flux-lora@1`, `flux-lora` (its newest version), or a path, which is looked up from `workspace`.
+    """Return the file of a recipe: `flux-lora@1`, `flux-lora` (its newest version), or a path.
 
-    Other packages are asked only for a name that the library has not, and so cannot take one of its names.  Raises NotFound; Invalid where two
-    packages bring recipes of that name.
+    A path is looked up from `workspace`.  Other packages are asked only for a name that the library
+    has not, and so cannot take one of its names.  Raises NotFound; Invalid if two packages bring
+    recipes of that name.
     """
     if is_path(name):
         return _by_path(name, workspace)
-    if (
-        bundled := workspace / BUNDLED / f"{name}.yaml"
-    ).is_file():  # a run that was submitted elsewhere brings its own
+    # A run that was submitted elsewhere brings its own recipes.
+    bundled = workspace / BUNDLED / f"{name}.yaml"
+    if bundled.is_file():
         return bundled
     word, at, version = name.partition("@")
-    versions = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
-    known = sorted(number for other, number in versions if other == word)
-    if not known:
-        brought = _brought()
-        mine = [entry for entry in brought if entry.name == word]
-        if problem := _clash(word, mine, False):
-            raise Invalid([problem])
-        versions |= {(entry.name, entry.version): entry.path for entry in brought}
-        known = sorted(entry.version for entry in mine)
-    if not known:
-        names = {f"{other}@{number}" if at else other for other, number in versions}
-        near = (
-            did_you_mean(name, names)
-            or _beside(name, workspace)
-            or "`recipe list` shows what there is; a recipe of your own is given by its path, ./NAME.yaml"
-        )
-        raise NotFound(f'there is no recipe "{name}" in the library', fix=near)
+    files = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
+    if not any(other == word for other, _ in files):
+        files |= _brought_files(word)
+    versions = sorted(number for other, number in files if other == word)
+    if not versions:
+        names = {f"{other}@{number}" if at else other for other, number in files}
+        raise _no_recipe(name, names, workspace)
     if not at:
-        return versions[word, known[-1]]
-    if (
-        not version.isascii()
-        or not version.isdecimal()
-        or (word, int(version[:9])) not in versions
-        or version.startswith("0")
-    ):
-        raise NotFound(
-            f'"{word}" has no version "{version}"',
-            fix="there is " + ", ".join(f"{word}@{number}" for number in known),
+        return files[word, versions[-1]]
+    if not _is_version(version) or int(version) not in versions:
+        there = ", ".join(f"{word}@{number}" for number in versions)
+        raise NotFound(f'"{word}" has no version "{version}"', fix=f"there is {there}")
+    return files[word, int(version)]
+
+
+def _brought_files(name: str) -> dict[tuple[str, int], Path]:
+    """Return the recipes of other packages, by name and version.
+
+    Raises Invalid if several packages bring recipes called `name`.
+    """
+    brought = _brought()
+    problem = _clash(name, [entry for entry in brought if entry.name == name], False)
+    if problem is not None:
+        raise Invalid([problem])
+    return {(entry.name, entry.version): entry.path for entry in brought}
+
+
+def _is_version(text: str) -> bool:
+    return _VERSION.fullmatch(text) is not None
+
+
+def _no_recipe(name: str, known: set[str], workspace: Path) -> NotFound:
+    fix = did_you_mean(name, known)
+    if not fix and (workspace / f"{name}.yaml").is_file():
+        fix = f"did you mean ./{name}.yaml?"
+    if not fix:
+        fix = (
+            "`recipe list` shows what there is; "
+            "a recipe of your own is given by its path, ./NAME.yaml"
         )
-    return versions[word, int(version)]
+    return NotFound(f'there is no recipe "{name}" in the library', fix=fix)
 
 
 def meant(location: Location, word: str | None) -> str:
-    """The recipe that a word means, as its workspace calls it: a path from the workspace, or a name in the library.  Raises NotFound.
+    """Return the recipe that a word means: a path from the workspace, or a name in the library.
 
-    `train` is the file train.yaml where the caller stands, else the one in the workspace, else a recipe of the library.  No word is recipe.yaml.
+    `train` is the file train.yaml in the caller's directory, or the one in the workspace, or a
+    recipe of the library.  No word is recipe.yaml.  Raises NotFound.
     """
     if word is not None and is_path(word):
         return path(location, word)
     if word is None or "@" not in word:
-        for folder in dict.fromkeys((location.below, "")):
-            for name in (f"{word or 'recipe'}.yaml", f"{word or 'recipe'}.yml"):
-                file = f"{folder}/{name}" if folder else name
-                if os.path.isfile(location.root / file):
-                    return f"./{file}"
+        file = _file_called(location, word or "recipe")
+        if file:
+            return f"./{file}"
     if word is None:
-        fix = "name one: `recipe run sft@1`, or `recipe run ./pipeline.yaml`; `recipe list` shows them"
-        raise NotFound(
-            f"which recipe? there is no recipe.yaml here{f', nor in {location.root}' if location.below else ''}",
-            fix=fix,
+        message = "which recipe? there is no recipe.yaml here"
+        if location.below:
+            message += f", nor in {location.root}"
+        fix = (
+            "name one: `recipe run sft@1`, or `recipe run ./pipeline.yaml`; "
+            "`recipe list` shows them"
         )
+        raise NotFound(message, fix=fix)
     return word
 
 
+def _file_called(location: Location, stem: str) -> str:
+    """Return the file `stem`.yaml or .yml of the caller's directory or the workspace, or ``."""
+    for folder in dict.fromkeys((location.below, "")):
+        for name in (f"{stem}.yaml", f"{stem}.yml"):
+            file = f"{folder}/{name}" if folder else name
+            if os.path.isfile(location.root / file):
+                return file
+    return ""
+
+
 def path(location: Location, word: str) -> str:
-    """The same for a word that is known to be a path."""
+    """Return the same for a word that is known to be a path."""
     found = location.typed(word)
     return found if "/" in found else f"./{found}"
 
 
 def _brought() -> list[Entry]:
-    """The recipes of other packages."""
-    places = [(each, extensions.folder(each)) for each in extensions.found(extensions.RECIPES)]
-    found = {
-        entry.path: entry
-        for each, place in places
-        if place is not None
-        for entry in _entries(place, each.origin)
-    }
+    """Return the recipes of other packages, each file once."""
+    found: dict[Path, Entry] = {}
+    for each in extensions.found(extensions.RECIPES):
+        folder = extensions.folder(each)
+        if folder is not None:
+            found.update((entry.path, entry) for entry in _entries(folder, each.origin))
     return list(found.values())
 
 
 def _clash(name: str, brought: list[Entry], ours: bool) -> Problem | None:
-    """A name belongs to the library, or else to one package; its versions come from there."""
-    places = {entry.path.parent: f"{entry.origin} ({entry.path})" for entry in brought}
-    if len(places) + ours < 2:
-        return None
-    return extensions.clash("recipe", name, [*(["the library"] if ours else []), *places.values()])
+    """Return the problem of a name that several packages, or one and the library, have.
+
+    All versions of a name come from one of them.  None if they do.
+    """
+    folders = {entry.path.parent: f"{entry.origin} ({entry.path})" for entry in brought}
+    owners = [*(["the library"] if ours else []), *folders.values()]
+    return extensions.clash("recipe", name, owners) if len(owners) > 1 else None
 
 
 def _entries(folder: Path, origin: str) -> list[Entry]:
@@ -189,12 +228,13 @@ def _entries(folder: Path, origin: str) -> list[Entry]:
 
 
 def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
-    paths = folder.iterdir() if folder.is_dir() else ()
-    return [
-        (path, found)
-        for path in paths
-        if path.suffix == ".yaml" and (found := _NAME.fullmatch(path.stem))
-    ]
+    """Return the recipe files of a folder with the match of their name and version."""
+    found: list[tuple[Path, re.Match[str]]] = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _NAME.fullmatch(path.stem) if path.suffix == ".yaml" else None
+        if match is not None:
+            found.append((path, match))
+    return found
 
 
 def _by_path(name: str, workspace: Path) -> Path:
@@ -205,34 +245,33 @@ def _by_path(name: str, workspace: Path) -> Path:
         raise NotFound(f"{name} is a directory", fix="name the recipe file in it")
     if path.exists():
         raise NotFound(f"{name} is not a regular file", fix="name the file of a recipe")
-    near = did_you_mean(
-        path.name,
-        [other.name for other in path.parent.glob("*.y*ml")] if path.parent.is_dir() else [],
-    )
-    looked = f"looked in {os.path.abspath(path.parent)}; a recipe of the library is given by its name alone, and `recipe list` shows them"
-    raise NotFound(f"there is no file {name}", fix=near or looked)
-
-
-def _beside(name: str, workspace: Path) -> str:
-    return f"did you mean ./{name}.yaml?" if (workspace / f"{name}.yaml").is_file() else ""
+    others = path.parent.glob("*.y*ml") if path.parent.is_dir() else ()
+    fix = did_you_mean(path.name, [other.name for other in others])
+    if not fix:
+        fix = (
+            f"looked in {os.path.abspath(path.parent)}; "
+            "a recipe of the library is given by its name alone, and `recipe list` shows them"
+        )
+    raise NotFound(f"there is no file {name}", fix=fix)
 
 
 def _head(path: Path) -> str:
     with path.open("rb") as file:
-        return file.read(_FIRST_LINES).decode("utf-8", "replace")
+        return file.read(_HEAD_BYTES).decode("utf-8", "replace")
 
 
 def _summary(head: str) -> str:
-    """The value of the top-level line `summary: …`, read as text: parsing YAML would cost more than the whole listing."""
+    """Return the value of the top-level line `summary: …`, read as text.
+
+    Parsing YAML would cost more than the whole listing.
+    """
     found = re.search(r"^summary:[ \t]*(.*?)[ \t]*$", head, re.MULTILINE)
     if found is None:
         return ""
     text = found[1]
     if text[:1] in ("'", '"') and text[-1:] == text[:1] and len(text) > 1:
         quote, text = text[0], text[1:-1]
-        return (
-            text.replace("''", "'")
-            if quote == "'"
-            else text.replace('\\"', '"').replace("\\\\", "\\")
-        )
+        if quote == "'":
+            return text.replace("''", "'")
+        return text.replace('\\"', '"').replace("\\\\", "\\")
     return re.split(r"[ \t]#", text, maxsplit=1)[0].rstrip()

@@ -1,6 +1,7 @@
-"""Turn a document into a Recipe, or into every problem of shape and meaning that one file can show.
+"""Turn a document into a Recipe, or into every problem of shape and meaning that it shows.
 
-What needs a plan (edges, cycles of steps, output paths as rendered, names inside commands) is found where plans are made.
+Problems that need a plan (edges, cycles of steps, rendered output paths, names inside commands) are
+found where plans are made.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from .values import Where
 
 
 def load(path: Path) -> Recipe:
-    """The recipe in a file.  Raises Invalid with every problem, NotFound when there is no file."""
+    """Return the recipe in a file.  Raises Invalid with every problem, NotFound without a file."""
     return recipe(documents.read(path))
 
 
 def recipe(document: Document, *, sound: bool = False) -> Recipe:
-    """The recipe that `document` holds; `sound`: the schema is known to find nothing in it.  Raises Invalid with every problem."""
+    """Return the recipe of a document.  Raises Invalid with every problem.
+
+    `sound`: the schema is known to find nothing in it.
+    """
     result, problems = tried(document, sound=sound)
     if problems:
         raise Invalid(problems)
@@ -37,7 +41,10 @@ def recipe(document: Document, *, sound: bool = False) -> Recipe:
 
 
 def tried(document: Document, *, sound: bool = False) -> tuple[Recipe, list[Problem]]:
-    """What can be read of a document, which is `partial` where there are problems, and every problem."""
+    """Return what can be read of a document, and every problem.
+
+    The recipe is `partial` if there are problems.
+    """
     value: object = document.value
     found = [] if sound else schema.faults(value)
     problems = [schema.located(document, fault) for fault in found]
@@ -56,48 +63,54 @@ def _place(problem: Problem) -> tuple[int, int]:
 
 
 def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
-    """`value` without what is wrong in it, so that the meaning of the rest can be checked in the same breath."""
+    """Return `value` without its faults, so that the meaning of the rest can be checked, too."""
     value = _without(value, [fault.path for fault in faults if fault.path])
     if not isinstance(value, dict) or len(faults) >= schema.MANY:
         return {}
-    depth = 3  # first without a key of a step or input, then without all of it
-    # A fault of the whole is only a missing key.
-    while again := [fault for fault in schema.faults(value) if fault.path]:
-        parts = ("steps", "inputs", "presets")
-        value = _without(
-            value, [fault.path[: depth if fault.path[0] in parts else 1] for fault in again]
-        )
+    # First without a key of a step, input or preset, then without all of it.
+    depth = 3
+    while left := [fault.path for fault in schema.faults(value) if fault.path]:
+        value = _without(value, [_cut(path, depth) for path in left])
         depth = 2
     return value
 
 
+def _cut(path: Where, depth: int) -> Where:
+    """Return the part of a recipe to leave out: `depth` names in a section of named parts."""
+    return path[: depth if path[0] in ("steps", "inputs", "presets") else 1]
+
+
 def _without(value: Any, paths: Iterable[Where]) -> Any:
-    here = {path[0] for path in paths if len(path) == 1}
+    """Return a copy of `value` without what stands at these paths."""
+    removed = set[object]()
     below: dict[object, list[Where]] = {}
-    for path in paths:
-        if len(path) > 1:
-            below.setdefault(path[0], []).append(path[1:])
+    for head, *rest in paths:
+        if rest:
+            below.setdefault(head, []).append(tuple(rest))
+        else:
+            removed.add(head)
     if isinstance(value, dict):
         return {
             key: _without(item, below[key]) if key in below else item
             for key, item in value.items()
-            if key not in here
+            if key not in removed
         }
     if isinstance(value, list):
         return [
-            _without(item, below[n]) if n in below else item
-            for n, item in enumerate(value)
-            if n not in here
+            _without(item, below[index]) if index in below else item
+            for index, item in enumerate(value)
+            if index not in removed
         ]
     return value
 
 
 def _read(source: Source) -> Recipe:
-    raw, of_inputs, of_steps = source.raw, InputsReader(source), StepsReader(source)
+    raw = source.raw
+    inputs_reader, steps_reader = InputsReader(source), StepsReader(source)
     name, _, version = str(raw.get("recipe", "unnamed@1")).partition("@")
     _check_file_name(source, name, version)
-    inputs = {id: of_inputs.input(id, item) for id, item in raw.get("inputs", {}).items()}
-    of_inputs.check_defaults(inputs)
+    inputs = {id: inputs_reader.input(id, item) for id, item in raw.get("inputs", {}).items()}
+    inputs_reader.check_defaults(inputs)
     return Recipe(
         name=name,
         version=int(version),
@@ -106,9 +119,10 @@ def _read(source: Source) -> Recipe:
         doc=raw.get("doc", ""),
         inputs=inputs,
         presets={
-            id: of_inputs.preset(id, item, inputs) for id, item in raw.get("presets", {}).items()
+            id: inputs_reader.preset(id, item, inputs)
+            for id, item in raw.get("presets", {}).items()
         },
-        steps={id: of_steps.step(id, item) for id, item in raw.get("steps", {}).items()},
+        steps={id: steps_reader.step(id, item) for id, item in raw.get("steps", {}).items()},
         outputs=raw.get("outputs"),
         resources=source.resources(raw.get("resources", {}), ("resources",)),
         limits=source.limits(raw.get("limits", {}), ("limits",)),

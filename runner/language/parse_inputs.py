@@ -1,4 +1,7 @@
-"""The inputs and presets of a document, read: types, limits, defaults, and what values may mention before there is a plan."""
+"""Read the inputs and presets of a document: types, limits, defaults.
+
+Checks what their values may read before there is a plan.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from .input_values import converted
 from .recipe import Input, Preset
 from .source import Source
 from .spelling import as_written, value_as_written
-from .template import TemplateError, references
+from .template import Reference, TemplateError, references
 from .values import Where
 from .yaml_mistakes import quoted
 
-_SCOPE = frozenset(
+_TEMPLATE_NAMES = frozenset(
     (
         "inputs",
         "steps",
@@ -31,7 +34,7 @@ _SCOPE = frozenset(
         "host",
     )
 )
-_REPLACED = ("resources", "limits", "image", "python", "env")
+_REPLACED_BY_PRESETS = ("resources", "limits", "image", "python", "env")
 _ADDRESSES = ("dataset", "model")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _TEXTS = ("minLength", "maxLength", "pattern")
@@ -42,112 +45,52 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
     "string": _TEXTS,
     "choice": ("choices",),
 }
+"""The limits of each type; others have none."""
+_TYPES_OF_KEY: Mapping[str, tuple[str, ...]] = {
+    "items": ("list",),
+    "env": ("secret",),
+    "secret": _ADDRESSES,
+    "only": _ADDRESSES,
+    "stream": _ADDRESSES,
+    "continues": ("integer", "number"),
+}
+_RANGES = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"))
 
 
 class InputsReader:
-    """Of one document."""
+    """Reads the inputs and presets of one document; problems go to its source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
+    # -- inputs --
+
     def input(self, name: str, raw: dict[str, Any]) -> Input:
+        """Return the input `name`, which is written as `raw`."""
         path: Where = ("inputs", name)
-        kind = raw["type"]
-        if name in _SCOPE or name in _REPLACED:
-            why = "a word of templates" if name in _SCOPE else "what a preset may replace"
-            self._source.problem(
-                "reserved-name",
-                f'an input cannot be called "{name}": it is {why}',
-                path,
-                f'call it "{name}_value", or say what it counts',
-                key=True,
-            )
-        items = raw.get("items")
-        allowed = _LISTS + _LIMITS.get(items or "", ()) if kind == "list" else _LIMITS.get(kind, ())
         limits = {
             word: raw[word] for word in (*_NUMBERS, *_TEXTS, *_LISTS, "choices") if word in raw
         }
-        for word in limits:
-            if word not in allowed:
-                fix = (
-                    f"the items of a list have a type: {{type: list, items: {_limited(word)}}}"
-                    if kind == "list"
-                    else ""
-                )
-                self._source.problem(
-                    "useless-key",
-                    f'"{word}" says nothing about {_a(kind)}',
-                    (*path, word),
-                    fix,
-                    key=True,
-                )
-        written: Any = self._source.document.value
-        for wanted, there, says in (
-            (
-                (kind == "choice" or items == "choice"),
-                "choices",
-                "lists the values that it may take",
-            ),
-            (kind == "secret", "env", "names the variable that holds it"),
-        ):
-            if wanted and there not in written["inputs"][name]:
-                self._source.problem(
-                    "missing-key",
-                    f'input "{name}" has no "{there}"',
-                    path,
-                    f"{there}: {says}",
-                    key=True,
-                )
-        for word, kinds in (
-            ("items", ("list",)),
-            ("env", ("secret",)),
-            ("secret", _ADDRESSES),
-            ("only", _ADDRESSES),
-            ("stream", _ADDRESSES),
-            ("continues", ("integer", "number")),
-        ):
-            if word in raw and kind not in kinds:
-                self._source.problem(
-                    "useless-key",
-                    f'"{word}" belongs to an input of type {" or ".join(kinds)}, not {kind}',
-                    (*path, word),
-                    key=True,
-                )
-        if "member" in raw and "file" not in (kind, items):
-            message = f'"member" belongs to an input of type file, or to a list of them, not {kind}'
-            self._source.problem("useless-key", message, (*path, "member"), key=True)
-        if raw.get("continues") and raw.get("key") is False:
-            message = f'input "{name}" cannot be both `key: false` and `continues: true`'
-            self._source.problem(
-                "contradiction",
-                message,
-                (*path, "key"),
-                "a number that says how long to train is part of the key",
-                key=True,
-            )
-        if kind == "secret":
-            for word in ("default", "key"):
-                if word in raw:
-                    self._source.problem(
-                        "useless-key",
-                        f'a secret has no "{word}"',
-                        (*path, word),
-                        "its value comes from the environment, and is never in a key",
-                        key=True,
-                    )
-        self._check_limits(name, limits)
-        if (secret := raw.get("secret")) is not None:
+        self._check_name(name, path)
+        self._check_limits_of_type(raw, limits, path)
+        self._check_needed_keys(name, raw, path)
+        self._check_keys_of_type(raw, path)
+        self._check_key(name, raw, path)
+        self._check_range(name, limits)
+        self._check_pattern(name, limits)
+        secret = raw.get("secret")
+        if secret is not None:
             self._source.check_secret(secret, (*path, "secret"))
         self._source.check_numbers(limits.get("choices"), (*path, "choices"))
+        is_null_by_default = "default" in raw and raw["default"] is None
         found = Input(
             name=name,
-            type=kind,
+            type=raw["type"],
             doc=raw.get("doc", ""),
-            items=items,
+            items=raw.get("items"),
             default=raw.get("default"),
             has_default="default" in raw,
-            required=raw.get("required", True)
-            and not ("default" in raw and raw["default"] is None),
+            required=raw.get("required", True) and not is_null_by_default,
             limits=limits,
             env=raw.get("env"),
             secret=secret,
@@ -158,159 +101,232 @@ class InputsReader:
             member=raw.get("member", False),
         )
         where = (*path, "default")
-        return replace(
-            found, default=value_as_written(self._source.document, found, found.default, where)
-        )
+        default = value_as_written(self._source.document, found, found.default, where)
+        return replace(found, default=default)
 
-    def _check_limits(self, name: str, limits: dict[str, Any]) -> None:
-        for least, most in (
-            ("minimum", "maximum"),
-            ("minLength", "maxLength"),
-            ("minItems", "maxItems"),
-        ):
+    def _check_name(self, name: str, path: Where) -> None:
+        if name in _TEMPLATE_NAMES:
+            reason = "a word of templates"
+        elif name in _REPLACED_BY_PRESETS:
+            reason = "what a preset may replace"
+        else:
+            return
+        message = f'an input cannot be called "{name}": it is {reason}'
+        fix = f'call it "{name}_value", or say what it counts'
+        self._source.problem("reserved-name", message, path, fix, key=True)
+
+    def _check_limits_of_type(
+        self, raw: Mapping[str, Any], limits: Mapping[str, Any], path: Where
+    ) -> None:
+        """Report limits that say nothing about the type; a list may have those of its items."""
+        kind = raw["type"]
+        if kind == "list":
+            allowed = _LISTS + _LIMITS.get(raw.get("items") or "", ())
+        else:
+            allowed = _LIMITS.get(kind, ())
+        for word in limits:
+            if word in allowed:
+                continue
+            fix = ""
+            if kind == "list":
+                items = _type_with_limit(word)
+                fix = f"the items of a list have a type: {{type: list, items: {items}}}"
+            self._report_useless(f'"{word}" says nothing about {_a(kind)}', (*path, word), fix)
+
+    def _check_needed_keys(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
+        kind = raw["type"]
+        # The document, not `raw`: a key that is there and wrong has been reported.
+        written: Any = self._source.document.value
+        keys = written["inputs"][name]
+        if (kind == "choice" or raw.get("items") == "choice") and "choices" not in keys:
+            fix = "choices: lists the values that it may take"
+            self._report_missing(f'input "{name}" has no "choices"', path, fix)
+        if kind == "secret" and "env" not in keys:
+            fix = "env: names the variable that holds it"
+            self._report_missing(f'input "{name}" has no "env"', path, fix)
+
+    def _check_keys_of_type(self, raw: Mapping[str, Any], path: Where) -> None:
+        """Report keys that belong to inputs of another type."""
+        kind = raw["type"]
+        for word, kinds in _TYPES_OF_KEY.items():
+            if word in raw and kind not in kinds:
+                owners = " or ".join(kinds)
+                message = f'"{word}" belongs to an input of type {owners}, not {kind}'
+                self._report_useless(message, (*path, word))
+        if "member" in raw and "file" not in (kind, raw.get("items")):
+            message = f'"member" belongs to an input of type file, or to a list of them, not {kind}'
+            self._report_useless(message, (*path, "member"))
+
+    def _check_key(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
+        """Report an input whose part in keys contradicts its type or its other keys."""
+        if raw.get("continues") and raw.get("key") is False:
+            message = f'input "{name}" cannot be both `key: false` and `continues: true`'
+            fix = "a number that says how long to train is part of the key"
+            self._source.problem("contradiction", message, (*path, "key"), fix, key=True)
+        if raw["type"] == "secret":
+            fix = "its value comes from the environment, and is never in a key"
+            for word in ("default", "key"):
+                if word in raw:
+                    self._report_useless(f'a secret has no "{word}"', (*path, word), fix)
+
+    def _check_range(self, name: str, limits: Mapping[str, Any]) -> None:
+        for least, most in _RANGES:
             if least in limits and most in limits and limits[least] > limits[most]:
-                self._source.problem(
-                    "contradiction",
-                    f'no value of "{name}" is at least {limits[least]} and at most {limits[most]}',
-                    ("inputs", name, most),
-                    key=True,
-                )
-        if (
-            "pattern" in limits
-            and self._source.expression(limits["pattern"], ("inputs", name, "pattern")) is None
-        ):
-            del limits["pattern"]  # no default can be compared with it
+                bounds = f"at least {limits[least]} and at most {limits[most]}"
+                message = f'no value of "{name}" is {bounds}'
+                self._source.problem("contradiction", message, ("inputs", name, most), key=True)
+
+    def _check_pattern(self, name: str, limits: dict[str, Any]) -> None:
+        """Report a pattern that cannot be read, and drop it: no default can be compared with it."""
+        if "pattern" in limits:
+            path = ("inputs", name, "pattern")
+            if self._source.expression(limits["pattern"], path) is None:
+                del limits["pattern"]
+
+    def _report_useless(self, message: str, path: Where, fix: str = "") -> None:
+        self._source.problem("useless-key", message, path, fix, key=True)
+
+    def _report_missing(self, message: str, path: Where, fix: str) -> None:
+        self._source.problem("missing-key", message, path, fix, key=True)
+
+    # -- values --
 
     def check_defaults(self, inputs: Mapping[str, Input]) -> None:
-        """Defaults that are values have the right type; those that are templates name other inputs, and none needs itself."""
+        """Check that defaults have the right type, and that none needs itself."""
         needs: dict[str, set[str]] = {}
         for name, spec in inputs.items():
             path: Where = ("inputs", name, "default")
-            needs[name] = self._check_template(spec.default, path) & inputs.keys()
-            if spec.has_default and spec.default is not None and not any(leaves(spec.default)):
+            needs[name] = self._check_templates(spec.default, path) & inputs.keys()
+            if spec.has_default and spec.default is not None:
                 self._check_value(spec, spec.default, path)
         _, circle = ordered(needs)
         if circle:
             message = f"these defaults need each other: {' -> '.join(circle)}"
-            self._source.problem(
-                "cycle",
-                message,
-                ("inputs", circle[0], "default"),
-                "give one of them a value of its own",
-            )
+            path = ("inputs", circle[0], "default")
+            self._source.problem("cycle", message, path, "give one of them a value of its own")
 
     def _check_value(self, spec: Input, value: Any, path: Where) -> None:
-        if spec.type == "secret" or (spec.type == "choice" and "choices" not in spec.limits):
+        """Report a value of the wrong type; one with a template is known only later."""
+        has_no_choices = spec.type == "choice" and "choices" not in spec.limits
+        if spec.type == "secret" or has_no_choices or any(leaves(value)):
             return
-        document = self._source.document
         try:
             converted(spec, value)
         except BadValue as wrong:
             fix = wrong.fix
             if spec.type == "string" and isinstance(value, bool):
-                fix = f"quote it: {quoted(document.written(path))}"
+                fix = f"quote it: {quoted(self._source.document.written(path))}"
             self._source.problem(wrong.code, f'"{spec.name}" {wrong.message}', path, fix)
 
-    def _check_template(self, tree: Any, path: Where) -> set[str]:
-        """The inputs that `tree` reads; only those and `fixtures` are known before there is a plan."""
+    def _check_templates(self, tree: Any, path: Where) -> set[str]:
+        """Return the inputs that `tree` reads, and report names that are not known here."""
         found: set[str] = set()
+        document, problems = self._source.document, self._source.problems
         for leaf, below in leaves(tree):
             place = (*path, *below)
             try:
                 for reference in references(leaf):
-                    root, name = (
-                        reference.path[0],
-                        reference.path[1] if len(reference.path) > 1 else None,
-                    )
-                    says = fix = ""
-                    if root == "inputs" and name in self._source.inputs:
+                    name = _input_of(reference)
+                    if name is not None and name in self._source.inputs:
                         found.add(name)
-                        if self._source.type(name) == "secret":
-                            says, fix = (
-                                f'"{name}" is a secret and cannot be part of a value',
-                                "list it under `secrets`",
-                            )
-                    elif root == "inputs" and name is not None:
-                        says, fix = (
-                            f'there is no input "{name}"',
-                            self._source.near(name, self._source.inputs),
-                        )
-                    elif root == "inputs":
-                        says, fix = (
-                            "a value cannot depend on all inputs at once",
-                            "name the input: {{ inputs.NAME }}",
-                        )
-                    elif root != "fixtures":
-                        says, fix = (
-                            f'"{root}" is not known here',
-                            self._source.near(root, ("inputs", "fixtures"))
-                            or "a value may read {{ inputs.NAME }} and {{ fixtures }}",
-                        )
-                    if says:
-                        self._source.problems.append(
-                            self._source.document.problem(
-                                "unknown-name",
-                                says,
-                                place,
-                                fix=fix,
-                                offset=reference.offset,
-                                length=reference.length,
-                            )
-                        )
+                    self._check_reference(reference, place)
             except TemplateError as error:
-                self._source.problems.append(misread(self._source.document, place, error))
+                problems.append(misread(document, place, error))
         return found
 
+    def _check_reference(self, reference: Reference, place: Where) -> None:
+        """Report a name that is not known before there is a plan: neither input nor `fixtures`."""
+        message, fix = self._describe_reference(reference)
+        if message:
+            problem = self._source.document.problem(
+                "unknown-name",
+                message,
+                place,
+                fix=fix,
+                offset=reference.offset,
+                length=reference.length,
+            )
+            self._source.problems.append(problem)
+
+    def _describe_reference(self, reference: Reference) -> tuple[str, str]:
+        """Return what is wrong with a reference and what to do; two empty texts if nothing is."""
+        root = reference.path[0]
+        if root == "fixtures":
+            return "", ""
+        if root != "inputs":
+            fix = self._source.near(root, ("inputs", "fixtures"))
+            fix = fix or "a value may read {{ inputs.NAME }} and {{ fixtures }}"
+            return f'"{root}" is not known here', fix
+        name = _input_of(reference)
+        if name is None:
+            fix = "name the input: {{ inputs.NAME }}"
+            return "a value cannot depend on all inputs at once", fix
+        if name not in self._source.inputs:
+            return f'there is no input "{name}"', self._source.near(name, self._source.inputs)
+        if self._source.type(name) == "secret":
+            message = f'"{name}" is a secret and cannot be part of a value'
+            return message, "list it under `secrets`"
+        return "", ""
+
+    # -- presets --
+
     def preset(self, id: str, raw: dict[str, Any], inputs: Mapping[str, Input]) -> Preset:
+        """Return the preset `id`, which is written as `raw`."""
         path: Where = ("presets", id)
-        document = self._source.document
-        values = {
-            name: value_as_written(document, inputs[name], value, (*path, name))
-            if name in inputs
-            else value
-            for name, value in raw.items()
-            if name not in _REPLACED
-        }
+        source, document = self._source, self._source.document
+        values: dict[str, Any] = {}
+        for name, value in raw.items():
+            if name in _REPLACED_BY_PRESETS:
+                continue
+            if name in inputs:
+                value = value_as_written(document, inputs[name], value, (*path, name))
+            values[name] = value
         for name, value in values.items():
-            if name not in self._source.inputs:
-                self._source.problem(
-                    "unknown-input",
-                    f'there is no input "{name}"',
-                    (*path, name),
-                    self._source.near(name, [*self._source.inputs, *_REPLACED]),
-                    key=True,
-                )
-            elif (spec := inputs.get(name)) is not None:
-                if spec.type == "secret":
-                    self._source.problem(
-                        "secret-given",
-                        f'"{name}" is a secret; a preset cannot hold it',
-                        (*path, name),
-                        f"set the variable {spec.env}",
-                        key=True,
-                    )
-                else:
-                    self._check_template(value, (*path, name))
-                    if not any(leaves(value)):
-                        self._check_value(spec, value, (*path, name))
+            self._check_preset_value(name, value, inputs.get(name), (*path, name))
+        resources = limits = None
+        if "resources" in raw:
+            resources = source.resources(raw["resources"], (*path, "resources"))
+        if "limits" in raw:
+            limits = source.limits(raw["limits"], (*path, "limits"))
         return Preset(
             name=id,
             inputs=values,
-            resources=self._source.resources(raw["resources"], (*path, "resources"))
-            if "resources" in raw
-            else None,
-            limits=self._source.limits(raw["limits"], (*path, "limits"))
-            if "limits" in raw
-            else None,
+            resources=resources,
+            limits=limits,
             image=raw.get("image"),
-            python=self._source.python(raw.get("python"), (*path, "python")),
+            python=source.python(raw.get("python"), (*path, "python")),
             env=as_written(document, raw.get("env"), (*path, "env")),
         )
+
+    def _check_preset_value(self, name: str, value: Any, spec: Input | None, path: Where) -> None:
+        """Check a value of a preset; `spec` is None for an input that could not be read."""
+        if name not in self._source.inputs:
+            near = self._source.near(name, [*self._source.inputs, *_REPLACED_BY_PRESETS])
+            message = f'there is no input "{name}"'
+            self._source.problem("unknown-input", message, path, near, key=True)
+        elif spec is None:
+            return
+        elif spec.type == "secret":
+            message = f'"{name}" is a secret; a preset cannot hold it'
+            fix = f"set the variable {spec.env}"
+            self._source.problem("secret-given", message, path, fix, key=True)
+        else:
+            self._check_templates(value, path)
+            self._check_value(spec, value, path)
+
+
+def _input_of(reference: Reference) -> str | None:
+    """Return the input that a reference reads; None for another name, or all inputs at once."""
+    root, *rest = reference.path
+    return rest[0] if rest and root == "inputs" else None
 
 
 def _a(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def _limited(word: str) -> str:
-    return "number" if word in _NUMBERS else "string" if word in _TEXTS else "choice"
+def _type_with_limit(word: str) -> str:
+    """Return a type of items that has this limit."""
+    if word in _NUMBERS:
+        return "number"
+    return "string" if word in _TEXTS else "choice"

@@ -1,4 +1,4 @@
-"""Several presets as one: `a,b` is what `a` says, and what `b` says where both say something."""
+"""Several presets as one: in `a,b` the values of `b` win over those of `a`."""
 
 from __future__ import annotations
 
@@ -6,42 +6,53 @@ from .recipe import Preset, Recipe, Resources
 
 
 def split(word: str | None) -> list[str]:
-    """The names in a choice of presets."""
+    """Return the names in a choice of presets."""
     return [name.strip() for name in word.split(",")] if word else []
 
 
 def known(recipe: Recipe, word: str | None) -> str | None:
-    """Those that a recipe has; None where it has none of them."""
-    return ",".join(name for name in split(word) if name in recipe.presets) or None
+    """Return the part of a choice that a recipe has; None if it has none of it."""
+    return ",".join(preset.name for preset in _presets(recipe, word)) or None
 
 
 def chosen(recipe: Recipe, word: str | None) -> Preset | None:
-    """All presets of a choice that the recipe has, the later ones over the earlier; None where it has none of them."""
-    parts = [recipe.presets[name] for name in split(known(recipe, word))]
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    resources = None
-    for part in parts:
-        if part.resources is not None:
-            resources = part.resources.over(resources or Resources())
+    """Return the presets of a choice as one, later over earlier; None if the recipe has none."""
+    presets = _presets(recipe, word)
+    if len(presets) < 2:
+        return presets[0] if presets else None
+    merged = presets[0]
+    for preset in presets[1:]:
+        merged = _merge(preset, merged)
+    return merged
+
+
+def _presets(recipe: Recipe, word: str | None) -> list[Preset]:
+    """Return the presets of a choice that a recipe has."""
+    return [recipe.presets[name] for name in split(word) if name in recipe.presets]
+
+
+def _merge(preset: Preset, base: Preset) -> Preset:
+    """Return a preset, and `base` for what the preset does not say."""
     return Preset(
-        ",".join(part.name for part in parts),
-        {name: value for part in parts for name, value in part.inputs.items()},
-        resources,
-        next((part.limits for part in reversed(parts) if part.limits), None),
-        next((part.image for part in reversed(parts) if part.image), None),
-        next((part.python for part in reversed(parts) if part.python), None),
-        {name: value for part in parts for name, value in (part.env or {}).items()} or None,
+        name=f"{base.name},{preset.name}",
+        inputs={**base.inputs, **preset.inputs},
+        resources=_merge_resources(preset.resources, base.resources),
+        limits=preset.limits or base.limits,
+        image=preset.image or base.image,
+        python=preset.python or base.python,
+        env={**(base.env or {}), **(preset.env or {})} or None,
     )
+
+
+def _merge_resources(resources: Resources | None, base: Resources | None) -> Resources | None:
+    if resources is None:
+        return base
+    return resources.over(base or Resources())
 
 
 def of_input(recipe: Recipe, word: str | None, name: str) -> str:
-    """Which preset of a choice gives an input its value; empty where none does."""
-    return next(
-        (
-            each
-            for each in reversed(split(word))
-            if each in recipe.presets and name in recipe.presets[each].inputs
-        ),
-        "",
-    )
+    """Return the preset of a choice that gives an input its value; empty if none does."""
+    for preset in reversed(_presets(recipe, word)):
+        if name in preset.inputs:
+            return preset.name
+    return ""

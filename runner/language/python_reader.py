@@ -1,6 +1,6 @@
-"""Read what a Python file imports from its syntax alone.  Runs nothing of it, and opens no file.
+"""Read the imports of a Python file from its syntax alone.  Runs nothing of it, opens no file.
 
-What stands below `if TYPE_CHECKING:` is never imported, and is left out.
+Imports below `if TYPE_CHECKING:` never happen, and are left out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _CHANGES: Final = frozenset({"append", "insert", "extend", "remove", "pop", "cle
 
 
 def read(source: str | bytes) -> Imports:
-    """What a file imports.  Raises SyntaxError; ValueError for a NUL; RecursionError."""
+    """Return the imports of a file.  Raises SyntaxError; ValueError for a NUL; RecursionError."""
     return of_tree(ast.parse(source))
 
 
 def of_tree(tree: ast.AST) -> Imports:
-    """The same of a file that is parsed already."""
+    """Return the imports of a file that is parsed already."""
     reader = _Reader()
     reader.visit(tree)
     return Imports(
@@ -45,38 +45,37 @@ class _Reader(ast.NodeVisitor):
         )
 
     def visit_If(self, node: ast.If) -> None:
-        test, inverse = (
-            node.test,
-            isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not),
-        )
-        if isinstance(test, ast.UnaryOp) and inverse:
-            test = test.operand
+        test = node.test
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, imported = test.operand, node.body
+        else:
+            imported = node.orelse
         if _name(test) != "TYPE_CHECKING":
             self.generic_visit(node)
             return
-        for each in node.body if inverse else node.orelse:
-            self.visit(each)
+        for statement in imported:
+            self.visit(statement)
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         word = _name(node.func)
         if word in ("import_module", "__import__"):
-            first = node.args[0] if node.args else None
-            if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                module = first.value.lstrip(".")
-                self.found.append(Import(len(first.value) - len(module), module))
-            else:
-                self.doubts.append(f"line {node.lineno} imports a module that a value names")
-        elif (
-            word in _CHANGES and isinstance(node.func, ast.Attribute) and _is_path(node.func.value)
-        ) or word == "addsitedir":
+            self._import_by_call(node)
+        elif word == "addsitedir" or _changes_path(node.func):
             self.doubts.append(f"line {node.lineno} changes sys.path")
 
+    def _import_by_call(self, node: ast.Call) -> None:
+        first = node.args[0] if node.args else None
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            module = first.value.lstrip(".")
+            self.found.append(Import(len(first.value) - len(module), module))
+        else:
+            self.doubts.append(f"line {node.lineno} imports a module that a value names")
+
     def visit_Assign(self, node: ast.Assign) -> None:
-        self._assigned(node, node.targets)
-        if any(_name(target) == "__all__" for target in node.targets) and isinstance(
-            node.value, (ast.List, ast.Tuple)
-        ):
+        self._check_targets(node, node.targets)
+        is_all = any(_name(target) == "__all__" for target in node.targets)
+        if is_all and isinstance(node.value, (ast.List, ast.Tuple)):
             self.exported += [
                 each.value
                 for each in node.value.elts
@@ -84,9 +83,10 @@ class _Reader(ast.NodeVisitor):
             ]
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self._assigned(node, [node.target])
+        self._check_targets(node, [node.target])
 
-    def _assigned(self, node: ast.stmt, targets: Sequence[ast.expr]) -> None:
+    def _check_targets(self, node: ast.stmt, targets: Sequence[ast.expr]) -> None:
+        """Note a doubt if a statement assigns to sys.path or an item of it."""
         self.generic_visit(node)
         bare = [target.value if isinstance(target, ast.Subscript) else target for target in targets]
         if any(_is_path(target) for target in bare):
@@ -94,15 +94,19 @@ class _Reader(ast.NodeVisitor):
 
 
 def _name(node: ast.expr) -> str:
-    """The last name of an expression: `b` of `a.b`."""
-    return (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else ""
-    )
+    """Return the last name of an expression: `b` of `a.b`; empty if it has none."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _changes_path(function: ast.expr) -> bool:
+    """Whether a call of this function changes sys.path, such as `sys.path.append`."""
+    if not isinstance(function, ast.Attribute) or function.attr not in _CHANGES:
+        return False
+    return _is_path(function.value)
 
 
 def _is_path(node: ast.expr) -> bool:
+    """Whether an expression is sys.path."""
     return isinstance(node, ast.Attribute) and node.attr == "path" and _name(node.value) == "sys"

@@ -18,7 +18,8 @@ _TYPES = {
     "object": "mapping",
     "null": "`null`",
 }
-# The tables, in the order in which an author meets them: heading, what it is, and where its properties stand in the schema.
+# The tables, in the order in which an author meets them: heading, where the mapping is written, and
+# the path of its schema.
 _TABLES = (
     ("Recipe", "The top level of the file.", ()),
     ("Input", "`inputs: {NAME: {…}}`", ("$defs", "input")),
@@ -49,7 +50,8 @@ _TABLES = (
     ),
     (
         "Glob",
-        "In a step: `matrix: {AXIS: {glob: …}}`, instead of a list of values or an expression giving one; an item of `deps` or `code`.",
+        "In a step: `matrix: {AXIS: {glob: …}}`, instead of a list of values or an expression giving "
+        "one; an item of `deps` or `code`.",
         ("$defs", "glob"),
     ),
     (
@@ -75,19 +77,19 @@ _TABLES = (
 
 
 def markdown(schema: Schema) -> str:
-    """The reference: one table for each mapping of the language."""
+    """Return the reference: one table for each mapping of the language."""
     return "\n".join(line for heading in _TABLES for line in table(schema, *heading))
 
 
 def refreshed(text: str, schema: Schema) -> str:
-    """`text` with what stands between its markers written anew."""
+    """Return `text` with the reference written anew between its markers."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{markdown(schema)}\n{END}{after}"
 
 
 def table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) -> Iterator[str]:
-    """The lines of one table: the keys of the mapping that stands at `path` of the schema."""
+    """Yield the lines of one table: the keys of the mapping at `path` of the schema."""
     schema: Any = root
     for part in path:
         schema = schema[part]
@@ -95,32 +97,37 @@ def table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) -
     yield f"### {heading}\n\n{where}\n\n| key | value | meaning |\n|---|---|---|"
     for key, value in schema["properties"].items():
         must = " **Required.**" if key in required else ""
-        yield f"| `{key}` | {_cell(_kind(root, value))} | {_cell(_said(root, value))}{must} |"
+        yield f"| `{key}` | {_cell(_kind(root, value))} | {_cell(_description(root, value))}{must} |"
     yield ""
 
 
-def _said(root: Schema, schema: Schema) -> str:
-    return str(
-        schema["description"]
-        if "description" in schema
-        else root["$defs"][schema["$ref"].removeprefix("#/$defs/")]["description"]
-    )
+def _definition(root: Schema, schema: Schema) -> Any:
+    """Return the definition that a schema refers to."""
+    return root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+
+
+def _description(root: Schema, schema: Schema) -> str:
+    if "description" in schema:
+        return str(schema["description"])
+    return str(_definition(root, schema)["description"])
 
 
 def _kind(root: Schema, schema: Schema) -> str:
-    """What kind of value a key takes, in a few words."""
+    """Return the kind of value that a key takes, in a few words."""
     if "not" in schema:
         return "reserved"
     if "$ref" in schema:
-        return _kind(root, root["$defs"][schema["$ref"].removeprefix("#/$defs/")])
-    if "enum" in schema and len(schema["enum"]) <= 4:
-        return " or ".join(f"`{word}`" for word in schema["enum"])
+        return _kind(root, _definition(root, schema))
+    words = schema.get("enum", ())
+    if 0 < len(words) <= 4:
+        return " or ".join(f"`{word}`" for word in words)
     if "title" in schema:
         return str(schema["title"])
     if "anyOf" in schema:
         return " or ".join(_kind(root, branch) for branch in schema["anyOf"])
     types = schema.get("type", ())
-    return " or ".join(_TYPES[word] for word in ([types] if isinstance(types, str) else types))
+    types = [types] if isinstance(types, str) else types
+    return " or ".join(_TYPES[word] for word in types)
 
 
 def _cell(text: str) -> str:

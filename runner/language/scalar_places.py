@@ -1,14 +1,29 @@
-"""From a place in a scalar's value to the characters of the file that stand for it: through quotes, escapes, folds and indentation."""
+"""Map a place in a scalar's value to the characters of the file that stand for it.
+
+Through quotes, escapes, folds and indentation.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+Span: TypeAlias = tuple[int, int]
+"""Start and end of the characters in the source that stand for one character of the value."""
 
 _LONG_ESCAPES = {"x": 2, "u": 4, "U": 8}
+"""Hexadecimal digits behind the letter of an escape."""
+_BREAK = re.compile(r"\r\n?|\n")
+_BREAKS = re.compile(r"[ \t]*(?:\r\n?|\n)(?:[ \t]*(?:\r\n?|\n))*[ \t]*")
 
 
-def inside(source: str, base: int, value: str, offset: int, length: int | None) -> tuple[int, int]:
-    """The place in the file of `length` characters from `offset` of a scalar that is written as `source` at `base`."""
+def inside(source: str, base: int, value: str, offset: int, length: int | None) -> Span:
+    """Return the place in the file of `length` characters from `offset` of a scalar's value.
+
+    The scalar is written as `source` at `base`.  If its characters cannot be told apart, the
+    place of all of it.
+    """
     spans = _spans(source)
     if len(spans) != len(value):
         return base, base + len(source)
@@ -20,13 +35,13 @@ def inside(source: str, base: int, value: str, offset: int, length: int | None) 
     return base + spans[first][0], base + spans[last - 1][1]
 
 
-def _spans(source: str) -> list[tuple[int, int]]:
-    """For each character of a scalar's value, the part of `source` that stands for it."""
+def _spans(source: str) -> list[Span]:
+    """Return the span of each character of a scalar's value."""
     if source[:1] in ("|", ">"):
         return _block_spans(source)
     quote = source[:1] if source[:1] in ("'", '"') else ""
     end = len(source) - len(quote)
-    spans: list[tuple[int, int]] = []
+    spans: list[Span] = []
     index = len(quote)
     while index < end:
         char = source[index]
@@ -34,12 +49,12 @@ def _spans(source: str) -> list[tuple[int, int]]:
             spans.append((index, index + 2))
             index += 2
         elif quote == '"' and char == "\\":
-            index = _escape(source, index, spans)
+            index = _read_escape(source, index, spans)
         elif char in " \t\r\n" and (fold := _BREAKS.match(source, index)):
-            # White space around a line break goes; one break is a space, each further one a line feed.
-            breaks = list(_BREAK.finditer(fold.group()))
-            for found in breaks[1:] or breaks:
-                spans.append((index + found.start(), index + found.start() + 1))
+            # White space around a line break goes; one break is a space, each further one a line
+            # feed.
+            breaks = _breaks(fold)
+            spans += breaks[1:] or breaks
             index = fold.end()
         else:
             spans.append((index, index + 1))
@@ -47,93 +62,124 @@ def _spans(source: str) -> list[tuple[int, int]]:
     return spans
 
 
-_BREAK = re.compile(r"\r\n?|\n")
-_BREAKS = re.compile(r"[ \t]*(?:\r\n?|\n)(?:[ \t]*(?:\r\n?|\n))*[ \t]*")
+def _breaks(fold: re.Match[str]) -> list[Span]:
+    """Return the first character of each line break within a match of _BREAKS."""
+    start = fold.start()
+    found = _BREAK.finditer(fold.group())
+    return [(start + each.start(), start + each.start() + 1) for each in found]
 
 
-def _escape(source: str, index: int, spans: list[tuple[int, int]]) -> int:
-    """Note what the backslash at `index` stands for; where to go on."""
+def _read_escape(source: str, index: int, spans: list[Span]) -> int:
+    """Add the span of the escape at `index`, and return the index behind it."""
     name = source[index + 1]
     if name in "\r\n":
         # An escaped break joins the lines; blank lines after it still are line feeds.
         fold = _BREAKS.match(source, index + 1)
         assert fold
-        for found in list(_BREAK.finditer(fold.group()))[1:]:
-            spans.append((index + 1 + found.start(), index + 2 + found.start()))
+        spans += _breaks(fold)[1:]
         return fold.end()
     stop = index + 2 + _LONG_ESCAPES.get(name, 0)
     spans.append((index, stop))
     return stop
 
 
-def _block_spans(source: str) -> list[tuple[int, int]]:
-    """`_spans` of a literal or folded block."""
+# -- blocks --
+
+
+class _Line(NamedTuple):
+    """A line of a block: its text, and the end of its line break."""
+
+    start: int
+    end: int
+    next_start: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.start == self.end
+
+    @property
+    def line_break(self) -> Span:
+        return self.end, self.end + 1
+
+
+def _block_spans(source: str) -> list[Span]:
+    """Return the span of each character of a literal or folded block."""
     header = _BREAK.search(source)
     if not header:
         return []
     marks = source[1 : header.start()].split("#")[0]
-    lines: list[tuple[int, int, int]] = []  # start, end of the text, end of the break
-    index = header.end()
-    while index < len(source):
-        found = _BREAK.search(source, index)
-        stop, following = (found.start(), found.end()) if found else (len(source), len(source))
-        lines.append((index, stop, following))
-        index = following
-    indent = _block_indent(source, lines, marks)
-    texts: list[tuple[int, int, int]] = []
-    for start, stop, following in lines:
-        if (
-            source[start:stop].strip(" ")
-            and stop - start - len(source[start:stop].lstrip(" ")) < indent
-        ):
-            break  # a comment below the block
-        texts.append((min(start + indent, stop), stop, following))
-    blank = len(texts)
-    while blank and texts[blank - 1][0] == texts[blank - 1][1]:
-        blank -= 1
-    spans: list[tuple[int, int]] = []
-    folded = source[0] == ">"
-    row = 0
-    while row < blank:
-        start, stop, _ = texts[row]
-        spans += [(at, at + 1) for at in range(start, stop)]
-        if row == blank - 1:
-            break
-        # A break between two flush lines folds; next to a deeper one, or in a literal, it stays.
-        following = row + 1
-        while folded and texts[following][0] == texts[following][1]:
-            following += 1
-        deep = any(
-            source[texts[at][0] : texts[at][0] + 1] in (" ", "\t") for at in (row, following)
-        )
-        breaks = [(texts[at][1], texts[at][1] + 1) for at in range(row, following)]
-        empty = start == stop
-        spans += breaks if not folded or deep or empty or len(breaks) == 1 else breaks[1:]
-        row = following
-    ends = [
-        (stop, stop + 1) for _, stop, following in texts[max(blank - 1, 0) :] if following > stop
+    lines = _lines_of_block(source, header.end(), marks)
+    count = len(lines)  # without the empty lines at the end
+    while count and lines[count - 1].is_empty:
+        count -= 1
+    spans = _spans_of_lines(source, lines[:count], is_folded=source[0] == ">")
+    last_breaks = [
+        line.line_break for line in lines[max(count - 1, 0) :] if line.next_start > line.end
     ]
     if "+" in marks:
-        spans += (
-            ends
-            if blank
-            else [(stop, stop + 1) for _, stop, following in texts if following > stop]
-        )
-    elif "-" not in marks and blank:
-        spans += ends[:1]
+        spans += last_breaks
+    elif "-" not in marks and count:
+        spans += last_breaks[:1]
     return spans
 
 
-def _block_indent(source: str, lines: list[tuple[int, int, int]], marks: str) -> int:
-    first = next(
-        (source[start:stop] for start, stop, _ in lines if source[start:stop].strip(" ")), ""
-    )
-    # With an explicit indentation the first line may be deeper than the block: then the shallowest line tells it.
-    if any(mark.isdigit() for mark in marks):
-        depths = [
-            len(text) - len(text.lstrip(" "))
-            for start, stop, _ in lines
-            if (text := source[start:stop]).strip(" ")
-        ]
-        return min(depths, default=0)
-    return len(first) - len(first.lstrip(" "))
+def _lines_of_block(source: str, index: int, marks: str) -> list[_Line]:
+    """Return the lines of a block, whose text begins behind its indentation."""
+    lines: list[_Line] = []
+    while index < len(source):
+        found = _BREAK.search(source, index)
+        end, next_start = found.span() if found else (len(source), len(source))
+        lines.append(_Line(index, end, next_start))
+        index = next_start
+    texts = [source[line.start : line.end] for line in lines]
+    indent = _indent_of_block(texts, marks)
+    content: list[_Line] = []
+    for line, text in zip(lines, texts, strict=True):
+        if text.strip(" ") and _indent(text) < indent:
+            break  # a comment below the block
+        content.append(line._replace(start=min(line.start + indent, line.end)))
+    return content
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
+
+
+def _indent_of_block(texts: Sequence[str], marks: str) -> int:
+    """Return the indentation of a block: that of its first line.
+
+    With an explicit indentation the first line may be deeper than the block; then the shallowest
+    line tells it.
+    """
+    indents = [_indent(text) for text in texts if text.strip(" ")]
+    if not indents:
+        return 0
+    return min(indents) if any(mark.isdigit() for mark in marks) else indents[0]
+
+
+def _spans_of_lines(source: str, lines: Sequence[_Line], *, is_folded: bool) -> list[Span]:
+    """Return the spans of lines, the last of which is not empty, and of the breaks between."""
+    spans: list[Span] = []
+    row = 0
+    while row < len(lines):
+        line = lines[row]
+        spans += [(index, index + 1) for index in range(line.start, line.end)]
+        following = row + 1
+        while is_folded and following < len(lines) and lines[following].is_empty:
+            following += 1
+        if following < len(lines):
+            breaks = [each.line_break for each in lines[row:following]]
+            # One break between two flush lines is a space, and the first of several goes.  Next
+            # to a deeper line, or in a literal, each stays.
+            stays = not is_folded or line.is_empty or len(breaks) == 1
+            if stays or _is_deeper(source, line) or _is_deeper(source, lines[following]):
+                spans += breaks
+            else:
+                spans += breaks[1:]
+        row = following
+    return spans
+
+
+def _is_deeper(source: str, line: _Line) -> bool:
+    """Whether a line is indented deeper than its block."""
+    return source[line.start : line.start + 1] in (" ", "\t")

@@ -1,9 +1,11 @@
 """Put values into a shell script.  The shell that runs the script never parses a value as source.
 
-Every expression becomes a variable that is set in front of the script: `"${_recipe_1}"` where words are split, `${_recipe_1}` where quotes already
-hold.  A shell does not read the value of a variable as source, so a wrong guess of `shell_reader` costs word splitting, never an injection.  Where
-a shell does evaluate a value (arithmetic, names of variables, `eval`), only a whole number can stand, or nothing: `interpreters` knows the commands.
-/bin/sh may be bash, so what bash evaluates counts for `sh` too.
+Every expression becomes a variable that is set in front of the script: `"${_recipe_1}"` where words
+are split, `${_recipe_1}` where quotes already hold.  A shell does not read the value of a variable
+as source, so a wrong guess of `shell_reader` costs word splitting, never an injection.  Where a
+shell does evaluate a value (arithmetic, names of variables, `eval`), only a whole number can stand,
+or nothing: `interpreters` knows the commands.  /bin/sh may be bash, so what bash evaluates counts
+for `sh` too.
 """
 
 from __future__ import annotations
@@ -13,87 +15,113 @@ from collections.abc import Iterator, Sequence
 
 from .interpreters import VALUE, Word, source
 from .shell_reader import read
-from .shell_values import Doubt, read_as_source
-from .template import Reads, Scope, TemplateError, expressions, has, text_of
+from .shell_values import Doubt, Position, read_as_source
+from .template import Expression, Reads, Scope, TemplateError, expressions, has
 from .unknowns import INTEGER, LIST, TEXT, Unknown
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 def script(text: str, scope: Scope, reads: Reads | None = None, *, bash: bool = False) -> str:
-    """The whole script: one assignment for each value, and `text` with variables where its expressions were."""
+    """Return the script with a variable for each expression, and their assignments in front.
+
+    Raises TemplateError.
+    """
     if not has(text):
         return text
     reading = read(text, bash)
     if reading.errors:
         raise reading.errors[0]
-    prefix = "_recipe"
-    while prefix in text:
-        prefix += "_"
-    prologue: list[str] = []
-    parts: list[str] = []
-    end = 0
-    for number, (expression, place) in enumerate(
-        zip(expressions(text), reading.places, strict=True), 1
-    ):
-        parts.append(text[end : expression.offset])
-        end = expression.offset + expression.length
-        variable = f"{prefix}_{number}"
-        if place.role == "comment":  # it stays unset: null is no mistake where nothing is read
-            parts.append(f"${{{variable}}}")
-            continue
-        value = expression.value(scope, reads)
-        if isinstance(value, Unknown) and value.textless and LIST in value.kinds and place.alone:
-            value = []  # as many words as it has items, which may be none
-        values = {variable: value}
-        if isinstance(value, (list, tuple)) and place.alone:
-            values = {f"{variable}_{i}": each for i, each in enumerate(value, 1)}
-        words: list[str] = []
-        for name, each in values.items():
-            try:
-                word = text_of(each)
-            except TemplateError as error:
-                raise TemplateError(
-                    str(error), expression.offset, expression.length, error.fix
-                ) from None
-            if "\0" in word:
-                raise TemplateError(
-                    "a NUL character cannot be in a script", expression.offset, expression.length
-                )
-            whole = (
-                bool(each.kinds & {INTEGER, TEXT})
-                if isinstance(each, Unknown)
-                else _NUMBER.fullmatch(word)
-            )
-            if place.role == "number" and not whole:
-                shown = each.word if isinstance(each, Unknown) else f"`{word[:40]}`"
-                message = (
-                    f"only a whole number can stand here, not {shown}: a shell would evaluate it"
-                )
-                raise TemplateError(message, expression.offset, expression.length)
-            if place.role == "operand" and word.startswith("-"):
-                message = f"`{word[:40]}` would be an option of this command"
-                raise TemplateError(
-                    message,
-                    expression.offset,
-                    expression.length,
-                    "write `printf '%s' {{ … }}`, or `--` in front of it",
-                )
-            prologue.append(f"{name}={_single(word)}\n")
-            plain = f"${{{name}}}"
-            if place.quoted:
-                words.append(
-                    f"({plain})" if place.role == "number" and word.startswith("-") else plain
-                )
-            else:
-                words.append(f'"{plain}"')
-        parts.append(" ".join(words))
-    parts.append(text[end:])
-    return "".join(prologue) + "".join(parts)
+    writer = _ScriptWriter(text, scope, reads)
+    for expression, position in zip(expressions(text), reading.places, strict=True):
+        writer.write(expression, position)
+    return writer.finish()
+
+
+class _ScriptWriter:
+    """A script while its expressions are replaced by variables, in order."""
+
+    def __init__(self, text: str, scope: Scope, reads: Reads | None) -> None:
+        self._text, self._scope, self._reads = text, scope, reads
+        self._assignments: list[str] = []
+        self._parts: list[str] = []  # of the script
+        self._end = 0  # index behind the last expression
+        self._count = 0  # expressions so far
+        self._prefix = "_recipe"  # of the variables; the script names none like it
+        while self._prefix in text:
+            self._prefix += "_"
+
+    def write(self, expression: Expression, position: Position) -> None:
+        """Replace the next expression."""
+        self._parts.append(self._text[self._end : expression.offset])
+        self._end = expression.offset + expression.length
+        self._count += 1
+        variable = f"{self._prefix}_{self._count}"
+        if position.role == "comment":
+            # The variable stays unset: null is no mistake where nothing is read.
+            self._parts.append(f"${{{variable}}}")
+            return
+        value = expression.value(self._scope, self._reads)
+        words = [
+            self._assign(name, each, expression, position)
+            for name, each in _variables(variable, value, position)
+        ]
+        self._parts.append(" ".join(words))
+
+    def finish(self) -> str:
+        """Return the whole script."""
+        return "".join((*self._assignments, *self._parts, self._text[self._end :]))
+
+    def _assign(self, name: str, value: object, expression: Expression, position: Position) -> str:
+        """Set a variable to a value, and return the word that reads it."""
+        text = expression.text(value)
+        _check_value(value, text, expression, position)
+        self._assignments.append(f"{name}={_quote(text)}\n")
+        if not position.quoted:
+            return f'"${{{name}}}"'
+        if position.role == "number" and text.startswith("-"):
+            return f"(${{{name}}})"
+        return f"${{{name}}}"
+
+
+def _variables(variable: str, value: object, position: Position) -> list[tuple[str, object]]:
+    """Return the variables that a value needs: a list that is a whole word needs one an item."""
+    if not position.alone:
+        return [(variable, value)]
+    if isinstance(value, Unknown) and value.textless and LIST in value.kinds:
+        return []  # as many words as it has items, which may be none
+    if isinstance(value, (list, tuple)):
+        return [(f"{variable}_{number}", item) for number, item in enumerate(value, 1)]
+    return [(variable, value)]
+
+
+def _check_value(value: object, text: str, expression: Expression, position: Position) -> None:
+    """Refuse a value that a shell would evaluate, or take for an option.  Raises TemplateError."""
+    offset, length = expression.offset, expression.length
+    if "\0" in text:
+        raise TemplateError("a NUL character cannot be in a script", offset, length)
+    if position.role == "number" and not _may_be_whole(value, text):
+        shown = value.word if isinstance(value, Unknown) else f"`{text[:40]}`"
+        message = f"only a whole number can stand here, not {shown}: a shell would evaluate it"
+        raise TemplateError(message, offset, length)
+    if position.role == "operand" and text.startswith("-"):
+        message = f"`{text[:40]}` would be an option of this command"
+        fix = "write `printf '%s' {{ … }}`, or `--` in front of it"
+        raise TemplateError(message, offset, length, fix)
+
+
+def _may_be_whole(value: object, text: str) -> bool:
+    """Whether a value is a whole number, or may be one."""
+    if isinstance(value, Unknown):
+        return bool(value.kinds & {INTEGER, TEXT})
+    return _NUMBER.fullmatch(text) is not None
 
 
 def errors(text: str, *, bash: bool = False) -> tuple[TemplateError, ...]:
-    """Every expression of a script that stands where no value can, whatever its value is; or the first that is none."""
+    """Return the errors of expressions that stand where no value can, whatever its value is.
+
+    If an expression cannot be read, only the error of that one.
+    """
     try:
         return read(text, bash).errors if has(text) else ()
     except TemplateError as error:
@@ -101,31 +129,40 @@ def errors(text: str, *, bash: bool = False) -> tuple[TemplateError, ...]:
 
 
 def warnings(text: str, bash: bool = False) -> list[Doubt]:
-    """What is probably not meant; nothing where an expression is none."""
+    """Return what is probably not meant, in order; nothing if an expression cannot be read."""
     try:
         reading = read(text, bash)
     except TemplateError:
         return []
-    message = "a failure in front of this pipe goes unnoticed: say `shell: bash`"
-    found = [] if bash else [Doubt("pipe", message, at, 1) for at in reading.pipes]
-    return sorted([*found, *reading.warnings], key=lambda each: each.offset)
+    doubts = list(reading.warnings)
+    if not bash:
+        message = "a failure in front of this pipe goes unnoticed: say `shell: bash`"
+        doubts = [*(Doubt("pipe", message, at, 1) for at in reading.pipes), *doubts]
+    return sorted(doubts, key=lambda doubt: doubt.offset)
 
 
 def doubts_of_arguments(items: Sequence[str]) -> Iterator[tuple[int, Doubt]]:
-    """Which of the arguments of a command are source for the interpreter that it starts, and what to do about it."""
-    words: list[Word] = []
-    for at, item in enumerate(items):
-        text, end = "", 0
-        try:
-            for each in expressions(item):
-                text, end = text + item[end : each.offset] + VALUE, each.offset + each.length
-        except TemplateError:
-            return
-        words.append(Word(at, at + 1, text + item[end:]))
+    """Yield the arguments of a command that the interpreter it starts reads as source.
+
+    Each with its index and what to do about it; nothing if an expression cannot be read.
+    """
+    try:
+        words = [Word(at, at + 1, _mark_values(item)) for at, item in enumerate(items)]
+    except TemplateError:
+        return
     found = source(words)
     for at in dict.fromkeys(word.start for word in found.words if VALUE in word.text):
         yield at, read_as_source(found.by, 0, len(items[at]))
 
 
-def _single(value: str) -> str:
+def _mark_values(item: str) -> str:
+    """Return an argument with a mark in the place of each expression.  Raises TemplateError."""
+    text, end = "", 0
+    for expression in expressions(item):
+        text += item[end : expression.offset] + VALUE
+        end = expression.offset + expression.length
+    return text + item[end:]
+
+
+def _quote(value: str) -> str:
     return "'" + value.replace("'", "'\\''") + "'"

@@ -1,18 +1,34 @@
-"""Quotes, expansions, comments and here-documents of a script: text in which some characters mean something, with the expressions in it as atoms."""
+"""Read quotes, expansions, comments and here-documents of a script, with expressions as atoms."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from .shell_values import Frame, Values
+from .shell_values import Frame, HereDocument, Values
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
+_PATTERN_SIGNS = ("#", "%", "/", "^", ",")
 _COMPUTED = re.compile(r"\$\{?!?([A-Za-z_][A-Za-z0-9_]*)|([A-Za-z_][A-Za-z0-9_]*)")
 
 
+class _Context(NamedTuple):
+    """Which characters mean something in a text."""
+
+    quoted: bool  # values need no quotes of their own
+    heredoc: bool = False  # double quotes mean nothing
+    singles: bool = False  # single quotes quote
+
+
+_IN_HEREDOC = _Context(quoted=True, heredoc=True)
+
+
 class Expansions:
-    """Of one script.  Each method answers the index behind what it read; `commands` reads a list of commands inside an expansion."""
+    """Reads the expansions of one script.  Each method returns the index behind what it read.
+
+    `commands` reads a list of commands inside an expansion.
+    """
 
     def __init__(
         self, text: str, bash: bool, values: Values, commands: Callable[[int, Frame], int]
@@ -21,7 +37,7 @@ class Expansions:
         self.spans = values.spans
 
     def dollar(self, at: int, frame: Frame, *, quoted: bool, heredoc: bool = False) -> int:
-        """An expansion that begins with a dollar."""
+        """Read an expansion that begins with a dollar."""
         text = self.text
         if text.startswith("$((", at) and self.ends_twice(at + 3):
             return self.arithmetic(at + 3, frame)
@@ -34,7 +50,7 @@ class Expansions:
         return at + 1
 
     def ends_twice(self, at: int) -> bool:
-        """Whether the `((` before `at` is closed by `))`: else it is a subshell in a substitution."""
+        """Whether the `((` before `at` is closed by `))`; if not, it begins a subshell."""
         depth = 0
         for position, char in self._characters(at):
             if char == "(":
@@ -46,7 +62,7 @@ class Expansions:
         return False
 
     def _characters(self, at: int) -> Iterator[tuple[int, str]]:
-        """From `at` on, expressions and escaped characters left out."""
+        """Yield the characters from `at` on, without expressions and escaped characters."""
         while at < len(self.text):
             if at in self.spans:
                 at = self.spans[at]
@@ -57,78 +73,87 @@ class Expansions:
                 at += 1
 
     def escaped(self, at: int) -> int:
-        """Behind a backslash and what it takes with it; an expression it never takes."""
+        """Return the index behind a backslash and its character; it never takes an expression."""
         return at + 1 if at + 1 in self.spans else at + 2
 
     # -- contexts --
 
     def single(self, at: int, ansi: bool = False) -> int:
-        """Behind the end of single quotes; `ansi`: of `$'…'`."""
+        """Read single quotes to their end; `ansi`: `$'…'`, in which a backslash escapes."""
         while at < len(self.text):
             if at in self.spans:
-                self.values.refuse(
-                    at, "a value cannot stand inside single quotes", "use double quotes"
-                )
+                message = "a value cannot stand inside single quotes"
+                self.values.refuse(at, message, "use double quotes")
                 at = self.spans[at]
             elif self.text[at] == "'":
                 return at + 1
+            elif ansi and self.text[at] == "\\":
+                at = self.escaped(at)
             else:
-                at += 2 if ansi and self.text[at] == "\\" and at + 1 not in self.spans else 1
+                at += 1
         return at
 
     def double(self, at: int, frame: Frame) -> int:
-        """Behind the end of double quotes."""
-        return self._until('"', at, frame, quoted=True)
+        """Read double quotes to their end."""
+        return self._until('"', at, frame, _Context(quoted=True))
 
     def _until(
-        self,
-        close: str,
-        at: int,
-        frame: Frame,
-        *,
-        quoted: bool,
-        number: bool = False,
-        heredoc: bool = False,
-        singles: bool = False,
+        self, close: str, at: int, frame: Frame, context: _Context, *, number: bool = False
     ) -> int:
-        """Text in which only expansions mean something, up to `close`.  `singles`: single quotes quote here."""
-        text, depth = self.text, 0
+        """Read a text in which only expansions mean something, up to `close`.
+
+        `number`: a shell computes the text.
+        """
+        depth = 0
         outside, frame.number = frame.number, frame.number or number
-        while at < len(text):
-            char = text[at]
-            if at in self.spans:
-                at = self.values.place(at, frame, quoted=quoted)
-            elif char == close:
+        while at < len(self.text):
+            char = "" if at in self.spans else self.text[at]
+            if char == close:
                 at += 1
                 if not depth:
                     break
                 depth -= 1
             elif char == "[" and close == "]":
-                at, depth = at + 1, depth + 1
-            elif char == "\\":
-                at = self.escaped(at)
-            elif char == "$" and singles and self.bash and text.startswith("$'", at):
-                at = self.single(at + 2, ansi=True)
-            elif char == "$":
-                at = self.dollar(at, frame, quoted=quoted and not singles, heredoc=heredoc)
-            elif char == "`":
-                if frame.close == "`":
-                    break
-                at = self._commands(at + 1, Frame("`"))
-            elif char == "'" and singles:
-                at = self.single(at + 1)
-            elif char == '"' and not heredoc:
-                at = self.double(at + 1, frame)
-            else:
                 at += 1
+                depth += 1
+            elif char == "`" and frame.close == "`":
+                break
+            else:
+                at = self._step(at, frame, context)
         frame.number = outside
         return at
 
+    def _step(self, at: int, frame: Frame, context: _Context) -> int:
+        """Read one character of a text, or the expression or expansion that begins there."""
+        if at in self.spans:
+            return self.values.place(at, frame, quoted=context.quoted)
+        char = self.text[at]
+        if char == "\\":
+            return self.escaped(at)
+        if char == "$":
+            return self._dollar_in_text(at, frame, context)
+        if char == "`":
+            return self._commands(at + 1, Frame("`"))
+        if char == "'" and context.singles:
+            return self.single(at + 1)
+        if char == '"' and not context.heredoc:
+            return self.double(at + 1, frame)
+        return at + 1
+
+    def _dollar_in_text(self, at: int, frame: Frame, context: _Context) -> int:
+        if context.singles and self.bash and self.text.startswith("$'", at):
+            return self.single(at + 2, ansi=True)
+        quoted = context.quoted and not context.singles
+        return self.dollar(at, frame, quoted=quoted, heredoc=context.heredoc)
+
+    # -- parameters and arithmetic --
+
     def subscript(self, at: int, frame: Frame) -> int:
-        """Behind the bracket that ends a subscript of what is set."""
-        return self._until("]", at, frame, quoted=True, number=True, singles=True)
+        """Read the subscript of a variable that is set, to the bracket that ends it."""
+        return self._until("]", at, frame, _Context(quoted=True, singles=True), number=True)
 
     def _parameter(self, at: int, frame: Frame, *, quoted: bool, heredoc: bool) -> int:
+        """Read `${…}`, whose name or sign begins at `at`."""
         text = self.text
         if text[at : at + 1] in ("!", "#") and text[at + 1 : at + 2] not in ("}", ""):
             at += 1
@@ -139,27 +164,23 @@ class Expansions:
         if name and (text[name.start() - 1] == "!" or text.startswith("@P}", at)):
             self.values.computed.add(name[0])
         if text.startswith("[", at):
-            start, at = at, self._until("]", at + 1, frame, quoted=True, number=True)
+            start, at = at, self._until("]", at + 1, frame, _Context(quoted=True), number=True)
             self.values.computes(text[start:at], name[0] if name else "")
             self.values.program(start, at, "a subscript")
         sign = text[at : at + 1]
         if sign == ":" and text[at + 1 : at + 2] not in ("-", "=", "+", "?"):
-            start, at = at, self._until("}", at + 1, frame, quoted=True, number=True)
+            start, at = at, self._until("}", at + 1, frame, _Context(quoted=True), number=True)
             self.values.computes(text[start:at])
             self.values.program(start, at, "${…:…}")
             return at
-        if sign in (
-            "#",
-            "%",
-            "/",
-            "^",
-            ",",
-        ):  # a pattern: quotes count in it wherever it stands, and take away its magic
-            return self._until("}", at + 1, frame, quoted=False, singles=True)
-        return self._until("}", at, frame, quoted=quoted, heredoc=heredoc, singles=not quoted)
+        if sign in _PATTERN_SIGNS:
+            # Quotes count in a pattern wherever it stands, and take away its magic.
+            return self._until("}", at + 1, frame, _Context(quoted=False, singles=True))
+        return self._until("}", at, frame, _Context(quoted, heredoc, singles=not quoted))
 
     def arithmetic(self, at: int, frame: Frame, close: str = "))") -> int:
-        """A sum, up to `close`."""
+        """Read an arithmetic expression, up to `close`."""
+        opening = "(" if close == "))" else "["
         depth = 0
         outside, frame.number = frame.number, True
         while at < len(self.text):
@@ -175,28 +196,28 @@ class Expansions:
             elif char == "\\":
                 at = self.escaped(at)
             elif char in "$`":
-                start = at
-                at = (
-                    self.dollar(at, frame, quoted=True)
-                    if char == "$"
-                    else self._commands(at + 1, Frame("`"))
-                )
+                start, at = at, self._expansion_in_arithmetic(at, frame)
                 self.values.program(start, at, "$(( ))")
             elif name:
                 at = name.end()
             else:
-                depth += {close[0]: -1, "(" if close == "))" else "[": 1}.get(char, 0)
+                if char == opening:
+                    depth += 1
+                elif char == close[0]:
+                    depth -= 1
                 at += 1
         frame.number = outside
         return at
 
+    def _expansion_in_arithmetic(self, at: int, frame: Frame) -> int:
+        if self.text[at] == "$":
+            return self.dollar(at, frame, quoted=True)
+        return self._commands(at + 1, Frame("`"))
+
     def comment(self, at: int, frame: Frame) -> int:
-        """Behind a comment, which ends with its line or with the backquotes that it is in."""
-        while (
-            at < len(self.text)
-            and self.text[at] != "\n"
-            and not (frame.close == "`" and self.text[at] == "`")
-        ):
+        """Read a comment, which ends with its line or with the backquotes around it."""
+        ends = ("\n", "`") if frame.close == "`" else ("\n",)
+        while at < len(self.text) and self.text[at] not in ends:
             if at in self.spans:
                 self.values.comment(at)
                 at = self.spans[at]
@@ -207,10 +228,11 @@ class Expansions:
     # -- here-documents --
 
     def here(self, at: int, frame: Frame) -> int:
-        """`<<` was read: its delimiter, for the next newline."""
+        """Read the delimiter behind a `<<`; the body comes after the next newline."""
         text, named = self.text, at - 1
-        tabs = text.startswith("-", at)
-        at += tabs
+        strips_tabs = text.startswith("-", at)
+        if strips_tabs:
+            at += 1
         while text[at : at + 1] in (" ", "\t"):
             at += 1
         delimiter, quoted = "", False
@@ -221,58 +243,57 @@ class Expansions:
             elif text[at] in "'\"":
                 close = text.find(text[at], at + 1)
                 close = len(text) if close < 0 else close
-                delimiter, quoted, at = delimiter + text[at + 1 : close], True, close + 1
+                delimiter += text[at + 1 : close]
+                quoted, at = True, close + 1
             elif text[at] == "\\":
-                delimiter, quoted, at = delimiter + text[at + 1 : at + 2], True, at + 2
+                delimiter += text[at + 1 : at + 2]
+                quoted, at = True, at + 2
             else:
-                delimiter, at = delimiter + text[at], at + 1
-        frame.pending.append((delimiter, quoted, tabs, named))
+                delimiter += text[at]
+                at += 1
+        frame.pending.append(HereDocument(delimiter, quoted, strips_tabs, named))
         return at
 
-    def here_document(
-        self, at: int, frame: Frame, delimiter: str, quoted: bool, tabs: bool, named: int
-    ) -> int:
+    def here_document(self, at: int, document: HereDocument) -> int:
+        """Read the body of a here-document, which begins at `at`, and the line that ends it."""
         text = self.text
-        end, joined = at, False
-        while end < len(text):
-            line_end = next((position for position in self._line_ends(end)), len(text))
-            line = text[end:line_end]
-            if not joined and (line.lstrip("\t") if tabs else line) == delimiter:
-                break
-            joined = not quoted and (len(line) - len(line.rstrip("\\"))) % 2 == 1
-            end = line_end + 1
+        end = self._end_of_body(at, document)
+        self.values.body(at, end, document.at)
         inner = Frame("")
-        self.values.body(at, end, named)
         while at < min(end, len(text)):
-            char = text[at]
-            if at in self.spans:
-                if quoted:
-                    self.values.refuse(
-                        at,
-                        "a value cannot stand in a here-document with a quoted delimiter",
-                        f"write `<<{delimiter}` without quotes",
-                    )
-                    at = self.spans[at]
-                else:
-                    at = self.values.place(at, inner, quoted=True)
-            elif quoted:
-                at += 1
-            elif char == "\\":
-                at = self.escaped(at)
-            elif char == "$":
-                at = self.dollar(at, inner, quoted=True, heredoc=True)
-            elif char == "`":
-                at = self._commands(at + 1, Frame("`"))
+            if not document.is_quoted:
+                at = self._step(at, inner, _IN_HEREDOC)
+            elif at in self.spans:
+                message = "a value cannot stand in a here-document with a quoted delimiter"
+                fix = f"write `<<{document.delimiter}` without quotes"
+                self.values.refuse(at, message, fix)
+                at = self.spans[at]
             else:
                 at += 1
         line_end = text.find("\n", end)
         return len(text) if end >= len(text) or line_end < 0 else line_end + 1
 
-    def _line_ends(self, at: int) -> Iterator[int]:
+    def _end_of_body(self, at: int, document: HereDocument) -> int:
+        """Return the index of the line with the delimiter, or the end of the script or beyond."""
+        is_joined = False  # to the line before it, which ends with a backslash
+        while at < len(self.text):
+            line_end = self._end_of_line(at)
+            line = self.text[at:line_end]
+            bare = line.lstrip("\t") if document.strips_tabs else line
+            if bare == document.delimiter and not is_joined:
+                break
+            backslashes = len(line) - len(line.rstrip("\\"))
+            is_joined = not document.is_quoted and backslashes % 2 == 1
+            at = line_end + 1
+        return at
+
+    def _end_of_line(self, at: int) -> int:
+        """Return the index of the next newline outside an expression, or the end of the script."""
         while at < len(self.text):
             if at in self.spans:
                 at = self.spans[at]
+            elif self.text[at] == "\n":
+                return at
             else:
-                if self.text[at] == "\n":
-                    yield at
                 at += 1
+        return len(self.text)

@@ -13,19 +13,23 @@ from .template import TemplateError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FILE_NUMBER = re.compile(r"[0-9]+|\{[A-Za-z_][A-Za-z0-9_]*\}")
-_AGAIN = frozenset({"then", "do", "else", "elif", "!", "time", "coproc"})  # a command follows
-_OPENS = frozenset({"if", "while", "until", "for", "select", "{"})
+_BEFORE_COMMAND = frozenset({"then", "do", "else", "elif", "!", "time", "coproc"})
+_OPENS = frozenset({"if", "while", "until", "for", "select", "case", "{"})
+_HAS_SUBJECT = frozenset({"for", "select", "case"})
 _CLOSES = frozenset({"fi", "done", "}"})
 
 
 @lru_cache(maxsize=1 << 14)
 def read(text: str, bash: bool) -> Reading:
-    """Where each expression of a script stands, and what reads it.  Raises TemplateError: one is none, or the script is nested too deeply."""
+    """Return where each expression of a script stands, and what reads it.
+
+    Raises TemplateError for an expression that cannot be read, or a script nested too deeply.
+    """
     return _Reader(text, bash).read()
 
 
 class _Reader:
-    """A shell's own order of reading lists of commands, with expressions as atoms."""
+    """Reads lists of commands in a shell's own order, with expressions as atoms."""
 
     def __init__(self, text: str, bash: bool) -> None:
         self.text = text
@@ -43,6 +47,7 @@ class _Reader:
         return self.values.reading(tuple(self.pipes))
 
     def _commands(self, at: int, frame: Frame) -> int:
+        """Read a list of commands from `at` on, and return the index behind it."""
         text = self.text
         while at < len(text):
             char = text[at]
@@ -63,42 +68,61 @@ class _Reader:
         self._end_command(at, frame)
         return at
 
+    # -- words --
+
     def _end_word(self, at: int, frame: Frame) -> None:
+        """Judge the word that ends at `at`, if one is being read."""
         if frame.word < 0:
             return
         raw = self.text[frame.word : at]
         word = Word(frame.word, at, self.values.plain(frame.word, at, frame), frame.redirect)
         frame.word, frame.redirect = -1, ""
-        state = frame.cases[-1] if frame.cases else ""
         if word.redirect:
             frame.words.append(word)
         elif frame.array:
-            pass
-        elif state == "subject" and raw == "in":
+            return
+        elif self._ends_case_part(raw, frame):
+            self._end_case_part(raw, at, frame)
+        elif frame.bare:
+            self._first_word(raw, word, frame)
+        else:
+            self._next_word(raw, word, frame)
+
+    def _ends_case_part(self, raw: str, frame: Frame) -> bool:
+        """Whether a word is the `in` or the `esac` of a `case`."""
+        state = frame.cases[-1] if frame.cases else ""
+        if raw == "in":
+            return state == "subject"
+        return raw == "esac" and (state == "pattern" or (state == "body" and frame.bare))
+
+    def _end_case_part(self, raw: str, at: int, frame: Frame) -> None:
+        if raw == "in":
             frame.cases[-1] = "pattern"
             frame.words.clear()
-        elif raw == "esac" and (state == "pattern" or (state == "body" and frame.bare)):
+        else:
             frame.cases.pop()
             self._close(at, frame)
-        elif not frame.bare:
-            self._next_word(raw, word, frame)
-        elif raw == "case" or raw in _OPENS:
+
+    def _first_word(self, raw: str, word: Word, frame: Frame) -> None:
+        """Take the first word of a command: a word of a compound, an assignment, or its name."""
+        if raw in _OPENS:
             self._open(word.start, frame)
             if raw == "case":
                 frame.cases.append("subject")
-            if raw in ("case", "for", "select"):
+            if raw in _HAS_SUBJECT:
                 frame.words.append(word)
         elif raw in _CLOSES:
-            self._close(at, frame)
-        elif raw not in _AGAIN and not raw.startswith("-"):  # `time -p`
+            self._close(word.end, frame)
+        elif raw not in _BEFORE_COMMAND and not raw.startswith("-"):  # `time -p`
             self.values.assign(word, frame)
             if assignment(word) is None:
                 frame.words.append(word)
 
     def _next_word(self, raw: str, word: Word, frame: Frame) -> None:
         head = frame.words[0].text
-        if (head in ("for", "select") and raw in ("do", "{")) or head == "function":
-            self.values.judge(word.start, frame)  # a command follows
+        begins_body = head in ("for", "select") and raw in ("do", "{")
+        if begins_body or head == "function":
+            self.values.judge(word.start, frame)
             return
         frame.words.append(word)
         if head == "[[" and raw == "]]":
@@ -106,18 +130,22 @@ class _Reader:
         elif raw != word.text or "=" in raw:
             self.values.assign(word, frame)
 
+    # -- commands --
+
     def _open(self, at: int, frame: Frame) -> None:
+        """Begin a compound command."""
         frame.compounds.append(Compound(frame.begin if frame.begin >= 0 else at, at))
         frame.begin = -1
 
     def _close(self, at: int, frame: Frame) -> None:
-        """A compound command has ended; only redirections can follow."""
+        """End a compound command; only redirections can follow."""
         frame.words.clear()
         if frame.compounds:
             frame.closed = (frame.compounds.pop(), at)
             frame.begin = frame.closed[0].begin
 
     def _end_command(self, at: int, frame: Frame, *, piped: bool = False) -> None:
+        """End a simple command; `piped`: the pipeline goes on."""
         self._end_word(at, frame)
         if frame.testing and at < len(self.text):
             return
@@ -126,8 +154,11 @@ class _Reader:
         if not piped:
             frame.begin = -1
 
-    # Each of these reads what begins with its character in a list of commands: the index behind it, `at` when it is an ordinary character,
-    # or the complement of an index when the list ends there.
+    # -- characters --
+    #
+    # Each of these reads what begins with its character in a list of commands.  It returns the
+    # index behind that, `at` if it is an ordinary character, or the complement of an index if the
+    # list ends there.
 
     def _on_space(self, at: int, frame: Frame) -> int:
         self._end_word(at, frame)
@@ -139,8 +170,8 @@ class _Reader:
             self._end_command(at, frame, piped=frame.piped and frame.bare)
         at += 1
         pending, frame.pending = frame.pending, []
-        for delimiter, quoted, tabs, named in pending:
-            at = self.expansions.here_document(at, frame, delimiter, quoted, tabs, named)
+        for document in pending:
+            at = self.expansions.here_document(at, document)
         return at
 
     def _on_backslash(self, at: int, frame: Frame) -> int:
@@ -175,9 +206,8 @@ class _Reader:
     def _on_open(self, at: int, frame: Frame) -> int:
         if frame.word >= 0 and self.text[at - 1] == "=":
             name = _NAME.match(self.text, frame.word, at)
-            return self._commands(
-                at + 1, Frame(")", array=name[0] if name else "=", places=frame.places)
-            )
+            elements = Frame(")", array=name[0] if name else "=", places=frame.places)
+            return self._commands(at + 1, elements)
         if frame.testing:
             self._end_word(at, frame)
             frame.depth += 1
@@ -197,20 +227,26 @@ class _Reader:
         return at + 1
 
     def _on_bracket(self, at: int, frame: Frame) -> int:
-        """A subscript of what is set: a shell reads it to its end, whatever is in it, and computes it."""
+        """Read the subscript of a variable that is set, which a shell reads whole and computes."""
         if frame.cases and frame.cases[-1] == "pattern":
             return at
-        if frame.array:
-            name = frame.array if frame.word < 0 else ""
-        else:
-            name = self.text[frame.word : at] if frame.word >= 0 and frame.bare else ""
-        if not name or (not frame.array and not _NAME.fullmatch(name)):
+        name = self._array_before(at, frame)
+        if not name:
             return at
         frame.begin_word(at)
         end = self.expansions.subscript(at + 1, frame)
         self.values.computes(self.text[at:end], name)
         self.values.program(at, end, "a subscript")
         return end
+
+    def _array_before(self, at: int, frame: Frame) -> str:
+        """Return the variable whose subscript the bracket at `at` begins; empty if it is none."""
+        if frame.array:
+            return frame.array if frame.word < 0 else ""
+        if frame.word < 0 or not frame.bare:
+            return ""
+        name = self.text[frame.word : at]
+        return name if _NAME.fullmatch(name) else ""
 
     def _on_close(self, at: int, frame: Frame) -> int:
         self._end_command(at, frame)
@@ -266,13 +302,12 @@ class _Reader:
     def _on_greater(self, at: int, frame: Frame) -> int:
         if self.text.startswith("(", at + 1):
             frame.begin_word(at)
-            return self._commands(
-                at + 2, Frame(")", feeder=frame.begin if self.text[at] == ">" else -1)
-            )
+            feeder = frame.begin if self.text[at] == ">" else -1
+            return self._commands(at + 2, Frame(")", feeder=feeder))
         return self._redirect(at, frame, self.text[at])
 
     def _redirect(self, at: int, frame: Frame, operator: str) -> int:
-        """An operator in front of a word; what is attached to it in front is the number of a file."""
+        """Read an operator in front of a word; a word attached to it is the number of a file."""
         if frame.word >= 0 and _FILE_NUMBER.fullmatch(self.text, frame.word, at):
             frame.word = -1
         self._end_word(at, frame)

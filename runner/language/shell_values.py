@@ -44,7 +44,7 @@ _ENV_WAY = "give it a name in `env:`, and let what runs there read it: `bash -c 
 
 
 class Doubt(NamedTuple):
-    """What in a script is probably not meant."""
+    """A part of a script that is probably not meant."""
 
     code: str
     message: str
@@ -54,13 +54,16 @@ class Doubt(NamedTuple):
 
 
 def read_as_source(by: str, offset: int, length: int) -> Doubt:
-    """The doubt about a value that `by` reads."""
+    """Return the doubt about a value that `by` reads as source."""
     return Doubt("template-in-code", _DOUBT.format(by), offset, length, _ENV_WAY)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where one expression stands.  `quoted`: the script already quotes it; `alone`: it is a whole word, so a list may be several."""
+    """Where one expression stands.
+
+    `quoted`: the script already quotes it.  `alone`: it is a whole word, so a list may be several.
+    """
 
     role: Literal["text", "number", "operand", "comment"]
     quoted: bool
@@ -69,7 +72,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that is known of a script: its expressions in order, and the offsets of its pipes."""
+    """The reading of a script: its expressions in order, and the offsets of its pipes."""
 
     places: tuple[Position, ...]
     errors: tuple[TemplateError, ...]
@@ -79,16 +82,31 @@ class Reading:
 
 @dataclass(slots=True)
 class Compound:
-    """`( )`, `{ }`, `if`, a loop or `case`, from `at` on, in a pipeline that began at `begin`.  `input`: what in it reads its input as source."""
+    """`( )`, `{ }`, `if`, a loop or `case`, from `at` on, in a pipeline that began at `begin`.
+
+    `input` is the interpreter in it that reads its input as source.
+    """
 
     begin: int
     at: int
     input: str = ""
 
 
+class HereDocument(NamedTuple):
+    """A here-document, as its command names it at `at`."""
+
+    delimiter: str
+    is_quoted: bool
+    strips_tabs: bool
+    at: int
+
+
 @dataclass(slots=True)
 class Frame:
-    """One list of commands: the script, the inside of `$( )`, `<( )` or backticks, or the elements of an array."""
+    """One list of commands.
+
+    The script, the inside of `$( )`, `<( )` or backticks, or the elements of an array.
+    """
 
     close: str
     array: str = ""  # the variable whose elements these are
@@ -104,9 +122,7 @@ class Frame:
     depth: int = 0
     compounds: list[Compound] = field(default_factory=list)  # that are open
     closed: tuple[Compound, int] | None = None  # the one that was just closed, and where
-    pending: list[tuple[str, bool, bool, int]] = field(
-        default_factory=list
-    )  # here-documents: delimiter, quoted, strips tabs, where
+    pending: list[HereDocument] = field(default_factory=list)  # whose bodies come next
 
     @property
     def bare(self) -> bool:
@@ -119,7 +135,7 @@ class Frame:
         return not self.bare and self.words[0].text == "[["
 
     def begin_word(self, at: int) -> None:
-        """What stands at `at` belongs to a word: the one being read, or a new one."""
+        """Note that a character at `at` belongs to a word: the one being read, or a new one."""
         if self.word < 0:
             self.word = at
         self.piped = False
@@ -128,7 +144,7 @@ class Frame:
 
 
 class Values:
-    """What is known of the expressions of one script, and of what reads them."""
+    """The expressions of one script: where they stand, and what reads them."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -139,10 +155,9 @@ class Values:
         self.places: dict[int, Position] = {}
         self.errors: dict[int, TemplateError] = {}
         self.sources: list[Ruling] = []  # code, and what other interpreters read
-        self.bodies: list[
-            tuple[int, int, int]
-        ] = []  # of here-documents, and where their command named them
-        self.assigned: list[tuple[str, int]] = []  # variables, and values in what they are set to
+        # Of here-documents: start, end, and where their command named them.
+        self.bodies: list[tuple[int, int, int]] = []
+        self.assigned: list[tuple[str, int]] = []  # variables, and expressions they are set to
         self.keyed = set(_KEYED.findall(text))
         self.computed: set[str] = set()  # variables whose value a shell evaluates
         self.arrays = {
@@ -153,13 +168,14 @@ class Values:
         }
 
     def reading(self, pipes: tuple[int, ...]) -> Reading:
-        """What was found, once all of the script is read."""
+        """Return what was found, once all of the script is read."""
         for name, at in self.assigned:
             if name in self.computed:
                 self._limit(at, "number")
-        # What the reader skipped stands in text it could not make sense of: quoted like a word.
+        # An expression that the reader skipped stands in text that it could not make sense of:
+        # it is quoted like a word.
         places = {at: self.places.get(at, Position("text", False)) for at in self.spans}
-        doubts = self._sourced(places)
+        doubts = self._find_sources(places)
         errors = tuple(error for _, error in sorted(self.errors.items()))
         return Reading(tuple(places.values()), errors, tuple(doubts), pipes)
 
@@ -175,24 +191,21 @@ class Values:
         """Note a here-document, and where its command named it."""
         self.bodies.append((start, end, named))
 
-    def _sourced(self, places: Mapping[int, Position]) -> list[Doubt]:
-        """Refuse each value that is source for this shell; a warning for one that is source for another interpreter."""
-        stands = [(at, at) for at in self.spans]
-        stands += [
-            (named, at) for start, end, named in self.bodies for at in self._within(start, end)
-        ]
-        stands.sort()
+    def _find_sources(self, places: Mapping[int, Position]) -> list[Doubt]:
+        """Refuse each value that this shell reads as source.
+
+        Returns a doubt for each that another interpreter reads as source.
+        """
+        where = self._places_of_reading()
         readers: dict[int, str] = {}
         for each in self.sources:
-            for _, at in stands[
-                bisect_left(stands, (each.start, 0)) : bisect_left(stands, (each.end, 0))
-            ]:
+            first, last = bisect_left(where, (each.start, 0)), bisect_left(where, (each.end, 0))
+            for _, at in where[first:last]:
                 if places[at].role == "comment":
                     continue
                 if each.role == "code":
-                    self.refuse(
-                        at, f"a shell reads this value as source, for `{each.by}`", _ENV_WAY
-                    )
+                    message = f"a shell reads this value as source, for `{each.by}`"
+                    self.refuse(at, message, _ENV_WAY)
                 readers.setdefault(at, each.by)
         return [
             read_as_source(by, at, self.spans[at] - at)
@@ -200,42 +213,65 @@ class Values:
             if at not in self.errors and places[at].role != "number"
         ]
 
+    def _places_of_reading(self) -> list[tuple[int, int]]:
+        """Return where each expression is read, and the expression, sorted.
+
+        One in a here-document is also read by the command that names the document.
+        """
+        places = [(at, at) for at in self.spans]
+        for start, end, named in self.bodies:
+            places += [(named, at) for at in self._within(start, end)]
+        return sorted(places)
+
     def _within(self, start: int, end: int) -> list[int]:
-        """The expressions between two offsets."""
+        """Return the expressions between two offsets."""
         return self.offsets[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
 
     def place(self, at: int, frame: Frame, *, quoted: bool) -> int:
-        """Note where the expression at `at` stands; the index behind it."""
+        """Note where the expression at `at` stands, and return the index behind it."""
         end = self.spans[at]
-        before, after = self.text[at - 1 : at], self.text[end : end + 1]
-        if before == "\\" and (at - len(self.text[:at].rstrip("\\"))) % 2:
+        self._check_before(at)
+        frame.places.add(at)
+        so_far = self.text[frame.word : at] if frame.word >= 0 else ""
+        in_subscript = (_KEY if frame.array else _SUBSCRIPT).match(so_far) is not None
+        self.places[at] = Position(
+            role="number" if frame.number or in_subscript else "text",
+            quoted=quoted,
+            alone=not quoted and self._is_word(at, end),
+        )
+        return end
+
+    def _check_before(self, at: int) -> None:
+        """Refuse an expression behind a backslash, or behind the dollar of another tool."""
+        before = self.text[at - 1 : at]
+        if before == "\\" and self._backslashes_before(at) % 2:
             self.refuse(at, "a backslash in front of a template does nothing good", "leave it out")
         elif before == "$" and self.text[at - 2 : at - 1] not in ("$", "\\"):
             self.refuse(at, "`${{ … }}` is another tool's spelling", "write `{{ … }}`")
-        alone = (
-            not quoted
-            and (not before or before in _EDGE_BEFORE)
-            and (not after or after in _EDGE_AFTER)
-        )
-        frame.places.add(at)
-        so_far = self.text[frame.word : at] if frame.word >= 0 else ""
-        subscript = (_KEY if frame.array else _SUBSCRIPT).match(so_far) is not None
-        self.places[at] = Position("number" if frame.number or subscript else "text", quoted, alone)
-        return end
+
+    def _backslashes_before(self, at: int) -> int:
+        return at - len(self.text[:at].rstrip("\\"))
+
+    def _is_word(self, start: int, end: int) -> bool:
+        """Whether an expression has the edges of a word, or of the script, on both sides."""
+        before, after = self.text[start - 1 : start], self.text[end : end + 1]
+        return (not before or before in _EDGE_BEFORE) and (not after or after in _EDGE_AFTER)
 
     def _limit(self, at: int, role: Literal["number", "operand"]) -> None:
+        """Narrow what the value at `at` may be, unless it is narrower already."""
         if self.places[at].role not in ("number", "comment"):
             self.places[at] = replace(self.places[at], role=role)
 
     def _rule(self, ruling: Ruling, frame: Frame) -> None:
-        """What a command wants of the values in one of its words."""
+        """Apply what a command wants of the values in one of its words."""
         role = ruling.role
         if role in ("code", "program"):
             self.sources.append(ruling)
             return
         if role == "number":
             self.computes(self.text[ruling.start : ruling.end])
-        if role in ("name", "number"):  # what a command inside the word prints is evaluated, too
+        if role in ("name", "number"):
+            # The output of a command inside the word is evaluated, too.
             self.sources.append(ruling._replace(role="program"))
         for at in self._within(ruling.start, ruling.end):
             if at not in frame.places:
@@ -244,17 +280,21 @@ class Values:
                 self.refuse(at, "a variable's name cannot be a value", "use a fixed name")
             elif role == "one":
                 self.places[at] = replace(self.places[at], alone=False)
-            elif role == "number" or (
-                role == "operand" and not self.text[ruling.start : at].strip("\"'\\\n")
-            ):
-                self._limit(at, role)
+            elif role == "number":
+                self._limit(at, "number")
+            elif role == "operand" and self._begins_word(ruling.start, at):
+                self._limit(at, "operand")
+
+    def _begins_word(self, start: int, at: int) -> bool:
+        """Whether only quotes stand between the start of a word and `at`."""
+        return not self.text[start:at].strip("\"'\\\n")
 
     def refuse(self, at: int, message: str, fix: str) -> None:
         """Note that no value can stand at `at`; the first reason counts."""
         self.errors.setdefault(at, TemplateError(message, at, self.spans[at] - at, fix))
 
     def plain(self, start: int, end: int, frame: Frame) -> str:
-        """A word without its quotes, with marks for values."""
+        """Return a word without its quotes, with marks for values."""
         parts: list[str] = []
         for at in self._within(start, end):
             parts += [self.text[start:at], VALUE if at in frame.places else INNER]
@@ -269,16 +309,10 @@ class Values:
         name, role = found
         subscript = _SET_AT.match(word.text)
         if subscript:
-            self.computes(subscript[1], name)
-            inside = subscript[1].count(VALUE) + subscript[1].count(INNER)
-            for at in self._within(word.start, word.end)[:inside]:  # quoted or not
-                if at in frame.places:
-                    self._limit(at, "number")
-            if INNER in subscript[1]:
-                self.program(word.start, word.end, "a subscript")
-        if declares(frame.words, name, self.arrays) and not _ELEMENTS.match(
-            self.text, word.start
-        ):  # bash reads `declare -a x="(…)"` as elements
+            self._assign_at(name, subscript[1], word, frame)
+        has_elements = _ELEMENTS.match(self.text, word.start)
+        if not has_elements and declares(frame.words, name, self.arrays):
+            # bash reads `declare -a x="(…)"` as elements.
             self._rule(Ruling("number", word.start, word.end, name), frame)
         self.assigned += [
             (name, at) for at in self._within(word.start, word.end) if at in frame.places
@@ -286,23 +320,37 @@ class Values:
         if role is not None:
             self._rule(Ruling(role, word.start, word.end, name), frame)
 
+    def _assign_at(self, name: str, subscript: str, word: Word, frame: Frame) -> None:
+        """Note that a word sets an item of an array, whose subscript a shell computes."""
+        self.computes(subscript, name)
+        inside = subscript.count(VALUE) + subscript.count(INNER)
+        for at in self._within(word.start, word.end)[:inside]:  # quoted or not
+            if at in frame.places:
+                self._limit(at, "number")
+        if INNER in subscript:
+            self.program(word.start, word.end, "a subscript")
+
     def computes(self, text: str, array: str = "") -> None:
-        """Note the variables in what a shell computes; a key of an associative array is not computed."""
+        """Note the variables in a text that a shell computes.
+
+        The key of an associative array is not computed.
+        """
         if "$(" not in text and "`" not in text and array not in self.keyed:
             self.computed.update(_VARIABLE.findall(text))
 
     def judge(self, at: int, frame: Frame) -> None:
-        """A simple command is complete: what it wants of its values, and what reads them as source."""
+        """Judge a simple command, which is complete: what it wants of its values, and reads."""
         words, frame.words = frame.words, []
         closed, frame.closed = frame.closed, None
-        if words and words[0].text in ("for", "select") and len(words) > 3:
+        head = words[0].text if words else ""
+        if head == "case":
+            return
+        if head in ("for", "select") and len(words) > 3:
             self.assigned += [
                 (words[1].text, each)
                 for each in self._within(words[2].start, at)
                 if each in frame.places
             ]
-        if words and words[0].text == "case":
-            return
         for ruling in rulings(words):
             self._rule(ruling, frame)
         self.computed.update(evaluated(words))
@@ -310,12 +358,15 @@ class Values:
         self.sources += [Ruling("program", word.start, word.end, found.by) for word in found.words]
         if found.input:
             self._reads_input(found.by, frame.begin, at, frame)
-        if closed and closed[0].input:
-            self._reads_input(closed[0].input, closed[0].begin, closed[0].at, frame)
-            self._reads_input(closed[0].input, closed[1], at, frame)
+        if closed is None:
+            return
+        compound, end = closed
+        if compound.input:
+            self._reads_input(compound.input, compound.begin, compound.at, frame)
+            self._reads_input(compound.input, end, at, frame)
 
     def _reads_input(self, by: str, start: int, end: int, frame: Frame) -> None:
-        """Something reads as source what the commands in front of it print, and what is redirected into it."""
+        """Note that `by` reads its input as source: pipes before it, and redirections into it."""
         self.program(start, end, by)
         for compound in frame.compounds:
             compound.input = by

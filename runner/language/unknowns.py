@@ -1,7 +1,8 @@
 """Values that are not known yet, each by the types that it may have.
 
-Templates are evaluated with them before a run: an operation on an unknown value is unknown, and fails only where it would fail for every value of its
-types.  A list or mapping is known where its items are counted, even if some of the items are unknown.
+Templates are evaluated with them before a run: an operation on an unknown value is unknown, and
+fails only if it would fail for every value of its types.  A list or mapping is known if its items
+are counted, even if some of the items are unknown.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-NULL, BOOLEAN, INTEGER, FRACTION, TEXT, LIST, MAPPING = (
-    "null",
-    "boolean",
-    "integer",
-    "fraction",
-    "text",
-    "list",
-    "mapping",
-)
+NULL = "null"
+BOOLEAN = "boolean"
+INTEGER = "integer"
+FRACTION = "fraction"
+TEXT = "text"
+LIST = "list"
+MAPPING = "mapping"
 NUMBERS: Final = frozenset({INTEGER, FRACTION})
 _TEXTLESS: Final = frozenset({NULL, LIST, MAPPING})
 _WORDS: Final = {
@@ -34,19 +33,23 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A value that has one of these types.  `items` is each part of a list or mapping; None where nothing is known of them."""
+    """A value that has one of these types.
+
+    `items` is each part of a list or mapping; None if nothing is known of them.
+    """
 
     kinds: frozenset[str]
     items: Unknown | None = None
-    part: bool = False  # of another unknown value: it may not be there at all
+    part: bool = False  # a part of another unknown value, which may not be there at all
 
     @property
     def given(self) -> Unknown:
-        """The same, where it is not null."""
+        """The value if it is not null."""
         return replace(self, kinds=self.kinds - {NULL}, part=False)
 
     @property
     def may_be_null(self) -> bool:
+        """Whether the value may be null, or not there."""
         return NULL in self.kinds or self.part
 
     @property
@@ -56,11 +59,12 @@ class Unknown:
 
     @property
     def word(self) -> str:
-        """What it is, in a sentence."""
+        """The types of the value in words, for a sentence."""
         return " or ".join(dict.fromkeys(_WORDS[kind] for kind in _WORDS if kind in self.kinds))
 
 
 def unknown(*kinds: str, items: Unknown | None = None) -> Unknown:
+    """Return a value of one of these types."""
     return Unknown(frozenset(kinds), items)
 
 
@@ -74,7 +78,7 @@ TEXTS: Final = unknown(LIST, items=A_TEXT)
 
 
 def of_input(type: str, items: str | None = None, *, required: bool = True) -> Unknown:
-    """A value of an input of this type."""
+    """Return a value of an input of this type, which is null if it may be."""
     found = {
         "integer": AN_INTEGER,
         "number": Unknown(NUMBERS),
@@ -87,7 +91,7 @@ def of_input(type: str, items: str | None = None, *, required: bool = True) -> U
 
 
 def kinds_of(value: object) -> frozenset[str]:
-    """The types that a value may have."""
+    """Return the types that a value may have."""
     if isinstance(value, Unknown):
         return value.kinds
     if value is None:
@@ -113,32 +117,37 @@ def holds_unknown(value: object) -> bool:
 
 
 def one_of(values: Iterable[object]) -> object:
-    """The value that is one of these: itself where they are the same, else what is common to them."""
-    every = list(values)
-    if not every:
+    """Return the value that is one of these.
+
+    The same value if they are all equal, otherwise an unknown value that may be each of them.
+    """
+    candidates = list(values)
+    if not candidates:
         return ANYTHING
-    first = every[0]
-    if all(type(each) is type(first) and each == first for each in every):
+    first = candidates[0]
+    if all(type(each) is type(first) and each == first for each in candidates):
         return first
-    kinds = frozenset[str]().union(*map(kinds_of, every))
-    holders = [each for each in every if kinds_of(each) & {LIST, MAPPING}]
+    kinds = frozenset[str]().union(*map(kinds_of, candidates))
+    holders = [each for each in candidates if kinds_of(each) & {LIST, MAPPING}]
     items = _items_of(holders) if holders else None
-    return Unknown(kinds, items, any(isinstance(each, Unknown) and each.part for each in every))
+    part = any(isinstance(each, Unknown) and each.part for each in candidates)
+    return Unknown(kinds, items, part)
 
 
 def item_of(holder: object) -> Unknown:
-    """Any part of a list or mapping; it may not be there."""
+    """Return any part of a list or mapping; it may not be there."""
     return replace(_items_of([holder]) or ANYTHING, part=True)
 
 
 def truth_of(value: object) -> bool | None:
-    """Whether a value counts as true; None where that is not known."""
+    """Return whether a value counts as true; None if that is not known."""
     if isinstance(value, Unknown):
         return False if value.kinds == {NULL} else None
     return bool(value)
 
 
 def _items_of(holders: Iterable[object]) -> Unknown | None:
+    """Return what each item of these lists and mappings may be; None if that is not known."""
     found: list[object] = []
     for holder in holders:
         if isinstance(holder, Unknown):

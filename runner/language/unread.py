@@ -1,4 +1,4 @@
-"""Inputs that nothing in a recipe reads: a value of one would change nothing, in silence."""
+"""Inputs that nothing in a recipe reads: their values would change nothing, in silence."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from .recipe import Recipe
 from .template import TemplateError, has, references
 from .values import Where
 
-_WORDS = frozenset({"doc", "summary"})
+_PROSE_KEYS = frozenset({"doc", "summary"})
 """Keys whose text is for people."""
 
 
 def unread(recipe: Recipe) -> list[str]:
-    """The inputs that no template, no `secret`, no `secrets` and no `retries` of a recipe names."""
-    names = set(recipe.inputs)
-    names -= {spec.secret for spec in recipe.inputs.values() if spec.secret}
-    names -= set(recipe.secrets)
-    for step in recipe.steps.values():
-        names -= {*(step.secrets or ()), *step.oom}
-    if not names:
-        return []
+    """Return the inputs that no template, `secret`, `secrets` or `retries` of a recipe names."""
+    names = set(recipe.inputs) - _named_by_keys(recipe)
     for leaf in _texts(recipe.document.value):
-        found = _named(leaf)
+        if not names:
+            break
+        found = _inputs_read(leaf)
         if found is None:
             return []
         names -= found
-        if not names:
-            return []
     return [name for name in recipe.inputs if name in names]
 
 
+def _named_by_keys(recipe: Recipe) -> set[str]:
+    """Return the inputs that keys of a recipe name outside of templates."""
+    names = {spec.secret for spec in recipe.inputs.values() if spec.secret}
+    names.update(recipe.secrets)
+    for step in recipe.steps.values():
+        names.update(step.secrets or ())
+        names.update(step.oom)
+    return names
+
+
 def warnings(recipe: Recipe) -> Iterator[Problem]:
-    """A warning for each input that nothing reads."""
+    """Yield a warning for each input that nothing reads."""
     for name in unread(recipe):
         yield _problem(recipe, name, ("inputs", name), key=True, severity="warning")
 
@@ -49,17 +53,19 @@ def refused(
     preset: str | None,
     origins: Mapping[str, str] = NOWHERE,
 ) -> list[Problem]:
-    """What is wrong with values for inputs that nothing reads: those given, and those of presets."""
-    named = {name: name.partition(".")[0] for name in given}
+    """Return the problems of values for inputs that nothing reads: given ones and presets'."""
+    given = list(given)
     chosen = presets.chosen(recipe, preset)
-    if not named and (chosen is None or not chosen.inputs):
+    preset_inputs = chosen.inputs if chosen is not None else {}
+    if not given and not preset_inputs:
         return []
     found = []
     idle = set(unread(recipe))
-    for name, whole in named.items():
+    for name in given:
+        whole = name.partition(".")[0]
         if whole in idle:
             found.append(_problem(recipe, whole, None, origin=origins.get(name, "")))
-    for name in chosen.inputs if chosen is not None else ():
+    for name in preset_inputs:
         if name in idle:
             place = ("presets", presets.of_input(recipe, preset, name), name)
             found.append(_problem(recipe, name, place, key=True))
@@ -75,15 +81,12 @@ def _problem(
     severity: str = "error",
     origin: str = "",
 ) -> Problem:
-    message = f'nothing in {recipe.id} reads the input "{name}"' + (
-        f" ({origin})" if origin else ""
-    )
-    spec = recipe.inputs[name]
-    use = (
-        f"list it in `secrets: [{name}]`"
-        if spec.type == "secret"
-        else f"write {{{{ inputs.{name} }}}}"
-    )
+    message = f'nothing in {recipe.id} reads the input "{name}"'
+    if origin:
+        message += f" ({origin})"
+    use = f"write {{{{ inputs.{name} }}}}"
+    if recipe.inputs[name].type == "secret":
+        use = f"list it in `secrets: [{name}]`"
     fix = f"{use} where it is meant, or take it out"
     if where is None:
         return Problem("unread-input", message, None, fix)
@@ -93,25 +96,26 @@ def _problem(
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """Every text in a recipe that has a template."""
+    """Yield every text in a recipe that has a template."""
     if isinstance(tree, str):
         if has(tree):
             yield tree
     elif isinstance(tree, Mapping):
         for key, item in tree.items():
-            if key not in _WORDS:
+            if key not in _PROSE_KEYS:
                 yield from _texts(item)
     elif isinstance(tree, (list, tuple)):
         for item in tree:
             yield from _texts(item)
 
 
-def _named(leaf: str) -> set[str] | None:
-    """The inputs that a text reads; None where it may read any."""
+def _inputs_read(leaf: str) -> set[str] | None:
+    """Return the inputs that a text reads; None if it may read any."""
     try:
-        found = [ref.path for ref in references(leaf) if ref.path[0] == "inputs"]
-    except TemplateError:  # reported elsewhere; what it names was meant to be read
-        return set(re.findall(r"inputs\.(\w+)", leaf)) if "inputs[" not in leaf else None
-    if any(len(path) == 1 for path in found):
+        paths = [found.path for found in references(leaf) if found.path[0] == "inputs"]
+    except TemplateError:
+        # Reported elsewhere; the inputs that it names were meant to be read.
+        return None if "inputs[" in leaf else set(re.findall(r"inputs\.(\w+)", leaf))
+    if any(len(path) == 1 for path in paths):
         return None
-    return {path[1] for path in found}
+    return {path[1] for path in paths}

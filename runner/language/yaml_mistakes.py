@@ -1,8 +1,10 @@
-"""What a YAML parser's complaint means: the mistakes that people make, in our words and with what to write instead."""
+"""Explain a YAML parser's complaints: the mistakes that people make, and what to write instead."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Mistake(NamedTuple):
-    """What is wrong between two places of a text."""
+    """A mistake between two places of a text."""
 
     code: str
     message: str
@@ -20,25 +22,30 @@ class Mistake(NamedTuple):
 
 
 def rest_of_value(text: str, start: int, *, comments: bool = False) -> str:
-    """The text of a plain value as its author saw it: up to the end of the line, or of the item when a flow collection goes on."""
+    """Return the text of a plain value as its author saw it.
+
+    Up to the end of the line, or of the item in a flow collection.  `comments`: also what stands
+    behind a `#`.
+    """
     line = re.compile(r"[^\r\n]*" if comments else r"(?:[^\r\n#]|(?<=\S)#)*").match(text, start)
     value = line.group().rstrip() if line else ""
-    before = text[text.rfind("\n", 0, start) + 1 : start]
-    if not comments and before.count("[") + before.count("{") > before.count("]") + before.count(
-        "}"
-    ):
+    before = text[_start_of_line(text, start) : start]
+    opened = before.count("[") + before.count("{")
+    closed = before.count("]") + before.count("}")
+    if opened > closed and not comments:
         value = re.split(r",\s|[\]}]+\s*$", value)[0].rstrip()
     return value
 
 
 def quoted(value: str) -> str:
+    """Return a text in quotes, double ones unless it needs single ones."""
     if "\\" in value or '"' in value:
         return "'" + value.replace("'", "''") + "'"
     return f'"{value}"'
 
 
 def unquoted_expression(text: str, index: int) -> Mistake:
-    """`{{` outside quotes, at `index`: YAML reads braces as a mapping."""
+    """Return the mistake of a `{{` outside quotes at `index`: YAML reads it as a mapping."""
     start = index
     while start and text[start - 1] not in " \t\r\n,[":
         start -= 1
@@ -54,73 +61,150 @@ def unquoted_expression(text: str, index: int) -> Mistake:
 
 
 def explain(text: str, error: MarkedYAMLError) -> Mistake:
-    """A parser's complaint as a mistake that people make, or at least as a place and a sentence."""
-    problem, context = error.problem or "", error.context or ""
-    mark, context_mark = error.problem_mark, error.context_mark
-    index = min(mark.index, len(text)) if mark else 0
-    begun = min(context_mark.index, len(text)) if context_mark else index
-    line_start = text.rfind("\n", 0, index) + 1
-    line = text[line_start:].split("\n", 1)[0].rstrip("\r")
-    for start in (line_start, text.rfind("\n", 0, begun) + 1):
+    """Return a parser's complaint as a mistake that people make.
+
+    If it is none that is known, at least as a place and a sentence.
+    """
+    complaint = _Complaint.of(text, error)
+    for find in _MISTAKES:
+        mistake = find(complaint)
+        if mistake is not None:
+            return mistake
+    problem, context = complaint.problem, complaint.context
+    reason = f"{problem} ({context})" if context else problem
+    index = complaint.index
+    return Mistake("syntax", f"this is not YAML: {reason}", index, index + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Complaint:
+    """What a parser says is wrong, and where."""
+
+    text: str
+    problem: str
+    context: str
+    index: int  # of the problem
+    begun: int  # index of what the parser was reading
+    line_start: int  # of the line with the problem
+    line: str
+
+    @classmethod
+    def of(cls, text: str, error: MarkedYAMLError) -> _Complaint:
+        mark, context_mark = error.problem_mark, error.context_mark
+        index = min(mark.index, len(text)) if mark else 0
+        begun = min(context_mark.index, len(text)) if context_mark else index
+        line_start = _start_of_line(text, index)
+        line = text[line_start:].split("\n", 1)[0].rstrip("\r")
+        problem, context = error.problem or "", error.context or ""
+        return cls(text, problem, context, index, begun, line_start, line)
+
+
+def _start_of_line(text: str, index: int) -> int:
+    return text.rfind("\n", 0, index) + 1
+
+
+# -- one kind of mistake each: None if it is not that --
+
+
+def _braces(complaint: _Complaint) -> Mistake | None:
+    text = complaint.text
+    for start in (complaint.line_start, _start_of_line(text, complaint.begun)):
         braces = _bare_braces(text[start:].split("\n", 1)[0])
         if braces != -1:
             return unquoted_expression(text, start + braces)
-    tab = re.match(r" *\t[ \t]*", line)
-    if tab and ("tab" in problem or "'\\t'" in problem or line_start + tab.end() >= index):
-        return Mistake(
-            "tab",
-            "a tab is used as indentation",
-            line_start + line.index("\t"),
-            line_start + tab.end(),
-            "indent with spaces",
-        )
-    if "alias" in context or "anchor" in context:
-        return _unquoted_start(text, begun, "a pattern" if "alias" in context else "a value")
-    if "cannot start any token" in problem and text[index : index + 1]:
-        return _unquoted_start(text, index, "a value")
-    if "mapping values are not allowed" in problem:
-        if re.search(r":\s", text[line_start:index]):
-            return _unquoted_colon(text, index, line_start, line)
-        return Mistake(
-            "indent", "this line is indented as if it belonged to the value above", index, index + 1
-        )
-    if "flow" in context:
-        return _in_brackets(text, index, begun, line_start)
-    if "quoted scalar" in context:
-        if "escape" in problem:
-            slash = text.rfind("\\", begun, index + 1)
-            fix = "write it in single quotes, or with two backslashes"
-            return Mistake(
-                "escape", f"`{text[slash : slash + 2]}` is not an escape", slash, slash + 2, fix
-            )
-        return Mistake("unclosed", "this quote is never closed", begun, begun + 1)
-    if "block" in context and text[line_start:index].strip() == "":
+    return None
+
+
+def _tab(complaint: _Complaint) -> Mistake | None:
+    start, problem = complaint.line_start, complaint.problem
+    tab = re.match(r" *\t[ \t]*", complaint.line)
+    if tab is None:
+        return None
+    if "tab" in problem or "'\\t'" in problem or start + tab.end() >= complaint.index:
+        first = start + complaint.line.index("\t")
+        message = "a tab is used as indentation"
+        return Mistake("tab", message, first, start + tab.end(), "indent with spaces")
+    return None
+
+
+def _start_of_text(complaint: _Complaint) -> Mistake | None:
+    """A text that begins with a character that means something."""
+    text, context = complaint.text, complaint.context
+    if "alias" in context:
+        return _unquoted_start(text, complaint.begun, "a pattern")
+    if "anchor" in context:
+        return _unquoted_start(text, complaint.begun, "a value")
+    if "cannot start any token" in complaint.problem and complaint.index < len(text):
+        return _unquoted_start(text, complaint.index, "a value")
+    return None
+
+
+def _colon(complaint: _Complaint) -> Mistake | None:
+    if "mapping values are not allowed" not in complaint.problem:
+        return None
+    text, index, line_start = complaint.text, complaint.index, complaint.line_start
+    if re.search(r":\s", text[line_start:index]):
+        return _unquoted_colon(index, line_start, complaint.line)
+    message = "this line is indented as if it belonged to the value above"
+    return Mistake("indent", message, index, index + 1)
+
+
+def _brackets(complaint: _Complaint) -> Mistake | None:
+    if "flow" not in complaint.context:
+        return None
+    return _in_brackets(complaint.text, complaint.index, complaint.begun, complaint.line_start)
+
+
+def _quotes(complaint: _Complaint) -> Mistake | None:
+    if "quoted scalar" not in complaint.context:
+        return None
+    text, begun = complaint.text, complaint.begun
+    if "escape" in complaint.problem:
+        slash = text.rfind("\\", begun, complaint.index + 1)
+        message = f"`{text[slash : slash + 2]}` is not an escape"
+        fix = "write it in single quotes, or with two backslashes"
+        return Mistake("escape", message, slash, slash + 2, fix)
+    return Mistake("unclosed", "this quote is never closed", begun, begun + 1)
+
+
+def _block(complaint: _Complaint) -> Mistake | None:
+    text, context, index = complaint.text, complaint.context, complaint.index
+    line_start, line = complaint.line_start, complaint.line
+    if "block" in context and not text[line_start:index].strip():
+        message = "this line does not line up with the lines above it"
         fix = "give everything of one level the same indentation"
-        return Mistake(
-            "indent",
-            "this line does not line up with the lines above it",
-            index,
-            index + len(line.strip()),
-            fix,
-        )
+        return Mistake("indent", message, index, index + len(line.strip()), fix)
     if "block mapping" in context:
-        return Mistake(
-            "syntax",
-            "nothing may follow the value here",
-            index,
-            line_start + len(line),
-            "quote the whole value",
-        )
-    if "simple key" in context or "expected ':'" in problem:
-        rest = rest_of_value(text, begun)
-        return Mistake(
-            "syntax",
-            "this is neither `key: value` nor an item of a list",
-            begun,
-            begun + max(1, len(rest)),
-        )
-    reason = f"{problem} ({context})" if context else problem
-    return Mistake("syntax", f"this is not YAML: {reason}", index, index + 1)
+        message, fix = "nothing may follow the value here", "quote the whole value"
+        return Mistake("syntax", message, index, line_start + len(line), fix)
+    return None
+
+
+def _no_key(complaint: _Complaint) -> Mistake | None:
+    if "simple key" not in complaint.context and "expected ':'" not in complaint.problem:
+        return None
+    begun = complaint.begun
+    rest = rest_of_value(complaint.text, begun)
+    message = "this is neither `key: value` nor an item of a list"
+    return Mistake("syntax", message, begun, begun + max(1, len(rest)))
+
+
+_MISTAKES: tuple[Callable[[_Complaint], Mistake | None], ...] = (
+    _braces,
+    _tab,
+    _start_of_text,
+    _colon,
+    _brackets,
+    _quotes,
+    _block,
+    _no_key,
+)
+"""In this order: the first that fits a complaint explains it."""
+
+
+# -- words and places --
+
+_END_OF_ITEM = re.compile(r"[^\s,]*?(?=,|\s|\]\s*(?:#.*)?$|\}\s*(?:#.*)?$)", re.MULTILINE)
 
 
 def _unquoted_start(text: str, start: int, what: str) -> Mistake:
@@ -130,27 +214,31 @@ def _unquoted_start(text: str, start: int, what: str) -> Mistake:
 
 
 def _in_brackets(text: str, index: int, begun: int, line_start: int) -> Mistake:
-    """What is wrong at `index` of a list or mapping whose bracket is at `begun`."""
-    char = text[index : index + 1]
-    if char in ("[", "{") and index and not text[index - 1].isspace():
-        start = index
-        while start > line_start and text[start - 1] not in " \t,[{":
-            start -= 1
-        closing = re.compile(r"[^\s,]*?(?=,|\s|\]\s*(?:#.*)?$|\}\s*(?:#.*)?$)", re.MULTILINE).match(
-            text, start
-        )
-        end = closing.end() if closing else index + 1
-        message = f"`{char}` inside a value within brackets starts a new {'list' if char == '[' else 'mapping'}"
-        return Mistake("unquoted-text", message, start, end, f"quote it: {quoted(text[start:end])}")
+    """Return the mistake at `index` of a list or mapping whose bracket is at `begun`."""
+    if text[index : index + 1] in ("[", "{") and index and not text[index - 1].isspace():
+        return _bracket_in_value(text, index, line_start)
     opening = text[begun : begun + 1]
-    if text[index:].strip() == "" or text.count("\n", begun, index):
+    if not text[index:].strip() or text.count("\n", begun, index):
         return Mistake("unclosed", f"this `{opening}` is never closed", begun, begun + 1)
-    message = f"a comma or the closing bracket is missing before this (the `{opening}` is in column {begun - line_start + 1})"
+    where = f"the `{opening}` is in column {begun - line_start + 1}"
+    message = f"a comma or the closing bracket is missing before this ({where})"
     return Mistake("syntax", message, index, index + 1)
 
 
+def _bracket_in_value(text: str, index: int, line_start: int) -> Mistake:
+    """Return the mistake of a value within brackets that has the bracket at `index` inside."""
+    start = index
+    while start > line_start and text[start - 1] not in " \t,[{":
+        start -= 1
+    closing = _END_OF_ITEM.match(text, start)
+    end = closing.end() if closing else index + 1
+    kind = "list" if text[index] == "[" else "mapping"
+    message = f"`{text[index]}` inside a value within brackets starts a new {kind}"
+    return Mistake("unquoted-text", message, start, end, f"quote it: {quoted(text[start:end])}")
+
+
 def _bare_braces(line: str) -> int:
-    """Where `{{` stands outside quotes and comments, or -1."""
+    """Return the index of a `{{` outside quotes and comments, or -1."""
     bare = re.sub(
         r"(?<![^\s\[{,])(?:\"(?:\\\\.|[^\"\\\\])*\"|'(?:''|[^'])*')|(?<!\S)#.*",
         lambda found: " " * len(found.group()),
@@ -159,7 +247,7 @@ def _bare_braces(line: str) -> int:
     return bare.find("{{")
 
 
-def _unquoted_colon(text: str, index: int, line_start: int, line: str) -> Mistake:
+def _unquoted_colon(index: int, line_start: int, line: str) -> Mistake:
     head = re.match(r"\s*(?:- +)*(?:\"[^\"]*\"|'[^']*'|[^\s:]+) *:\s+", line)
     value = line[head.end() :].rstrip() if head and line_start + head.end() <= index else ""
     fix = f"quote the whole value: {quoted(value)}" if value else "quote the value"
