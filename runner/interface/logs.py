@@ -120,6 +120,7 @@ class Part:
     env_files: tuple[str, ...] = ()
     ended: bool = False
     node: int = 0
+    pattern: str = ""  # by which its metrics are read from its log
 
     def known(self, ws: Workspace) -> list[Secret]:
         """What has to be masked while it is being written.  Raises CannotRun when a file cannot be read any more."""
@@ -157,6 +158,7 @@ def _hear(event: Event, found: list[Part], going: dict[str, Part], node: int) ->
             names,
             paths,
             node=node,
+            pattern=str(event.data.get("pattern", "")),
         )
         found.append(part)
         going[event.id] = part

@@ -21,7 +21,7 @@ from ..storage.workspace import Workspace
 from .reported import links
 
 NO_TRAINING: Final = Training()
-HIDDEN = ("log", "metrics", "env_files", "secrets", "offered", "generation")
+HIDDEN = ("log", "metrics", "pattern", "env_files", "secrets", "offered", "generation")
 """What events hold for workers alone."""
 
 _Known = TypeVar("_Known")
