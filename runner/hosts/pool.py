@@ -50,8 +50,9 @@ from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import driver_of, lease_of, need_of, offer_of
 from .renting.money import SAVING
 from .renting.needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for, wish_for
-from .renting.offering import cheapest, left_out
+from .renting.offering import left_out
 from .renting.resting import RESTS, NotAsSold, resting
+from .renting.totals import History, Pricing
 
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
@@ -425,8 +426,9 @@ class HostPool:
         self._given_back |= {row.key for row in rows}
         for each in with_it:
             each.lost = each.lost or reason
-        for each in (place, *with_it):
-            await each.aclose()
+        closing = asyncio.gather(*(each.aclose() for each in (place, *with_it)))
+        if not place.lost:  # one that does not answer costs nothing more while it is let go of
+            await closing
         gone, spot, failure = True, self.spot.market, ""
         if self.spot.gone((place, *with_it)):
             failure, reason = LeaseFailure.TAKEN_AWAY, f"it was taken away: {reason}"
@@ -440,6 +442,7 @@ class HostPool:
                 self._of().hand_over(row)
             else:
                 gone &= await self._of().release(row, reason, failure)
+        await closing
         return gone
 
     async def replace(self, lost: Place) -> Sequence[Place]:
@@ -471,12 +474,9 @@ class HostPool:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
-        leaving = asyncio.gather(
-            *(
-                place.aclose()
-                for place in [*self._opened, *self.head.places, *self.inventory.places]
-            )
-        )
+        places = [*self._opened, *self.head.places, *self.inventory.places]
+        silent = asyncio.gather(*(place.aclose() for place in places if place.lost))
+        leaving = asyncio.gather(*(place.aclose() for place in places if not place.lost))
         if self.leases is None or self.priced or self.leases.driver.traits.allocates:
             await leaving  # where all ends with its lease, nothing may be on its way any more
         if not self._opened:
@@ -491,7 +491,7 @@ class HostPool:
                     self.say(
                         f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}"
                     )
-            await leaving
+            await asyncio.gather(leaving, silent)
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
                 await self.leases.charges()
             await self.leases.driver.aclose()
@@ -537,9 +537,16 @@ class HostPool:
             leases.of(self.ws.config.stacks[self.stack])
         return leases
 
+    def _pricing(self, need: Need) -> Pricing:
+        """How the cost of a run with this need is computed."""
+        takes = self.taking.get(replace(need, market="any"), Takes())
+        return Pricing(History.of(self._of().ledger.since(0), time.time()), takes.on)
+
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
         leases = self._of()
-        offers = cheapest(await leases.offers(wish), wish)
+        offers: Sequence[Offer] = await leases.offers(wish)
+        if self.priced:
+            offers = self._pricing(wish.need).ranked(offers, wish)
         for host, why in leases.driver.left_out.items():
             self.say(f"{host} is left out: {why}")
         if not offers and not self.priced:

@@ -143,6 +143,8 @@ class Point(NamedTuple):
     attempt: int
     n: int
     values: Mapping[str, float | str]
+    source: str = ""
+    """The run whose attempt it was, where the step's result was there before; `from` in REST."""
 
 
 class Line(NamedTuple):

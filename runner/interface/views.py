@@ -18,7 +18,8 @@ from ..storage.records.ledger import LeaseRow, Ledger, of_user
 from ..storage.records.runs import AttemptRow, Event, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
-from .reported import links
+from ..survey import summaries
+from .reported import latest, links
 
 NO_TRAINING: Final = Training()
 HIDDEN = ("log", "metrics", "pattern", "env_files", "secrets", "offered", "generation")
@@ -44,10 +45,54 @@ def moment(at: float | None) -> str | None:
     )
 
 
-def listed(ws: Workspace, rows: Sequence[RunRow]) -> list[Facts]:
-    """Runs as a list of them shows them."""
+def listed(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:
+    """Runs as a list of them shows them; without `numbers` what they reported is left out."""
     views = ws.run_views.summaries(rows)
-    return [_listed(row, view) for row, view in zip(rows, views, strict=True)]
+    found = summaries.of_runs(ws, rows, latest(ws, rows)) if numbers else {}
+    return [
+        {
+            **_listed(row, view),
+            **_described(row),
+            **_numbers(found.get(row.id)),
+        }
+        for row, view in zip(rows, views, strict=True)
+    ]
+
+
+def _described(row: RunRow) -> Facts:
+    """What people say of a run."""
+    tags = row.data.get("tags")
+    return {
+        "name": str(row.data.get("name") or ""),
+        "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
+        "note": str(row.data.get("note") or ""),
+        "archived": row.data.get("archived") is True,
+    }
+
+
+def _numbers(found: summaries.Numbers | None) -> Facts:
+    """What a run and its trials reported."""
+    if found is None:
+        return {"metrics": {}, "trials": [], "curve": None}
+    curve = found.curve and {"metric": found.curve[0], "values": found.curve[1]}
+    trials = [
+        {**each._asdict(), "metrics": _metrics(each.metrics, found.least)} for each in found.trials
+    ]
+    return {"metrics": _metrics(found.metrics, found.least), "trials": trials, "curve": curve}
+
+
+def _metrics(found: summaries.Summaries, least: Mapping[str, bool]) -> Facts:
+    return {
+        name: {
+            "last": each.last,
+            "min": each.min,
+            "max": each.max,
+            "better": "min" if least[name] else "max",
+            "step_of_best": each.at_min if least[name] else each.at_max,
+            "n": each.n,
+        }
+        for name, each in found.items()
+    }
 
 
 def _listed(row: RunRow, view: RunView) -> Facts:
@@ -86,10 +131,13 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
     leases = _leases(ws, row.id)
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
+    reported = summaries.of_runs(ws, [row], latest(ws, [row]))
     eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
         **_listed(row, view),
+        **_described(row),
+        **_numbers(reported.get(row.id)),
         "seq": row.next_event - 1,
         "provider": settings_of_run(row).driver,
         "instances": [

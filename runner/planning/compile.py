@@ -811,13 +811,12 @@ class _Settled(NamedTuple):
 
 def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     recipe = scope.recipe
-    resources = step.resources.over(_shared_with(step, recipe.resources))
     preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
-    resources = (
-        scope.asked.over(preset.over(resources))
-        if scope.named
-        else preset.over(scope.asked.over(resources))
-    )
+    gpus = recipe.resources.gpus
+    resources = step.resources.over(_shared_with(step, recipe.resources, gpus))
+    for layer in (preset, scope.asked) if scope.named else (scope.asked, preset):
+        gpus = gpus if layer.gpus is None else layer.gpus
+        resources = _shared_with(step, layer, gpus).over(resources)
     env = {**recipe.env, **step.env}
     image, python = step.image or recipe.image, step.python or recipe.python
     if chosen is not None:
@@ -838,9 +837,12 @@ def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     )
 
 
-def _shared_with(step: Step, shared: Resources) -> Resources:
-    """The recipe's resources, as far as they are a step's, too: the machine of the GPU steps is not that of one that says `gpus: 0`."""
-    if step.resources.gpus == 0 and shared.gpus:
+def _shared_with(step: Step, shared: Resources, gpus: int | None) -> Resources:
+    """Return what a step has of resources that stand above it, in its recipe, a preset or a `uses`.
+
+    `gpus`: how many the steps have by then that say nothing themselves.  Their machine is not that of a step that says `gpus: 0`.
+    """
+    if step.resources.gpus == 0 and gpus:
         return Resources(pools=shared.pools, key=shared.key)
     return shared
 

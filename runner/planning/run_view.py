@@ -22,6 +22,15 @@ ALMOST: Final = 99.9
 """Percent that a run shows at most before it has COMPLETED."""
 WEIGHED: Final = 500
 """Steps up to which each counts by its length.  In a larger run one step is little, and a list of runs reads no rows of it."""
+TENFOLD: Final = 10.0
+"""So many other steps a training counts as whose length is not known."""
+NAMES: Final = 24
+"""Numbers that are stored of a step, beside how far it is."""
+LONGEST_NAME: Final = 80
+LARGEST: Final = 1e15
+"""Numbers from this on are left out: no step, loss or rate is so large."""
+TOTALS: Final = ("max_steps", "total_steps")
+"""Names by which a training tells how many steps it takes."""
 _OVER: Final = ("COMPLETED", "FAILED", "CANCELLED")
 _HALTED: Final = ("FAILED", "CANCELLED", "PAUSED")
 """States of a run in which what a step did of its work still counts."""
@@ -85,6 +94,15 @@ class Training(NamedTuple):
     at: float | None = None
     """When that was."""
     values: Mapping[str, float] = {}
+
+    def text(self, warnings: Sequence[str] = ()) -> str:
+        """The same as it is stored, with the warnings of its step; empty where nothing was reported."""
+        if self.step is None and not self.values and not warnings:
+            return ""
+        known = {name: value for name, value in self._asdict().items() if value is not None}
+        return json.dumps(
+            known | ({"warnings": list(warnings)} if warnings else {}), separators=(",", ":")
+        )
 
     @property
     def part(self) -> float:
@@ -173,6 +191,10 @@ class Planned(NamedTuple):
     """All of them; None where that is not known yet."""
     unnamed: int = 0
     """Of those whose results were there before, how many are known by number only."""
+    trains: str = ""
+    """The id of the step that trains, as far as the plan shows that."""
+    reported: str = ""
+    """What that reported when its result was made, as it is stored; empty if it is to be made."""
 
 
 UNPLANNED: Final = Planned()
@@ -197,6 +219,8 @@ class Standing(NamedTuple):
     """What steps reported last that are not over, or did not end well."""
     others: Mapping[str, int] = {}
     """Further steps, by state, of which only the number is known."""
+    trains: str = ""
+    """The step that trains, without its instances."""
 
 
 class Progress(NamedTuple):
@@ -224,12 +248,9 @@ class RunView(NamedTuple):
     failed: Failure | None
     """Of a run that has not completed: the first failure, which ended it if anything did."""
     trains: str
-    """The id of the step whose numbers are the training's; empty where none reports any."""
-
-    @property
-    def training(self) -> Training | None:
-        """The numbers of the training: of the step that trains, not of the last that reported something."""
-        return self.steps[self.trains].training if self.trains else None
+    """The id of the step that trains: not of the last that reported something.  Empty where none is known."""
+    training: Training | None
+    """What that reported last, in an earlier run if its result was there."""
 
     @property
     def warnings(self) -> list[str]:
@@ -264,7 +285,8 @@ def fold(
     }
     # A worker that has claimed it may have died before it stored a move.
     begun = "ACTIVE" if run.state == "QUEUED" and run.fence and run.claim else run.state
-    standing = _standing(run, steps, planned, expected, others, now)
+    trains = _trains(steps, planned)
+    standing = _standing(run, steps, planned, expected, others, trains, now)
     word_ = _word(run, begun, standing, steps, others, leases, live=live)
     progress = progress_of(standing)
     if word_ == "NEEDS_RECOVERY":
@@ -279,7 +301,8 @@ def fold(
         _counts(standing, steps),
         progress,
         _failed(run, steps.values()),
-        _trains(steps.values()),
+        trains,
+        _training(steps.get(trains), planned),
     )
 
 
@@ -345,7 +368,35 @@ def _failure(id: str, move: Moved) -> Failure:
     )
 
 
-def training_of(text: str, *, now: float | None = None) -> tuple[Training | None, Sequence[str]]:
+def training_from(
+    values: Mapping[str, object],
+    total: float | None,
+    *,
+    eta: float | None = None,
+    at: float | None = None,
+) -> Training:
+    """Return a training from the numbers that its step reported last; `total` is what its inputs say."""
+    numbers = {
+        name: value for name, value in values.items() if is_number(value) and abs(value) < LARGEST
+    }
+    total = next((numbers[name] for name in TOTALS if name in numbers), total)
+    others = {
+        name: value
+        for name, value in numbers.items()
+        if name not in ("step", *TOTALS) and len(name) <= LONGEST_NAME
+    }
+    return Training(
+        numbers.get("step"),
+        total if total is not None and total > 0 else None,
+        eta,
+        at,
+        dict(list(others.items())[:NAMES]),
+    )
+
+
+def stored_training(
+    text: str, *, now: float | None = None
+) -> tuple[Training | None, Sequence[str]]:
     """Return the numbers and the warnings of the row of a step; `now` lets the time that is left pass."""
     try:
         found = json.loads(text) if text else None
@@ -371,7 +422,7 @@ def training_of(text: str, *, now: float | None = None) -> tuple[Training | None
 def _now(step: StepView, row: Row, now: float) -> StepView:
     """A step as its row says: that is stored with its last move, and its numbers later."""
     running = row.state == State.RUNNING
-    training, said = training_of(row.numbers, now=now if running else None)
+    training, said = stored_training(row.numbers, now=now if running else None)
     began = step.began if step.began is not None else row.began
     step = step._replace(
         state=row.state,
@@ -426,6 +477,7 @@ def _standing(
     planned: Planned,
     expected: Mapping[str, float],
     others: Mapping[tuple[str, str], int],
+    trains: str,
     now: float,
 ) -> Standing:
     states = {id: str(step.state) for id, step in steps.items()}
@@ -452,7 +504,15 @@ def _standing(
         room = planned.unnamed if planned.total is None else max(0, planned.total - named)
         counted[State.FRESH] = counted.get(State.FRESH, 0) + min(planned.unnamed, room)
     return Standing(
-        run.state, states, planned.fresh, planned.total, expected, elapsed, trainings, counted
+        run.state,
+        states,
+        planned.fresh,
+        planned.total,
+        expected,
+        elapsed,
+        trainings,
+        counted,
+        bare(trains),
     )
 
 
@@ -483,11 +543,24 @@ def _failed(run: Run, steps: Iterable[StepView]) -> Failure | None:
     return Failure(run.failure, run.reason, fix=REMEDIES.get(run.failure, ""))
 
 
-def _trains(steps: Iterable[StepView]) -> str:
-    """The step whose numbers are the training's: that runs and knows how many steps it takes, else the last that did."""
-    reporting = [step for step in steps if step.training is not None]
+def _training(step: StepView | None, planned: Planned) -> Training | None:
+    if step is not None and (step.training is not None or step.state != State.FRESH):
+        return step.training
+    return stored_training(planned.reported)[0]
+
+
+def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
+    """The step whose numbers are the training's: as planned, else that runs and knows how many steps it takes, else the last that did."""
+    if planned.trains in steps:
+        return planned.trains
+    # When the run began it may have stood for instances that were not known yet.
+    reporting = [
+        step
+        for step in steps.values()
+        if step.training is not None and planned.trains in ("", bare(step.id))
+    ]
     if not reporting:
-        return ""
+        return planned.trains
 
     def rank(step: StepView) -> tuple[bool, bool, bool, float]:
         training = step.training or Training()
@@ -534,17 +607,24 @@ def _percent(run: Standing, total: int | None, restored: int) -> float | None:
         return None
     parts = {id: _part(run, id, state) for id, state in run.states.items()}
     weights = {id: _weight(run, id) if total <= WEIGHED else 1.0 for id in parts}
-    known = [weight for weight in weights.values() if weight]
-    # A step of unknown length counts as much as the others do on average.
-    usual = sum(known) / len(known) if known else 1.0
+    usual = _usual(run, weights)
     well = restored + sum(number for state, number in run.others.items() if state in WELL)
     whole = usual * (total - len(parts))
     done = usual * well
     for id, part in parts.items():
-        weight = weights[id] or usual
+        weight = weights[id] or usual * (TENFOLD if bare(id) == run.trains else 1.0)
         whole += weight
         done += weight * part
     return min(ALMOST, round(100 * done / whole, 1)) if whole else None
+
+
+def _usual(run: Standing, weights: Mapping[str, float]) -> float:
+    """What a step of unknown length counts: as much as others do on average, and a part of the training if only that is known."""
+    known = [weight for id, weight in weights.items() if weight and bare(id) != run.trains]
+    if known:
+        return sum(known) / len(known)
+    trained = [weight for weight in weights.values() if weight]
+    return sum(trained) / len(trained) / TENFOLD if trained else 1.0
 
 
 def _part(run: Standing, id: str, state: str) -> float:

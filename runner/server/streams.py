@@ -16,10 +16,12 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from ..errors import CannotRun
 from ..interface.logs import Part, Tail, available, kept, missing, tail_of
 from ..interface.reported import reported
+from ..interface.values import Point
 from ..planning.ids import names
 from ..survey.rows import Rows, bring
 from . import ranged
 from .answers import Refused
+from .page import squeezed
 from .pulse import LOOK, Beat, CountedStream, Pulse
 from .room import READ_RUN, Caller, InRoom, Room, run_of
 from .runs import EventView, shown
@@ -296,6 +298,7 @@ async def _new(tail: Tail | Elsewhere | None, over: bool) -> AsyncIterator[bytes
 def measured(
     run: str,
     room: InRoom,
+    request: Request,
     step: StepName = "",
     attempt: Annotated[int, Query(ge=0, le=10**9, description="Only this one; 0: all.")] = 0,
     after: Annotated[
@@ -313,6 +316,11 @@ def measured(
             for line in reported(ws, run_of(ws, run).id, step, attempt, of)
             if line.n > after and (line.n - after - 1) % every == 0
         ]
-        return Response(
-            "".join(f"{json.dumps(line._asdict())}\n" for line in found), media_type=_LINES
-        )
+        return squeezed(request, "".join(map(_line, found)), _LINES)
+
+
+def _line(point: Point) -> str:
+    """A point as a line of JSON."""
+    found = point._asdict()
+    source = found.pop("source")
+    return f"{json.dumps({**found, 'from': source} if source else found)}\n"

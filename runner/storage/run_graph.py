@@ -15,6 +15,10 @@ class RunGraph(NamedTuple):
     needs: Mapping[str, Sequence[str]]
     instances: Mapping[str, int]
     fresh: Mapping[str, str]
+    trains: str = ""
+    """The step that trains; empty where none does, or an earlier version kept the graph."""
+    reported: str = ""
+    """What that reported when its result was made, if that is there: as `StepRow.numbers`."""
 
 
 def recall(home: Path, run: str) -> RunGraph | None:

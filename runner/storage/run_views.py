@@ -89,7 +89,8 @@ def planned_of(row: RunRow, graph: RunGraph | None) -> Planned:
     """The steps of a run as they were planned: by its graph, or where that is on another machine by their numbers."""
     total, fresh = row.data.get("total"), row.data.get("fresh")
     if graph is not None:
-        return Planned(graph.instances, graph.fresh, sum(graph.instances.values()))
+        total = sum(graph.instances.values())
+        return Planned(graph.instances, graph.fresh, total, 0, graph.trains, graph.reported)
     if isinstance(total, int):
         return Planned(total=total, unnamed=fresh if isinstance(fresh, int) else 0)
     return Planned()

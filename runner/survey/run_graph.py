@@ -9,13 +9,14 @@ from ..planning.judge import FRESH, RESTORE
 from ..storage.run_graph import RunGraph, file_of
 from ..storage.workspace import Workspace
 from .survey import Survey
+from .trainings import trains
 
 MOST = 5000
 """So many fresh instances are kept by name."""
 
 
-def folded(found: Survey) -> RunGraph:
-    """The graph of a plan, and what is fresh in it."""
+def folded(ws: Workspace, found: Survey) -> RunGraph:
+    """The graph of a plan, what is fresh in it, and what trains."""
     steps = [bare(node.id) for node in found.plan.nodes]
     needs: dict[str, dict[str, None]] = {}
     instances: dict[str, int] = {}
@@ -35,9 +36,10 @@ def folded(found: Survey) -> RunGraph:
         {step: list(needed) for step, needed in needs.items()},
         instances,
         {id: key for id, key in fresh[:MOST] if key},
+        *trains(ws, found),
     )
 
 
 def remember(ws: Workspace, run: str, found: Survey) -> None:
     """Keep the graph of a run that begins."""
-    ws.write(file_of(ws.home, run), json.dumps(folded(found)._asdict()).encode())
+    ws.write(file_of(ws.home, run), json.dumps(folded(ws, found)._asdict()).encode())

@@ -197,6 +197,26 @@ def test_the_step_that_trains_is_not_the_last_that_reported() -> None:
     assert view(row(), rows).trains == "evaluate"
 
 
+def test_the_step_that_trains_is_that_of_the_plan() -> None:
+    rows = [
+        step("data", "DONE", numbers=numbers(9, 9, values={"loss": 3.0})),
+        step("train[lr=1]", "RUNNING", numbers=numbers(2, values={"accuracy": 0.5})),
+    ]
+    found = view(row(), rows, planned=Planned(trains="train"))
+    assert found.trains == "train[lr=1]", "its instances were not known when the run began"
+    found = view(row(), rows[:1], planned=Planned(trains="train"))
+    assert (found.trains, found.training) == ("train", None)
+
+
+def test_a_training_that_is_restored_brings_its_numbers_along() -> None:
+    planned = Planned({"train": 1}, ["train"], 1, 0, "train", numbers(20, 20, values={"loss": 0.5}))
+    for rows in ([], [step("train", "FRESH")]):
+        found = view(row("COMPLETED"), rows, planned=planned)
+        assert found.training is not None and found.training.values == {"loss": 0.5}
+    again = view(row(), [step("train", "RUNNING")], planned=planned)
+    assert again.training is None
+
+
 def test_the_time_that_is_left_passes() -> None:
     rows = [step("train", "RUNNING", numbers=numbers(20, 80, eta=60.0), began=70.0)]
     found = view(row(), rows)

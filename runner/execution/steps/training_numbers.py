@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,11 +9,12 @@ from typing import Final
 
 from ...agent.regular import open_regular
 from ...language.values import is_number
+from ...planning.run_view import LARGEST, training_from
 from ...planning.step import MetricsSpec
 from ...secrets import Masker
 from ...storage import metrics
 from ...survey.survey import Survey
-from ..tasks import steps_of
+from ...survey.trainings import steps_of
 from .attempts import Running
 from .groups import Groups
 
@@ -22,13 +22,6 @@ EVERY: Final = 1.0
 """Seconds between two looks."""
 MOST: Final = 1 << 18
 """Bytes that one look reads: the end of what is new."""
-NAMES: Final = 24
-"""Numbers that are kept of a step, beside how far it is."""
-LONGEST_NAME: Final = 80
-LARGEST: Final = 1e15
-"""Numbers from this on are left out: no step, loss or rate is so large."""
-TOTALS: Final = ("max_steps", "total_steps")
-"""Names by which a training tells how many steps it takes."""
 
 
 class TrainingNumbers:
@@ -156,25 +149,10 @@ class _Reports:
 
     def text(self) -> str:
         """What is stored, as JSON; empty where nothing was reported."""
-        if not self._values and not self._warnings:
-            return ""
-        known: dict[str, object] = {"at": round(time.time(), 3)}
-        total = next((self._values[name] for name in TOTALS if name in self._values), self._total)
-        if self._last is not None:
-            known["step"] = self._last[0]
-        if total is not None and total > 0:
-            known["total"] = total
-            if (eta := self._left(total)) is not None:
-                known["eta"] = round(eta, 1)
-        rest = {
-            name: value
-            for name, value in self._values.items()
-            if name not in ("step", *TOTALS) and len(name) <= LONGEST_NAME
-        }
-        known["values"] = dict(list(rest.items())[:NAMES])
-        if self._warnings:
-            known["warnings"] = list(self._warnings)
-        return json.dumps(known, separators=(",", ":"))
+        known = training_from(self._values, self._total, at=round(time.time(), 3))
+        if known.total is not None and (eta := self._left(known.total)) is not None:
+            known = known._replace(eta=round(eta, 1))
+        return known.text(list(self._warnings))
 
     def _left(self, total: float) -> float | None:
         """Seconds until the last step, at the pace that was seen."""

@@ -353,7 +353,8 @@ def points(run: str, query: Mapping[str, str | int]) -> Talk:
     """Give what the steps of a run reported."""
     reply = yield from _got(Ask("GET", _of(run, "metrics"), query), FEW)
     for line in reply.body.splitlines():
-        yield Give(_read(Point, Point._fields, json.loads(line)))
+        found = json.loads(line)
+        yield Give(_read(Point, Point._fields, {**found, "source": found.get("from", "")}))
 
 
 class _Attempt:

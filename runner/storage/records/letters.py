@@ -122,7 +122,7 @@ def wanted(events: Iterable[str], type: str) -> bool:
 
 
 class Letters:
-    """The messages about the runs of one store.  `newest` is kept by who works on a run."""
+    """The messages about the runs of one store."""
 
     def __init__(
         self,
@@ -132,7 +132,6 @@ class Letters:
         view: Callable[[RunRow], RunView],
     ) -> None:
         self._runs, self._config, self._environ, self._view = runs, config, environ, view
-        self.newest: dict[str, Numbers] = {}
         self._began: dict[str, float] = {}
         self.spend = config.lists.get("hooks.spend", ())
         self.metrics_url, self.backend, self.alerts_url = (
@@ -252,14 +251,14 @@ class Letters:
     ) -> list[Letter]:
         letters = []
         begins = event.after == "ACTIVE" and not event.data.get("resumed")
-        numbers = NO_NUMBERS if begins else self.newest.get(run.id) or numbers_of(view)
+        numbers = NO_NUMBERS if begins else numbers_of(view)
         error = failed.words or (event.reason if event.after == "CANCELLED" else "")
         id = f"{run.id}-{event.seq}"
         if self.backend:
             facts = {
                 "job_id": job.id,
                 "status": STATUS[event.after],
-                **_progress(numbers, view.progress),
+                **({} if begins else _progress(numbers, view.progress)),
                 "timestamp": moment(event.at),
             }
             body = json.dumps(facts | ({"error_message": error} if error else {}))
@@ -277,7 +276,7 @@ class Letters:
         if name:
             about: dict[str, object] = {
                 "status": _TOLD.get(name, "running"),
-                **_progress(numbers, view.progress),
+                **({} if begins else _progress(numbers, view.progress)),
             }
             about |= {"loss": numbers.loss} if numbers.loss is not None else {}
             if event.after in FINAL:
@@ -314,7 +313,7 @@ class Letters:
                 {
                     "status": "running",
                     "error_message": words,
-                    **_progress(self.newest.get(run.id) or numbers_of(view), view.progress),
+                    **_progress(numbers_of(view), view.progress),
                 },
             )
         return letters
@@ -375,7 +374,8 @@ def numbers_of(view: RunView) -> Numbers:
     if training is None or training.step is None:
         return NO_NUMBERS
     loss = next((training.values[name] for name in _LOSSES if name in training.values), None)
-    return Numbers(int(training.step), int(training.total) if training.total else None, loss)
+    total = int(training.total) if training.total else None
+    return Numbers(int(training.step), total, loss, view.trains)
 
 
 def _progress(numbers: Numbers, progress: Progress) -> dict[str, object]:

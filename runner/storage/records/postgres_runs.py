@@ -23,6 +23,7 @@ from .postgres_claims import BEAT, CLAIM, FREE, Holder, boottime
 from .postgres_database import CHANNEL, PostgresDatabase
 from .postgres_exchange import PostgresExchange
 from .runs import (
+    DESCRIBED,
     FINAL,
     LET_GO,
     NO_DATA,
@@ -65,7 +66,12 @@ _WORDS: Final = Words(
     "SELECT a.* FROM unnest(:steps::text[]) AS wanted(step) CROSS JOIN LATERAL (SELECT a.* FROM attempts a JOIN runs r ON r.id = a.run"
     " WHERE a.step = wanted.step AND r.recipe = :recipe AND r.workspace = :workspace ORDER BY a.started DESC NULLS LAST LIMIT 1) a",
     {
+        "yes": "data::json ->> 'archived' = 'true'",
+        "no": "coalesce(data::json ->> 'archived', '') <> 'true'",
+    },
+    {
         "user": "submitter = :user",
+        "tag": "data::jsonb -> 'tags' @> to_jsonb(CAST(:tag AS text))",
         "name": "data::json ->> 'name' = :name",
         "part": "position(:part in id) > 0",
         "label": ":label = ANY(labels)",
@@ -442,6 +448,26 @@ class PostgresRuns(Runs):
             return True
 
         return self._database.do(store)
+
+    def describe(self, run: str, changes: Data) -> None:
+        kept = {name: value for name, value in changes.items() if value is not None}
+        gone = [name for name, value in changes.items() if value is None]
+
+        def store(db: Connection[Row]) -> None:
+            with db.transaction():
+                rows = db.execute(
+                    "UPDATE runs SET data = ((data::jsonb || %s::jsonb) - %s::text[])::text, next_event = next_event + 1"
+                    " WHERE id = %s RETURNING next_event - 1, state",
+                    (text(kept), gone, run),
+                ).fetchall()
+                for seq, state in rows:
+                    event = (run, seq, time.time(), run, state, state, DESCRIBED)
+                    db.execute(
+                        "INSERT INTO events VALUES (%s, %s, %s, 'run', %s, %s, %s, %s, '{}')", event
+                    )
+                db.execute("SELECT pg_notify(%s, %s)", (CHANNEL, run))
+
+        self._database.do(store)
 
     def forget(self, runs: Iterable[str]) -> None:
         def store(db: Connection[Row]) -> None:

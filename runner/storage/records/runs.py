@@ -33,6 +33,8 @@ ELSEWHERE: Final = 600.0
 """Seconds after a worker's last word from which another machine may take a run whose jobs run on the worker's own."""
 ALONE: Final = 540.0
 """Seconds after which an agent ends the jobs of such a worker."""
+DESCRIBED: Final = "described"
+"""The reason of the event of a run of which people said something else: its name, tags, note, or that it is put away."""
 LIMITED: Final = ("user", "recipe", "driver")
 """What runs are counted by."""
 
@@ -47,6 +49,8 @@ class Wanted(NamedTuple):
     key: str = ""  # the submitter's own name for the request
     name: str = ""  # that it was given
     part: str = ""  # of its id
+    tag: str = ""
+    archived: str = ""  # "yes": only runs that are put away; "no": none of them
     before: str = "99999999"  # only runs whose ids are less than this: the next page; an id begins with its day
 
 
@@ -153,6 +157,16 @@ class AttemptRow(NamedTuple):
     reason: str = ""
     exit: Data = {}  # noqa: RUF012
     preimage: Json = None
+
+
+class Tried(NamedTuple):
+    """Which attempt it was: of which step, in which run, the how manieth."""
+
+    id: str
+    run: str
+    step: str
+    n: int
+    key: str
 
 
 def run_of(row: Row) -> RunRow:
@@ -276,6 +290,8 @@ class Words(NamedTuple):
     """Whether a value is in a list; `{}` stands for the list's name."""
     last_attempts: str
     """The query for the attempt at each of `:steps` that began last in any run of `:recipe`."""
+    archived: Mapping[str, str]
+    """Whether a run is put away: `yes` or `no`."""
     asked: Mapping[str, str]
     """Conditions by fields of `Wanted`; its label is `:label`, as NAME=VALUE."""
 
@@ -339,6 +355,8 @@ class Runs(Protocol):
             "state": "state = :state",
             **self.words.asked,
         }
+        if wanted.archived:
+            asked["archived"] = self.words.archived[wanted.archived]
         here = self.words.meant if wanted.name or wanted.part else self.words.listed
         where = " AND ".join(
             [here, *(condition for name, condition in asked.items() if values[name])]
@@ -368,6 +386,16 @@ class Runs(Protocol):
             " AND (after = 'RUNNING' OR before = 'RUNNING') ORDER BY seq"
         )
         return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, {"run": run})]
+
+    def tried(self, runs: Collection[str]) -> list[Tried]:
+        """The attempts of runs that are over, in order."""
+        query = f"SELECT id, run, step, n, key FROM attempts WHERE run {self.words.among.format('runs')} ORDER BY run, step, n"  # noqa: S608
+        return [Tried(*row) for row in self.all(query, {"runs": list(runs)})]
+
+    def makers(self, keys: Collection[str]) -> dict[str, Tried]:
+        """By key, the attempt that gave its result; the last, where several did."""
+        query = f"SELECT id, run, step, n, key FROM attempts WHERE outcome = 'done' AND key {self.words.among.format('keys')} ORDER BY ended"  # noqa: S608
+        return {row[4]: Tried(*row) for row in self.all(query, {"keys": list(keys)})}
 
     def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
         """How many steps of each run are in each (state, phase); only a RUNNING step has a phase."""
@@ -509,6 +537,10 @@ class Runs(Protocol):
 
         False: no worker would read it, since the run is over, or is paused and has none.
         """
+        ...
+
+    def describe(self, run: str, changes: Data) -> None:
+        """Change what people say of a run, in its `data`: a null takes a part out.  An event tells who follows it."""
         ...
 
     def forget(self, runs: Iterable[str]) -> None:
