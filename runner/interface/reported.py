@@ -154,15 +154,15 @@ def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
     return [point for line in data.splitlines() if (point := metrics.parse(line))]
 
 
-_read: dict[str, tuple[int, list[Point]]] = {}
+_logs: dict[str, tuple[int, list[Point]]] = {}
 """By log of an attempt that is under way: to where it was read, and what was found.  Who looks again reads on."""
-_READ: Final = 64
+LOGS: Final = 64
 """Logs that are remembered."""
 
 
 def _printed(part: Part, masker: Masker) -> Iterator[Point]:
     """The points in the whole lines of a log that is being written."""
-    offset, found = _read.pop(part.raw, (0, []))
+    offset, found = _logs.pop(part.raw, (0, []))
     with open_regular(part.raw) as file:
         if os.fstat(file.fileno()).st_size < offset:
             offset, found = 0, []
@@ -171,9 +171,9 @@ def _printed(part: Part, masker: Masker) -> Iterator[Point]:
     whole, newline, _ = data.rpartition(b"\n")
     lines = map(masker.mask, whole.split(b"\n")) if newline else ()
     found = [*found, *metrics.matched(lines, part.pattern)]
-    _read[part.raw] = offset + len(whole) + len(newline), found
-    while len(_read) > _READ:
-        _read.pop(next(iter(_read)), None)
+    _logs[part.raw] = offset + len(whole) + len(newline), found
+    while len(_logs) > LOGS:
+        _logs.pop(next(iter(_logs)), None)
     return iter(found)
 
 
