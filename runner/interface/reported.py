@@ -167,7 +167,7 @@ def _printed(part: Part, masker: Masker) -> Iterator[Point]:
         if os.fstat(file.fileno()).st_size < offset:
             offset, found = 0, []
         file.seek(offset)
-        data = file.read()
+        data = file.read().replace(b"\r", b"\n")
     whole, newline, _ = data.rpartition(b"\n")
     lines = map(masker.mask, whole.split(b"\n")) if newline else ()
     found = [*found, *metrics.matched(lines, part.pattern)]

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from ..language.python_reader import of_tree
 from . import script_hydra
 from .script_declared import Declared, declared, text_of
+from .script_printed import printed
 
 Role = Literal["value", "input", "output", "state", "resume"]
 
@@ -215,7 +216,7 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
             )
         ),
         writes=tuple(dict.fromkeys(use.texts_written)),
-        metrics="RECIPE_METRICS" in source or _printed(tree),
+        metrics="RECIPE_METRICS" in source or printed(tree),
         doc=(ast.get_docstring(tree) or "").strip().split("\n\n")[0].replace("\n", " "),
         notes=tuple(notes),
         words=("hydra.run.dir=.",) if hydra is not None else (),
@@ -603,88 +604,3 @@ def _with_role(option: Option, use: _Use) -> Option:
     ):
         return replace(option, role="input", folder=folder or bool(words & _DATA_WORDS))
     return option
-
-
-# -- what it prints ---------------------------------------------------------------------------------------------------------------------------------
-
-_MEASURE: Final = re.compile(r"loss|acc|perplexity|ppl|score|f1|bleu|error|reward")
-_NUMBER: Final = r"[-+.\deE]+|nan|-?inf"
-
-
-def _printed(tree: ast.AST) -> str | bool:
-    """A pattern for the line with a loss that a script prints; False where it prints none that can be read."""
-    best: tuple[int, str] = (0, "")
-    for call in _calls(tree):
-        word = (
-            call.func.id
-            if isinstance(call.func, ast.Name)
-            else call.func.attr
-            if isinstance(call.func, ast.Attribute)
-            else ""
-        )
-        if word not in ("print", "info", "write"):
-            continue
-        parts = [
-            piece
-            for n, arg in enumerate(call.args)
-            for piece in ([" "] if n else []) + _pieces(arg)
-        ]
-        pattern, names = _as_pattern(parts)
-        if any("loss" in name for name in names) and len(names) > best[0]:
-            best = (len(names), pattern)
-    return best[1] or False
-
-
-def _pieces(node: ast.expr) -> list[str | ast.expr]:
-    if isinstance(node, ast.Constant):
-        return [str(node.value)]
-    if isinstance(node, ast.JoinedStr):
-        return [
-            str(part.value) if isinstance(part, ast.Constant) else part.value
-            for part in node.values
-            if isinstance(part, (ast.Constant, ast.FormattedValue))
-        ]
-    return [node]
-
-
-def _as_pattern(parts: list[str | ast.expr]) -> tuple[str, list[str]]:
-    pattern, names, before = "", [], ""
-    for part in parts:
-        if isinstance(part, str):
-            before = part
-            pattern += r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", part))
-            continue
-        called, label = (
-            _called(part).lower(),
-            next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower(),
-        )
-        # `val_loss {val}` reports val_loss; `step {step} of {steps}` reports no `of`.
-        name = (
-            label
-            if not called
-            or called in label.split("_")
-            or label in ("step", "epoch")
-            or _MEASURE.search(label)
-            else called
-        )
-        if name and name not in names:
-            names.append(name)
-            number = r"\d+" if name in ("step", "epoch") else _NUMBER
-            pattern += rf"\s*(?P<{name}>{number})"
-        else:
-            pattern += r"\s*\S+"
-    return re.sub(r"(\\s\*)+", r"\\s*", pattern).removeprefix(r"\s*").removesuffix(r"\s*"), names
-
-
-def _called(node: ast.expr) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("item", "mean", "get_last_lr")
-    ):
-        return _called(node.func.value)
-    return ""

@@ -154,9 +154,9 @@ def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value
 
 
 def matched(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Value]]:
-    """The same of lines that are masked.  Raises Invalid."""
+    """The same of lines that are masked; a bar of tqdm writes many over each other, with `\\r` between.  Raises Invalid."""
     read = reader(pattern)
-    for line in lines:
+    for line in (piece for whole in lines for piece in whole.split(b"\r")):
         try:
             found = read(line)
         except TimeoutError:
