@@ -103,9 +103,13 @@ def _pieces(node: ast.expr, texts: dict[str, ast.expr]) -> list[_Piece]:
             for part in node.values
             if isinstance(part, (ast.Constant, ast.FormattedValue))
         ]
-    if isinstance(node, ast.Call) and _word(node.func) == "format":
-        if isinstance(node.func, ast.Attribute) and (text := text_of(node.func.value)):
-            return _formatted(text, node)
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "format"
+        and (text := text_of(node.func.value))
+    ):
+        return _formatted(text, node)
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.Mod) and (text := text_of(node.left)):
             right = node.right
