@@ -208,6 +208,11 @@ def _step(step: StepView) -> Facts:
     }
 
 
+def progress(ws: Workspace, row: RunRow) -> Facts:
+    """How far a run is: step, total, percent, eta, as `detail` has it."""
+    return ws.run_views.view(row, ws.run_views.graph(row)).progress._asdict()
+
+
 def _in_order(graph: RunGraph | None, by_step: Mapping[str, _Known]) -> dict[str, _Known]:
     """What is known by step, in the order of the plan."""
     places = {step: n for n, step in enumerate(graph.needs)} if graph is not None else {}

@@ -813,10 +813,10 @@ def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     recipe = scope.recipe
     preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
     gpus = recipe.resources.gpus
-    resources = step.resources.over(_shared_with(step, recipe.resources, gpus))
+    resources = step.resources.over(recipe.resources.of_step(step.resources, gpus))
     for layer in (preset, scope.asked) if scope.named else (scope.asked, preset):
         gpus = gpus if layer.gpus is None else layer.gpus
-        resources = _shared_with(step, layer, gpus).over(resources)
+        resources = layer.of_step(step.resources, gpus).over(resources)
     env = {**recipe.env, **step.env}
     image, python = step.image or recipe.image, step.python or recipe.python
     if chosen is not None:
@@ -835,16 +835,6 @@ def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
         git,
         MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
     )
-
-
-def _shared_with(step: Step, shared: Resources, gpus: int | None) -> Resources:
-    """Return what a step has of resources that stand above it, in its recipe, a preset or a `uses`.
-
-    `gpus`: how many the steps have by then that say nothing themselves.  Their machine is not that of a step that says `gpus: 0`.
-    """
-    if step.resources.gpus == 0 and gpus:
-        return Resources(pools=shared.pools, key=shared.key)
-    return shared
 
 
 def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:

@@ -56,7 +56,7 @@ def warnings(path: Path, masker: Masker) -> list[str]:
             found = Counter(
                 " ".join(masker.text(text).split())
                 for line in _lines(file)
-                if (text := warning(line))
+                if (text := warning_of(line))
             )
     except OSError:
         return []
@@ -74,7 +74,7 @@ def on_one_line(text: str) -> str:
     return line if len(line) <= LONGEST_WARNING else f"{line[: LONGEST_WARNING - 1]}…"
 
 
-def warning(line: bytes) -> str:
+def warning_of(line: bytes) -> str:
     """The warning in a line of `$RECIPE_METRICS`; empty where it has none."""
     if b'"warning"' not in line:
         return ""

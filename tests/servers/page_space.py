@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import zlib
 from pathlib import Path
 
 from runner.interface.cli.main import main
@@ -64,27 +66,34 @@ def seeded(root: Path) -> None:
 
 
 def many(database: Path, count: int) -> None:
-    """Copy the newest run of a workspace so often, as rows of its database: what a table of thousands costs is measured on them."""
-    import sqlite3
-
-    with sqlite3.connect(database) as db:
-        names = [row[1] for row in db.execute("PRAGMA table_info(runs)")]
-        rows = db.execute("SELECT * FROM runs WHERE recipe = 'fit@1' ORDER BY id DESC").fetchall()
-        tries = {row[1]: row for row in db.execute("SELECT * FROM attempts")}
-        known = dict(db.execute("SELECT attempt, metrics FROM summaries"))
+    """Copy the runs of a workspace so often, as rows of its database: what a table of thousands costs is measured on them."""
+    with sqlite3.connect(database, timeout=30) as db:
+        db.row_factory = sqlite3.Row
+        runs = db.execute("SELECT * FROM runs WHERE recipe = 'fit@1'").fetchall()
+        tries = {row["run"]: row for row in db.execute("SELECT * FROM attempts WHERE step = 'fit'")}
         for n in range(count):
-            row = dict(zip(names, rows[n % len(rows)], strict=True))
-            old, row["id"] = row["id"], f"20200101-{n:06d}-{n:06x}"
-            inputs = json.loads(row["inputs"]) | {"rate": (n + 1) / 1000}
-            row |= {"inputs": json.dumps(inputs), "created": 1577836800.0 + n, "idempotency": ""}
-            db.execute(
-                f"INSERT INTO runs VALUES ({', '.join('?' * len(names))})",
-                [row[each] for each in names],
-            )
-            if old in tries:
-                attempt = list(tries[old])
-                attempt[0], attempt[1] = f"{row['id']}/fit/1", row["id"]
-                db.execute(
-                    f"INSERT INTO attempts VALUES ({', '.join('?' * len(attempt))})", attempt
-                )
-    del known
+            run = dict(runs[n % len(runs)])
+            attempt = tries.get(run["id"])
+            inputs = json.loads(run["inputs"]) | {"rate": (n + 1) / 1000}
+            run |= {"id": f"20200101-{n:06d}-{n:06x}", "inputs": json.dumps(inputs)}
+            run |= {"created": 1577836800.0 + n, "ended": 1577836900.0 + n, "idempotency": ""}
+            _insert(db, "runs", run)
+            if attempt is not None:
+                own = {"id": f"{run['id']}/fit/1", "run": run["id"]}
+                _insert(db, "attempts", dict(attempt) | own)
+                _insert(db, "summaries", _of(db, attempt["id"], own["id"]))
+    db.close()
+
+
+def _of(db: sqlite3.Connection, known: str, attempt: str) -> dict[str, object]:
+    """The summary of an attempt as that of another."""
+    (metrics,) = db.execute("SELECT metrics FROM summaries WHERE attempt = ?", (known,)).fetchone()
+    return {
+        "attempt": attempt,
+        "metrics": metrics,
+        "crc": zlib.crc32(f"{attempt}{metrics}".encode()),
+    }
+
+
+def _insert(db: sqlite3.Connection, table: str, row: dict[str, object]) -> None:
+    db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", list(row.values()))

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.receiver import Receiver
 from tests.servers.sshd import Sshd, free_port
-from tests.support import RECIPE
+from tests.support import RECIPE, until
 from tests.tools import needs
 
 RECIPE_YAML = """\
@@ -120,6 +121,35 @@ def test_a_server_that_restarts_in_the_middle_of_a_run_changes_nothing(place: Pl
     assert process.returncode == 0, said
     assert "0 failed" in said
     assert (place.root / "last.txt").read_text() == "3\n"
+
+
+def test_a_machine_that_is_silent_raises_an_alert_and_another_when_it_answers(
+    place: Place,
+) -> None:
+    with Receiver() as receiver:
+        with (place.root / "recipe.toml").open("a") as file:
+            file.write("[alerts]\nsilent_minutes = 0.001\n")
+            file.write(f'[[webhooks]]\nurl = "{receiver.url}"\nevents = ["alert.machine_*"]\n')
+        with place.begin("--driver", "ssh", "-v") as process:
+            journal = place.sshd.home / ".recipe-host" / "agent" / "journal"
+            until(lambda: journal.exists() and journal.read_text().count('"began"') >= 2)
+            try:
+                place.sshd.stop()
+                receiver.wait(1)
+                place.sshd.start()
+                silent, answers = receiver.wait(2)
+            finally:
+                place.open()
+                said = process.communicate(timeout=60)[0]
+        assert process.returncode == 0, said
+    assert [each.json["type"] for each in (silent, answers)] == [
+        "alert.machine_silent",
+        "alert.machine_answers",
+    ]
+    for each in (silent, answers):
+        assert each.json["data"]["message"] in said, "people at the console hear it, too"
+    assert " has not answered for " in silent.json["data"]["message"]
+    assert " answers again, after " in answers.json["data"]["message"]
 
 
 def test_an_unknown_host_starts_nothing(place: Place) -> None:

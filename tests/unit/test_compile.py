@@ -926,7 +926,8 @@ def test_a_step_that_says_it_takes_no_gpu_is_not_asked_to_have_the_machine_of_th
     None
 ):
     """A check of 50 ms needs none of the 64 GB of the training: nothing is rented for it."""
-    shared = "resources: {gpus: 2, gpu_memory: 24GB, memory: 64GB, disk: 100GB}\n"
+    machine = "{gpus: 2, gpu_memory: 24GB, memory: 64GB, disk: 100GB}"
+    shared = f"resources: {machine}\n"
     steps = "steps: {guard: {run: x, resources: {gpus: 0RESOURCES}}, train: {run: y}}"
     guard, train = plan(shared + steps.replace("RESOURCES", "")).specs()
     assert not guard.resources.gpus and guard.resources.memory is guard.resources.disk is None
@@ -944,6 +945,15 @@ def test_a_step_that_says_it_takes_no_gpu_is_not_asked_to_have_the_machine_of_th
     guard, train = plan(used, inner=inner).specs()
     assert not guard.resources.gpus and guard.resources.memory is None
     assert (train.resources.gpus, train.resources.memory) == (4, 128 * 10**9)
+    preset = f"resources: {{gpus: 1}}\npresets: {{big: {{resources: {machine}}}}}\n"
+    beside = f"steps: {{u: {{uses: ./inner.yaml, resources: {machine}}}}}"
+    whole = steps.replace("RESOURCES", "")
+    for guard, train in (
+        plan(preset + whole, preset="big").specs(),
+        plan(beside, inner=whole).specs(),
+    ):
+        assert not guard.resources.gpus and guard.resources.memory is None
+        assert (train.resources.gpus, train.resources.memory) == (2, 64 * 10**9)
     both = "resources: {gpus: 0, memory: 12GB}\n" + steps.replace("RESOURCES", "")
     assert plan(both).specs()[0].resources.memory == 12 * 10**9, "the machine of all steps"
 

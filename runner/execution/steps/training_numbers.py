@@ -122,7 +122,7 @@ class _Reports:
     def _points(self, lines: Iterable[bytes]) -> Iterable[Mapping[str, object]]:
         if self._pattern is None:
             for line in lines:
-                if warning := metrics.warning(line):
+                if warning := metrics.warning_of(line):
                     self._warn(warning)
                 yield metrics.parse(line)
             return

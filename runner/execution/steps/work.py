@@ -33,6 +33,7 @@ from .commit import GroupCommit
 from .groups import GROUP_MOVES, Groups
 from .orphans import Orphans
 from .publisher import Publisher
+from .silence import Silences
 from .tidying import Tidying
 from .training_numbers import TrainingNumbers
 
@@ -211,6 +212,7 @@ class Work:
         self.chunks = Chunks(
             ws, commits, self.running, self.beside, telemetry(ws, commits.run, survey, commits.say)
         )
+        self.silences = Silences(ws, commits, host_pool)
         self.groups = Groups(commits, self.running, self.wake)
         self.numbers = TrainingNumbers(survey, self.groups, self.running)
         self.downloads = (

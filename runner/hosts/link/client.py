@@ -140,6 +140,12 @@ class Client:
         """The folder of ours on that host."""
         return self._line.host().root
 
+    @property
+    def failing_for(self) -> float:
+        """Seconds for which the agent has been tried to be reached again, and was not; 0 where it answers, or nothing is wanted of it."""
+        since = self._failing_since
+        return self._loop.time() - since if self._loop is not None and since is not None else 0.0
+
     def wake(self) -> None:
         """Begin to reach the agent: somebody will want it soon.  What is wrong is met by the first job."""
         self._enter()

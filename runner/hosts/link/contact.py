@@ -26,6 +26,11 @@ class Contact:
     silent = False
     """Whether it does not answer now; what runs there may go on, but there are better places to start something."""
 
+    @property
+    def silent_for(self) -> float:
+        """Seconds since it did not answer for the first time; 0 where it answers."""
+        return 0.0
+
     async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Ask until the host answers."""
         return await ask()
@@ -37,6 +42,10 @@ class RemoteContact(Contact):
     def __init__(self, name: str, say: Callable[[str], None]) -> None:
         self.name, self._say = name, say
         self._silent_since = 0.0
+
+    @property
+    def silent_for(self) -> float:
+        return time.monotonic() - self._silent_since if self.silent else 0.0
 
     async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again while the host cannot be seen.  Raises HostLost when that takes too long."""

@@ -435,6 +435,32 @@ class Runs(Protocol):
             for row in self.all(query, {"run": run, "after": after, "limit": limit})
         ]
 
+    def standing(self, runs: Collection[str]) -> dict[str, tuple[str, int]]:
+        """The state of each of these runs that there is, and the number of its next event."""
+        query = f"SELECT id, state, next_event FROM runs WHERE id {self.words.among.format('runs')}"  # noqa: S608
+        return {
+            id: (str(state), int(number))
+            for id, state, number in self.all(query, {"runs": list(runs)})
+        }
+
+    def standing_since(self, since: float) -> dict[str, tuple[str, int]]:
+        """The same of all runs of the workspace that are not over, or were stored after `since`."""
+        recent = "state IN ('QUEUED', 'ACTIVE', 'PAUSED') OR created > :since"
+        query = f"SELECT id, state, next_event FROM runs WHERE {self.words.listed} AND ({recent})"  # noqa: S608
+        values = {"since": since, "workspace": self.workspace}
+        return {id: (str(state), int(number)) for id, state, number in self.all(query, values)}
+
+    def moves_since(self, since: float, limit: int) -> list[Event]:
+        """The first events after `since` of runs that are not over, or ended after it: of each run in order."""
+        columns = "e.run, e.seq, e.at, e.subject, e.id, e.before, e.after, e.reason, e.data"
+        query = (
+            f"SELECT {columns} FROM runs JOIN events e ON e.run = runs.id WHERE {self.words.listed}"  # noqa: S608
+            " AND (runs.ended IS NULL OR runs.ended > :since) AND e.at > :since"
+            " ORDER BY e.at, e.run, e.seq LIMIT :limit"
+        )
+        values = {"since": since, "limit": limit, "workspace": self.workspace}
+        return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, values)]
+
     def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
         """By run and step, the host on which the step was begun last; a step that ran on this machine has none."""
         query = f"SELECT run, id, data FROM events WHERE run {self.words.among.format('runs')} AND subject = 'step' AND after = 'RUNNING'"  # noqa: S608

@@ -15,8 +15,11 @@ export function leaves(row) {
   return row.trials.length ? row.trials : [row];
 }
 
-/** Inputs that are not the same in all rows, the most varied first; one that only few runs have comes later. */
-export function differing(rows) {
+/**
+ * Inputs that are not the same in all rows, the most varied first; one that only few runs have comes later.
+ * @param {boolean} varied only those that have several values, not those that some rows lack
+ */
+export function differing(rows, varied = false) {
   const seen = new Map();
   let all = 0;
   for (const row of rows) {
@@ -30,7 +33,7 @@ export function differing(rows) {
       }
     }
   }
-  const differs = ([, { values, runs }]) => values.size > 1 || runs < all;
+  const differs = ([, { values, runs }]) => values.size > 1 || (!varied && runs < all);
   const weight = ([, { values, runs }]) => (values.size > 1 ? 1 : 0) + Math.min(values.size, 20) / 20 * runs / all;
   return [...seen].filter(differs).sort((a, b) => weight(b) - weight(a)).map(([name]) => name);
 }
@@ -74,7 +77,7 @@ export function bests(rows, names) {
 
 /** The columns that rows have by themselves. */
 export function automatic(rows) {
-  return { inputs: differing(rows).slice(0, INPUTS), metrics: metricNames(rows).slice(0, METRICS) };
+  return { inputs: differing(rows, true).slice(0, INPUTS), metrics: metricNames(rows).slice(0, METRICS) };
 }
 
 /** What a column of a row is sorted by. */

@@ -76,14 +76,13 @@ function Head({ feed, run, tell }) {
   const { percent, step, total, eta } = run.progress;
   return html`<header class="run-head">
     <a class="back" href="#">‹ all runs</a>
-    <h1>
+    <div class="title-row"><h1>
       <span class=${"chip " + of} id="chip">${sign(of) + " " + words(run.word) + (run.request ? `, ${run.request} asked` : "")}</span>
       ${" "}<span id="name">${run.name || run.recipe}</span>
-    </h1>
+    </h1><${Actions} feed=${feed} run=${run} tell=${tell} /></div>
     <p class="facts" id="facts">${run.name ? run.recipe + " · " : ""}<code>${run.id}</code>${facts.map(each => " · " + each)}</p>
     <${Links} links=${run.links} />
     <${About} run=${run} changed=${() => feed.refresh()} tell=${tell} />
-    <${Actions} feed=${feed} run=${run} tell=${tell} />
     <div class=${"bar-of " + of} role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow=${percent ?? 0} aria-label="progress" id="bar">
       <span style=${{ width: (percent ?? 0) + "%" }}></span>
     </div>
@@ -125,6 +124,7 @@ function Steps({ run, steps, open }) {
 }
 
 function Inputs({ inputs }) {
+  if (!Object.keys(inputs).length) return null;
   return html`<section id="given"><h2>Inputs</h2>
     <div class="scroll" tabindex="0" role="region" aria-label="inputs"><table><tbody>
       ${Object.entries(inputs).map(([name, each]) => html`<tr key=${name}><th scope="row">${name}</th><td>${value(each)}</td></tr>`)}

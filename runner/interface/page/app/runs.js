@@ -67,11 +67,11 @@ function Row({ row, columns, best, base, view, now }) {
     ${columns.metrics.map(name => html`<${Metric} key=${"m" + name} leaf=${leaf} name=${name} best=${best.get(family(row) + "\n" + name)} base=${baseline} />`)}`;
   return html`<tr data-run=${row.id} class=${(chosen ? "chosen " : "") + (pinned ? "pinned" : "")}>
       <td class="tick"><input type="checkbox" checked=${chosen} aria-label=${"select " + label(row) + " " + row.id} onChange=${() => view.select(row.id)} /></td>
-      <th scope="row">
+      <th scope="row"><div class="run-cell">
         <button type="button" class="star" aria-pressed=${String(pinned)} aria-label=${"baseline " + row.id} title="baseline" onClick=${() => view.pinTo(row.id)}>${pinned ? "★" : "☆"}</button>
         <a class="row" href=${address({ run: row.id })}>${label(row)}</a> <${Beside} row=${row} />
         ${row.trials.length > 0 && html`<button type="button" class="fold" aria-expanded=${String(open)} onClick=${() => view.fold(row.id)}>${open ? "▾" : "▸"} ${row.trials.length} trials</button>`}
-      </th>
+      </div></th>
       <td><${State} leaf=${row} />${row.request && html`<small>${row.request} asked</small>`}</td>
       <td class="when" title=${row.created}>${ago(row.at, now)}</td>
       <td class="number">${span(Math.max(0, ((row.over ?? now) - row.at) / 1000))}</td>
@@ -87,7 +87,7 @@ function Head({ columns, all, view }) {
   const head = (column, text, of = "", note = "") => {
     const is = view.sort === column, direction_ = is ? (view.descending ? "descending" : "ascending") : undefined;
     return html`<th scope="col" key=${column} class=${of} aria-sort=${direction_}>
-      <button type="button" onClick=${() => view.sortBy(column)}>${text}${note && html` <small>${note}</small>`}${is ? (view.descending ? " ↓" : " ↑") : ""}</button>
+      <button type="button" title=${text} onClick=${() => view.sortBy(column)}><span class="head">${text}</span>${note && html` <small>${note}</small>`}${is ? (view.descending ? " ↓" : " ↑") : ""}</button>
     </th>`;
   };
   return html`<thead><tr>
@@ -250,6 +250,7 @@ function useKeys(view) {
     const pressed = event => {
       const field = document.getElementById("query");
       if (event.target === field && event.key === "Escape") {
+        event.preventDefault(); // a search field would lose its text
         field.blur();
         return;
       }
@@ -285,8 +286,8 @@ export function Runs({ tell }) {
   const parameters = route.value, query = parameters.get("q") || "", pin = parameters.get("pin") || "";
   const sort = parameters.get("sort") || "created", descending = parameters.get("up") === null;
   const [chosen, choose] = useState(new Set()), [open, setOpen] = useState(new Set()), [most, setMost] = useState(AT_ONCE);
-  const [text, setText] = useState(query), [now, setNow] = useState(Date.now());
-  const end = useRef(null);
+  const [now, setNow] = useState(Date.now());
+  const end = useRef(null), field = useRef(null);
   useEffect(() => {
     document.title = "Runs · recipe";
     let ends = new AbortController();
@@ -305,7 +306,10 @@ export function Runs({ tell }) {
       ends.abort();
     };
   }, []);
-  useEffect(() => setText(query), [query]);
+  // The field keeps what is typed into it: a key may come before the one before it is drawn.
+  useEffect(() => {
+    if (document.activeElement !== field.current) field.current.value = query;
+  }, [query]);
   const toggled = (set, id) => {
     const next = new Set(set);
     if (!next.delete(id)) next.add(id);
@@ -343,14 +347,14 @@ export function Runs({ tell }) {
   useKeys(view);
   useEffect(() => { window.ready = !loading.value; });
   const setQuery = next => {
-    setText(next);
+    if (field.current.value !== next) field.current.value = next;
     setMost(AT_ONCE);
     change({ q: next });
   };
   const some = shown.slice(0, most), given = { columns, best, view, now };
   return html`<section id="runs-view"><h1 class="unseen">Runs</h1>
     <div class="bar-tools">
-      <input id="query" type="search" aria-label="filter runs" aria-describedby="query-error" spellcheck="false" autocomplete="off" value=${text}
+      <input id="query" type="search" aria-label="filter runs" aria-describedby="query-error" spellcheck="false" autocomplete="off" ref=${field}
         placeholder="Filter: words, lr>0.01, loss<2, status:failed, -word, /regex/   ( / )" onInput=${event => setQuery(event.target.value)} />
       <${Columns} all=${names} columns=${columns} auto=${!own} />
       <${Views} />

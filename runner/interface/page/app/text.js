@@ -58,7 +58,8 @@ export function ago(then, now) {
   if (seconds < 5) return "now";
   if (seconds < 60) return Math.floor(seconds) + " s";
   if (seconds < 3600) return Math.floor(seconds / 60) + " min";
-  return seconds < 172800 ? Math.floor(seconds / 3600) + " h" : Math.floor(seconds / 86400) + " d";
+  if (seconds < 172800) return Math.floor(seconds / 3600) + " h";
+  return seconds < 90 * 86400 ? Math.floor(seconds / 86400) + " d" : new Date(then).toISOString().slice(0, 10);
 }
 
 /** A number of bytes for people; nothing for null. */

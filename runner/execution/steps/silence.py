@@ -1,0 +1,70 @@
+"""Raise an alert about a machine that does not answer for minutes while its worker lives, and another when it answers again."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from ...hosts.link.contact import OUT_OF_SIGHT
+from ...hosts.place.place import Place
+from ...hosts.pool import HostPool
+from ...storage.workspace import Workspace
+from ..reporting import log_remote
+from .commit import GroupCommit
+
+MINUTES: Final = 5.0
+"""Minutes without an answer, where `silent_minutes` of [alerts] says nothing."""
+EVERY: Final = 1.0
+"""Seconds between two looks."""
+
+
+class Silences:
+    """Of the machines of one run."""
+
+    def __init__(self, ws: Workspace, commits: GroupCommit, host_pool: HostPool) -> None:
+        self._ws, self._commits, self._pool = ws, commits, host_pool
+        self._minutes = ws.config.flags.get("alerts.silent_minutes", MINUTES)
+        self._since: dict[str, float] = {}  # when a machine that does not answer fell silent
+        self._told: set[str] = set()  # of those that an alert was raised about
+        self._due = 0.0
+
+    def look(self) -> None:
+        """Look at each machine, once a second.  Raises Infrastructure where the database does not answer: the next look raises the alert."""
+        now = time.monotonic()
+        if not self._pool.away or now < self._due:
+            return
+        self._due = now + EVERY
+        for place in [each for held in self._pool.places for each in held.members]:
+            silent = max(place.contact.silent_for, place.host.failing_for)
+            if silent:
+                self._since.setdefault(place.name, now - silent)
+                self._silent(place, now - self._since[place.name])
+            elif place.name in self._since:
+                self._answers(place, now - self._since.pop(place.name))
+
+    def _silent(self, place: Place, seconds: float) -> None:
+        if seconds < 60 * self._minutes or place.name in self._told:
+            return
+        rest = f"what runs there may go on, and counts as lost after {_minutes(OUT_OF_SIGHT)}"
+        words = f"{place.name} has not answered for {_minutes(seconds)}; {rest}"
+        self._alert("machine_silent", words, self._pool.instance_of(place))
+        self._told.add(place.name)
+
+    def _answers(self, place: Place, seconds: float) -> None:
+        if place.name in self._told:
+            words = f"{place.name} answers again, after {_minutes(seconds)}"
+            self._alert("machine_answers", words, self._pool.instance_of(place))
+            self._told.discard(place.name)
+
+    def _alert(self, name: str, words: str, instance: str) -> None:
+        """To webhooks and chats, the console and the log."""
+        runs, run, now = self._ws.store.runs, self._commits.run, time.time()
+        if (letters := self._ws.letters) is not None:
+            id = f"{run}-{name}-{now:.0f}"
+            runs.outbox.post(run, letters.alert(runs.get(run), name, id, now, words))
+        self._commits.say(words)
+        log_remote(self._ws, run, self._pool.name, instance, name)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
