@@ -10,7 +10,9 @@ from .values import Facts, moment
 
 PAGE: Final = 500
 """Events that are read at once."""
-_FOR_WORKERS: Final = frozenset({"log", "metrics", "env_files", "secrets", "offered", "generation"})
+_FOR_WORKERS: Final = frozenset(
+    {"log", "metrics", "pattern", "env_files", "secrets", "offered", "generation"}
+)
 """What events hold for workers alone."""
 
 

@@ -40,6 +40,7 @@ class Part:
     env_files: tuple[str, ...] = ()
     ended: bool = False
     node: int = 0
+    pattern: str = ""  # by which its metrics are read from its log
 
     def known(self, ws: Workspace) -> list[Secret]:
         """What has to be masked while it is being written.  Raises CannotRun when a file cannot be read any more."""
@@ -78,6 +79,7 @@ def hear(event: Event, found: list[Part], going: dict[str, Part], node: int = 0)
             names,
             paths,
             node=node,
+            pattern=str(event.data.get("pattern", "")),
         )
         found.append(part)
         going[event.id] = part

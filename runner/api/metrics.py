@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from ..errors import CannotRun
+from ..agent.regular import open_regular
+from ..errors import CannotRun, Invalid
 from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics, run_graph
@@ -167,12 +169,49 @@ def _begun(ws: Workspace, run: str, part: Part) -> bytes:
 
 def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
     """What an attempt has reported that is under way; nothing where that cannot be masked."""
-    if rows.is_elsewhere(ws, run):
+    elsewhere = rows.is_elsewhere(ws, run)
+    if part.pattern and elsewhere:
+        printed_lines = rows.printed(ws, run, part.step, part.number).splitlines()
+        return _known(metrics.matched(printed_lines, part.pattern))
+    if elsewhere:
         return rows.so_far(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
     if unmaskable(ws, part):
         return ()
     try:
-        data = Masker(part.known(ws)).mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())
+        masker = Masker(part.known(ws))
+        if part.pattern:
+            return _known(_printed(part, masker))
+        data = masker.mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())
     except (OSError, CannotRun):
         return ()
     return [point for line in data.splitlines() if (point := metrics.parse(line))]
+
+
+_logs: dict[str, tuple[int, list[Point]]] = {}
+"""By log of an attempt that is under way: to where it was read, and what was found.  Who looks again reads on."""
+LOGS: Final = 64
+"""Logs that are remembered."""
+
+
+def _printed(part: Part, masker: Masker) -> Iterator[Point]:
+    """The points in the whole lines of a log that is being written."""
+    offset, found = _logs.pop(part.raw, (0, []))
+    with open_regular(part.raw) as file:
+        if os.fstat(file.fileno()).st_size < offset:
+            offset, found = 0, []
+        file.seek(offset)
+        data = file.read().replace(b"\r", b"\n")
+    whole, newline, _ = data.rpartition(b"\n")
+    lines = map(masker.mask, whole.split(b"\n")) if newline else ()
+    found = [*found, *metrics.matched(lines, part.pattern)]
+    _logs[part.raw] = offset + len(whole) + len(newline), found
+    while len(_logs) > LOGS:
+        _logs.pop(next(iter(_logs)), None)
+    return iter(found)
+
+
+def _known(found: Iterator[Point]) -> Sequence[Point]:
+    """Points; none of a pattern that takes too long: the end of the step says so."""
+    with suppress(Invalid):
+        return [*found]
+    return ()

@@ -7,7 +7,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..language.imports import Start
@@ -60,6 +60,7 @@ def draft(
     `kind` says what is at a path: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
     `start` is how the script is started, by its path unless said; `folders` are those of PYTHONPATH.
     """
+    script = replace(script, options=tuple(_seen(option, kind) for option in script.options))
     made = Draft(look=list(script.notes))
     inputs: list[str] = []
     smoke: list[str] = []
@@ -79,6 +80,11 @@ def draft(
             if (few := _fewer(option, default)) is not None:
                 smoke.append(f"    {names[option.name]}: {few}")
                 made.smaller.append(f"{names[option.name]}={few}")
+    made.look += [_left_off(option, names) for option in script.options if option.role == "off"]
+    made.look += [
+        f"{path} is not written by default: add it to outputs when you switch on what writes it"
+        for path in script.unwritten
+    ]
     state = [option for option in script.options if option.role == "state"]
     resume = [option for option in script.options if option.role == "resume" and _latest(script)]
     if any(option.role == "resume" for option in script.options) and not resume:
@@ -101,6 +107,7 @@ def draft(
     deps = [each for each in script.reads if kind(each.rstrip("/"))]
     lines = [
         f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it.",
+        *(f"# Look at: {line}" for line in made.look),
         f"recipe: {name}@1",
         f"summary: {_yaml(script.doc.rstrip('.') or f'What {path} trains')}",
         "",
@@ -147,6 +154,22 @@ def draft(
     return made
 
 
+def _seen(option: Option, kind: Callable[[str], str]) -> Option:
+    """An option of which its name alone says that it is data, and whose default is a word that is no path: such a word."""
+    value = ast.literal_eval(option.default) if option.guessed and option.default else ""
+    word = isinstance(value, str) and re.fullmatch(r"[\w-]+", value) and not kind(value)
+    return replace(option, role="value") if word else option
+
+
+def _left_off(option: Option, names: dict[str, str]) -> str:
+    """What to add for an option that makes something only where it is given."""
+    flag, name = option.flag or option.name, names[option.name]
+    return (
+        f"{flag} is off by default, and left so; to have what it makes, add "
+        f'`- [{flag}, "{{{{ outputs.{name} }}}}"]` to run and `{name}: PATH` to outputs'
+    )
+
+
 # -- names ------------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -154,7 +177,7 @@ def _names(script: Script) -> dict[str, str]:
     """What each option is called in the recipe."""
     found: dict[str, str] = {}
     for option in script.options:
-        made = option.role in ("output", "state")
+        made = option.role in ("output", "state", "off")
         name = plain_name(
             re.sub(r"_(dir|path|file|folder)$", "", option.name.lower()) if made else option.name
         )
@@ -255,7 +278,11 @@ def _fewer(option: Option, default: str | None) -> int | None:
 def _command(
     start: Start, script: Script, names: dict[str, str], resume: list[Option]
 ) -> Iterator[str]:
-    options = [option for option in script.options if option.role != "resume" or option in resume]
+    options = [
+        option
+        for option in script.options
+        if option.role != "off" and (option.role != "resume" or option in resume)
+    ]
     accelerate = any(name.partition(".")[0] == "accelerate" for name in script.imports)
     if accelerate and not any(
         not option.flag or option.negative or not option.flag.startswith("--") for option in options
@@ -275,7 +302,14 @@ def _command(
     # Positional arguments first: an option that takes several would swallow them.
     for option in sorted(options, key=lambda each: bool(each.flag)):
         value = _value(option, names, script)
-        if option.flag.endswith("="):
+        if option.type == "boolean" and re.fullmatch("--.*=", option.flag):
+            chosen = f"{{{{ 'True' if inputs.{names[option.name]} else 'False' }}}}"
+            yield f"      - {_quoted(option.flag + chosen)}"
+        elif option.type == "number" and re.fullmatch("--.*=", option.flag):
+            # A quotient is written with its point: such programs ask for a float, and 1 is none.
+            divided = f"{{{{ inputs.{names[option.name]} / 1 }}}}"
+            yield f"      - {_quoted(option.flag + divided)}"
+        elif option.flag.endswith("="):
             yield f"      - {_quoted(option.flag + value)}"
         elif option.type == "boolean":
             no = f"'{option.negative}'" if option.negative else "none"

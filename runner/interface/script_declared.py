@@ -1,4 +1,7 @@
-"""Options that a training script declares as fields, decorators or parameters: HfArgumentParser and tyro, click, typer.  From syntax alone."""
+"""Options that a training script declares as fields, decorators or parameters, from syntax alone.
+
+Those of HfArgumentParser, tyro, click, typer, fire and LightningCLI.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 _SCALARS: Final = frozenset({"int", "float", "bool", "str", "Path"})
+_TRAINING_ARGUMENTS: Final = frozenset(
+    {"TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "RewardConfig"}
+)
+"""Of transformers and trl: all have an `output_dir`."""
 _CLICK_TYPES: Final = {
     "INT": "int",
     "FLOAT": "float",
@@ -57,6 +64,16 @@ def declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
             and (name := _word(call.args[0])) in functions
         ):
             found += _parameters(functions[name], "typer", notes)
+        elif word == "Fire" and _owner(call.func) in ("fire", ""):
+            name = _word(call.args[0]) if call.args else ""
+            if name in functions:
+                found += _parameters(functions[name], "fire", notes)
+            else:
+                notes.append(
+                    "fire makes commands of what the script has: put one behind the script in `run`, and its options as --NAME=VALUE"
+                )
+        elif word == "LightningCLI":
+            found += _lightning(call, classes, notes)
     for function in functions.values():
         calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
         if (
@@ -83,6 +100,12 @@ def fields(
 ) -> Iterator[Declared]:
     """The fields of a dataclass and of those that it is made from."""
     found = classes.get(name)
+    if found is None and name in _TRAINING_ARGUMENTS:
+        yield Declared("output_dir", "--output_dir", "str", None, "", required=True)
+        notes.append(
+            f"of the options of {name} only --output_dir is here: add those that you set, such as --num_train_epochs"
+        )
+        return
     if found is None:
         notes.append(f"the options of {name} are declared elsewhere: add those that you set")
         return
@@ -142,7 +165,7 @@ def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
 
 
 def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Iterator[Declared]:
-    """The parameters of a function that typer or tyro calls."""
+    """The parameters of a function that typer, tyro or fire calls."""
     arguments = function.args
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [
@@ -171,6 +194,12 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
             continue
         if isinstance(default, ast.Constant) and default.value is ...:
             default = None
+        if tool == "fire":
+            kind = _of_value(default) if annotation is None and default is not None else kind
+            kind = kind if kind in _SCALARS else "str"
+            flag = f"--{argument.arg}="
+            yield Declared(argument.arg, flag, kind, default, "", default is None, choices)
+            continue
         named = next(
             (
                 text
@@ -204,6 +233,39 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
             negative,
             bool(negative),
         )
+
+
+def _lightning(
+    call: ast.Call, classes: Mapping[str, ast.ClassDef], notes: list[str]
+) -> Iterator[Declared]:
+    """What LightningCLI makes of the classes that it is given, and the two options of its trainer that every training needs."""
+    named = {"model": _given(call, "model_class"), "data": _given(call, "datamodule_class")}
+    named |= dict(zip(named, call.args, strict=False))
+    yield Declared("output_dir", "--trainer.default_root_dir=", "str", None, "", required=True)
+    yield Declared("max_epochs", "--trainer.max_epochs=", "int", None, "", required=True)
+    for section, given in named.items():
+        if (name := _word(given)) == "":
+            continue
+        made = next(
+            (
+                node
+                for node in (classes[name].body if name in classes else ())
+                if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+            ),
+            None,
+        )
+        if made is None:
+            notes.append(
+                f"the options of {name} are declared elsewhere: add those that you set as --{section}.NAME=VALUE"
+            )
+            continue
+        plain = [argument.arg for argument in made.args.args[1:]]
+        for each in _parameters(made, "fire", []):
+            if each.name in plain or each.name in {a.arg for a in made.args.kwonlyargs}:
+                yield each._replace(name=f"{section}_{each.name}", flag=f"--{section}.{each.name}=")
+    notes.append(
+        "the options of Lightning's Trainer are those of its defaults: add those that you set as --trainer.NAME=VALUE"
+    )
 
 
 def _clicked(call: ast.Call, notes: list[str]) -> Iterator[Declared]:

@@ -20,6 +20,7 @@ class Config(NamedTuple):
     folder: str
     values: Mapping[str, Tree]
     groups: Mapping[str, Sequence[str]]
+    targets: Sequence[str] = ()  # what `_target_` names, in all of its files
 
 
 Find: TypeAlias = Callable[[str, str], "Config | None"]
@@ -31,6 +32,7 @@ class Taken(NamedTuple):
 
     options: Sequence[Declared]
     folder: str
+    targets: tuple[str, ...] = ()
 
 
 def taken(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
@@ -65,7 +67,11 @@ def taken(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
             f"its configuration {name}.yaml was not found: add the options that you set as NAME=VALUE"
         )
         return Taken((), "")
-    return Taken([*_groups(found, notes), *_leaves(found.values, "", notes)], found.folder)
+    return Taken(
+        [*_groups(found, notes), *_leaves(found.values, "", notes)],
+        found.folder,
+        tuple(found.targets),
+    )
 
 
 def _is_main(node: ast.expr) -> bool:
@@ -125,7 +131,7 @@ def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterato
     """The single values of a configuration, by their path."""
     for key, value in values.items():
         path = f"{above}{key}"
-        if path in ("defaults", "hydra"):
+        if path in ("defaults", "hydra") or key == "_target_":
             continue
         if isinstance(value, dict):
             yield from _leaves(value, f"{path}.", notes)
@@ -139,6 +145,19 @@ def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterato
             )
         else:
             notes.append(f"{path} is left to what the configuration says: it is no single value")
+
+
+def targets_of(value: Tree) -> Iterator[str]:
+    """What `_target_` names anywhere in a configuration."""
+    if isinstance(value, list):
+        for each in value:
+            yield from targets_of(each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if key == "_target_" and isinstance(each, str):
+                yield each
+            else:
+                yield from targets_of(each)
 
 
 def _name(path: str) -> str:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from ..language.python_reader import of_tree
 from . import script_hydra
 from .script_declared import Declared, declared, text_of
+from .script_defaults import Defaults
+from .script_globals import of_globals
+from .script_printed import printed
 
-Role = Literal["value", "input", "output", "state", "resume"]
+Role = Literal["value", "input", "output", "state", "resume", "off"]
+"""`off`: it has no value unless a caller gives one, and what it makes is not made then."""
 
 Type = Literal["string", "integer", "number", "boolean"]
 
@@ -36,7 +40,16 @@ _READERS: Final = frozenset(
         "from_file",
         "from_pretrained",
     }
-    | {"load_dataset", "load_from_disk", "imread", "ImageFolder", "read_text", "read_bytes"}
+    | {
+        "memmap",
+        "fromfile",
+        "load_dataset",
+        "load_from_disk",
+        "imread",
+        "ImageFolder",
+        "read_text",
+        "read_bytes",
+    }
 )
 _LISTERS: Final = frozenset(
     {
@@ -146,6 +159,8 @@ class Option:
     folder: bool = False
     model: bool = False
     pattern: str = ""  # of what is written below it, for state
+    guessed: bool = False  # whether its name alone says what it is for
+    empty: bool = False  # whether it has no value, or an empty one, by default
 
     @property
     def words(self) -> frozenset[str]:
@@ -166,6 +181,8 @@ class Script:
     doc: str = ""
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # of its command, before the options
+    targets: tuple[str, ...] = ()  # dotted names of classes that its configuration names
+    unwritten: tuple[str, ...] = ()  # paths in its text that it does not write by default
 
 
 def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> Script:
@@ -176,14 +193,14 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     hydra = script_hydra.taken(tree, config, notes)
     named = [
         _of_declared(each)
-        for each in [*declared(tree, notes), *(hydra.options if hydra is not None else ())]
+        for each in [
+            *declared(tree, notes),
+            *of_globals(tree, notes),
+            *(hydra.options if hydra is not None else ()),
+        ]
     ]
     options += named
-    use = _Use(tree, {option.name for option in options})
-    use.aliases |= {
-        option.name: (option.name, False) for option in named
-    }  # parameters of a function
-    use.visit(tree)
+    use = _used(tree, options, {option.name for option in named})
     commands = [
         text_of(call.args[0])
         for call in _calls(tree)
@@ -193,8 +210,8 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
         notes.append(
             f"it has commands of its own ({', '.join(commands)}): put one behind the script in `run`, and keep only its options"
         )
-    if not options and hydra is None:
-        how = "sys.argv" if "sys.argv" in source else "fire" if "fire" in source else ""
+    if not options and hydra is None and not notes:
+        how = "sys.argv" if "sys.argv" in source else ""
         notes.append(
             f"it takes its options by {how}, which is not read here"
             if how
@@ -215,11 +232,35 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
             )
         ),
         writes=tuple(dict.fromkeys(use.texts_written)),
-        metrics="RECIPE_METRICS" in source or _printed(tree),
+        metrics="RECIPE_METRICS" in source or printed(tree),
         doc=(ast.get_docstring(tree) or "").strip().split("\n\n")[0].replace("\n", " "),
         notes=tuple(notes),
-        words=("hydra.run.dir=.",) if hydra is not None else (),
+        words=("hydra.run.dir=.",) if hydra is not None else _words(tree),
+        targets=hydra.targets if hydra is not None else (),
+        unwritten=tuple(dict.fromkeys(use.texts_off) - dict.fromkeys(use.texts_written).keys()),
     )
+
+
+def _words(tree: ast.Module) -> tuple[str, ...]:
+    """The command that stands before the options: `fit` of LightningCLI."""
+    for call in _calls(tree):
+        name = (
+            call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        )
+        if name == "LightningCLI" and not any(each.arg == "run" for each in call.keywords):
+            return ("fit",)
+    return ()
+
+
+def _used(tree: ast.Module, options: Sequence[Option], parameters: set[str]) -> _Use:
+    """What a script does with paths; `parameters` are options that are names of their own.  A function that nothing calls by default does nothing."""
+    idle: frozenset[str] = frozenset()
+    for _ in range(2):
+        use = _Use(tree, options, idle)
+        use.aliases |= {name: (name, False) for name in parameters}
+        use.visit(tree)
+        idle = frozenset(use.called_off - use.called)
+    return use
 
 
 def _is_method(call: ast.Call, name: str) -> bool:
@@ -302,7 +343,12 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
         required=required,
         many=many not in ("", "None", "'?'"),
         choices=named,
+        empty=not required and _is_empty(default),
     )
+
+
+def _is_empty(default: ast.AST | None) -> bool:
+    return default is None or (isinstance(default, ast.Constant) and default.value in (None, ""))
 
 
 def _of_declared(each: Declared) -> Option:
@@ -329,6 +375,7 @@ def _of_declared(each: Declared) -> Option:
         option,
         type="boolean" if each.type == "bool" else _TYPES.get(each.type, "string"),
         default=default,
+        empty=not each.required and _is_empty(each.default),
     )
 
 
@@ -363,6 +410,7 @@ def _plain(node: ast.AST | None) -> str | None:
 class _Touched:
     read: bool = False
     written: bool = False
+    made: bool = False  # written whatever the caller gives
     folder: bool = False
     model: bool = False
     patterns: list[str] = field(default_factory=list)
@@ -371,8 +419,14 @@ class _Touched:
 class _Use(ast.NodeVisitor):
     """What is done with each path: of options by name, and of those that stand in the text."""
 
-    def __init__(self, tree: ast.AST, names: set[str]) -> None:
-        self.names = names
+    def __init__(self, tree: ast.AST, options: Sequence[Option], idle: Set[str]) -> None:
+        self.names = {option.name for option in options}
+        self.defaults = Defaults(options, self._base)
+        self.asked: set[str] = set()
+        """Options that a condition asks about."""
+        self.called, self.called_off = set[str](), set[str]()
+        self.texts_off: list[str] = []
+        self._idle, self._off = idle, 0  # in how many conditions we are that do not hold by default
         self.done: dict[str, _Touched] = {}
         self.once = _assigned_once(tree)
         self.aliases: dict[str, tuple[Any, bool]] = {}
@@ -381,6 +435,22 @@ class _Use(ast.NodeVisitor):
         ] = {}  # how the path that a name stands for is put together
         self.texts_read: list[str] = []
         self.texts_written: list[str] = []
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        self.asked |= self.defaults.named(node.test)
+        holds = self.defaults.holds(node.test)
+        for body, off in ((node.body, holds is False), (node.orelse, holds is True)):
+            self._off += off
+            for each in body:
+                self.visit(each)
+            self._off -= off
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        off = node.name in self._idle
+        self._off += off
+        self.generic_visit(node)
+        self._off -= off
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
@@ -397,6 +467,7 @@ class _Use(ast.NodeVisitor):
             if (
                 base is not None
                 and (name := _dotted(target))
+                and name not in self.names
                 and (name in self.once or not isinstance(base[0], ast.Constant))
             ):
                 self.aliases[name] = base
@@ -412,6 +483,7 @@ class _Use(ast.NodeVisitor):
             if isinstance(func, ast.Name)
             else ""
         )
+        (self.called_off if self._off else self.called).add(word)
         owner = (
             func.value
             if isinstance(func, ast.Attribute) and self._base(func.value) is not None
@@ -467,11 +539,12 @@ class _Use(ast.NodeVisitor):
             if reads:
                 self.texts_read.append(path + folder)
             elif writes:
-                self.texts_written.append(path + folder)
+                (self.texts_off if self._off else self.texts_written).append(path + folder)
             return
         touched = self.done.setdefault(origin, _Touched())
         touched.read |= reads
         touched.written |= writes
+        touched.made |= writes and not self._off
         touched.folder |= below or word in _LISTERS or word in _MAKERS
         touched.model |= word == "from_pretrained"
         place = self.written.get(_dotted(place), place)
@@ -533,8 +606,12 @@ class _Use(ast.NodeVisitor):
         base = self._base(node)
         if base is None or not isinstance(base[0], ast.Constant):
             return (base[0], True) if base is not None else None
+        if base[1]:
+            return base  # what is below it changes
         folder, texts = str(base[0].value).rstrip("/"), [text_of(part).strip("/") for part in parts]
-        return ast.Constant("/".join([folder, *texts]) if all(texts) else f"{folder}/"), False
+        if all(texts):
+            return ast.Constant("/".join([folder, *texts])), False
+        return ast.Constant(f"{folder}/"), True
 
 
 def _assigned_once(tree: ast.AST) -> set[str]:
@@ -585,7 +662,7 @@ def _with_role(option: Option, use: _Use) -> Option:
     touched = use.done.get(option.name, _Touched())
     folder = touched.folder or bool(words & {"dir", "folder", "directory"})
     known = touched.read or touched.written
-    if _RESUME.fullmatch(name):
+    if _RESUME.fullmatch(name) and not option.default:
         return replace(option, role="resume")
     saved = next((each for each in touched.patterns if _STATE.match(each)), "")
     if saved or (_STATE.fullmatch(name) and (touched.written or (not known and folder))):
@@ -593,7 +670,11 @@ def _with_role(option: Option, use: _Use) -> Option:
             option, role="state", folder=True, pattern=saved or next(iter(touched.patterns), "")
         )
     if touched.written or (not known and words & _OUTPUT_WORDS):
-        return replace(option, role="output", folder=folder)
+        # One without a value that a condition asks about, or of which nothing is known, is switched on by its value.
+        unknown = not known and not words & {"out", "output", "outputs"}
+        off = option.empty and (option.name in use.asked or unknown)
+        made: Role = "off" if off or (touched.written and not touched.made) else "output"
+        return replace(option, role=made, folder=folder)
     if touched.model or (
         not known and name in ("model", "base", "base_model", "model_name_or_path", "pretrained")
     ):
@@ -601,90 +682,10 @@ def _with_role(option: Option, use: _Use) -> Option:
     if touched.read or (
         words & _DATA_WORDS and words & {"data", "dataset", "dir", "path", "file", "folder"}
     ):
-        return replace(option, role="input", folder=folder or bool(words & _DATA_WORDS))
+        return replace(
+            option,
+            role="input",
+            folder=folder or bool(words & _DATA_WORDS),
+            guessed=not touched.read and not words & {"dir", "path", "file", "folder"},
+        )
     return option
-
-
-# -- what it prints ---------------------------------------------------------------------------------------------------------------------------------
-
-_MEASURE: Final = re.compile(r"loss|acc|perplexity|ppl|score|f1|bleu|error|reward")
-_NUMBER: Final = r"[-+.\deE]+|nan|-?inf"
-
-
-def _printed(tree: ast.AST) -> str | bool:
-    """A pattern for the line with a loss that a script prints; False where it prints none that can be read."""
-    best: tuple[int, str] = (0, "")
-    for call in _calls(tree):
-        word = (
-            call.func.id
-            if isinstance(call.func, ast.Name)
-            else call.func.attr
-            if isinstance(call.func, ast.Attribute)
-            else ""
-        )
-        if word not in ("print", "info", "write"):
-            continue
-        parts = [
-            piece
-            for n, arg in enumerate(call.args)
-            for piece in ([" "] if n else []) + _pieces(arg)
-        ]
-        pattern, names = _as_pattern(parts)
-        if any("loss" in name for name in names) and len(names) > best[0]:
-            best = (len(names), pattern)
-    return best[1] or False
-
-
-def _pieces(node: ast.expr) -> list[str | ast.expr]:
-    if isinstance(node, ast.Constant):
-        return [str(node.value)]
-    if isinstance(node, ast.JoinedStr):
-        return [
-            str(part.value) if isinstance(part, ast.Constant) else part.value
-            for part in node.values
-            if isinstance(part, (ast.Constant, ast.FormattedValue))
-        ]
-    return [node]
-
-
-def _as_pattern(parts: list[str | ast.expr]) -> tuple[str, list[str]]:
-    pattern, names, before = "", [], ""
-    for part in parts:
-        if isinstance(part, str):
-            before = part
-            pattern += r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", part))
-            continue
-        called, label = (
-            _called(part).lower(),
-            next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower(),
-        )
-        # `val_loss {val}` reports val_loss; `step {step} of {steps}` reports no `of`.
-        name = (
-            label
-            if not called
-            or called in label.split("_")
-            or label in ("step", "epoch")
-            or _MEASURE.search(label)
-            else called
-        )
-        if name and name not in names:
-            names.append(name)
-            number = r"\d+" if name in ("step", "epoch") else _NUMBER
-            pattern += rf"\s*(?P<{name}>{number})"
-        else:
-            pattern += r"\s*\S+"
-    return re.sub(r"(\\s\*)+", r"\\s*", pattern).removeprefix(r"\s*").removesuffix(r"\s*"), names
-
-
-def _called(node: ast.expr) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("item", "mean", "get_last_lr")
-    ):
-        return _called(node.func.value)
-    return ""

@@ -175,25 +175,22 @@ def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value
 
     Raises Invalid where one line takes more than `PATIENCE` seconds.
     """
-    read = reader(pattern)
     with open_regular(log) as file:
-        for line in _lines(file, masker):
-            try:
-                found = read(line)
-            except TimeoutError:
-                message = f"the metrics pattern `{pattern}` takes more than {PATIENCE:g} s for one line of the log"
-                raise Invalid(
-                    [
-                        Problem(
-                            "pattern-too-slow",
-                            message,
-                            None,
-                            "write it without a repetition inside a repetition",
-                        )
-                    ]
-                ) from None
-            if found:
-                yield found
+        yield from matched(_lines(file, masker), pattern)
+
+
+def matched(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Value]]:
+    """The same of lines that are masked; a bar of tqdm writes many over each other, with `\\r` between.  Raises Invalid."""
+    read = reader(pattern)
+    for line in (piece for whole in lines for piece in whole.split(b"\r")):
+        try:
+            found = read(line)
+        except TimeoutError:
+            message = f"the metrics pattern `{pattern}` takes more than {PATIENCE:g} s for one line of the log"
+            fix = "write it without a repetition inside a repetition"
+            raise Invalid([Problem("pattern-too-slow", message, None, fix)]) from None
+        if found:
+            yield found
 
 
 def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:

@@ -89,6 +89,11 @@ def bring(ws: Workspace, run: str, path: Path) -> None:
         ws.write(path, data)
 
 
+def printed(ws: Workspace, run: str, step: str, number: int) -> bytes:
+    """What an attempt on another machine has printed, masked."""
+    return Rows(ws, run, ws.kept(run, step, number, "").name, "log").whole()
+
+
 def so_far(
     ws: Workspace, run: str, step: str, number: int, path: Path
 ) -> Sequence[dict[str, metrics.Value]]:

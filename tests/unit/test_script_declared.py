@@ -81,6 +81,7 @@ def test_the_fields_of_dataclasses_are_the_options_of_hf_argument_parser() -> No
         "packing",
         "shuffle",
         "betas",
+        "output_dir",
     ]
     data, rate = found["dataset_path"], found["learning_rate"]
     assert (data.flag, data.required, data.role, data.help) == (
@@ -102,7 +103,7 @@ def test_the_fields_of_dataclasses_are_the_options_of_hf_argument_parser() -> No
     )
     notes = " ".join(scripts.read(HF).notes)
     assert (
-        "TrainingArguments are declared elsewhere" in notes
+        "of the options of TrainingArguments only --output_dir is here" in notes
         and "hooks is left to its default" in notes
     )
 

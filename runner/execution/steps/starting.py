@@ -252,6 +252,8 @@ def shown(work: Work, id: str, name: str, spec: StepSpec) -> dict[str, object]:
     data: dict[str, object] = {"log": log, "attempt": work.commits.tries(id)}
     if spec.metrics is not None and spec.metrics.in_environment:
         data["metrics"] = log[:-4] + ".metrics"
+    elif spec.metrics is not None and spec.metrics.pattern:
+        data["pattern"] = spec.metrics.pattern
     # Names, so that a reader of the raw log can mask it.
     hidden = [secret.source for secret in spec.secrets if work.ws.environ.get(secret.source)]
     hidden += [name for name in spec.pass_env if tokenlike(name, work.ws.environ.get(name, ""))]

@@ -102,6 +102,8 @@ class _Reports:
                 data = file.read(MOST)
         except OSError:
             return False
+        if self._pattern is not None:
+            data = data.replace(b"\r", b"\n")  # a bar of tqdm writes its lines over each other
         whole, newline, _ = data.rpartition(b"\n")
         if not newline:
             # Of a line that is longer than any that means something, the end is looked for.

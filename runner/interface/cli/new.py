@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -207,6 +208,7 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
     """A recipe around a script.  Raises NotFound, Invalid."""
     from dataclasses import replace
 
+    from ...language.imports import Start
     from ...survey.imports import followed, syntax_of, way_to_start
     from .. import drafting
 
@@ -234,7 +236,9 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
         )
     read, path = _read(source, home), source.relative_to(home).as_posix()
     start, folders = way_to_start(str(home), path)
-    needed = followed(str(home), [start], folders, syntax_of)
+    modules = {_module(home, folders, each) for each in read.targets} - {""}
+    starts = [start, *(Start("module", each) for each in sorted(modules))]
+    needed = followed(str(home), starts, folders, syntax_of)
     imports = [
         name
         for file in needed.files
@@ -256,10 +260,20 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
     return made
 
 
+def _module(home: Path, folders: Sequence[str], target: str) -> str:
+    """The module below `home` that a dotted name leads into; empty for one of a package."""
+    parts = target.split(".")
+    for n in range(len(parts), 0, -1):
+        path = "/".join(parts[:n])
+        if any((home / folder / f"{path}.py").is_file() for folder in ("", *folders)):
+            return ".".join(parts[:n])
+    return ""
+
+
 def _config(home: Path, script: Path, folder: str, name: str) -> Config | None:
     """A configuration of Hydra, as it is below `home`."""
     from ...language import document
-    from ..script_hydra import Config
+    from ..script_hydra import Config, targets_of
 
     place = Path(os.path.abspath(script.parent / folder))
     if not place.is_relative_to(home) or not (file := place / f"{name}.yaml").is_file():
@@ -270,8 +284,13 @@ def _config(home: Path, script: Path, folder: str, name: str) -> Config | None:
         for each in place.iterdir()
         if each.is_dir()
     }
+    found = (document.read(each).value for each in sorted(place.rglob("*.yaml")))
+    targets = dict.fromkeys(target for each in found for target in targets_of(each))
     return Config(
-        place.relative_to(home).as_posix(), values if isinstance(values, dict) else {}, groups
+        place.relative_to(home).as_posix(),
+        values if isinstance(values, dict) else {},
+        groups,
+        tuple(targets),
     )
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 FEW = 20
+SOME = 3
+"""Numbers of a running step that are shown."""
 _PACE = ("step", "total", "percent", "eta")
 """How a sample of a machine calls how far the step is: that is the view's to say."""
 
@@ -62,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
                     f"running: {row['run']} {shown(row['recipe'])}, {since} (recipe logs {row['run']} -f)"
                 )
                 for id, sample in row["steps"].items():
-                    print(f"  {named(id)}: {pulse(sample)}")
+                    print(
+                        f"  {named(id)}: {', '.join([pulse(sample), *_told(row, id)]).lstrip(', ')}"
+                    )
                 for link in row["links"]:
                     print(f"  {named(link['step'])}: {shown(link['name'])} {shown(link['to'])}")
             for row in queued:
@@ -106,6 +110,8 @@ class Begun(TypedDict):
     progress: ProgressOverview
     steps: dict[str, dict[str, float]]
     """Of each step that runs: how far it is, and, from 5 seconds on, what its machine has to do."""
+    numbers: dict[str, dict[str, float]]
+    """Of each step that runs: the other numbers that it reported last."""
     usd: float  # what its machines cost so far
     links: list[dict[str, str]]
     """Where else the numbers of its steps can be looked at."""
@@ -215,6 +221,11 @@ def _run(
         "state": view.word,
         "progress": {"step": step, "total": total, "percent": percent, "eta": eta},
         "steps": steps or {},
+        "numbers": {
+            id: dict(each.training.values)
+            for id, each in view.steps.items()
+            if steps is not None and id in steps and each.training is not None
+        },
         "usd": usd,
         "links": found or [],
     }
@@ -236,7 +247,7 @@ def _seen(ws: Workspace, view: RunView) -> dict[str, dict[str, float]]:
             pace = (training.step, training.total, training.percent, training.eta)
             known = zip(_PACE, pace, strict=True)
             sample = {name: value for name, value in known if value is not None} | sample
-        if sample:
+        if sample or (training is not None and training.values):
             found[part.step] = sample
     return found
 
@@ -256,6 +267,13 @@ def pulse(sample: Mapping[str, float]) -> str:
     if "eta" in sample:
         said.append(f"ETA {span(sample['eta'])}")
     return ", ".join(filter(None, [*said, words(sample)]))
+
+
+def _told(row: Begun, step: str) -> list[str]:
+    """The first numbers that a step reported last."""
+    return [
+        f"{name} {value:.4g}" for name, value in list(row["numbers"].get(step, {}).items())[:SOME]
+    ]
 
 
 def _far(row: Begun) -> str:

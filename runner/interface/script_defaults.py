@@ -1,0 +1,102 @@
+"""What holds in a training script when a caller gives nothing: conditions over the defaults of its options.  From syntax alone."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+_SIGNS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], object]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+
+
+class Given(Protocol):
+    """What is read of an option."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def default(self) -> str | None: ...
+    @property
+    def empty(self) -> bool: ...
+    @property
+    def required(self) -> bool: ...
+
+
+class _Unknown(Exception):
+    """That depends on what runs."""
+
+
+class Defaults:
+    """The values of options that nobody gave.  `option_of` says which option an expression is, as (name, whether it is below it)."""
+
+    def __init__(
+        self, options: Iterable[Given], option_of: Callable[[ast.expr], tuple[Any, bool] | None]
+    ) -> None:
+        self._option_of = option_of
+        self._known: dict[str, object] = {}
+        for option in options:
+            if option.default:
+                self._known[option.name] = ast.literal_eval(option.default)
+            elif option.empty:
+                self._known[option.name] = None
+
+    def holds(self, test: ast.expr) -> bool | None:
+        """Whether a condition holds; None where that is not known."""
+        try:
+            return bool(self._value(test))
+        except (_Unknown, TypeError):
+            return None
+
+    def named(self, test: ast.expr) -> set[str]:
+        """The options that a condition asks about."""
+        found = (self._name(node) for node in ast.walk(test) if isinstance(node, ast.expr))
+        return {name for name in found if name}
+
+    def _name(self, node: ast.expr) -> str:
+        base = self._option_of(node) if isinstance(node, (ast.Attribute, ast.Name)) else None
+        return base[0] if base is not None and isinstance(base[0], str) and not base[1] else ""
+
+    def _value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if name := self._name(node):
+            if name in self._known:
+                return self._known[name]
+            raise _Unknown
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not self._value(node.operand)
+        if isinstance(node, ast.BoolOp):
+            return self._either(node)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _SIGNS:
+            return _SIGNS[type(node.ops[0])](
+                self._value(node.left), self._value(node.comparators[0])
+            )
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("len", "bool")
+            and len(node.args) == 1
+        ):
+            value = self._value(node.args[0])
+            return bool(value) if node.func.id == "bool" else len(value or "")
+        raise _Unknown
+
+    def _either(self, node: ast.BoolOp) -> bool:
+        """`and` is false with one false part, `or` true with one true part, whatever the others are."""
+        decides = isinstance(node.op, ast.Or)
+        found = [self.holds(each) for each in node.values]
+        if decides in found:
+            return decides
+        if None in found:
+            raise _Unknown
+        return not decides

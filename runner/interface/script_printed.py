@@ -1,0 +1,218 @@
+"""The line with a loss that a training script prints: print and logging, f-strings, `.format`, `%`, and what tqdm shows.  From syntax alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+from collections.abc import Iterator
+from typing import Final
+
+from .script_declared import text_of
+
+_MEASURE: Final = re.compile(r"loss|acc|perplexity|ppl|score|f1|bleu|error|reward")
+_NUMBER: Final = r"[-+.\deE]+|nan|-?inf"
+_PRINTERS: Final = frozenset({"print", "info", "debug", "warning", "log", "write", "print_rank_0"})
+_BARS: Final = frozenset({"set_description", "set_description_str", "set_postfix_str"})
+_OLD: Final = re.compile(r"%(?:\((\w+)\))?[-+ #0]*(?:\*|\d+)?(?:\.\d+)?([diouxXeEfFgGcrs%])")
+_TRAINERS: Final = frozenset({"Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer"})
+
+_Piece = str | ast.expr
+
+
+def printed(tree: ast.AST) -> str | bool:
+    """A pattern for the line with a loss that a script prints; False where it prints none that can be read."""
+    best: tuple[int, str] = (0, "")
+    for pieces in _lines(tree):
+        pattern, names = _as_pattern(pieces)
+        if any("loss" in name for name in names) and len(names) > best[0]:
+            best = (len(names), pattern)
+    if not best[1] and any(_word(call.func) in _TRAINERS for call in _calls(tree)):
+        return rf"'loss': '?(?P<loss>{_NUMBER})"  # as the trainers of transformers print it
+    return best[1] or False
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def _word(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _lines(tree: ast.AST) -> Iterator[list[_Piece]]:
+    """What each call shows, as texts and what is put between them."""
+    texts = _named_texts(tree)
+    for call in _calls(tree):
+        word = _word(call.func)
+        if word in _PRINTERS or word in _BARS:
+            args = call.args
+            if word == "log" and len(args) > 1 and not text_of(args[0]):
+                args = args[1:]  # logging.log(level, text, …)
+            yield _shown(args, texts)
+        elif word == "set_postfix":
+            yield _postfix(call)
+
+
+def _named_texts(tree: ast.AST) -> dict[str, ast.expr]:
+    """Names of texts that are put together before they are printed: `line = f"loss {loss}"`, assigned once."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name):
+                found.setdefault(target.id, []).append(node.value)
+    return {
+        name: values[0]
+        for name, values in found.items()
+        if len(values) == 1 and _pieces(values[0], {}) != [values[0]]
+    }
+
+
+def _shown(args: list[ast.expr], texts: dict[str, ast.expr]) -> list[_Piece]:
+    if args and len(args) > 1 and _OLD.search(text := text_of(args[0])):
+        return _old(text, args[1:])  # as logging puts it together
+    return [
+        piece for n, arg in enumerate(args) for piece in ([" "] if n else []) + _pieces(arg, texts)
+    ]
+
+
+def _postfix(call: ast.Call) -> list[_Piece]:
+    """As tqdm writes it: `loss=0.25, lr=0.001`."""
+    names = sorted(each.arg for each in call.keywords if each.arg not in (None, "refresh"))
+    if call.args and isinstance(call.args[0], ast.Dict):
+        names = [*map(text_of, call.args[0].keys), *names]  # in its order, then keywords sorted
+    return [
+        piece
+        for n, name in enumerate(filter(None, names))
+        for piece in (", " if n else "", f"{name}=", ast.Name(name))
+    ]
+
+
+def _pieces(node: ast.expr, texts: dict[str, ast.expr]) -> list[_Piece]:
+    """A text as its parts: what stands in it, and the values between."""
+    if isinstance(node, ast.Name) and node.id in texts:
+        return _pieces(texts[node.id], {})
+    if isinstance(node, ast.Constant):
+        return [str(node.value)]
+    if isinstance(node, ast.JoinedStr):
+        return [
+            str(part.value) if isinstance(part, ast.Constant) else part.value
+            for part in node.values
+            if isinstance(part, (ast.Constant, ast.FormattedValue))
+        ]
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "format"
+        and (text := text_of(node.func.value))
+    ):
+        return _formatted(text, node)
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, ast.Mod) and (text := text_of(node.left)):
+            right = node.right
+            return _old(text, right.elts if isinstance(right, ast.Tuple) else [right])
+        if isinstance(node.op, ast.Add):
+            left, right_pieces = _pieces(node.left, texts), _pieces(node.right, texts)
+            if left != [node.left] or right_pieces != [node.right]:
+                return left + right_pieces
+    if isinstance(node, ast.Call) and _word(node.func) == "str" and len(node.args) == 1:
+        return [node.args[0]]
+    return [node]
+
+
+def _formatted(text: str, call: ast.Call) -> list[_Piece]:
+    """The parts of `text.format(…)`."""
+    named = {each.arg: each.value for each in call.keywords if each.arg}
+    pieces: list[_Piece] = []
+    count = 0
+    try:
+        for before, name, _, _ in string.Formatter().parse(text):
+            pieces.append(before)
+            if name is None:
+                continue
+            head = re.split(r"[.\[]", name)[0]
+            if not head:
+                head, count = str(count), count + 1
+            if head.isdecimal():
+                value = call.args[int(head)] if int(head) < len(call.args) else ast.Constant("")
+                pieces.append(value if not isinstance(value, ast.Starred) else ast.Name(""))
+            else:
+                pieces.append(named.get(head, ast.Name(head)))
+    except ValueError:
+        return [call]
+    return pieces
+
+
+def _old(text: str, values: list[ast.expr]) -> list[_Piece]:
+    """The parts of `text % values`."""
+    pieces: list[_Piece] = []
+    end = count = 0
+    pairs = {}
+    if len(values) == 1 and isinstance(values[0], ast.Dict):
+        given = values[0]
+        pairs = {text_of(key): value for key, value in zip(given.keys, given.values, strict=True)}
+    for found in _OLD.finditer(text):
+        pieces.append(text[end : found.start()])
+        end = found.end()
+        if found[2] == "%":
+            pieces.append("%")
+        elif found[1]:
+            pieces.append(pairs.get(found[1], ast.Name(found[1])))
+        else:
+            pieces.append(values[count] if count < len(values) else ast.Name(""))
+            count += 1
+    return [*pieces, text[end:]]
+
+
+def _as_pattern(parts: list[_Piece]) -> tuple[str, list[str]]:
+    pattern, names, before = "", list[str](), ""
+    parts = [part for part in parts if part != ""]
+    for n, part in enumerate(parts):
+        if isinstance(part, str):
+            before = part
+            pattern += r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", part))
+            continue
+        called, label = (
+            _called(part).lower(),
+            next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower(),
+        )
+        # `val_loss {val}` reports val_loss; `step {step} of {steps}` reports no `of`.
+        name = (
+            label
+            if not called
+            or called in label.split("_")
+            or label in ("step", "epoch")
+            or _MEASURE.search(label)
+            else called
+        )
+        after = parts[n + 1] if n + 1 < len(parts) else ""
+        # Of `9/10` neither is a measure, and `ms/batch 5` reports no batch.
+        counted = isinstance(after, str) and after.lstrip().startswith("/")
+        of = before.rstrip().endswith("/") or re.search(r"/\w+\W*$", before) is not None
+        measured = name in ("step", "epoch") or not (counted or of)
+        if name.isidentifier() and len(name) > 1 and name not in names and measured:
+            names.append(name)
+            number = r"\d+" if name in ("step", "epoch") else _NUMBER
+            pattern += rf"\s*(?P<{name}>{number})"
+            before = ""
+        else:
+            pattern += r"\s*\S+?" if isinstance(after, str) and after[:1].strip() else r"\s*\S+"
+    return re.sub(r"(\\s\*)+", r"\\s*", pattern).removeprefix(r"\s*").removesuffix(r"\s*"), names
+
+
+def _called(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in (
+            "item", "mean", "get_last_lr", "detach", "cpu",
+        ):  # fmt: skip
+            return _called(node.func.value)
+        if _word(node.func) in ("float", "round") and node.args:
+            return _called(node.args[0])
+    return ""
