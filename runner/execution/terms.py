@@ -96,6 +96,8 @@ class Overview(NamedTuple):
     """How many steps a training takes, by the step's id; None where its inputs do not say."""
     pattern: Callable[[str], str | None] = lambda id: None
     """By which pattern a step's metrics are read from its log, by the step's id; None where they are not."""
+    trains: str = ""
+    """The step that trains, without its instances; empty where none does."""
 
 
 class Summary(NamedTuple):

@@ -24,12 +24,14 @@ from ..hosts.link.local_agents import note_claim
 from ..hosts.pool import HostPool
 from ..logs import Log, mask
 from ..planning.halving import Goal
+from ..planning.ids import bare
 from ..planning.judge import FRESH
 from ..planning.schedule import Move
 from ..planning.secret_values import all_given, of_addresses
 from ..secrets import Masker
 from ..storage.content.files import no_space
 from ..storage.records.runs import Requested, RunState
+from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.empty_globs import empty_warnings
@@ -345,8 +347,10 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     total, fresh = sizes(found)
     remember(ws, found)
-    if not begins.resumed:
-        run_graph.remember(ws, begins.id, found)
+    if begins.resumed:
+        graph = recall(ws.home, begins.id)
+    else:
+        graph = run_graph.remember(ws, begins.id, found)
     expected = ws.store.index.expected(recipe, ids)
     _log.info(
         "run %s %s: %d steps, %d at once",
@@ -375,6 +379,7 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
             command=partial(_typed, found),
             steps=partial(steps_of, found),
             pattern=partial(pattern_of, found),
+            trains=bare(graph.trains) if graph is not None else "",
         )
     )
     tell(ws, listener)

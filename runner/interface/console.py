@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
+from ..planning.run_view import WEIGHED, Progress, Standing, StepView, Training, moved, progress_of
 from ..secrets import Masker
 from .tail import LogTail, MetricsTail, canvas, fit, lines, named, shown, span, width
 
@@ -198,7 +199,7 @@ class Live(_Hears):
             (getattr(err, "encoding", None) or "").lower().replace("-", "").startswith("utf")
         )
         self._story = _Story(verbose, commands, clock)
-        self._forecast = _Forecast((), {})
+        self._far = _Far()
         self._rows: dict[str, _Row] = {}
         self._above: list[Line] = []
         self._logged: deque[str] = deque()  # from any thread
@@ -209,7 +210,7 @@ class Live(_Hears):
 
     def begin(self, overview: Overview) -> None:
         self._story.begin(overview)
-        self._forecast = _Forecast(overview.to_run, overview.expected)
+        self._far = _Far(overview)
         self._polled = self._redrawn = self._begun = self._clock()
         self._dirty = True
 
@@ -219,13 +220,11 @@ class Live(_Hears):
         for event in batch:
             if event.subject != "step":
                 continue
-            if event.before == "RUNNING":
+            if self._far.hear(event).state != "RUNNING":
                 self._rows.pop(event.id, None)
-            if event.after == "RUNNING":
-                self._rows[event.id] = _Row(
-                    event, self._story, self._forecast.expected.get(event.id), now
-                )
-            self._forecast.hear(event.id, event.after in _FINAL)
+            elif event.before != "RUNNING":
+                expected = self._far.expected.get(event.id)
+                self._rows[event.id] = _Row(event, self._story, expected, now)
         self._dirty = True
         self._refresh(now)
 
@@ -262,7 +261,6 @@ class Live(_Hears):
         if since < _POLL - _SLACK:
             return
         self._polled = now
-        self._forecast.watch(len(self._rows), since)
         _, height = self._size()
         changed = self._dirty
         for row in islice(self._rows.values(), max(height, 1)):
@@ -312,14 +310,11 @@ class Live(_Hears):
         if story.failed:
             marks.append((f"  {story.failed} failed", "bad"))
         marks.append((f"  {span(now - self._begun)}", ""))
-        left = self._forecast.left(self._rows.values(), now)
+        _, _, percent, left = self._far.progress(self._rows, story.total, now)
+        if percent is not None and percent >= 1:
+            marks.append((f"  {percent:.0f}%", "good"))
         if left is not None and left >= 1:
-            marks.append(
-                (
-                    f"  {(now - self._begun) / (now - self._begun + left):.0%}  ETA {span(left)}",
-                    "good",
-                )
-            )
+            marks.append((f"  ETA {span(left)}", "good"))
         size = min(_BAR, room - sum(width(text) for text, _ in marks) - 3)
         if size < 5:
             return marks
@@ -373,6 +368,17 @@ class _Row:
         changed = self._log.poll() | self._host.poll(now)
         return (self._metrics is not None and self._metrics.poll(now)) or changed
 
+    def elapsed(self, now: float) -> float:
+        """Seconds since it began."""
+        return now - self._started
+
+    def training(self, now: float) -> Training:
+        """What it reports."""
+        tail = self._metrics
+        if tail is None:
+            return Training()
+        return Training(tail.values.get("step"), tail.total, tail.left(now))
+
     def left(self, now: float) -> float | None:
         """Seconds until this step ends: what its metrics say, else what it took before."""
         left = self._metrics.left(now) if self._metrics else None
@@ -407,39 +413,43 @@ class _Row:
         return said
 
 
-class _Forecast:
-    """When a run will end, judged by what its steps took before.  Says nothing rather than guess for a step that it knows nothing of."""
+class _Far:
+    """How far a run is, by the moves that were heard and by what its running steps report."""
 
-    def __init__(self, to_run: Iterable[str], expected: Mapping[str, float]) -> None:
-        self.expected = expected
-        self._open = set(to_run)
-        self._busy = 0.0
-        self._watched = 0.0
+    def __init__(self, overview: Overview | None = None) -> None:
+        to_run = overview.to_run if overview is not None else ()
+        self.steps = {id: StepView(id) for id in to_run}
+        self.expected = overview.expected if overview is not None else {}
+        self._fresh = overview.fresh if overview is not None else 0
+        self._trains = overview.trains if overview is not None else ""
+        self._found = Progress(0, None, None, None)
+        self._due = 0.0
 
-    def hear(self, id: str, is_final: bool) -> None:
-        if is_final:
-            self._open.discard(id)
-        else:  # it may run again, or be an instance that a matrix has become
-            self._open.add(id)
+    def hear(self, event: Event) -> StepView:
+        """What the step of a move is after it."""
+        step = moved(self.steps.get(event.id) or StepView(event.id), event)
+        self.steps[event.id] = step
+        return step
 
-    def watch(self, running: int, seconds: float) -> None:
-        """How many steps ran at once is how many will: the shape of the plan and the number of jobs are both in it."""
-        self._busy += running * seconds
-        self._watched += seconds
-
-    def left(self, rows: Iterable[_Row], now: float) -> float | None:
-        known = [self.expected[id] for id in self._open if id in self.expected]
-        unknown, total, longest = len(self._open) - len(known), sum(known), 0.0
-        for row in rows:
-            left = row.left(now)
-            if left is None:
-                return None
-            unknown -= row.expected is None
-            total += left - (row.expected or 0.0)
-            longest = max(longest, left)
-        if unknown > 0:
-            return None
-        return max(longest, total / max(1.0, self._busy / self._watched if self._watched else 1.0))
+    def progress(self, rows: Mapping[str, _Row], total: int, now: float) -> Progress:
+        """How far the run is; of a large one it is not counted anew for a second."""
+        if len(self.steps) > WEIGHED and now < self._due:
+            return self._found
+        self._due = now + 1.0
+        self._found = progress_of(
+            Standing(
+                "ACTIVE",
+                {id: step.state for id, step in self.steps.items()},
+                (),
+                total,
+                self.expected,
+                {id: row.elapsed(now) for id, row in rows.items()},
+                {id: row.training(now) for id, row in rows.items()},
+                {"FRESH": self._fresh} if self._fresh else {},
+                self._trains,
+            )
+        )
+        return self._found
 
 
 def _warnings(event: Event) -> list[Line]:

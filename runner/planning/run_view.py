@@ -18,6 +18,8 @@ from .schedule import BUSY, FINAL, State, word
 
 WELL: Final = frozenset({State.DONE, State.FRESH, State.SKIPPED})
 """States of a step that has ended and has not failed."""
+FREE: Final = frozenset({State.FRESH, State.SKIPPED})
+"""States of a step that takes no time."""
 ALMOST: Final = 99.9
 """Percent that a run shows at most before it has COMPLETED."""
 WEIGHED: Final = 500
@@ -602,7 +604,7 @@ def progress_of(run: Standing) -> Progress:
         return Progress(total or 0, total, 100.0, 0.0)
     left = _seconds_left(run)
     eta = 0.0 if over else _eta(run, left, total, ended)
-    return Progress(ended, total, _percent(run, total, restored), eta)
+    return Progress(ended, total, _percent(run, total), eta)
 
 
 def _restored(run: Standing) -> int:
@@ -614,20 +616,23 @@ def _restored(run: Standing) -> int:
     return restored
 
 
-def _percent(run: Standing, total: int | None, restored: int) -> float | None:
+def _percent(run: Standing, total: int | None) -> float | None:
+    """How much is done of what the run has to do: what was there before, and what is skipped, takes no time."""
     if not total:
         return None
-    parts = {id: _part(run, id, state) for id, state in run.states.items()}
+    parts = {id: _part(run, id, state) for id, state in run.states.items() if state not in FREE}
+    others = {state: number for state, number in run.others.items() if state not in FREE}
+    free = len(run.states) - len(parts) + sum(run.others.values()) - sum(others.values())
+    more = total - free - _restored(run) - len(parts)  # steps of which no more is known
     weights = {id: _weight(run, id) if total <= WEIGHED else 1.0 for id in parts}
     usual = _usual(run, weights)
-    well = restored + sum(number for state, number in run.others.items() if state in WELL)
-    whole = usual * (total - len(parts))
-    done = usual * well
+    whole = usual * more
+    done = usual * others.get(State.DONE, 0)
     for id, part in parts.items():
         weight = weights[id] or usual * (TENFOLD if bare(id) == run.trains else 1.0)
         whole += weight
         done += weight * part
-    return min(ALMOST, round(100 * done / whole, 1)) if whole else None
+    return min(ALMOST, round(100 * done / whole, 1)) if whole > 0 else 0.0
 
 
 def _usual(run: Standing, weights: Mapping[str, float]) -> float:

@@ -40,6 +40,8 @@ def folded(ws: Workspace, found: Survey) -> RunGraph:
     )
 
 
-def remember(ws: Workspace, run: str, found: Survey) -> None:
-    """Keep the graph of a run that begins."""
-    ws.write(file_of(ws.home, run), json.dumps(folded(ws, found)._asdict()).encode())
+def remember(ws: Workspace, run: str, found: Survey) -> RunGraph:
+    """Keep the graph of a run that begins, and answer it."""
+    graph = folded(ws, found)
+    ws.write(file_of(ws.home, run), json.dumps(graph._asdict()).encode())
+    return graph

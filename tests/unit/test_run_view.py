@@ -65,9 +65,9 @@ def test_a_run_that_failed_is_as_far_as_its_steps_that_ended_well(state: str) ->
     assert progress_of(run) == (2, 2, 50.0, 0.0)
 
 
-def test_restored_steps_are_counted_once() -> None:
+def test_restored_steps_are_counted_once_and_are_no_work() -> None:
     run = Standing("ACTIVE", {"data": "FRESH", "train": "RUNNING"}, fresh=["data", "eval"], total=3)
-    assert progress_of(run)[:3] == (2, 3, 66.7)
+    assert progress_of(run)[:3] == (2, 3, 0.0)
 
 
 RUNS = st.builds(
@@ -271,4 +271,4 @@ def test_a_large_run_is_as_far_by_the_number_of_its_steps() -> None:
 
 def test_a_run_whose_graph_is_elsewhere_counts_what_was_there_by_number() -> None:
     found = view(row(), [step("train", "RUNNING")], planned=Planned(total=3, unnamed=2))
-    assert found.progress[:3] == (2, 3, 66.7)
+    assert found.progress[:3] == (2, 3, 0.0)

@@ -20,11 +20,12 @@ HEAD: Final = "recipe: {name}@1\nsummary: A training between two steps.\n"
 TRAINS: Final = (
     HEAD
     + """\
+inputs: {{max_steps: {{type: integer, default: 10}}}}
 steps:
   data: {{run: 'echo {name} > {{{{ outputs.o }}}}', outputs: {{o: {name}-data.txt}}}}
   train:
     run: |
-      told=$(for n in 1 2 3 4 5 6; do echo "{{\\"step\\": $n, \\"max_steps\\": 10, \\"loss\\": 0.5}}"; done)
+      told=$(for n in 1 2 3 4 5 6; do echo "{{\\"step\\": $n, \\"max_steps\\": {{{{ inputs.max_steps }}}}, \\"loss\\": 0.5}}"; done)
       echo "$told" >> $RECIPE_METRICS
       echo '{{"warning": "two rows were cut"}}' >> $RECIPE_METRICS
       echo epoch 1
