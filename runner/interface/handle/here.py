@@ -20,7 +20,7 @@ from ...survey.rows import Rows
 from .. import views
 from ..logs import POLL, Part, Tail, available, missing, parts, tail_of
 from ..reported import reported
-from .core import Ask, AsyncPieces, Pieces, Reply, in_python
+from .core import EVENTS, Ask, AsyncPieces, Pieces, Reply, in_python
 
 _PIECE = 1 << 18
 _PAGE = 500
@@ -50,6 +50,8 @@ class Here:
                     return self._runs(ask.query)
                 case "GET", [run]:
                     return views.detail(self.ws, self.ws.store.runs.get(run))
+                case "GET", [run, "events"] if ask.headers.get("Accept") == EVENTS:
+                    return self._events(self.ws.store.runs.get(run).id, int(ask.query["after"]))
                 case "GET", [run, "events"]:
                     some = self.ws.store.runs.events(
                         self.ws.store.runs.get(run).id, int(ask.query["after"]), _PAGE
@@ -84,6 +86,22 @@ class Here:
             "runs": views.listed(self.ws, rows[:limit]),
             "next": rows[limit - 1].id if len(rows) > limit else None,
         }
+
+    def _events(self, run: str, after: int) -> Pieces:
+        """The events of a run as a stream, until it is over."""
+        while True:
+            # In this order: what is over has stored all before.
+            with self._lock:
+                over = self.ws.store.runs.get(run).state in FINAL
+                some = self.ws.store.runs.events(run, after, _PAGE)
+            for event in some:
+                after = event.seq
+                yield f"data: {json.dumps(views.event(event), default=str)}\n\n".encode()
+            if over and not some:
+                return
+            if not some:
+                time.sleep(POLL)
+                yield b":\n\n"  # who waits for this in a thread can be cancelled
 
     def _points(self, run: str, query: Mapping[str, str | int]) -> bytes:
         of: Literal["step", "machine"] = "machine" if query.get("of") == "machine" else "step"
