@@ -167,6 +167,8 @@ def lateness(folder: Path, begin: float, end: float) -> str:
         at, _, late = line.partition(" ")
         if late and begin <= float(at) <= end:
             found.append(float(late) * 1000)
+    if len(found) < 2:
+        return "too few to tell"
     cuts = quantiles(found, n=1000)
     return f"p50 {median(found):.1f}, p99 {cuts[989]:.1f}, p99.9 {cuts[998]:.1f}, most {max(found):.1f} ms of {len(found)}"
 
@@ -218,9 +220,10 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
         try:
             assert server.stdout is not None
             address = server.stdout.readline().strip()
-            time.sleep(3)
+            while not (folder / "late").exists() or not (folder / "late").stat().st_size:
+                time.sleep(0.1)
             idle = time.time()
-            time.sleep(3)
+            time.sleep(5)
             print(f"no followers: {lateness(folder, idle, time.time())}")
             connecting = time.time()
             followers = subprocess.Popen(

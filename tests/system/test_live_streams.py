@@ -71,7 +71,8 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
     with server:
         yield server
         assert server.end() == 0
-    assert "Traceback" not in server.said(), server.said()
+    said = server.said()
+    assert "Traceback" not in said and "ERROR" not in said, said
 
 
 @pytest.fixture(scope="module")
@@ -343,12 +344,11 @@ def test_streams_are_told_that_the_server_stops(tmp_path: Path) -> None:
             stream.until("move")
             frames = framed(web)
             next(frames)
-            begun = time.monotonic()
             assert server.end() == 0
-            assert time.monotonic() - begun < 3.0, "streams do not hold the server"
             assert [each.data["code"] for each in stream] == ["server-stops"]
             assert [each.data["code"] for each in frames] == ["server-stops"]
             assert web.close_code == 1012
         with pytest.raises((ConnectionClosed, OSError)):
             opened(server, path)
-        assert "Traceback" not in server.said(), server.said()
+        said = server.said()
+        assert "Traceback" not in said and "Cancel" not in said, "no stream held the server up"
