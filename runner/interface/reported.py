@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, Literal
 
+from ..agent.regular import open_regular
 from ..errors import CannotRun
 from ..planning.ids import names
 from ..secrets import Masker
@@ -19,6 +21,8 @@ from ..survey.results import Point, points
 from . import values
 from .logs import Part, missing, parts, tail_of, unmaskable
 
+SAMPLE: Final = 8 << 10
+"""Bytes in which the last sample of a machine is."""
 RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
@@ -57,6 +61,20 @@ def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = No
         if not part.ended:
             found += printed(part.step, _begun(ws, row.id, part), {})
     return list(dict.fromkeys(found))
+
+
+def last_samples(ws: Workspace, row: RunRow) -> dict[str, Point]:
+    """What the machines of steps that run here had to do, as their agents wrote last, by step."""
+    found: dict[str, Point] = {}
+    for part in parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT))):
+        if part.ended:
+            continue
+        with suppress(OSError), open_regular(samples.beside(part.raw)) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - SAMPLE))
+            lines = file.read().splitlines()
+            if point := next(filter(None, map(metrics.parse, reversed(lines))), None):
+                found[part.step] = point
+    return found
 
 
 def _begun(ws: Workspace, run: str, part: Part) -> bytes:
