@@ -31,6 +31,24 @@ RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
 
+SAMPLE: Final = 8 << 10
+"""Bytes in which the last sample of a machine is."""
+
+
+def last_samples(ws: Workspace, row: RunRow) -> dict[str, Point]:
+    """What the machines of steps that run here had to do, as their agents wrote last, by step."""
+    found: dict[str, Point] = {}
+    for part in parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT))):
+        if part.ended:
+            continue
+        with suppress(OSError), open_regular(samples.beside(part.raw)) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - SAMPLE))
+            lines = file.read().splitlines()
+            if point := next(filter(None, map(metrics.parse, reversed(lines))), None):
+                found[part.step] = point
+    return found
+
+
 def read_points(
     ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]
 ) -> Iterator[values.Point]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -11,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..api.artifacts import list_outputs
-from ..api.metrics import read_points
+from ..api.metrics import last_samples
 from ..api.values import LAST, moment
 from ..errors import CannotRun, Infrastructure, Invalid
 from ..hosts.renting import offering
@@ -31,7 +32,7 @@ router = APIRouter(tags=["server"])
 OPEN = ("QUEUED", "ACTIVE", "PAUSED")
 LOOKED_AT = 10_000
 """Open runs that are counted."""
-LATEST = 200
+LATEST = 50
 """Runs whose states are looked at for how long they took."""
 MEASURED = 20
 """Runs whose machines, and recipes whose outputs are looked at for each answer."""
@@ -259,7 +260,7 @@ def counted(ws: Workspace, streams: int) -> CollectorRegistry:
     )
     _count_machines(ws, registry)
     _count_seconds(ws, registry)
-    _count_rates(ws, registry, [row.id for row in rows if row.state == "ACTIVE"])
+    _count_rates(ws, registry, [row for row in rows if row.state == "ACTIVE"])
     Gauge(
         "recipe_month_cost_usd",
         "What machines cost since the first of the month",
@@ -311,7 +312,7 @@ def _count_seconds(ws: Workspace, registry: CollectorRegistry) -> None:
             passed.labels(state).inc()
 
 
-def _count_rates(ws: Workspace, registry: CollectorRegistry, runs: list[str]) -> None:
+def _count_rates(ws: Workspace, registry: CollectorRegistry, rows: Sequence[RunRow]) -> None:
     """What goes over the wires of the machines on which steps run, as their agents saw it last."""
     rate = Gauge(
         "recipe_network_bytes_per_second",
@@ -319,13 +320,13 @@ def _count_rates(ws: Workspace, registry: CollectorRegistry, runs: list[str]) ->
         ["run", "direction"],
         registry=registry,
     )
-    for run in runs[:MEASURED]:
-        last = {point.step: point.values for point in read_points(ws, run, "", 0, "machine")}
+    for row in rows[:MEASURED]:
+        last = last_samples(ws, row)
         for direction in ("received", "sent"):
             found = [each.get(f"net_{direction}_mb_per_s") for each in last.values()]
             numbers = [each for each in found if isinstance(each, (int, float))]
             if numbers:
-                rate.labels(run, direction).set(sum(numbers) * 1e6)
+                rate.labels(row.id, direction).set(sum(numbers) * 1e6)
 
 
 def _count_artifacts(ws: Workspace, registry: CollectorRegistry) -> None:

@@ -17,7 +17,9 @@ from typing import Final, NamedTuple, cast
 
 import h11
 import uvicorn
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ..errors import Infrastructure, Invalid, Problem
 from ..execution.reporting import LAST_WORDS
@@ -86,6 +88,15 @@ class Patient(H11Protocol):
 
     def _wait(self) -> None:
         self._late = self.loop.call_later(PATIENCE, self.transport.abort)
+
+
+class Frames(WebSocketsSansIOProtocol):
+    """A WebSocket.  One that was refused with an answer is no error of ours, as uvicorn would log it."""
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True
 
 
 class Server(uvicorn.Server):
@@ -163,7 +174,7 @@ def serve(
             config = uvicorn.Config(
                 application(room, hosts, feed), http=Patient, lifespan="on", log_level="error", access_log=False, server_header=False,
                 limit_concurrency=CONNECTIONS, h11_max_incomplete_event_size=LONGEST_HEAD, timeout_graceful_shutdown=3, proxy_headers=False,
-                ws="websockets-sansio", ws_max_size=LONGEST_HEAD, ws_per_message_deflate=False,
+                ws=Frames, ws_max_size=LONGEST_HEAD, ws_per_message_deflate=False,
                 ssl_certfile=where.certificate or None, ssl_keyfile=where.key or None,
             )  # fmt: skip
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -86,6 +86,14 @@ class Server:
             )
         if step.path.endswith("events"):
             after = int(step.query["after"])
+            if step.streams:  # cut anywhere, and ended by a server that stops
+                some = self.events[after : after + self._luck.randint(0, 3)]
+                text = "".join(f"id: {each['seq']}\ndata: {json.dumps(each)}\n\n" for each in some)
+                data = f": alive\n\n{text}".encode()
+                cut = self._luck.choice([len(data), self._luck.randint(0, len(data))])
+                lost = [Lost("reset")] if cut < len(data) else []
+                self._stream = [*self._pieces(data[:cut]), *lost]
+                return Reply(200)
             return Reply(
                 200,
                 json.dumps(

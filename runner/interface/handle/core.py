@@ -49,6 +49,7 @@ from ...errors import (
 )
 from ...storage.records.runs import FINAL, Event
 
+EVENTS: Final = "text/event-stream"
 FEW: Final = 4
 """How often is asked what may be asked twice."""
 FOREVER: Final = 1 << 60
@@ -317,22 +318,48 @@ def _ends(event: Event) -> bool:
 
 def events(run: str, after: int, follow: bool) -> Talk:
     """Give the events of a run whose numbers are above `after`; where they are followed also those that come, until it is over."""
-    nap, over = SOON, False
-    if follow:
-        over = (yield from _status(run, FEW)).over
-    while True:
-        some = yield from _news(run, after, FOREVER if follow else FEW)
+    over = not follow or (yield from _status(run, FEW)).over
+    tried = 0
+    while not over:
+        stream = _Stream(after)
+        ask = Ask(
+            "GET", _of(run, "events"), {"after": after}, headers={"Accept": EVENTS}, streams=True
+        )
+        trouble = yield from _streamed(ask, stream.take)
+        tried = tried + 1 if trouble is not None and stream.after == after else 0
+        after, over = stream.after, stream.over
+        if over:
+            return
+        if trouble is not None:
+            # All streams of the token may be in use: what happens is then asked for.
+            for event in (yield from _news(run, after, FOREVER)):
+                after, over = event.seq, over or _ends(event)
+                yield Give(event)
+            yield from _nap(max(1, tried), trouble)
+        else:
+            over = (yield from _status(run, FOREVER)).over
+    while some := (yield from _news(run, after, FEW)):
         for event in some:
             after = event.seq
-            over = over or _ends(event)
             yield Give(event)
-        if some:
-            nap = SOON
-            continue
-        if over or not follow:
-            return
-        yield Nap(nap)
-        nap = min(LATER, nap * 1.5)
+
+
+class _Stream:
+    """A stream of events of a run that is read piece by piece."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.over = after, False
+        self._rest = b""
+
+    def take(self, data: bytes) -> Iterator[Event]:
+        """The events that are whole now."""
+        *blocks, self._rest = (self._rest + data).split(b"\n\n")
+        for block in blocks:
+            for line in block.split(b"\n"):
+                if line.startswith(b"data: "):
+                    event = event_of(json.loads(line[6:]))
+                    self.after, self.over = event.seq, self.over or _ends(event)
+                    yield event
 
 
 def wait(run: str, clock: Clock) -> Talk:
@@ -484,7 +511,7 @@ def _printed(run: str, each: _Attempt, follow: bool, after: int) -> _Part[tuple[
 
 
 def _streamed(
-    ask: Ask, take: Callable[[bytes], Iterable[object]], nothing: int
+    ask: Ask, take: Callable[[bytes], Iterable[object]], nothing: int = 0
 ) -> _Part[Reply | Lost | None]:
     """Give what `take` makes of the pieces of one answer; what went wrong where it did not come to its end.  The status `nothing`: it has none."""
     heard = yield ask

@@ -23,7 +23,7 @@ from ...storage.content.files import Content
 from ...storage.records.runs import FINAL, RunRow, Wanted
 from ...storage.workspace import Workspace
 from ...survey.rows import Rows
-from .core import Ask, AsyncPieces, Pieces, Reply, in_python
+from .core import EVENTS, Ask, AsyncPieces, Pieces, Reply, in_python
 
 _PIECE = 1 << 18
 
@@ -52,6 +52,8 @@ class Here:
                     return self._runs(ask.query)
                 case "GET", [run]:
                     return read_run(self.ws, self.ws.store.runs.get(run))
+                case "GET", [run, "events"] if ask.headers.get("Accept") == EVENTS:
+                    return self._events(self.ws.store.runs.get(run).id, int(ask.query["after"]))
                 case "GET", [run, "events"]:
                     some = read_events(self.ws, run, int(ask.query["after"]))
                     return {"events": [event_facts(each) for each in some]}
@@ -80,6 +82,22 @@ class Here:
         )
         wanted = wanted._replace(before=str(query["after"])) if "after" in query else wanted
         return list_runs(self.ws, wanted, limit)._asdict()
+
+    def _events(self, run: str, after: int) -> Pieces:
+        """The events of a run as a stream, until it is over."""
+        while True:
+            # In this order: what is over has stored all before.
+            with self._lock:
+                over = self.ws.store.runs.get(run).state in FINAL
+                some = read_events(self.ws, run, after)
+            for event in some:
+                after = event.seq
+                yield f"data: {json.dumps(event_facts(event), default=str)}\n\n".encode()
+            if over and not some:
+                return
+            if not some:
+                time.sleep(POLL)
+                yield b":\n\n"  # who waits for this in a thread can be cancelled
 
     def _points(self, run: str, query: Mapping[str, str | int]) -> bytes:
         of: Literal["step", "machine"] = "machine" if query.get("of") == "machine" else "step"
