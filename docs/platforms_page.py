@@ -35,9 +35,7 @@ def refreshed(text: str) -> str:
     lines.append(
         f"| `{ACCUMULATED}` | `global_batch`: this × batch of a device × GPUs | {_named(taking, known)} |"
     )
-    lines.append(
-        "| `logging_steps` | of so many steps the platform gets one, and the last | all |"
-    )
+    lines.append("| `logging_steps` | of so many steps the platform gets one, and the last | all |")
     ignored = " ".join(f"`{name}`" for name in NO_COUNTERPART)
     lines += ["", f"Without a counterpart, each ignored with its reason: {ignored}."]
     return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{rest.partition(END)[2]}"])
