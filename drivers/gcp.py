@@ -88,6 +88,8 @@ class Gcp(cloud.Rented[Wire]):
     provider = "Google"
     traits = Traits(
         priced=True,
+        pauses=True,
+        exports=True,
         settles=timedelta(seconds=30),
         ends="provider",
         identity="attested",

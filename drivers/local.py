@@ -7,16 +7,15 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator
 from pathlib import Path
 
-from .base import NOTHING, Argv
+from .base import NOTHING, Argv, Host
 
 
-class LocalHost:
+class LocalHost(Host):
     """This machine.  `root` is a folder of ours."""
 
     def __init__(self, root: Path) -> None:
         self.root = str(root.absolute())
         self.python = sys.executable
-        self.deadman: float | None = None
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         from . import calls
@@ -24,6 +23,3 @@ class LocalHost:
         return calls.call(
             argv, stdin, {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"}
         )
-
-    async def aclose(self) -> None:
-        """There is no connection."""

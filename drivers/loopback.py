@@ -36,6 +36,8 @@ from .base import (
     ROOT,
     Argv,
     Denied,
+    Driver,
+    Host,
     HostLost,
     Lease,
     NoCapacity,
@@ -163,7 +165,7 @@ class _Faulty:
             raise NoCapacity
 
 
-class Loopback:
+class Loopback(Driver):
     """`hosts` machines below `root`, each with room for `slots` leases.  `python` is what is called so there.
 
     `addresses` are what the nodes of one step dial, in the order of the hosts; by default the address of this machine to itself.
@@ -172,7 +174,7 @@ class Loopback:
     sold with `gpus`.  It is destroyed, disk and all, when it is released or its time is over.  `provider.jsonl` below the root tells of each.
     """
 
-    traits = Traits(replays=True)
+    traits = Traits(replays=True, visits=True, pauses=True)
 
     def __init__(
         self,
@@ -504,7 +506,7 @@ class Loopback:
                 raise cut
 
 
-class LoopbackHost:
+class LoopbackHost(Host):
     """A machine: a directory, and what is called in it."""
 
     def __init__(
@@ -515,14 +517,10 @@ class LoopbackHost:
         address: str,
     ) -> None:
         self.root, self.python, self.address = root, python, address
-        self.deadman: float | None = None
         self._call = call
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         return self._call(argv, stdin)
-
-    async def aclose(self) -> None:
-        """There is no connection."""
 
 
 class _Passage:

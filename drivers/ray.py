@@ -40,7 +40,9 @@ from .base import (
     ROOT,
     Argv,
     Denied,
+    Driver,
     DriverError,
+    Host,
     HostLost,
     Lease,
     Offer,
@@ -75,7 +77,7 @@ GPU = "accelerator_type:"
 GONE = "REMOVED"
 
 
-class Ray:
+class Ray(Driver):
     """A cluster that is there, found at `address`: host:port of its head from one of its nodes, ray://host:10001 from elsewhere.
 
     `cpus`, `memory` (bytes) and `gpus` are a share of each node; by default what steps ask for, or whole nodes.  `queue` is how many hours a
@@ -352,10 +354,8 @@ class Ray:
         )
 
 
-class RayHost:
+class RayHost(Host):
     """A node of a placement group."""
-
-    deadman: float | None = None  # the watch of its actor is
 
     def __init__(
         self, driver: Ray, actor: Any, name: str, python: str, root: str, address: str

@@ -70,6 +70,8 @@ class Runpod(cloud.Deadman[Wire]):
     provider = "RunPod"
     traits = Traits(
         priced=True,
+        prolongs=True,
+        pauses=True,
         settles=timedelta(seconds=30),
         ends="stops",
         identity="given",

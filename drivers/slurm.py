@@ -29,6 +29,7 @@ from .base import (
     SAVES,
     Argv,
     Denied,
+    Driver,
     DriverError,
     Host,
     Lease,
@@ -39,7 +40,6 @@ from .base import (
     Traits,
     Unreachable,
     Unsure,
-    Visiting,
     Wish,
     WrongSetting,
 )
@@ -59,7 +59,7 @@ PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF")
 """Variables that the commands of Slurm get; sbatch hands all that it has to the job, and keeps it where others may read."""
 
 
-class Slurm:
+class Slurm(Driver):
     """A cluster, asked by its own commands.
 
     `cpus` and `memory` (as `--mem` has it) are a share of each node; without `cpus`, allocations are of whole nodes.  `gres` is for each node.
@@ -73,6 +73,7 @@ class Slurm:
     """
 
     traits = Traits(
+        works=True,
         shared_disk=True,
         replays=True,
         settles=timedelta(seconds=10),
@@ -136,6 +137,7 @@ class Slurm:
         self._mark = hashlib.sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         self._env = {name: os.environ[name] for name in PASSED if name in os.environ}
         self._login = _login(login) if login else None
+        self.notices = self._login.notices if self._login else ()
         self._node: Host | None = None  # that login, once it was reached
         self._hosts: dict[str, tuple[SlurmHost, ...]] = {}
         self._again: dict[str, float] = {}
@@ -522,10 +524,8 @@ class Slurm:
         return asked
 
 
-class SlurmHost:
+class SlurmHost(Host):
     """A node of an allocation."""
-
-    deadman: float | None = None
 
     def __init__(
         self,
@@ -589,14 +589,12 @@ class _End:
         return b""
 
 
-def _login(given: str | Mapping[str, Any]) -> Visiting:
+def _login(given: str | Mapping[str, Any]) -> Driver:
     """The login node as the only server of the ssh driver: its address, or a table of `host` and settings of that driver."""
     from . import load
 
-    settings = {"host": given, "use_config": True} if isinstance(given, str) else dict(given)
-    found = load("ssh")(hosts=[settings.pop("host", "")], **settings)
-    assert isinstance(found, Visiting)
-    return found
+    settings = {"host": given} if isinstance(given, str) else dict(given)
+    return load("ssh")(hosts=[settings.pop("host", "")], **settings)
 
 
 def _name(key: str) -> str:

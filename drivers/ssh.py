@@ -19,13 +19,15 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from . import machine, sshconfig
+from . import machine
 from .base import (
     NOTHING,
     ROOT,
     Argv,
     Denied,
+    Driver,
     DriverError,
+    Host,
     HostLost,
     Lease,
     NoCapacity,
@@ -36,8 +38,8 @@ from .base import (
     Unreachable,
     Wish,
 )
-from .sshconfig import Said
-from .sshlink import KNOWN_HOSTS, Link, Route, client
+from .sshconfig import Config, Said
+from .sshlink import KNOWN_HOSTS, Link, Route, client, odd_lines
 
 TTL = timedelta(seconds=30)  # for which a machine is believed to be as it was
 PORT = 22
@@ -116,14 +118,14 @@ esac
 """
 
 
-class Ssh:
+class Ssh(Driver):
     """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python`, `setup`, `host_key`
     and `address`: what the other nodes of a step dial, by default the name on the way from here.
 
     `deadman`: seconds without contact after which a server ends the jobs of ours that it has.  `setup`: lines of shell before anything runs there.
     """
 
-    traits = Traits(replays=True, comes_up=timedelta(minutes=1))
+    traits = Traits(visits=True, replays=True, comes_up=timedelta(minutes=1))
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class Ssh:
         identity: str | Sequence[str] = (),
         agent: bool | str = True,
         jump: str | None = None,
-        use_config: bool = False,
+        use_config: bool = True,
         keepalive: float = 15.0,
         root: str = ROOT,
         python: str = "python3",
@@ -146,18 +148,17 @@ class Ssh:
             raise Rejected(
                 'the ssh driver has no hosts: name one with `--host user@name`, or in recipe.toml: [drivers.ssh] hosts = ["user@name"]'
             )
-        trust = (known_hosts,) if known_hosts else KNOWN_HOSTS
         socket = os.environ.get("SSH_AUTH_SOCK") if agent is True else agent or None
         files = (identity,) if isinstance(identity, str) else tuple(identity)
         pattern = Route(
             "",
             "",
-            known_hosts=trust,
+            known_hosts=(known_hosts,) if known_hosts else (),
             identity=files,
             agent=str(socket) if socket else None,
             keep_alive=keepalive,
         )
-        config = _config() if use_config else None
+        config = _Configured(agent is True) if use_config else None
         self._machines: dict[str, Machine] = {}
         for entry in hosts:
             own = {"host": entry} if isinstance(entry, str) else dict(entry)
@@ -173,9 +174,12 @@ class Ssh:
             )
         self._deadman = deadman
         self._hosts: dict[str, SshHost] = {}
-        self._took: set[str] = set()  # leases of which nothing was asked yet since they were taken
         self.left_out: Mapping[str, str] = {}
-        """Servers that the last `offers` could not ask -> why."""
+        self.notices = (
+            *(config.notices() if config is not None else ()),
+            *odd_lines(each.route for each in self._machines.values()),
+        )
+        self._took: set[str] = set()  # leases of which nothing was asked yet since they were taken
 
     async def connect(self) -> None:
         machines = list(self._machines.values())
@@ -322,7 +326,7 @@ class Ssh:
             await host.machine.link.aclose()
 
 
-class SshHost:
+class SshHost(Host):
     """A place on a server."""
 
     def __init__(
@@ -436,7 +440,7 @@ def _route(
     address: str,
     pattern: Route,
     jump: str | None,
-    configured: Callable[[str], Said] | None,
+    config: _Configured | None,
     depth: int = 0,
 ) -> Route:
     """The way to `[user@]name[:port]`: what the address says, then the settings, then the configuration, then what is usual."""
@@ -446,13 +450,24 @@ def _route(
             f'"{address}" is not the address of a server: write user@name or user@name:port'
         )
     name = parts["bare"] or parts["name"]
-    said = configured(name) if configured is not None else Said()
+    if name.startswith("-"):
+        raise Rejected(f'"{name}" is not the name of a server: it begins with a hyphen')
+    said = config.said(name, parts["user"] or "", int(parts["port"] or 0)) if config else Said()
+    agent = said.agent if config and config.agents and said.agent is not None else pattern.agent
     route = replace(
         pattern,
         user=parts["user"] or said.user or getpass.getuser(),
         host=said.host or name,
         port=int(parts["port"] or said.port or PORT),
+        known_hosts=pattern.known_hosts or said.known_hosts or KNOWN_HOSTS,
         identity=pattern.identity or said.identity,
+        identities_only=bool(pattern.identity) or said.identities_only,
+        lenient=not pattern.identity,
+        certificates=() if pattern.identity else said.certificates,
+        agent=agent or None,
+        alias=said.alias,
+        family=said.family,
+        patience=said.patience or pattern.patience,
     )
     hops = [
         hop.strip().removeprefix("ssh://") for hop in (jump or said.jump).split(",") if hop.strip()
@@ -460,23 +475,42 @@ def _route(
     if not hops or hops == [
         name
     ]:  # a `Host *` that names the way for all names it for that server, too
-        return route
+        return route if jump or hops else replace(route, proxy=said.proxy)
     if depth == LONGEST_WAY:
         raise Denied(
             f"the way to {route} goes through more than {LONGEST_WAY} servers, or in a circle"
         )
     # The last hop is the one next to the server, and is itself reached through those before it.
     before = ",".join(hops[:-1]) or None
-    return replace(route, jump=_route(hops[-1], pattern, before, configured, depth + 1))
+    return replace(route, jump=_route(hops[-1], pattern, before, config, depth + 1))
 
 
-def _config() -> Callable[[str], Said]:
-    home = Path.home()
+class _Configured:
+    """OpenSSH's configuration, and what of it has no effect.  `agents`: whether its IdentityAgent counts."""
 
-    def configured(name: str) -> Said:
+    def __init__(self, agents: bool) -> None:
+        self.agents = agents
+        self._config = Config(Path.home())
+        self._passed_over: dict[str, list[str]] = {}
+
+    def said(self, name: str, user: str, port: int) -> Said:
+        """What it says of a server.  Raises Denied where it cannot be read."""
         try:
-            return sshconfig.said(name, home / ".ssh" / "config", home)
+            said = self._config.said(name, user, port)
         except (OSError, ValueError) as error:
-            raise Denied(f"{home / '.ssh' / 'config'} cannot be used: {error}") from error
+            raise Denied(
+                f"the configuration of ssh cannot be used for {name}: {error}\n"
+                "correct it, or leave it out: use_config = false under [drivers.ssh]"
+            ) from error
+        for word in said.passed_over:
+            names = self._passed_over.setdefault(word, [])
+            if name not in names:
+                names.append(name)
+        return said
 
-    return configured
+    def notices(self) -> list[str]:
+        """A line for each directive that a server has and recipe does not follow."""
+        return [
+            f"{word}, which the configuration of ssh has for {', '.join(names)}, has no effect"
+            for word, names in self._passed_over.items()
+        ]

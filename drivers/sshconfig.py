@@ -1,112 +1,292 @@
-"""What `~/.ssh/config` says about a name: HostName, User, Port, IdentityFile, ProxyJump.  Everything else in it is passed over, `Match` blocks too.
+"""What OpenSSH's configuration says about a server: by `ssh -G`, or by asyncssh's reader on a machine without an `ssh` client.
 
-As in OpenSSH the first value found wins, identity files add up, and a block counts when one of its patterns fits the name and none with `!` does.
+Both give values as they stand in the files, by directive, and one function reads them. Directives that change how a server is reached and that recipe
+does not follow are named. ForwardAgent, forwarded ports and commands to run after login have no effect.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import pwd
 import re
-import shlex
-from collections.abc import Iterator
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
+from typing import Any, Final, TypeAlias
 
-DEPTH = 16  # of files that include each other
+SYSTEM: Final = Path("/etc/ssh/ssh_config")
+PATIENCE: Final = 30.0
+"""Seconds that `ssh -G` may take: `Match exec` runs programs, and CanonicalizeHostname asks for names."""
+DEFAULT_KEY: Final = re.compile(r"~/\.ssh/id_[a-z0-9_]+")
+UNSAFE: Final = re.compile(r"[\s'\"`$\\;&<>|(){}]")
+"""What a shell reads in the name of a server or a user, which a ProxyCommand is given."""
+
+# They have no say in how a login is reached, or recipe has settings and promises of its own in their place.
+OF_NO_CONCERN: Final = """
+addkeystoagent batchmode canonicaldomains canonicalizefallbacklocal canonicalizehostname
+canonicalizemaxdots canonicalizepermittedcnames challengeresponseauthentication checkhostip
+clearallforwardings compression connectionattempts controlmaster controlpath controlpersist
+dynamicforward enableescapecommandline enablesshkeysign escapechar exitonforwardfailure
+fingerprinthash forkafterauthentication forwardagent forwardx11 forwardx11timeout
+forwardx11trusted gatewayports gssapiauthentication gssapidelegatecredentials gssapikexalgorithms
+gssapikeyexchange gssapirenewalforcesrekey gssapitrustdns hashknownhosts host
+hostbasedauthentication ignoreunknown include ipqos kbdinteractiveauthentication localcommand
+localforward loglevel logverbose match nohostauthenticationforlocalhost numberofpasswordprompts
+obscurekeystroketiming passwordauthentication permitlocalcommand permitremoteopen
+preferredauthentications pubkeyauthentication rekeylimit remotecommand remoteforward requesttty
+sendenv serveralivecountmax serveraliveinterval sessiontype setenv stdinnull streamlocalbindmask
+streamlocalbindunlink stricthostkeychecking syslogfacility tag tcpkeepalive tunnel tunneldevice
+updatehostkeys usekeychain verifyhostkeydns visualhostkey xauthlocation
+"""
+FOLLOWED: Final = """
+addressfamily certificatefile connecttimeout globalknownhostsfile hostkeyalias hostname
+identitiesonly identityagent identityfile port proxycommand proxyjump user userknownhostsfile
+"""
+
+_Values: TypeAlias = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a file says about one name; empty where it says nothing."""
+    """What the configuration says about one server; empty where it says nothing."""
 
     host: str = ""
     user: str = ""
     port: int = 0
     identity: tuple[str, ...] = ()
+    identities_only: bool = False
+    certificates: tuple[str, ...] = ()
+    agent: str | None = None  # the path of a socket; empty: none is to be asked
     jump: str = ""
+    proxy: str = ""  # a command for /bin/sh that connects, its tokens filled
+    known_hosts: tuple[str, ...] = ()
+    alias: str = ""  # by which its host key is known
+    family: int = 0
+    patience: float = 0.0
+    passed_over: tuple[str, ...] = ()  # directives that have no effect here
 
 
-def said(name: str, path: Path, home: Path) -> Said:
-    """What the file at `path` says about `name`.  A file that is not there says nothing.  Raises OSError, and ValueError for a port that is none."""
-    found: dict[str, str] = {}
-    identity: list[str] = []
-    for word, value in _words(name, path, home, 0):
-        if word == "identityfile":
-            if value.lower() != "none":
-                identity.append(_filled(value, name, home))
+class Config:
+    """The configuration of this user.  Each server is asked for once."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._known: dict[tuple[str, str, int], Said] = {}
+
+    def said(self, name: str, user: str = "", port: int = 0) -> Said:
+        """What holds for `name`; `user` and `port` as the address has them.  Raises OSError, and ValueError where the files are wrong."""
+        asked = name, user, port
+        if asked not in self._known:
+            self._known[asked] = self._said(*asked)
+        return self._known[asked]
+
+    def _said(self, name: str, user: str, port: int) -> Said:
+        if name.startswith("-"):
+            raise ValueError(f'"{name}" is not the name of a server')
+        if (program := shutil.which("ssh")) is not None:
+            values = _asked(program, self._home, name, user, port)
+            usual = _usual(program)
+            changed = {word for word, given in values.items() if given != usual.get(word)}
         else:
-            found.setdefault(word, value)
-    jump = found.get("proxyjump", "")
+            values = _read(self._home, name, user, port)
+            changed = {*values}
+        return _made(
+            values,
+            changed.difference(OF_NO_CONCERN.split(), FOLLOWED.split()),
+            self._home,
+            name,
+            user,
+            port,
+        )
+
+
+# --- what OpenSSH's client says
+
+
+def _asked(program: str, home: Path, name: str, user: str, port: int) -> _Values:
+    words = [*(("-l", user) if user else ()), *(("-p", str(port)) if port else ())]
+    account = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    if home == account:
+        return _printed([program, "-G", *words, "--", name])
+    # The client looks into the account's home whatever $HOME says; the rest of recipe, as most programs, goes by $HOME.
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
+        file.writelines(f'Include "{each}"\n' for each in (home / ".ssh" / "config", SYSTEM))
+        file.flush()
+        values = _printed([program, "-F", file.name, "-G", *words, "--", name])
+    moved = {
+        word: [_moved(each, account, home) for each in values[word]]
+        for word in ("userknownhostsfile", "identityagent")
+        if word in values
+    }
+    return {**values, **moved}
+
+
+def _moved(text: str, account: Path, home: Path) -> str:
+    return re.sub(rf"(?<!\S){re.escape(str(account))}(?=/)", lambda _: str(home), text)
+
+
+@cache
+def _usual(program: str) -> _Values:
+    """What the client does where no file says anything."""
+    return _printed([program, "-F", "none", "-G", "--", "localhost"])
+
+
+def _printed(argv: Sequence[str]) -> _Values:
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"`ssh -G` did not answer within {PATIENCE:g} s") from error
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise ValueError("; ".join(said[-3:]) or f"`ssh -G` ended with {done.returncode}")
+    values: dict[str, list[str]] = {}
+    for line in done.stdout.decode("utf-8", "surrogateescape").splitlines():
+        word, _, value = line.partition(" ")
+        values.setdefault(word.lower(), []).append(value)
+    return values
+
+
+# --- where there is no client
+
+
+def _read(home: Path, name: str, user: str, port: int) -> _Values:
+    """The same by asyncssh's reader."""
+    import getpass
+
+    from asyncssh.config import SSHClientConfig
+
+    class Noting(dict[str, Any]):
+        """The directives that the reader knows, and those it met and does not know."""
+
+        def __missing__(self, word: str) -> Any:
+            met.add(word)
+            raise KeyError(word)
+
+    class Reader(SSHClientConfig):
+        _handlers = Noting(SSHClientConfig._handlers)
+
+    Reader._percent_expand = set()  # we fill tokens
+    met: set[str] = set()
+    paths = [str(path) for path in (home / ".ssh" / "config", SYSTEM) if path.is_file()]
+    found = Reader.load(
+        None, paths, False, False, False, getpass.getuser(), user or (), name, port or ()
+    )
+    values: dict[str, list[str]] = {word: [] for word in met}
+    for option, value in found.get_options(False).items():
+        word = option.lower()
+        if word == "addressfamily":
+            value = {socket.AF_INET: "inet", socket.AF_INET6: "inet6"}.get(value, "any")  # type: ignore[call-overload]
+        if isinstance(value, list):
+            one = word in ("userknownhostsfile", "globalknownhostsfile")
+            values[word] = [" ".join(value)] if one else [*map(str, value)]
+        else:
+            shown = {True: "yes", False: "no", None: "none"}.get(value, value)  # type: ignore[call-overload]
+            values[word] = [str(shown)]
+    return values
+
+
+# --- what it means
+
+
+def _made(
+    values: _Values, passed_over: set[str], home: Path, name: str, user: str, port: int
+) -> Said:
+    def one(word: str) -> str:
+        given = values.get(word, ())
+        return "" if not given or given[0].lower() == "none" else given[0]
+
+    host = one("hostname").replace("%h", name).replace("%%", "%")
+    given_user, number = user or one("user"), port or int(one("port") or 22)
+    login = given_user or pwd.getpwuid(os.getuid()).pw_name
+    fill = _Filling(home, name, host or name, number, login, one("hostkeyalias")).fill
+    identity = tuple(each for each in values.get("identityfile", ()) if each.lower() != "none")
+    only = one("identitiesonly") in ("yes", "true")
+    if len(identity) > 3 and all(map(DEFAULT_KEY.fullmatch, identity)) and not only:
+        identity = ()  # nothing was said
+    known = [
+        *_paths(one("userknownhostsfile")),
+        *(each for each in _paths(one("globalknownhostsfile"))),
+    ]
+    proxy, agent = one("proxycommand"), values.get("identityagent")
+    if proxy and (bad := next(filter(UNSAFE.search, (name, host, login)), "")):
+        raise ValueError(f'"{bad}" cannot be given to the ProxyCommand of {name}')
     return Said(
-        host=found.get("hostname", "").replace("%h", name).replace("%%", "%"),
-        user=found.get("user", ""),
-        port=_port(found["port"], path) if "port" in found else 0,
-        identity=tuple(identity),
-        jump="" if jump.lower() == "none" else jump,
+        host=host,
+        user=given_user,
+        port=number,
+        identity=tuple(map(fill, identity)),
+        identities_only=only,
+        certificates=tuple(map(fill, values.get("certificatefile", ()))),
+        agent=None if agent is None else _socket(fill(agent[0])),
+        jump=one("proxyjump"),
+        proxy=fill(proxy) if proxy else "",
+        known_hosts=tuple(map(fill, known)),
+        alias=one("hostkeyalias"),
+        family={"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(one("addressfamily"), 0),
+        patience=float(one("connecttimeout") or 0),
+        passed_over=tuple(sorted(passed_over)),
     )
 
 
-def _words(name: str, path: Path, home: Path, depth: int) -> Iterator[tuple[str, str]]:
-    try:
-        text = path.read_text("utf-8", "replace")
-    except FileNotFoundError:
-        return
-    applies = True
-    for line in text.splitlines():
-        told = re.match(r"\s*([A-Za-z]+)(?:\s*=\s*|\s+)(.*)", line)
-        if told is None:
-            continue
-        word, rest = told[1].lower(), told[2].strip()
-        values = _split(rest)
-        if word == "host":
-            applies = _fits(name, values)
-        elif word == "match":
-            applies = False
-        elif applies and word == "include" and depth < DEPTH:
-            for value in values:
-                place = Path(_filled(value, name, home))
-                for file in sorted(
-                    (home / ".ssh").glob(str(place))
-                    if not place.is_absolute()
-                    else Path("/").glob(str(place)[1:])
-                ):
-                    yield from _words(name, file, home, depth + 1)
-        elif (
-            applies and word in ("hostname", "user", "port", "identityfile", "proxyjump") and values
-        ):
-            yield word, values[0]
+def _socket(said: str) -> str | None:
+    """The agent's socket: what IdentityAgent names, `SSH_AUTH_SOCK` and `$NAME` being variables."""
+    if said.lower() == "none":
+        return ""
+    if said == "SSH_AUTH_SOCK":
+        return None
+    return os.environ.get(said[1:], "") if said.startswith("$") else said
 
 
-def _fits(name: str, patterns: list[str]) -> bool:
-    low = name.lower()
-    if any(
-        pattern.startswith("!") and fnmatchcase(low, pattern[1:].lower()) for pattern in patterns
-    ):
-        return False
-    return any(
-        fnmatchcase(low, pattern.lower()) for pattern in patterns if not pattern.startswith("!")
-    )
+def _paths(text: str) -> list[str]:
+    """The files of one line.  The client prints them unquoted: a word that begins no path belongs to the one before it."""
+    found: list[str] = []
+    for word in text.split():
+        if found and not word.startswith(("/", "~", "$", "%")):
+            found[-1] += f" {word}"
+        elif word.lower() != "none":
+            found.append(word)
+    return found
 
 
-def _split(text: str) -> list[str]:
-    lexer = shlex.shlex(text, posix=True)
-    lexer.whitespace_split, lexer.commenters, lexer.escape, lexer.quotes = True, "#", "", '"'
-    try:
-        return list(lexer)
-    except (
-        ValueError
-    ):  # a quote that is not closed: OpenSSH refuses the file, we pass over the line
-        return []
+class _Filling:
+    """The tokens (`%h`), variables (`${HOME}`) and `~/` of values, as ssh_config(5) has them."""
 
+    def __init__(self, home: Path, name: str, host: str, port: int, user: str, alias: str) -> None:
+        here = socket.gethostname()
+        self._home = home
+        self._tokens = {
+            "%": "%",
+            "C": hashlib.sha1(
+                f"{here}{host}{port}{user}".encode(), usedforsecurity=False
+            ).hexdigest(),
+            "d": str(home),
+            "h": host,
+            "i": str(os.getuid()),
+            "k": alias or name,
+            "L": here.partition(".")[0],
+            "l": here,
+            "n": name,
+            "p": str(port),
+            "r": user,
+            "u": pwd.getpwuid(os.getuid()).pw_name,
+        }
 
-def _filled(value: str, name: str, home: Path) -> str:
-    value = (
-        value.replace("%%", "\0").replace("%d", str(home)).replace("%h", name).replace("\0", "%")
-    )
-    return f"{home}/{value[2:]}" if value.startswith("~/") else value
+    def fill(self, value: str) -> str:
+        """A value with all of them filled; a token that is none stays.  Raises ValueError for a variable that is not set."""
+        value = re.sub(r"\$\{(\w+)\}|%(.)", self._of, value)
+        return f"{self._home}/{value[2:]}" if value.startswith("~/") else value
 
-
-def _port(text: str, path: Path) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise ValueError(f'{path}: "{text}" is not a port')
-    return int(text)
+    def _of(self, match: re.Match[str]) -> str:
+        if match[2]:
+            return self._tokens.get(match[2], match[0])
+        if match[1] not in os.environ:
+            raise ValueError(f"the variable {match[1]}, which a value needs, is not set")
+        return os.environ[match[1]]

@@ -1,7 +1,8 @@
 """One held SSH connection to one login, and commands run over it.
 
 `Link.call` has the signature of `Host.call`.  A `Route` says how to get there and whose word is believed: nothing is sent to a machine whose host key
-was not known, nothing is read from `~/.ssh/config` here, no agent is forwarded, no password asked for.  Whatever goes wrong is a `DriverError`.
+was not known, no agent is forwarded, no password asked for.  `~/.ssh/config` is not read here: `Route` has what it says.  What goes wrong is a
+`DriverError`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import secrets
 import shlex
 import socket
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -74,9 +75,17 @@ class Route:
     host_key: str | None = None
     known_hosts: tuple[str, ...] = KNOWN_HOSTS
     identity: tuple[str, ...] = ()  # private key files; none: those in ~/.ssh, and the agent's
+    identities_only: bool = (
+        True  # whether only those of the agent's keys are offered that `identity` names
+    )
+    lenient: bool = False  # whether a file of `identity` may be missing: a configuration names keys for many machines
+    certificates: tuple[str, ...] = ()  # files
     login: bytes | None = field(default=None, repr=False)  # a private key itself, instead of files
     agent: str | None = None  # the path of its socket
     jump: Route | None = None
+    proxy: str = ""  # a command for /bin/sh that connects, instead of TCP
+    alias: str = ""  # the name by which its host key is known
+    family: int = 0  # of addresses, 0: any
     keep_alive: float = 15.0  # seconds of silence after which we ask whether it is still there; the fourth unanswered question ends the connection
     patience: float = 20.0  # seconds in which it must have let us in
 
@@ -98,8 +107,7 @@ def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
         list(route.identity),
     )
     if route.host_key is not None:
-        name = route.host if route.port == PORT else f"[{route.host}]:{route.port}"
-        (folder / f"known_hosts.{n}").write_text(f"{name} {route.host_key}\n", "utf-8")
+        (folder / f"known_hosts.{n}").write_text(f"{_known_as(route)} {route.host_key}\n", "utf-8")
         known = [f'"{folder}/known_hosts.{n}"']
         options["GlobalKnownHostsFile"] = "none"
     if route.login is not None:
@@ -107,8 +115,12 @@ def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
         file.touch(0o600)
         file.write_bytes(route.login)
         identity = [str(file)]
-    if identity:
+    if identity and route.identities_only:
         options["IdentitiesOnly"] = "yes"
+    if route.alias:
+        options["HostKeyAlias"] = route.alias
+    if route.proxy:
+        options["ProxyCommand"] = route.proxy.replace("%", "%%")
     if route.jump is not None:
         options["ProxyCommand"] = shlex.join([*client(route.jump, folder, n + 1), "-W", "[%h]:%p"])
     options["UserKnownHostsFile"] = " ".join(known)
@@ -119,6 +131,7 @@ def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
         "none",
         *told,
         *(word for each in identity for word in ("-i", each)),
+        *(word for each in route.certificates for word in ("-o", f"CertificateFile={each}")),
         "-p",
         f"{route.port}",
         "-l",
@@ -233,21 +246,25 @@ class Link:
     async def _connect(self) -> asyncssh.SSHClientConnection:
         route, greeter = self.route, _Greeter()
         trusted = _trusted(route)
-        keys, identities = _keys(route)
+        keys = _Keys(route)
         tunnel = await self._through.connection() if self._through is not None else ()
         try:
-            async with asyncio.timeout(route.patience):
+            async with asyncio.timeout(route.patience), keys.offered() as offered:
                 return await asyncssh.connect(
                     route.host,
                     route.port,
                     username=route.user,
                     tunnel=tunnel,
+                    proxy_command=("/bin/sh", "-c", f"exec {route.proxy}") if route.proxy else (),
+                    family=route.family or (),
+                    host_key_alias=route.alias or None,
                     client_factory=lambda: greeter,
                     known_hosts=trusted,
-                    client_keys=keys or (),  # which are those in ~/.ssh
+                    client_keys=offered,
+                    client_certs=keys.certificates,
                     ignore_encrypted=True,
-                    agent_path=route.agent if identities is None or identities else None,
-                    agent_identities=identities or None,
+                    agent_path=None if route.login or route.identity else route.agent,
+                    agent_identities=None,
                     agent_forwarding=False,
                     config=None,
                     preferred_auth=("publickey",),
@@ -606,31 +623,124 @@ def _readable(words: bytes) -> str:
 # --- keys, ours and theirs
 
 
-def _keys(route: Route) -> tuple[Sequence[str | asyncssh.SSHKey], list[str] | None]:
-    """The named keys, or files of them; the public keys of those with a passphrase, which the agent has, None for all of its.  Raises Denied."""
-    if route.login is not None:
-        return [asyncssh.import_private_key(route.login)], []
-    of_agent = []
-    for name in route.identity:
-        path = Path(name).expanduser()
+class _Keys:
+    """The keys that a login is offered.  Raises Denied for a key that is named and cannot be used."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self.certificates = [each for each in route.certificates if Path(each).is_file()]
+        self._files: list[str] = []
+        self._of_agent: list[bytes] = []  # public keys that are named: the agent may have them
+        for name in route.identity if route.login is None else ():
+            self._look(Path(name).expanduser())
+
+    @asynccontextmanager
+    async def offered(self) -> AsyncIterator[Any]:
+        """What to offer, in its order, for as long as the block lasts; () are those in ~/.ssh."""
+        route = self._route
+        if route.login is not None:
+            yield [asyncssh.import_private_key(route.login)]
+        elif not route.identity:
+            yield ()
+        elif not route.agent or (route.identities_only and not self._of_agent):
+            yield self._files or None
+        else:
+            try:
+                agent = await asyncssh.connect_agent(route.agent)
+            except (OSError, asyncssh.Error):
+                agent = None  # as ssh does: the files may do
+            if agent is None:
+                yield self._files or None
+                return
+            try:
+                held = await agent.get_keys()
+                named = [key for key in held if key.public_data in self._of_agent]
+                others = [] if route.identities_only else [key for key in held if key not in named]
+                yield [*named, *others, *self._files] or None
+            finally:
+                agent.close()
+
+    def _look(self, path: Path) -> None:
+        """What a named file is: a private key, or one whose public half names it to the agent."""
+        route = self._route
+        public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
         try:
             asyncssh.read_private_key(path)
         except OSError as error:
-            raise Denied(f"the key {path} for {route} cannot be read: {error.strerror}") from error
-        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
-            public = path.with_name(path.name + ".pub")
-            if "passphrase" not in str(error).lower():
+            if not self._ask_agent(public) and not route.lenient:
                 raise Denied(
-                    f"{path} is not a private key that can be used for {route}: {error}"
+                    f"the key {path} for {route} cannot be read: {error.strerror}"
                 ) from error
-            if not route.agent or not public.exists():
+        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+            locked = "passphrase" in str(error).lower()
+            if (locked or public == path) and route.agent and self._ask_agent(public):
+                return
+            if locked and not route.lenient:
                 raise Denied(
                     f"the key {path} for {route} has a passphrase: give it to the agent first (ssh-add {shlex.quote(str(path))})"
                 ) from error
-            of_agent.append(str(public))
-    return [
-        str(Path(name).expanduser()) for name in route.identity
-    ], of_agent if route.identity else None
+            if not locked:
+                raise Denied(
+                    f"{path} is not a private key that can be used for {route}: {error}"
+                ) from error
+        else:
+            self._files.append(str(path))
+
+    def _ask_agent(self, public: Path) -> bool:
+        """Whether there is a public key that the agent can be asked for."""
+        try:
+            self._of_agent.append(asyncssh.read_public_key(public).public_data)
+        except (OSError, asyncssh.KeyImportError):
+            return False
+        return True
+
+
+def _known_as(route: Route) -> str:
+    """The name under which known_hosts has its key."""
+    if route.alias:
+        return route.alias
+    return route.host if route.port == PORT else f"[{route.host}]:{route.port}"
+
+
+def _understood(path: Path) -> tuple[list[str], list[int]]:
+    """The lines of a file of host keys that can be read, and the numbers of the others.  Raises OSError."""
+    lines = path.read_text("utf-8", "replace").splitlines()
+    try:
+        asyncssh.import_known_hosts("\n".join(lines))
+    except ValueError:
+        odd = [number for number, line in enumerate(lines, 1) if not _readable_line(line)]
+        return [line for number, line in enumerate(lines, 1) if number not in {*odd}], odd
+    return lines, []
+
+
+def _readable_line(line: str) -> bool:
+    try:
+        asyncssh.import_known_hosts(line)
+    except ValueError:
+        return False
+    return True
+
+
+def odd_lines(routes: Iterable[Route]) -> list[str]:
+    """A notice for each file of host keys of these ways with lines that are passed over."""
+    files = {name: None for route in routes for name in _files_on(route)}
+    notices = []
+    for name in files:
+        with suppress(OSError):
+            if odd := _understood(Path(name).expanduser())[1]:
+                several = ", ".join(map(str, odd[:5])) + (", …" if len(odd) > 5 else "")
+                words = "line" if len(odd) == 1 else "lines"
+                notices.append(
+                    f"{name}: {words} {several} cannot be understood and {'is' if len(odd) == 1 else 'are'} passed over"
+                )
+    return notices
+
+
+def _files_on(route: Route | None) -> Iterator[str]:
+    while route is not None:
+        if route.host_key is None:
+            yield from route.known_hosts
+        route = route.jump
 
 
 def _trusted(route: Route) -> _Trusted:
@@ -645,24 +755,23 @@ def _trusted(route: Route) -> _Trusted:
     lines = []
     for name in route.known_hosts:
         try:
-            lines.append(Path(name).expanduser().read_text("utf-8", "replace"))
+            lines += _understood(Path(name).expanduser())[0]
         except FileNotFoundError:
             continue
         except OSError as error:
             raise Denied(f"{name} cannot be read: {error.strerror}") from error
-    try:
-        return asyncssh.import_known_hosts("\n".join(lines))
-    except ValueError as error:
-        raise Denied(f"{' or '.join(route.known_hosts)} cannot be understood: {error}") from error
+    return asyncssh.import_known_hosts("\n".join(lines))
 
 
 def _unverified(route: Route, shown: asyncssh.SSHKey | None, trusted: _Trusted, why: str) -> str:
     """What to tell a person whose machine has not proved that it is the one."""
-    name = route.host if route.port == 22 else f"[{route.host}]:{route.port}"
+    name = _known_as(route)
     known = (
         trusted[0]
         if isinstance(trusted, tuple)
-        else trusted.match(route.host, "", route.port if route.port != 22 else None)[0]
+        else trusted.match(route.alias or route.host, "", route.port if route.port != 22 else None)[
+            0
+        ]
     )
     if shown is None:
         return f"the host key of {name} is not accepted, and nothing was sent: {why}"
@@ -705,7 +814,7 @@ def _foreign(error: Exception, route: Route) -> DriverError:
             return Denied(f"{route}: {error}")
         case socket.gaierror():
             return Unreachable(
-                f'the name "{route.host}" of {route} leads nowhere: {error.strerror}'
+                f'cannot resolve the name "{route.host}" of {route}: {error.strerror}'
             )
         case asyncssh.DisconnectError() if "authentication failures" in str(error):
             return Denied(

@@ -58,6 +58,8 @@ class Vastai(cloud.Deadman[Wire]):
     provider = "Vast.ai"
     traits = Traits(
         priced=True,
+        prolongs=True,
+        pauses=True,
         settles=timedelta(seconds=90),
         ends="machine",
         identity="given",

@@ -144,6 +144,13 @@ class Account(Generic[M]):
             self._happen(machine, "preempted")
         return len(found)
 
+    def exit(self) -> int:
+        """The containers of all machines that are up end by themselves.  Answers how many."""
+        found = [machine for machine in self.alive() if machine.up]
+        for machine in found:
+            self._happen(machine, "exited")
+        return sum(not machine.up for machine in found)
+
     def bill(self, machine: M, **rates: float) -> None:
         """From now on a machine costs this, in US dollars an hour."""
         self._settle(machine)

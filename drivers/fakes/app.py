@@ -70,7 +70,7 @@ class Cut(Response):
 
 
 def application(world: World[Any], clock: Clock, real: bool = False) -> Starlette:
-    """The World of one account, with `/_ledger`, `/_clock`, `/_faults` and `/_preempt` beside what the provider has.
+    """The World of one account, with `/_ledger`, `/_clock`, `/_faults`, `/_preempt` and `/_exit` beside what the provider has.
 
     `real`: its machines are processes of this machine for as long as the application lives.
     """
@@ -101,6 +101,10 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
     async def preempt(request: HttpRequest) -> Response:
         world.account.advance(clock.now())
         return JSONResponse({"preempted": world.account.preempt()})
+
+    async def leave(request: HttpRequest) -> Response:
+        world.account.advance(clock.now())
+        return JSONResponse({"exited": world.account.exit()})
 
     async def provider(request: HttpRequest) -> Response:
         if int(request.headers.get("content-length", "0") or 0) > MAX_BODY:
@@ -140,6 +144,7 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
         HttpRoute("/_clock", move, methods=["GET", "POST"]),
         HttpRoute("/_faults", disturb, methods=["GET", "POST"]),
         HttpRoute("/_preempt", preempt, methods=["POST"]),
+        HttpRoute("/_exit", leave, methods=["POST"]),
         HttpRoute("/{path:path}", provider, methods=METHODS),
     ])  # fmt: skip
 

@@ -384,6 +384,9 @@ class Vastai(World[Instance]):
             machine.actual, machine.message = "loading", f"{machine.image}: Pulling from library"
         elif what == "preempted" and machine.up:
             self._stop(machine, "preempted")
+        elif what == "exited" and machine.by != FOREIGN:  # it is to run, does not, and is billed on
+            machine.actual, machine.up = "exited", False
+            self.account.note("exited", machine)
 
     def halt(self, machine: Instance) -> None:
         self._stop(machine, "stopped")

@@ -19,7 +19,7 @@ import text_record
 from text_export import TOKENIZER, stop_at
 
 # Of the largest difference of two logits, as a share of the deviation of all.  In 16 bits each merged weight is rounded once more, to 8 or 11 bits.
-TOLERANCE = {"no": 1e-4, "fp16": 0.05, "bf16": 0.3}
+TOLERANCE = {"no": 1e-3, "fp16": 0.05, "bf16": 0.3}
 NAMES = {"float32": "no", "float16": "fp16", "bfloat16": "bf16"}
 SEEN = 64  # tokens that are compared
 
@@ -38,7 +38,8 @@ def main() -> None:
     kind = "merged" if folder.base else "as it was"
     print(f"merge: {kind}, {told['shards']} shards, {told['bytes'] / 1e6:.1f} MB; logits differ by {told['difference']:.1e} of their deviation")
     if told["effect"] is not None and told["difference"] > told["effect"] / 2:
-        print(f"merge: the adapter moves them by no more than {told['effect']:.1e}: rounding loses much of it; precision=no merges in 32 bits")
+        hint = "" if told["precision"] == "no" else "; precision=no merges in 32 bits"
+        print(f"merge: the adapter moves them by no more than {told['effect']:.1e}: rounding loses much of it{hint}")
 
 
 def export(folder: model_folder.Folder, precision: str, shard_size: str, out: Path) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def export(folder: model_folder.Folder, precision: str, shard_size: str, out: Pa
     model = model_folder.load(folder, precision)
     before = _logits(model)
     effect = _apart(_alone(model), before) if folder.base else None
+    shared = _shared(model)
     whole: Any = model.merge_and_unload() if folder.base else model  # type: ignore[operator]
     out.mkdir(parents=True, exist_ok=True)
     whole.save_pretrained(str(out), max_shard_size=shard_size)
@@ -55,10 +57,16 @@ def export(folder: model_folder.Folder, precision: str, shard_size: str, out: Pa
     again = model_folder.load(model_folder.read(out, None), precision)
     difference = _apart(_logits(again), before)
     if not difference <= TOLERANCE[precision]:
-        raise model_folder.Unfit(
-            f"the logits of what was written differ from those before by {difference:.2g} of their deviation, more than {TOLERANCE[precision]:g}:"
-            " precision=no merges in 32 bits"
+        why = (
+            f"the base uses one matrix for {shared[0]} and {shared[1]}, and the adapter changes it in one of these uses: no merged model can. Load"
+            " the adapter on its base"
+            if shared
+            else "precision=no merges in 32 bits"
+            if precision != "no"
+            else "this was in 32 bits: what peft merges is not what it computes with such an adapter. Load the adapter on its base"
         )
+        apart = f"the logits of what was written differ from those before by {difference:.2g} of their deviation"
+        raise model_folder.Unfit(f"{apart}, more than {TOLERANCE[precision]:g}: {why}")
     files = sorted(out.glob("*.safetensors"))
     return {
         "merged": folder.base is not None,
@@ -88,6 +96,15 @@ def _alone(adapted: Any) -> Any:
     """The logits of the base below an adapter."""
     with adapted.disable_adapter():
         return _logits(adapted)
+
+
+def _shared(adapted: Any) -> list[str]:
+    """The two uses of one matrix that the adapter changes in one of them only; empty where there are none."""
+    uses = [adapted.get_input_embeddings(), adapted.get_output_embeddings()]
+    layers = [getattr(module, "base_layer", module) for module in uses]
+    if None in uses or layers[0].weight is not layers[1].weight or all(module is layer for module, layer in zip(uses, layers, strict=True)):
+        return []
+    return [name.rpartition(".")[2] for module in uses for name, each in adapted.named_modules() if each is module]
 
 
 def _apart(one: Any, other: Any) -> float:

@@ -10,6 +10,7 @@ import re
 import struct
 import sys
 import tempfile
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,33 +19,19 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from notices import warn
 from rows import Bad, BadData, read
 
 if TYPE_CHECKING:
     from PIL import Image
 
-READ = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+READ = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".jp2", ".j2k")
 # What people put beside their pictures and take for one.  Anything else that is no picture is listed in the report and no more.
 UNREAD = (
-    ".heic",
-    ".heif",
-    ".avif",
-    ".jxl",
-    ".svg",
-    ".psd",
-    ".ai",
-    ".eps",
-    ".pdf",
-    ".raw",
-    ".dng",
-    ".cr2",
-    ".cr3",
-    ".nef",
-    ".arw",
-    ".mp4",
-    ".mov",
-    ".webm",
-)
+    ".heic", ".heif", ".avif", ".jxl", ".jpx", ".jpf", ".jxr", ".svg", ".psd", ".xcf", ".ai", ".eps", ".pdf", ".tga", ".ico", ".icns", ".dds",
+    ".exr", ".hdr", ".ppm", ".pgm", ".pnm", ".qoi", ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".raf", ".rw2", ".mp4", ".mov",
+    ".webm", ".mkv", ".avi",
+)  # fmt: skip
 TABLES = tuple(f"{name}{suffix}" for name in ("metadata", "captions") for suffix in (".jsonl", ".csv", ".tsv", ".parquet"))
 FILE_COLUMNS = ("file_name", "file", "image")
 CAPTION_COLUMNS = ("text", "caption")
@@ -218,6 +205,8 @@ def _prepare(root: Path, options: argparse.Namespace) -> str:
         "other_files": [name for name in others if _is_stray(name)][:SHOWN],
     }
     (options.out / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for warning in findings.warnings[:SHOWN]:
+        warn(warning)
     return _summary(report, findings)
 
 
@@ -236,7 +225,7 @@ def _times(names: list[str], options: argparse.Namespace) -> dict[str, int]:
             raise BadData(f'repeats: "{text}" is not FOLDER=TIMES; write it as portraits=10')
         given.append((folder.strip("/"), int(count)))
     for folder, count in sorted(given, key=lambda pair: pair[0].count("/")):
-        found = [name for name, below in inside.items() if below.startswith(f"{folder}/")]
+        found = [name for name, below in inside.items() if _spelt(below).startswith(f"{_spelt(folder)}/")]
         if not found:
             folders = sorted({below.rpartition("/")[0] for below in inside.values() if "/" in below})
             there = ", ".join(folders[:SHOWN]) or "none, all images lie side by side"
@@ -280,7 +269,7 @@ def _unpacked(root: Path, into: Path) -> Path:
 
 
 def _suffix_of(data: bytes) -> str:
-    starts = {b"\xff\xd8": ".jpg", b"RIFF": ".webp", b"BM": ".bmp", b"GIF8": ".gif", b"II*": ".tif", b"MM\0*": ".tif"}
+    starts = {b"\xff\xd8": ".jpg", b"\0\0\0\x0cjP": ".jp2", b"RIFF": ".webp", b"BM": ".bmp", b"GIF8": ".gif", b"II*": ".tif", b"MM\0*": ".tif"}
     return next((suffix for start, suffix in starts.items() if data.startswith(start)), ".png")
 
 
@@ -333,6 +322,11 @@ def _captions(root: Path, names: list[str], others: list[str], options: argparse
     return captions
 
 
+def _spelt(name: str) -> str:
+    """A name as others may be compared with it: macOS writes é as two characters where most write one."""
+    return unicodedata.normalize("NFC", name)
+
+
 def _triggered(text: str, trigger: str) -> str:
     there = re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", text, re.IGNORECASE)
     return text if not trigger or there else f"{trigger}, {text}"
@@ -341,6 +335,7 @@ def _triggered(text: str, trigger: str) -> str:
 def _tables(root: Path, images: set[str], tables: list[str], findings: Findings) -> dict[str, tuple[str, str]]:
     """Captions in tables, as `datasets` reads them (metadata) and others write them: by image, where it stands and the text."""
     given: dict[str, tuple[str, str]] = {}
+    spelt = {_spelt(name): name for name in images}
     for table in tables:
         folder = table.rpartition("/")[0]
         for row in read(root / table, table):
@@ -361,6 +356,7 @@ def _tables(root: Path, images: set[str], tables: list[str], findings: Findings)
                 findings.wrong.append(f"{row.where}: {file} and {caption} must be strings")
                 continue
             name = os.path.normpath(f"{folder}/{named}" if folder else named).replace(os.sep, "/")
+            name = name if name in images else spelt.get(_spelt(name), name)
             if name not in images:
                 findings.wrong.append(f"{row.where}: there is no image {named}; correct the name, or remove the row")
             elif name in given:
@@ -374,10 +370,17 @@ def _beside(root: Path, names: list[str], others: set[str], given: dict[str, tup
     """Add captions that lie beside their image: same name, ending in .txt."""
     stems: dict[str, list[str]] = {}
     for name in names:
-        stems.setdefault(name.rpartition(".")[0], []).append(name)
+        stems.setdefault(_spelt(name.rpartition(".")[0]), []).append(name)
+    texts: dict[str, list[str]] = {}
+    for file in sorted(others):
+        if file.endswith(".txt"):
+            texts.setdefault(_spelt(file[:-4]), []).append(file)
     for stem, mine in stems.items():
-        file = f"{stem}.txt"
-        if file not in others:
+        if stem not in texts:
+            continue
+        file, *more = texts[stem]
+        if more:
+            findings.fault(mine[0], f"has two captions beside it, in names that differ in how Unicode writes them alone: {file}, {more[0]}; keep one")
             continue
         if len(mine) > 1 and any(name not in given for name in mine):
             for name in mine:
@@ -394,8 +397,8 @@ def _beside(root: Path, names: list[str], others: set[str], given: dict[str, tup
                 given[name] = (file, text)
             elif " ".join(given[name][1].split()) != " ".join(text.split()):
                 findings.fault(name, f"has two captions, in {given[name][0]} and in {file}; keep one")
-    for file in sorted(others):
-        if file.endswith(".txt") and file[:-4] not in stems and not file.rsplit("/", 1)[-1].lower().startswith(("readme", "license", "licence")):
+    for file in (file for stem, files in texts.items() if stem not in stems for file in files):
+        if not file.rsplit("/", 1)[-1].lower().startswith(("readme", "license", "licence")):
             findings.warnings.append(f"{file}: a caption without its image")
 
 
@@ -456,7 +459,8 @@ def _mask(image: Image.Image, file: Path, kind: str) -> Image.Image | str | None
     """What of an image is to be learned, white, in 8 bits: None where that is all of it; or why its mask cannot be used, and what to do."""
     from PIL import Image, ImageOps
 
-    beside = file.with_name(f"{file.stem}{MASKED}")
+    named = [file.with_name(f"{stem}{MASKED}") for stem in (file.stem, *(unicodedata.normalize(form, file.stem) for form in ("NFC", "NFD")))]
+    beside = next((path for path in named if path.is_file()), named[0])
     if kind == "alpha" and (image.has_transparency_data):
         found = image.convert("RGBA").getchannel("A")
     elif kind == "files" and beside.is_file():
@@ -476,7 +480,8 @@ def _mask(image: Image.Image, file: Path, kind: str) -> Image.Image | str | None
 
 
 def _suffixes(form: str | None) -> tuple[str, ...]:
-    return {"JPEG": (".jpg", ".jpeg"), "MPO": (".jpg", ".jpeg"), "TIFF": (".tif", ".tiff")}.get(form or "", (f".{form}".lower(),))
+    jpeg = (".jpg", ".jpeg", ".jpe", ".jfif")
+    return {"JPEG": jpeg, "MPO": jpeg, "TIFF": (".tif", ".tiff"), "JPEG2000": (".jp2", ".j2k")}.get(form or "", (f".{form}".lower(),))
 
 
 def _guess(data: bytes) -> str:
@@ -639,7 +644,6 @@ def _summary(report: dict[str, object], findings: Findings) -> str:
     lines = [f"data: {report['images']} images of {report['images_found']}, {report['images_held_out']} held out{regular}; {shown}"]
     lines += [f"data: {count} {'image' if count == 1 else 'images'} {what}" for what, count in done.items()]
     lines += [f"data: {count} {what}" for what, count in sorted(findings.dropped.items()) if count]
-    lines += [f"data: warning: {warning}" for warning in findings.warnings[:SHOWN]]
     lines += [f"data: … and {len(findings.warnings) - SHOWN} more warnings, in report.json"] if len(findings.warnings) > SHOWN else []
     return "\n".join(lines)
 

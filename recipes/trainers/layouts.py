@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rows import Bad, Row, kind
+from rows import Bad, Row, kind, unlike
 
 # By layout the columns that a row must have; more are read where they are there.
 LAYOUTS = {"alpaca": ("instruction", "output"), "sharegpt": ("conversations",)}
@@ -98,7 +98,7 @@ def _message(found: object, where: str) -> Message:
     if calls or any(name in made for name in THOUGHTS):
         made.setdefault("content", "")
     if not isinstance(made.get("role"), str) or not isinstance(made.get("content"), str):
-        raise Strange(f'{where} is not {{"role": "…", "content": "…"}}')
+        raise Strange(f"{where} {unlike(made or found)}")
     if wrong := [name for name in THOUGHTS if not isinstance(made.get(name, ""), str)]:
         raise Strange(f'"{wrong[0]}" of {where} is {kind(made[wrong[0]])}, a string is expected')
     if not isinstance(calls, list) or not all(isinstance(call, dict) and _called(call) for call in calls):

@@ -87,17 +87,21 @@ def _misfits(folder: Folder) -> list[str]:
     """What the adapter changes and the base does not have, or has in another shape.  Told from the file's head and an empty model."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
 
     assert folder.base is not None
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder.base, local_files_only=True))  # type: ignore[no-untyped-call]
-    shapes = {name: tuple(module.weight.shape) for name, module in empty.named_modules() if getattr(module, "weight", None) is not None}
+    weights = {name: module for name, module in empty.named_modules() if getattr(module, "weight", None) is not None}
+    shapes = {name: tuple(module.weight.shape) for name, module in weights.items()}
+    # What a module gives and takes: GPT-2 keeps its weights the other way round.
+    sizes = {name: shapes[name][::-1] if isinstance(module, Conv1D) else shapes[name] for name, module in weights.items()}
     wrong: dict[str, str] = {}
     for name, shape in _shapes(folder.model / "adapter_model.safetensors").items():
         module, part = name.removeprefix("base_model.model.").rpartition(".")[0], name.rpartition(".")[0].rpartition(".")[2]
         if part in ("lora_A", "lora_B") and len(shape) == 2:
             module = module.removesuffix(f".{part}")
-            there = shapes.get(module)
+            there = sizes.get(module)
             along = -1 if part == "lora_A" else 0
             if there is None:
                 wrong[module] = f"it has no {module}"

@@ -1,14 +1,21 @@
 """Whether documents that share a sequence see each other in a model: asked of the model itself, not of a list of names.
 
 `probe` asks a small model of the base's own configuration before anything is rented; `difference` asks any model, with the kernels that it has.
+`asking` does the first in a process of its own, once for each configuration on a machine.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +37,7 @@ EXPERTS, FEW_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", 
 CHUNKS = ("chunk_size", "mamba_chunk_size")
 CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 WIDTHS = re.compile(r"size|dim|rank|d_model|n_embd|n_inner|width|d_ff|d_head|d_inner|channels")
+NO_SHAPE = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}  # of a configuration: they make no other model
 COUNTS = re.compile(r"vocab|window|kernel|chunk|block|conv|patch|batch|group|position|num_|state|clip|token")
 
 
@@ -55,6 +63,57 @@ class Finding:
             "layers": self.layers,
             "why": self.why,
         }
+
+
+@contextmanager
+def asking(base: Path) -> Iterator[Callable[[], Finding]]:
+    """Have `probe` asked while tokens are made, and yield what waits for its answer.
+
+    To import torch takes longer than to make the tokens of a small data set, so it is another process that does, and what was found of a
+    configuration is kept for the next time: in `$XDG_CACHE_HOME/recipe/packing`, or `~/.cache/recipe/packing`.
+    """
+    kept, found = _kept(base), None
+    with suppress(OSError, ValueError, TypeError):
+        found = Finding(**json.loads(kept.read_text()))
+    if found is None and sys.modules.get("torch"):  # it is imported already
+        found = probe(base)
+        _keep(found, kept)
+    if found is not None:
+        yield lambda: found
+        return
+    with subprocess.Popen([sys.executable, __file__, str(base)], stdout=subprocess.PIPE, text=True) as job:
+        try:
+            yield lambda: _answer(job, kept)
+        finally:
+            job.kill()
+
+
+def _kept(base: Path) -> Path:
+    """Where the answer for a configuration is kept, by all that decides it."""
+    config = {name: value for name, value in json.loads((base / "config.json").read_text()).items() if name not in NO_SHAPE}
+    decides = json.dumps([config, version("torch"), version("transformers"), Path(__file__).read_text()], sort_keys=True)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "recipe" / "packing" / f"{hashlib.sha256(decides.encode()).hexdigest()}.json"
+
+
+def _answer(job: subprocess.Popen[str], kept: Path) -> Finding:
+    said, _ = job.communicate()
+    if job.returncode:
+        return Finding(None, why=f"the program that asks it ended with {job.returncode}")
+    found = Finding(**json.loads(said))
+    _keep(found, kept)
+    return found
+
+
+def _keep(found: Finding, kept: Path) -> None:
+    """What is not known may be so for want of memory, and is asked again."""
+    if found.difference is None:
+        return
+    with suppress(OSError):  # a disk without room costs a second the next time, and no more
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = kept.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(asdict(found)))
+        unfinished.replace(kept)
 
 
 def probe(base: Path) -> Finding:
@@ -219,3 +278,7 @@ def _is_width(name: str, value: object) -> bool:
 
 def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200]
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(probe(Path(sys.argv[1])))))

@@ -20,10 +20,10 @@ from typing import Any
 from disk import sha256
 from layouts import Strange, functions, names, without_nulls
 from notices import other_tokens, warn
-from rows import Bad, BadData, Row, kind
+from rows import Bad, BadData, Row, kind, unlike
 from sft_data import BATCH
 from sifting import SHOWN, Sieve, data_files, no_message, number, renamed, split
-from vocabulary import Refused, Vocabulary
+from vocabulary import Refused, Vocabulary, without_torch
 
 NAMES = ("prompt", "chosen", "rejected")
 SPLITS = ("train", "held_out")
@@ -53,6 +53,7 @@ class Counts:
 
 def main() -> None:
     options = _options()
+    without_torch()
     if options.workers:
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)
     try:
@@ -104,7 +105,7 @@ def prepare(options: argparse.Namespace) -> str:
         raise BadData(f"the tokenizer made token {highest}, the base model knows {vocabulary.size}: they do not belong together")
     if not made["train"]:
         raise BadData(f"none of {sieve.rows} rows leaves two different answers within max_length {options.max_length}")
-    kept = split(owners["train"], owners["held_out"], options.eval_fraction, options.seed)
+    kept = split(owners["train"], owners["held_out"], options.eval_fraction, options.seed, "prompt")
     splits: dict[str, list[tuple[list[int], list[int], list[int]]]] = {"train": [], "held_out": made["held_out"]}
     for owner, row_of_tokens in zip(owners["train"], made["train"], strict=True):
         if owner not in kept:
@@ -226,7 +227,7 @@ def _unusable(value: object) -> str:
     if not value:
         return "is empty"
     if place := no_message(value):
-        return f'has a message {place} that is not {{"role": "…", "content": "…"}}'
+        return f"has a message {place} that {unlike(value[place - 1])}"
     return "" if str(value[-1]["content"]).strip() else "ends with an empty message"
 
 

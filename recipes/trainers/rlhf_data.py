@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rows import Bad, BadData, Row, kind
+from rows import Bad, BadData, Row, kind, unlike
 from sifting import SHOWN, Sieve, data_files, no_message, number, renamed, split
-from vocabulary import Refused, Vocabulary, leave_open, tokenizer_of
+from vocabulary import Refused, Vocabulary, leave_open, tokenizer_of, without_torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +26,7 @@ Prompt = str | list[dict[str, str]]
 
 def main() -> None:
     options = _options()
+    without_torch()
     try:
         print(prepare(options))
     except BadData as error:
@@ -44,7 +45,7 @@ def prepare(options: argparse.Namespace) -> str:
     sieve.judge(found)
 
     owners = [number(json.dumps(row["prompt"])) for row in rows]
-    kept = split(owners, [number(json.dumps(row["prompt"])) for row in to_judge_by], options.eval_fraction, options.seed)
+    kept = split(owners, [number(json.dumps(row["prompt"])) for row in to_judge_by], options.eval_fraction, options.seed, "prompt")
     parts: dict[str, list[dict[str, Any]]] = {"train": [], "held_out": to_judge_by}
     for row, owner in zip(rows, owners, strict=True):
         if owner not in kept:
@@ -156,7 +157,7 @@ def _prompt(row: Row, columns: dict[str, str], options: argparse.Namespace) -> d
             prompt = [{"role": "user", "content": prompt}]
     elif isinstance(prompt, list) and prompt:
         if place := no_message(prompt):
-            return Bad(row.where, f'message {place} of "prompt" is not {{"role": "…", "content": "…"}}')
+            return Bad(row.where, f'message {place} of "prompt" {unlike(prompt[place - 1])}')
         if prompt[-1]["role"] == "assistant":
             return Bad(row.where, '"prompt" ends with a message of the assistant, which is what the model has to write')
         prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]

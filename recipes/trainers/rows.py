@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 COMPRESSED = (".gz", ".zst")  # what may follow the name of a file of text
+ONE_ROW = "one row, or several that are equal,"
 BLOCK = 1 << 20  # bytes of a text file that make one row, at most; a cut falls on a line end
 
 
@@ -363,3 +364,15 @@ def kind(value: object) -> str:
     """What a JSON value is, in words."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
     return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def unlike(message: object) -> str:
+    """What is wrong with a message that is none, in words that follow its place."""
+    shape = 'is not {"role": "…", "content": "…"}'
+    if not isinstance(message, dict):
+        return f"{shape} but {kind(message)}"
+    name = next((name for name in ("role", "content") if not isinstance(message.get(name), str)), "content")
+    if message.get(name) is None:
+        return f'{shape}: it has no "{name}"'
+    parts = "; write the text of its parts as one string" if name == "content" and isinstance(message[name], list) else ""
+    return f'{shape}: its "{name}" is {kind(message[name])}, a string is expected{parts}'

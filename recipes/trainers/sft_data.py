@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -18,9 +19,9 @@ import packing
 import rows
 from layouts import LAYOUTS, LEARNED, MORE, Message, Strange, conversation, functions, has_columns, layout_of, messages, names, plain, thought
 from notices import other_tokens, warn
-from rows import Bad, BadData, DataFiles, Place, Row, files, files_to_judge_by, kind, read
+from rows import ONE_ROW, Bad, BadData, DataFiles, Place, Row, files, files_to_judge_by, kind, read
 from tokens import Writer, pack
-from vocabulary import Refused, Vocabulary
+from vocabulary import Refused, Vocabulary, without_torch
 
 COLUMNS = {"text": ("text",), "prompt-completion": ("prompt", "completion"), "messages": ("messages",)}
 TEMPLATE = "chat_template.jinja"  # beside the tokens of a data set that is read while training
@@ -59,6 +60,7 @@ class Counts:
 
 def main() -> None:
     options = _options()
+    without_torch()
     if options.workers:
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)
     try:
@@ -72,9 +74,13 @@ def prepare(options: argparse.Namespace) -> str:
     vocabulary = Vocabulary(options.base, options.chat_template, options.eos_token)
     if vocabulary.positions and options.max_length > vocabulary.positions:
         raise BadData(f"max_length {options.max_length} is more than the {vocabulary.positions} positions of the base model")
+    with nullcontext() if options.packing == "false" else packing.asking(options.base) as asked:
+        return _prepare(options, vocabulary, asked)
+
+
+def _prepare(options: argparse.Namespace, vocabulary: Vocabulary, asked: Callable[[], packing.Finding] | None) -> str:
     found = files(options.data)
     lines = [*found.notices(), *files_to_judge_by(found, options.eval_fraction)]
-    packs, probed = _packs(options)
     columns = _columns(options.columns)
     counts = Counts()
     reading = Reading(options.format, columns, vocabulary, counts)
@@ -124,6 +130,7 @@ def prepare(options: argparse.Namespace) -> str:
         }
     if options.streaming:
         splits["train"] = []
+    packs, probed = _packs(asked(), demanded=options.packing == "true") if asked else (False, None)
     lengths = [end - begin for begin, end in zip(store.starts, store.starts[1:], strict=False)]
     sequences = {name: pack(lengths, members, options.max_length) if packs else [[n] for n in members] for name, members in splits.items()}
     end = vocabulary.end_of(chat=reading.format == "messages")
@@ -177,16 +184,12 @@ def _learned_otherwise(found: DataFiles, vocabulary: Vocabulary, reading: Readin
         yield "tools in Parquet rows"
 
 
-def _packs(options: argparse.Namespace) -> tuple[bool, dict[str, object] | None]:
-    """Decide whether sequences hold several documents; and return what was found out about the base for that, where it was asked.
+def _packs(found: packing.Finding, *, demanded: bool) -> tuple[bool, dict[str, object]]:
+    """Decide whether sequences hold several documents; and return what was found out about the base for that.
 
-    Raises BadData where packing is asked for, and documents would see each other.
+    Raises BadData where packing is demanded, and documents would see each other.
     """
-    if options.packing == "false":
-        return False, None
-    found = packing.probe(options.base)
-    asked = options.packing == "true"
-    if found.leaks and asked:
+    if found.leaks and demanded:
         raise BadData(
             f"packing=true: in this base documents that share a sequence see each other (logits differ by {found.difference:.1g} deviations): "
             "say packing=false"
@@ -198,8 +201,8 @@ def _packs(options: argparse.Namespace) -> tuple[bool, dict[str, object] | None]
         )
     elif found.difference is None:
         told = f"whether documents that share a sequence see each other is not known of this base ({found.why})"
-        warn(f"{told}: packing=true was asked for; the training asks the model itself" if asked else f"packing is off: {told}")
-    return not found.leaks and (found.difference is not None or asked), found.facts()
+        warn(f"{told}: packing=true was asked for; the training asks the model itself" if demanded else f"packing is off: {told}")
+    return not found.leaks and (found.difference is not None or demanded), found.facts()
 
 
 def _for_stream(options: argparse.Namespace, reading: Reading, columns: dict[str, str], below: bytes, held_out: set[int]) -> dict[str, object]:
@@ -385,7 +388,7 @@ def _held_out_below(owners: list[int], fraction: float, seed: int) -> bytes:
         return b""
     ranks = {_rank(row, seed) for row in set(owners)}
     if len(ranks) < 2:
-        raise BadData("one row cannot be both learned and held out: more data, or eval_fraction=0")
+        raise BadData(f"{ONE_ROW} cannot be both learned and held out: more rows, or eval_fraction=0")
     limit = int(fraction * 2**64).to_bytes(8, "big")
     return min(max(limit, sorted(ranks)[1]), max(ranks))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from notices import warn
-from rows import Bad, BadData, DataFiles, Row, files, files_to_judge_by, read
+from rows import ONE_ROW, Bad, BadData, DataFiles, Row, files, files_to_judge_by, read
 
 SHOWN = 20  # complaints that are printed
 ENOUGH = 1000  # bad rows after which reading stops: the file is not what one thought
@@ -62,13 +62,15 @@ def data_files(path: Path, eval_fraction: float) -> DataFiles:
     return found
 
 
-def split(learned: Sequence[int], to_judge_by: Sequence[int], fraction: float, seed: int) -> set[int]:
+def split(learned: Sequence[int], to_judge_by: Sequence[int], fraction: float, seed: int, owner: str = "row") -> set[int]:
     """The owners of rows that are kept from training: all of those in files to judge by where there are some, else a `fraction` of all.
+
+    `owner` is what an owner is called.
 
     Raises BadData where nothing would be left to learn from.
     """
     if not to_judge_by:
-        return held_out(learned, fraction, seed)
+        return held_out(learned, fraction, seed, owner)
     kept = set(to_judge_by)
     if also := sum(owner in kept for owner in learned):
         warn(f"{also} rows to learn from left out: they are among the held-out ones too")
@@ -90,7 +92,7 @@ def number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def held_out(owners: Iterable[int], fraction: float, seed: int) -> set[int]:
+def held_out(owners: Iterable[int], fraction: float, seed: int, owner: str = "row") -> set[int]:
     """The owners of rows that are kept from training, by their hash: all rows of one are on one side, and more data moves no row across.
 
     `fraction` of them, one at least, unless it is 0.  Raises BadData where there is only one.
@@ -99,7 +101,8 @@ def held_out(owners: Iterable[int], fraction: float, seed: int) -> set[int]:
         return set()
     rank = {owner: hashlib.sha256(f"{seed}:{owner}".encode()).digest() for owner in owners}
     if len(rank) < 2:
-        raise BadData("one row cannot be both learned and held out: more data, or eval_fraction=0")
+        one = ONE_ROW if owner == "row" else f"rows of one {owner}"
+        raise BadData(f"{one} cannot be both learned and held out: more {owner}s, or eval_fraction=0")
     limit = int(fraction * 2**64).to_bytes(8, "big")
     chosen = {owner for owner, digest in rank.items() if digest[:8] < limit} or {min(rank, key=rank.__getitem__)}
     if len(chosen) == len(rank):

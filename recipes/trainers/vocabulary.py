@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -131,6 +133,13 @@ def _wanted(end: End | None) -> End:
     if end is None:
         raise BadData("the base model names no end-of-text token (eos_token in tokenizer_config.json): it could not learn to stop")
     return end
+
+
+def without_torch() -> None:
+    """Hide torch from transformers in a program that makes tokens and nothing else: to import it takes longer than they do."""
+    if not {"torch", "transformers"} & set(sys.modules):
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would say that there is none
 
 
 def tokenizer_of(base: Path, **settings: str) -> PreTrainedTokenizerBase:

@@ -36,6 +36,8 @@ LEARNED_FROM = 20
 """Of those, the latest whose speed counts."""
 SPREAD = 0.15
 """How far from the mean speed of its steps a training may be, as a share: it also begins and ends, and no two are alike."""
+GUESS: Final = "a guess from"
+"""How the basis of a time begins that no run measured."""
 _LARGE = 1 << 20  # bytes of a config.json
 
 
@@ -90,6 +92,11 @@ class StepEstimate:
         return f"{self.gpu}: {', '.join(parts)}" + (
             f" ({self.basis})" if self.seconds is not None else ""
         )
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the time is a guess, and not what runs measured."""
+        return self.basis.startswith(GUESS)
 
     @property
     def usd(self) -> tuple[float, float] | None:
@@ -409,7 +416,7 @@ def _measured(
 
 def _guess(what: str, gpu: Gpu) -> str:
     doubt = f"; unchecked: the speed of {gpu.name}" if "tflops" in gpu.unchecked else ""
-    return f"a guess from {what}{doubt}"
+    return f"{GUESS} {what}{doubt}"
 
 
 def _gpu(gpu: Gpu | None, wants: ResourceSpec) -> tuple[Gpu | None, str, int | None]:

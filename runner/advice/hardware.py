@@ -92,6 +92,21 @@ class Hardware:
             found = [gpu for gpu in found if abs(gpu.memory * 1e9 - memory) <= 0.03 * memory]
         return found[0] if len(found) == 1 else None
 
+    def sold(self, word: str, memory: int | None) -> Gpu | None:
+        """The GPU that a provider offers under a name such as "A100 SXM4", with so many bytes; None where it has no figures."""
+        plain = _plain(word)
+        exact = [gpu for gpu in self.gpus if plain in map(_plain, (gpu.name, *gpu.names))]
+        if exact or memory is None:
+            return exact[0] if exact else None
+        alike = [
+            gpu
+            for gpu in self.gpus
+            if _plain(gpu.asked) in plain and abs(gpu.memory * 1e9 - memory) <= 0.08 * memory
+        ]
+        longest = max((len(_plain(gpu.asked)) for gpu in alike), default=0)
+        alike = [gpu for gpu in alike if len(_plain(gpu.asked)) == longest]
+        return alike[0] if len(alike) == 1 else None
+
     def of_memory(self, size: int) -> int:
         """Bytes that can be used of a GPU of which only the size on the box is known: as of the known one of that size with the least, else 97 %."""
         alike = [gpu.usable for gpu in self.gpus if abs(gpu.memory * 1e9 - size) <= 0.03 * size]

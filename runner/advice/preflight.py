@@ -18,6 +18,7 @@ from ..hosts.interpreters import CURRENT, chosen
 from ..planning.judge import RESTORE
 from ..planning.mentions import unspelled
 from ..planning.step import StepSpec
+from ..storage.git_checkout import is_fetched
 from . import rule_files, rules
 from .declared import Declarations
 from .facts import GB, LARGE, contents, data, machine, missing_inputs, model, packages, program
@@ -230,6 +231,11 @@ class _Looks:
                 "logins": program.logins() if self._driver in _HERE and not spec.image else [],
                 "image": spec.image,
                 "git": [each for each in spec.git],
+                "to_fetch": [
+                    each.url
+                    for each in spec.git
+                    if "://" in each.url and not is_fetched(self._ws, each.url, each.commit)
+                ],
                 "remote": self._driver not in _HERE,
                 "config_sections": sections,
                 "config_kind": "rl" if {"trainer", "orchestrator"} & set(sections) else "",

@@ -52,6 +52,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "secrets",
             "image",
             "git",
+            "to_fetch",
         ),
         *(
             "logins",
@@ -92,6 +93,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "modules",
             "adapter",
             "misfit",
+            "weights",
         ),
     ),
     "data": (

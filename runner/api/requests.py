@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cancel",
+    "describe",
     "has_no_request",
     "is_left",
     "pause",
@@ -38,6 +39,14 @@ LOOK: Final = 0.1
 """Seconds between two looks at a run."""
 LETTING_GO: Final = 10.0
 """Seconds that a worker has to let go of a run that it has paused, or is about to."""
+
+
+def describe(ws: Workspace, run: str, said: Data) -> None:
+    """Change the `name`, `tags`, `note` or `archived` of a run; None, and what says nothing, takes one away.  Raises NotFound."""
+    ws.store.runs.get(run)
+    changes = {name: value or None for name, value in said.items()}
+    if changes:
+        ws.store.runs.describe(run, changes)
 
 
 def cancel(ws: Workspace, run: str, *, patience: float = 0.0) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, Invalid, NoHost, Problem, did_you_mean
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..hosts.pool import HostPool
     from ..hosts.renting.needs import Takes
+    from ..hosts.renting.totals import HoursOn
     from ..storage.records.index import Trace
 
 SPARE: Final = 600.0
@@ -192,9 +194,43 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
             default=None,
         )
         answer[need] = Takes(
-            None if hours is None else hours / 3600, None if home is None else round(home), every
+            None if hours is None else hours / 3600,
+            None if home is None else round(home),
+            every,
+            _hours_on(ws, found, {n: earlier.get(nodes[n].id) for n in steps}, {*estimated}),
         )
     return answer
+
+
+def _hours_on(
+    ws: Workspace, found: Survey, earlier: Mapping[int, float | None], trains: Collection[int]
+) -> HoursOn:
+    """How long steps take together on a kind of GPU: those that train as estimated for it, the others as long as `earlier`, in seconds."""
+    from ..advice import estimates
+    from ..hosts.renting.totals import Hours
+
+    @cache
+    def on(gpu: str, memory: int | None) -> Hours | None:
+        kind = estimates.figures().sold(gpu, memory)
+        seconds, bases, guessed = 0.0, list[str](), False
+        for n, measured in earlier.items():
+            there = (
+                estimates.of_step(ws, found.plan, n, gpu=kind)
+                if kind is not None and n in trains
+                else None
+            )
+            if there is not None and there.seconds is not None:
+                seconds += there.seconds[1]
+                bases.append(there.basis)
+                guessed = guessed or there.guessed
+            elif measured is not None:
+                seconds += measured
+                bases.append("as long as it took earlier")
+            else:
+                return None
+        return Hours(seconds / 3600, "; ".join(dict.fromkeys(bases)), guessed)
+
+    return on
 
 
 def _comes_home(

@@ -83,26 +83,6 @@ def given(found: Survey) -> list[str]:
     return list(dict.fromkeys(filter(None, contents)))[:MANY]
 
 
-_TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
-"""Inputs that say how many steps a training takes, unless `epochs` does, which takes counted data."""
-
-
-def steps_of(found: Survey, id: str) -> float | None:
-    """How many steps the training of a step takes; None where its inputs do not say."""
-    n = found.plan.index.get(id)
-    author = found.plan.specs()[n].author if n is not None else {}
-    reads = author.get("reads", {})
-    if any(
-        isinstance(epochs := reads.get(f"{kind}.epochs"), (int, float)) and epochs > 0
-        for kind in ("matrix", "inputs")
-    ):
-        return None
-    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
-    return next(
-        (float(value) for value in given if isinstance(value, (int, float)) and value > 0), None
-    )
-
-
 def pattern_of(found: Survey, id: str) -> str | None:
     """By which pattern the metrics of a step are read from its log; None where they are not."""
     n = found.plan.index.get(id)

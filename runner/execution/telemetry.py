@@ -10,13 +10,14 @@ from typing import Final
 
 from ..errors import RecipeError
 from ..language.values import is_number
-from ..planning.training import Reporting, training_of
+from ..planning.training import training_of
 from ..storage.metrics import parse, reader
 from ..storage.records.exchange import Chunk
 from ..storage.records.letters import NO_NUMBERS, Letters, Numbers, moment, point_of
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
-from .tasks import pattern_of, steps_of
+from ..survey.trainings import reporting, steps_of
+from .tasks import pattern_of
 
 EVERY: Final = 5.0
 """Seconds between two batches."""
@@ -60,6 +61,7 @@ class Telemetry:
         every = job.get("every") if isinstance(job, dict) else None
         self._every = every if isinstance(every, int) else 1  # of so many steps one is sent
         self._held: dict[str, object] | None = None  # the last step, if it was not
+        self._numbers = NO_NUMBERS  # of the training, as it was told last
         self._memory = ws.home / "runs" / run / "reported.json"
         self._recall()
 
@@ -179,17 +181,13 @@ class Telemetry:
         self._held = None
         self._points.append(point)
 
-    @property
-    def _numbers(self) -> Numbers:
-        return self._letters.newest.get(self._row.id, NO_NUMBERS)
-
     def _advance(self, told: Mapping[str, object], point: Mapping[str, object]) -> None:
         """Note how far the training is."""
         step, loss = _number(point["step"]), point.get("train_loss")
         total = told.get("max_steps", told.get("total_steps"))
         if not is_number(total):
             total = steps_of(self._found, self._training)
-        self._letters.newest[self._row.id] = Numbers(
+        self._numbers = Numbers(
             int(step),
             int(total) if total else None,
             float(loss) if is_number(loss) else self._numbers.loss,
@@ -199,29 +197,16 @@ class Telemetry:
     def _training_step(self) -> str:
         """The step that trains; empty where none reports, as far as the plan is known by now."""
         if not self._training:
-            plan = self._found.plan
-            specs = plan.specs()
-            nodes = {
-                n: node.id for n, node in enumerate(plan.nodes) if specs[n].metrics is not None
-            }
-            expected = self._ws.store.index.expected(plan.recipe, nodes.values())
-            steps = [
-                Reporting(
-                    id,
-                    any(each.checkpoint for each in specs[n].state),
-                    steps_of(self._found, id),
-                    expected.get(id, 0.0),
-                )
-                for n, id in nodes.items()
-            ]
+            steps = reporting(self._ws, self._found)
             self._training = training_of(steps)
-            metrics = specs[plan.index[self._training]].metrics if self._training else None
+            plan = self._found.plan
+            metrics = plan.specs()[plan.index[self._training]].metrics if self._training else None
             if metrics is not None and metrics.file:
                 self._say_once(
                     f"the platform gets no numbers of {self._training}: its `metrics` are the file {metrics.file}, which is read at its end"
                 )
             self._others = {each.id for each in steps if each.trains} - {self._training}
-            self._due_here = {plan.nodes[n].id for n in self._found.todo}
+            self._due_here = {self._found.plan.nodes[n].id for n in self._found.todo}
         return self._training
 
     def _recall(self) -> None:
@@ -237,7 +222,7 @@ class Telemetry:
         with contextlib.suppress(OSError, ValueError, TypeError):
             found = json.loads(self._memory.read_text("utf-8"))
             self._highest = float(found["highest"])
-            self._letters.newest[self._row.id] = Numbers(**found["numbers"])
+            self._numbers = Numbers(**found["numbers"])
 
     def _remember(self) -> None:
         found = {"highest": self._highest, "numbers": self._numbers._asdict()}

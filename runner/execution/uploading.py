@@ -1,4 +1,7 @@
-"""Put the results of a run where `--out s3://…` says, before the run counts as completed; a run that changes nothing there sends no request."""
+"""Put the results of a run where `--out s3://…` says, before the run counts as completed.
+
+A run that changes nothing asks with one request whether they are there.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from ..settings import StoreSettings
 from ..storage.buckets import opening as buckets
 from ..storage.buckets import results_folder
 from ..storage.buckets.bucket import Unreachable
-from ..storage.buckets.results_folder import File
+from ..storage.buckets.results_folder import MANIFEST, File, manifest
 from ..storage.content.disk import delete
 from ..storage.content.files import Content, Entry
 from ..storage.workspace import Workspace
@@ -76,10 +79,19 @@ def upload(
         for n, output, path, name in plan.publish
         if n in made and (n, output) in kept and (content := made[n].outputs.get(output))
     ]
-    identity = of_value("results", [address, plan.recipe, plan.digest, found])
-    note = ws.home / "uploaded" / of_value("results", [address, plan.recipe, plan.digest])
-    if _read(note) == identity:
-        return
+    endpoint = _endpoint(ws, address)
+    identity = of_value("results", [address, endpoint, plan.recipe, plan.digest, found])
+    note = ws.home / "uploaded" / of_value("results", [address, endpoint, plan.recipe, plan.digest])
+    place = (
+        f"{address}/{plan.recipe}/{plan.digest[:12]}" if not address.startswith(HUB) else address
+    )
+    shown = f"{place} at {endpoint}" if endpoint else place
+    sent_before, _, size = _read(note).partition(" ")
+    if sent_before == identity:
+        if _there(ws, place, shown, int(size)):
+            listener.say(f"results are at {shown}, as uploaded before")
+            return
+        listener.say(f"the results are not at {shown} any more, and are uploaded again")
     facts = {
         "run": run,
         "recipe": plan.recipe,
@@ -96,25 +108,22 @@ def upload(
         ]
         if run:
             files += _story(ws, run, beside, listener)
-        place = (
-            f"{address}/{plan.recipe}/{plan.digest[:12]}"
-            if not address.startswith(HUB)
-            else address
-        )
-        size = sum(file.size for file in files)
+        total = sum(file.size for file in files)
         listener.say(
-            f"uploading results to {place}: {len(files)} file{'' if len(files) == 1 else 's'}, {about(size)}"
+            f"uploading results to {shown}: {len(files)} file{'' if len(files) == 1 else 's'}, {about(total)}"
         )
         began = time.monotonic()
         sent = _tried(
-            lambda: _put(ws, plan, address, files, facts, beside, _teller(size, listener)), listener
+            lambda: _put(ws, plan, address, files, facts, beside, _teller(total, listener)),
+            listener,
         )
         listener.say(
-            f"results are at {place}: {about(sent)} sent in {time.monotonic() - began:.1f} s"
+            f"results are at {shown}: {about(sent)} sent in {time.monotonic() - began:.1f} s"
         )
     finally:
         delete(beside)
-    ws.write(note, identity.encode())
+    listing = 0 if address.startswith(HUB) else len(manifest(files, facts, complete=True))
+    ws.write(note, f"{identity} {listing}".encode())
 
 
 def maker(ws: Workspace, found: Survey) -> str:
@@ -145,6 +154,34 @@ def _put(
     )
     results_folder.point(_bucket(ws, f"{address}/{plan.recipe}"), LATEST, folder, facts)
     return sent
+
+
+def _there(ws: Workspace, place: str, shown: str, size: int) -> bool:
+    """Whether the list of an earlier upload is at a place, of so many bytes.  Raises Infrastructure where that cannot be asked."""
+    try:
+        if place.startswith(HUB):
+            from ..storage.buckets import hub
+
+            return hub.is_there(place, ws.environ)
+        found = _bucket(ws, place).head(MANIFEST)
+    except RecipeError as error:
+        raise Infrastructure(
+            f"whether the results are at {shown} was not checked: {error}", fix=error.fix
+        ) from error
+    return found is not None and found.size == size
+
+
+def _endpoint(ws: Workspace, address: str) -> str:
+    """The server that is asked for an address; empty for its provider's own."""
+    scheme = address.partition("://")[0]
+    names = {
+        "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        "gs": ("STORAGE_EMULATOR_HOST",),
+        "hf": ("HF_ENDPOINT",),
+    }
+    store = ws.config.store_of(address)
+    said = (store.endpoint if store else "", *(ws.environ.get(each) for each in names[scheme]))
+    return next(filter(None, said), "")
 
 
 def _bucket(ws: Workspace, address: str) -> Bucket:

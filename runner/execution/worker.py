@@ -35,6 +35,7 @@ from ..survey import run_graph
 from ..survey.empty_globs import empty_warnings
 from ..survey.input_manifests import remember
 from ..survey.survey import Survey
+from ..survey.trainings import steps_of
 from . import takeover, uploading
 from .refusals import at_once, demand, fits, needed, secrets_stay, takes
 from .reporting import log_remote
@@ -45,7 +46,7 @@ from .steps import loop
 from .steps.commit import GroupCommit
 from .steps.loop import Report
 from .steps.work import Handover, Options, Work
-from .tasks import given, pattern_of, steps_of
+from .tasks import given, pattern_of
 from .terms import Listener, Overview, Settings, Since, Summary, lower
 
 _log = Log("worker")

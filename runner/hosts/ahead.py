@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from drivers.base import Closing, Connecting, Driver
+from drivers.base import Driver
 
 
 class Ahead:
@@ -38,8 +38,7 @@ class Ahead:
         if not self._over.is_set():
             self._loop.call_soon_threadsafe(self._connecting.cancel)
         self._over.wait()
-        if isinstance(self.driver, Closing):
-            self._loop.run_until_complete(self.driver.aclose())
+        self._loop.run_until_complete(self.driver.aclose())
         self._loop.close()
 
     def _run(self) -> None:
@@ -50,8 +49,7 @@ class Ahead:
             self._over.set()
 
     async def _connect(self) -> None:
-        if isinstance(self.driver, Connecting):
-            await self.driver.connect()
+        await self.driver.connect()
 
 
 @contextlib.contextmanager

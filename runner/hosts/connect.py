@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers import devices, machine
 from drivers.base import (
-    Addressed,
-    Connecting,
     Driver,
     Host,
     Lease,
-    Named,
     Need,
     Offer,
     Rejected,
@@ -45,10 +42,10 @@ TELL = 5.0
 
 # The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  Systems have a python3 and no
 # python, or an older one of that name: a folder of ours has a program `python` that is the one, unless nothing may be executed there.
-# $1: the name of that Python, $2: our root, $3: where below it there may be one instead.
+# $1: the name of that Python or its folder, $2: our root, $3: where below it there may be one instead.
 _ASK = r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
 case $2 in /*) ours=$2 ;; *) ours=${HOME:-.}/$2 ;; esac
-python=$(command -v "$1" || command -v "$ours/$3")
+python=$(command -v "$(program "$1")" || command -v "$ours/$3")
 printf '\nPATH=%s\nPYTHON=%s\n' "$PATH" "$python"
 which='import sys; print(sys.version.split()[0])'
 version=
@@ -127,7 +124,7 @@ class Connector:
 
     def reach(self, name: str, host: Host, python: str, traits: Traits, root: str = "") -> Reached:
         """Begin our streams to a host, and ask it what `place` has to know.  `root` instead of the host's own."""
-        from .link.stream import OWN
+        from .link.stream import OWN, PROGRAM
         from .link.wire import Wire
         from .transfer.host_store import HostStore
 
@@ -138,7 +135,7 @@ class Connector:
         host_store = HostStore(
             wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else ""
         )
-        asked = said(host.call, ("/bin/sh", "-c", _ASK, "sh", python, root, OWN))
+        asked = said(host.call, ("/bin/sh", "-c", PROGRAM + _ASK, "sh", python, root, OWN))
         return Reached(python, jobs, host_store, asyncio.gather(asked, self._open(host_store)))
 
     @contextlib.asynccontextmanager
@@ -147,7 +144,7 @@ class Connector:
 
         The caller takes out those that are places now; the others are let go of.
         """
-        hosts = driver.connected() if isinstance(driver, Connecting) else {}
+        hosts = driver.connected()
         some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
         found = {
             name: self.reach(f"{self._name} {name}", host, host.python, driver.traits)
@@ -174,7 +171,7 @@ class Connector:
         reached: Reached | None = None,
     ) -> Place:
         """The place on one host, of which so many were leased; `reached` if that was begun already.  Raises CannotRun, DriverError."""
-        name = f"{self._name} {host.name if isinstance(host, Named) else lease.id if traits.priced else offer.id}"
+        name = f"{self._name} {host.name or (lease.id if traits.priced else offer.id)}"
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
@@ -213,7 +210,7 @@ class Connector:
             None if traits.allocates else slots,
             self._say,
         )
-        place.address = host.address if isinstance(host, Addressed) else ""
+        place.address = host.address
         return place
 
     def _recall(self, content: str) -> Any:

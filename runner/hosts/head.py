@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from drivers.base import DriverError, Lease, Offer, Traits, Visiting
+from drivers.base import DriverError, Lease, Offer, Traits
 
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..storage.workspace import Workspace
@@ -96,9 +96,7 @@ class Heading:
             (),
             str(ws.home),
         )
-        assert isinstance(
-            driver, Visiting
-        )  # the schema of the settings names those that may be a head
+        # The schema of the settings names the drivers that may be a head: their hosts can be visited.
         fix = f"`recipe doctor --driver {head.driver} --host {head.host}` looks at each part of the way there"
         async for name, found in driver.visit():
             try:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import copy
 import math
+import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,17 +20,12 @@ from typing import Any
 
 from drivers.base import (
     SAVES,
-    Accounted,
-    Closing,
     Driver,
     DriverError,
-    Ending,
-    Excluding,
     HostLost,
     Need,
     Offer,
     Rejected,
-    Skipping,
     Unreachable,
     Wish,
 )
@@ -54,8 +50,9 @@ from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import driver_of, lease_of, need_of, offer_of
 from .renting.money import SAVING
 from .renting.needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for, wish_for
-from .renting.offering import cheapest, left_out
+from .renting.offering import left_out
 from .renting.resting import RESTS, NotAsSold, resting
+from .renting.totals import History, Pricing
 
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
@@ -323,8 +320,7 @@ class HostPool:
             await self._of().denied()
             if offers := await self._offers(wish_for(need, self.taking, self.where)):
                 found.add(need)
-                if isinstance(driver, Accounted):
-                    await self._of().call(driver.solvent)
+                await self._of().call(driver.solvent)
                 if short := self._of().budget.pays(need, offers[0]):
                     raise Invalid(
                         [
@@ -336,9 +332,7 @@ class HostPool:
                         ]
                     )
             else:
-                self.unmet[need] = (
-                    left_out(driver.excluded) if isinstance(driver, Excluding) else ""
-                )
+                self.unmet[need] = left_out(driver.excluded)
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
@@ -432,8 +426,9 @@ class HostPool:
         self._given_back |= {row.key for row in rows}
         for each in with_it:
             each.lost = each.lost or reason
-        for each in (place, *with_it):
-            await each.aclose()
+        closing = asyncio.gather(*(each.aclose() for each in (place, *with_it)))
+        if not place.lost:  # one that does not answer costs nothing more while it is let go of
+            await closing
         gone, spot, failure = True, self.spot.market, ""
         if self.spot.gone((place, *with_it)):
             failure, reason = LeaseFailure.TAKEN_AWAY, f"it was taken away: {reason}"
@@ -447,6 +442,7 @@ class HostPool:
                 self._of().hand_over(row)
             else:
                 gone &= await self._of().release(row, reason, failure)
+        await closing
         return gone
 
     async def replace(self, lost: Place) -> Sequence[Place]:
@@ -478,12 +474,9 @@ class HostPool:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
-        leaving = asyncio.gather(
-            *(
-                place.aclose()
-                for place in [*self._opened, *self.head.places, *self.inventory.places]
-            )
-        )
+        places = [*self._opened, *self.head.places, *self.inventory.places]
+        silent = asyncio.gather(*(place.aclose() for place in places if place.lost))
+        leaving = asyncio.gather(*(place.aclose() for place in places if not place.lost))
         if self.leases is None or self.priced or self.leases.driver.traits.allocates:
             await leaving  # where all ends with its lease, nothing may be on its way any more
         if not self._opened:
@@ -498,11 +491,10 @@ class HostPool:
                     self.say(
                         f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}"
                     )
-            await leaving
+            await asyncio.gather(leaving, silent)
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
                 await self.leases.charges()
-            if isinstance(self.leases.driver, Closing):
-                await self.leases.driver.aclose()
+            await self.leases.driver.aclose()
             self.leases.ledger.close()
 
     def instance_of(self, place: Place) -> str:
@@ -523,6 +515,8 @@ class HostPool:
         }
         self.spot = Spot(market_of(settings))
         driver = self.driver or driver_for(self.ws, self.name, self.hosts, self.python)
+        for line in driver.notices:
+            self.say(line)
         leases = KeptLeases(
             driver,
             self.name,
@@ -543,18 +537,20 @@ class HostPool:
             leases.of(self.ws.config.stacks[self.stack])
         return leases
 
+    def _pricing(self, need: Need) -> Pricing:
+        """How the cost of a run with this need is computed."""
+        takes = self.taking.get(replace(need, market="any"), Takes())
+        return Pricing(History.of(self._of().ledger.since(0), time.time()), takes.on)
+
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
         leases = self._of()
-        offers = cheapest(await leases.offers(wish), wish)
-        if isinstance(leases.driver, Skipping):
-            for host, why in leases.driver.left_out.items():
-                self.say(f"{host} is left out: {why}")
+        offers: Sequence[Offer] = await leases.offers(wish)
+        if self.priced:
+            offers = self._pricing(wish.need).ranked(offers, wish)
+        for host, why in leases.driver.left_out.items():
+            self.say(f"{host} is left out: {why}")
         if not offers and not self.priced:
-            why = (
-                f": {'; '.join(leases.driver.excluded)}"
-                if isinstance(leases.driver, Excluding) and leases.driver.excluded
-                else ""
-            )
+            why = f": {'; '.join(leases.driver.excluded)}" if leases.driver.excluded else ""
             raise NoHost(
                 f"the driver {self.name} offers no host{why}",
                 fix=f"`recipe doctor --driver {self.name}` says what there is",
@@ -654,7 +650,7 @@ class HostPool:
             place.image = need_of(rows[0]).image
             place.is_rented = self.priced
             self.inventory.add(place, offer, rows)
-            if isinstance(host, Ending):
+            if host.until < math.inf:
                 place.leave_at, place.notice = (
                     host.until - host.grace,
                     timedelta(seconds=host.grace * SAVES),
@@ -679,12 +675,17 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
 
 def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:
     """The driver of a run; `hosts` and `python` are those that were named for it.  Raises CannotRun, Invalid."""
+    settings = ws.config.driver(name)
+    if (
+        python == interpreters.CURRENT
+    ):  # elsewhere it is the one of the settings, and must be like it
+        python = sys.executable if name == "loopback" and "python" not in settings else ""
     return driver_of(
         name,
-        ws.config.driver(name),
+        settings,
         hosts,
         str(ws.home),
-        "" if python == interpreters.CURRENT else python,
+        python,
     )
 
 

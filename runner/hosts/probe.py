@@ -12,16 +12,12 @@ from typing import Final, Literal, NamedTuple
 
 from drivers import machine
 from drivers.base import (
-    Accounted,
-    Closing,
-    Describing,
     Driver,
     DriverError,
     Host,
     Need,
     NoCapacity,
     Unreachable,
-    Visiting,
     Wish,
 )
 
@@ -104,11 +100,11 @@ class Finding(NamedTuple):
 async def examine(driver: Driver) -> list[Finding]:
     """What the hosts of `driver` have.  One that cannot be asked is a finding, too, and so is a driver that has none."""
     found: list[Finding] = []
-    if isinstance(driver, Accounted):
+    if driver.console:
         return await _account(driver)
+    found += [Finding("note", "settings", line) for line in driver.notices]
     try:
-        if isinstance(driver, Describing):
-            found += [Finding("ok", what, words) for what, words in await driver.about()]
+        found += [Finding("ok", what, words) for what, words in await driver.about()]
         async for name, host in visit(driver):
             if isinstance(host, DriverError):
                 found.append(_refused(host)._replace(host=name))
@@ -127,7 +123,7 @@ async def examine(driver: Driver) -> list[Finding]:
     return found
 
 
-async def _account(driver: Accounted) -> list[Finding]:
+async def _account(driver: Driver) -> list[Finding]:
     """What a provider says of our account and of what it offers.  Nothing is rented."""
     try:
         found = [Finding("ok", what, words) for what, words in await driver.account()]
@@ -156,13 +152,12 @@ async def _account(driver: Accounted) -> list[Finding]:
     except DriverError as error:
         return [_refused(error)]
     finally:
-        if isinstance(driver, Closing):
-            await driver.aclose()
+        await driver.aclose()
 
 
 async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError], None]:
     """Every host, or why it cannot be asked.  Nothing is rented for a look."""
-    if isinstance(driver, Visiting):
+    if driver.traits.visits:
         async for name, host in driver.visit():
             yield name, host
         return

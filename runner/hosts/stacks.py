@@ -75,7 +75,6 @@ class StackState(NamedTuple):
 @asynccontextmanager
 async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     """The leases of a stack whose machine is kept, for no run.  Raises CannotRun for a stack that keeps none."""
-    from drivers.base import Closing
 
     from .renting.kept import KeptLeases
     from .renting.leases import driver_of
@@ -97,8 +96,7 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
         try:
             yield leases
         finally:
-            if isinstance(driver, Closing):
-                await driver.aclose()
+            await driver.aclose()
 
 
 async def state_of(leases: KeptLeases) -> StackState:
@@ -148,9 +146,7 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
 
 async def ensure(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
     """Make what the machine of a stack needs beside itself, and the bucket of its store, where they are missing.  Answers what was made."""
-    from drivers.base import Ensuring
-
-    made = [*await leases.call(leases.driver.ensure)] if isinstance(leases.driver, Ensuring) else []
+    made = [*await leases.call(leases.driver.ensure)]
     if (store := _bucket(ws, stack)) is not None and await asyncio.to_thread(store.make):
         made.append(f"the store {store.url}")
     return made
@@ -158,11 +154,7 @@ async def ensure(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
 
 async def drop(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
     """Remove what `ensure` made, but for results.  Answers what was removed and what stays."""
-    from drivers.base import Ensuring
-
-    dropped = (
-        [*await leases.call(leases.driver.drop)] if isinstance(leases.driver, Ensuring) else []
-    )
+    dropped = [*await leases.call(leases.driver.drop)]
     store = _bucket(ws, stack)
     return (
         dropped
@@ -184,7 +176,7 @@ def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
 
 def program(ws: Workspace, stack: Stack) -> str:
     """What the stack rents as a program for Pulumi.  Asks no provider.  Raises CannotRun for a driver that has none, Invalid."""
-    from drivers.base import Exporting, Rejected
+    from drivers.base import Rejected
 
     from ..language.units import duration
     from .renting.leases import driver_of
@@ -192,7 +184,7 @@ def program(ws: Workspace, stack: Stack) -> str:
     ws.on(stack.name)
     given = ws.config.driver(stack.driver)
     driver = driver_of(stack.driver, given, (), str(ws.home))
-    if not isinstance(driver, Exporting):
+    if not driver.traits.exports:
         raise CannotRun(
             f"what {stack.driver} rents cannot be written as a Pulumi program",
             fix="a stack of the driver gcp can",

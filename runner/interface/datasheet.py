@@ -96,10 +96,11 @@ def machine(recipe: Recipe, preset: Preset | None) -> Resources:
         else preset.resources.over(recipe.resources)
     )
     for step in recipe.steps.values():
-        wants = step.resources.over(recipe.resources)
-        wants = (
-            wants if preset is None or preset.resources is None else preset.resources.over(wants)
-        )
+        own, gpus = step.resources, recipe.resources.gpus
+        wants = own.over(recipe.resources.of_step(own, gpus))
+        if preset is not None and preset.resources is not None:
+            gpus = gpus if preset.resources.gpus is None else preset.resources.gpus
+            wants = preset.resources.of_step(own, gpus).over(wants)
         most = _greater(most, wants)
     return most
 
@@ -181,7 +182,11 @@ def described(sheet: Sheet) -> Mapping[str, object]:
                 "outputs": {output.name: output_path(output) for output in step.outputs},
                 "state": {state.name: state.path for state in step.state},
                 "matrix": list(step.matrix or ()),
-                "resources": _resources(step.resources.over(recipe.resources)),
+                "resources": _resources(
+                    step.resources.over(
+                        recipe.resources.of_step(step.resources, recipe.resources.gpus)
+                    )
+                ),
             }
             for step in recipe.steps.values()
         },

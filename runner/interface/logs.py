@@ -137,11 +137,12 @@ def parts(events: Iterable[Event], node: int = 0) -> list[Part]:
     found: list[Part] = []
     going: dict[str, Part] = {}
     for event in events:
-        _hear(event, found, going, node)
+        hear(event, found, going, node)
     return found
 
 
-def _hear(event: Event, found: list[Part], going: dict[str, Part], node: int) -> None:
+def hear(event: Event, found: list[Part], going: dict[str, Part], node: int = 0) -> None:
+    """Take note of an attempt that an event begins or ends.  `going` are those that run, by step."""
     if event.subject != "step":
         return
     if event.after == "RUNNING" and "log" in event.data:
@@ -351,7 +352,7 @@ class Follower:
         before = len(self._found)
         for event in self._ws.store.runs.events(self._run, self._seen):
             self._seen = event.seq
-            _hear(event, self._found, self._running, self._node)
+            hear(event, self._found, self._running, self._node)
             if event.subject == "step":
                 self._states[event.id] = event.after
         self._waiting += [part for part in self._found[before:] if self._wanted(part.step)]

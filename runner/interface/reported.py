@@ -10,15 +10,18 @@ from typing import Final, Literal
 from ..errors import CannotRun
 from ..planning.ids import names
 from ..secrets import Masker
-from ..storage import metrics
+from ..storage import metrics, run_graph
 from ..storage.records.links import Link, printed, recorded
 from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
-from ..survey import rows, samples
+from ..survey import rows, samples, summaries
 from ..survey.results import Point, points
 from . import values
 from .logs import Part, missing, parts, tail_of, unmaskable
 
+AT_ONCE: Final = 8
+"""Attempts under way of one run whose numbers are in a list of runs."""
+KEPT: Final = 1000
 RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
@@ -27,6 +30,7 @@ def reported(
     ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]
 ) -> Iterator[values.Point]:
     """The points of each attempt, in order and numbered from 1: of one step or, empty, of all; of one attempt or, 0, of all."""
+    yield from _restored(ws, run, step, attempt, of)
     ended = {(each.step, each.n): each for each in ws.store.runs.attempts(run)}
     for part in parts(ws.store.runs.events(run)):
         if (step and step not in names(part.step)) or attempt not in (0, part.number):
@@ -44,6 +48,66 @@ def reported(
         yield from (
             values.Point(part.step, part.number, n, dict(point)) for n, point in enumerate(found, 1)
         )
+
+
+def _restored(
+    ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]
+) -> Iterator[values.Point]:
+    """The points of steps whose results were there, by the attempts that gave these, where they are known here."""
+    if attempt:
+        return
+    graph = run_graph.recall(ws.home, run)
+    keys = dict(graph.fresh) if graph is not None else {}
+    keys |= {
+        id: row.key
+        for id, row in ws.store.runs.steps(run).items()
+        if row.state == "FRESH" and row.key
+    }
+    wanted = {id: key for id, key in keys.items() if not step or step in names(id)}
+    made = ws.store.runs.makers(wanted.values())
+    for id, key in wanted.items():
+        if key not in made or made[key].run == run:
+            continue
+        by = made[key]
+        for each in ws.store.runs.attempts(by.run, by.step):
+            if each.key != key:
+                continue
+            found = samples.kept(ws, each) if of == "machine" else points(ws, each) or ()
+            yield from (
+                values.Point(id, each.n, n, dict(point), by.run) for n, point in enumerate(found, 1)
+            )
+
+
+_read: dict[str, tuple[int, summaries.Summaries]] = {}
+"""By the file of an attempt under way, how long it was when it was read last, and what it said."""
+
+
+def latest(ws: Workspace, rows: Sequence[RunRow]) -> dict[str, dict[str, summaries.Summaries]]:
+    """What attempts under way have reported, in short, by run and step: of each run the first `AT_ONCE`."""
+    answer: dict[str, dict[str, summaries.Summaries]] = {}
+    for row in rows:
+        if not summaries.is_live(row):
+            continue
+        going = [
+            part
+            for part in parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT)))
+            if not part.ended
+        ]
+        answer[row.id] = {part.step: _so_far(ws, row.id, part) for part in going[:AT_ONCE]}
+    return answer
+
+
+def _so_far(ws: Workspace, run: str, part: Part) -> summaries.Summaries:
+    try:
+        size = Path(f"{part.raw[:-4]}.metrics").stat().st_size
+    except OSError:
+        size = -1  # rows of the database, or nothing yet
+    known = _read.get(part.raw)
+    if known is None or size < 0 or known[0] != size:
+        if len(_read) > KEPT:
+            _read.clear()
+        known = _read[part.raw] = size, summaries.summarized(_live(ws, run, part))
+    return known[1]
 
 
 def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None) -> list[Link]:

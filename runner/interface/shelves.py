@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from drivers.base import Offer, Wish
+from drivers.base import Offer
 
 from ..hosts.renting import offering
 from ..hosts.renting.offering import Shelf
@@ -27,22 +27,73 @@ HEAD: Final = (
 )
 
 
-def lines(step: str, shelf: Shelf, most: int) -> list[str]:
-    """What a driver offers for a step, for people."""
-    head = f"{shelf.driver}{f' for {step}' if step else ''}: {len(shelf.offers)} offer(s)"
-    rows = [_row(offer, shelf.wish) for offer in shelf.offers[:most]]
+GUESSED: Final = "~: a guess, as no run has measured it yet ({})"
+UNKNOWN: Final = "how long the run takes is not known on {}: offers of it come last"
+
+
+def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
+    """What drivers offer for a step, for people: one table, the cheapest run first."""
+    ranked = ranking(shelves)
+    rows = [_row(offer, shelf) for shelf, offer in ranked[:most]]
     table = aligned([HEAD, *rows], right={3, 6, 7, 8, 9, 10, 11}) if rows else []
-    more = [f"… {len(shelf.offers) - most} more"] if len(shelf.offers) > most else []
+    more = [f"… {len(ranked) - most} more"] if len(ranked) > most else []
+    whose = f" for {step}" if step else ""
+    heads = [
+        f"{shelf.driver}{whose}: {len(shelf.offers)} offer(s)"
+        + f"; {shelf.ends}" * bool(shelf.ends)
+        for shelf in shelves
+    ]
+    told = [
+        words
+        for shelf in shelves
+        for words in (shelf.unsaid(), _left_out(shelf, several=len(shelves) > 1))
+        if words
+    ]
+    told = [*dict.fromkeys([*told, *_hours_said(ranked)])]
+    if len(shelves) == 1:
+        return [*heads, *table, *more, *told]
+    names = ", ".join(shelf.driver for shelf in shelves if shelf.offers)
+    title = (
+        f"{len(ranked)} offer(s){whose}{f' of {names}' if names else ''}, the cheapest run first"
+    )
+    return [title, *table, *more, *heads, *told]
+
+
+def _left_out(shelf: Shelf, *, several: bool) -> str:
+    words = shelf.left_out()
+    return f"{shelf.driver}: {words}" if words and several else words
+
+
+def _hours_said(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
+    """What the hours are from where no run measured them, and of which GPUs they are not known though they are of others."""
+    totals = [(shelf.total_of(offer), offer.resources.gpu) for shelf, offer in ranked]
+    bases = {total.hours.basis for total, _ in totals if total.hours and total.hours.guessed}
+    unknown = {gpu or "machines without a GPU" for total, gpu in totals if total.hours is None}
     return [
-        head + (f"; {shelf.ends}" if shelf.ends else ""),
-        *table,
-        *more,
-        *(words for words in (shelf.unsaid(), shelf.left_out()) if words),
+        *([GUESSED.format("; ".join(sorted(bases)))] if bases else ()),
+        *(
+            [UNKNOWN.format(", ".join(sorted(unknown)))]
+            if unknown and any(total.hours for total, _ in totals)
+            else ()
+        ),
     ]
 
 
-def _row(offer: Offer, wish: Wish) -> tuple[str, ...]:
-    have, usd = offer.resources, offering.total(offer, wish)
+def ranking(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
+    """The offers of all drivers for one step, the cheapest run first; those of an unknown total come last, by their hourly price."""
+    if len(shelves) == 1:
+        return [(shelves[0], offer) for offer in shelves[0].offers]
+
+    def key(each: tuple[Shelf, Offer]) -> tuple[bool, float]:
+        usd = each[0].total_of(each[1]).usd
+        return (True, each[1].hourly) if usd is None else (False, usd)
+
+    return sorted(((shelf, offer) for shelf in shelves for offer in shelf.offers), key=key)
+
+
+def _row(offer: Offer, shelf: Shelf) -> tuple[str, ...]:
+    have, total, wish = offer.resources, shelf.total_of(offer), shelf.wish
+    hours = total.hours
     return (
         offer.driver,
         offer.id + f", {offer.nodes} nodes" * (offer.nodes > 1),
@@ -51,11 +102,9 @@ def _row(offer: Offer, wish: Wish) -> tuple[str, ...]:
         offer.region,
         offer.market,
         f"{offer.price:.3f}",
-        "?" if wish.hours is None else f"{wish.hours:.1f}",
-        "?"
-        if offer.egress_price and wish.home is None
-        else f"{offering.egress(offer, wish.home):.2f}",
-        "?" if usd is None else f"{usd:.2f}",
+        "?" if hours is None else f"{'~' * hours.guessed}{hours.hours:.1f}",
+        "?" if offer.egress_price and wish.home is None else f"{total.egress:.2f}",
+        "?" if total.usd is None else f"{total.usd:.2f}",
         "?" if offer.reliability is None else f"{offer.reliability:.3f}",
         "?" if offer.longest is None else f"{offer.longest:.0f} h",
     )
@@ -66,12 +115,11 @@ def chosen(found: Mapping[str, Shelf]) -> list[str]:
     lines = []
     for step, shelf in found.items():
         for place, offer in enumerate(shelf.offers[: 1 + offering.RUNNERS_UP]):
-            row = _row(offer, shelf.wish)
-            usd, extra = offering.total(offer, shelf.wish), offering.egress(offer, shelf.wish.home)
+            row, total = _row(offer, shelf), shelf.total_of(offer)
             cost = (
-                f", {shelf.wish.hours:.1f} h, ${usd:.2f}"
-                + f" with ${extra:.2f} of egress" * (extra > 0)
-                if usd is not None
+                f", {row[7]} h, ${total.usd:.2f}"
+                + f" with ${total.egress:.2f} of egress" * (total.egress > 0)
+                if total.usd is not None
                 else ""
             )
             what = (
@@ -95,12 +143,15 @@ def chosen(found: Mapping[str, Shelf]) -> list[str]:
     return lines
 
 
-def as_json(step: str, shelf: Shelf) -> dict[str, object]:
-    """What a driver offers for a step, for programs."""
+def as_json(
+    step: str, shelf: Shelf, ranks: Mapping[tuple[str, str], int] = {}
+) -> dict[str, object]:
+    """What a driver offers for a step, for programs.  `ranks`: of offers among those of all drivers, by driver and id, from 1."""
     wish = shelf.wish
     offers = [
         {
             "id": offer.id,
+            "rank": ranks.get((shelf.driver, offer.id), number),
             "gpu": offer.resources.gpu,
             "gpus": offer.resources.gpus,
             "gpu_memory": offer.resources.gpu_memory,
@@ -109,15 +160,19 @@ def as_json(step: str, shelf: Shelf) -> dict[str, object]:
             "usd_an_hour": offer.price,
             "usd_an_hour_of_disk": offer.disk_price,
             "usd_a_gb_of_egress": offer.egress_price,
-            "usd_of_egress": None
-            if offer.egress_price and wish.home is None
-            else offering.egress(offer, wish.home),
-            "usd": offering.total(offer, wish),
+            "usd_of_egress": None if offer.egress_price and wish.home is None else total.egress,
+            "hours": total.hours.hours if total.hours else None,
+            "hours_from": total.hours.basis if total.hours else "",
+            "hours_guessed": bool(total.hours and total.hours.guessed),
+            "usd_of_boot": total.boot,
+            "usd_of_preemptions": total.lost,
+            "usd": total.usd,
             "reliability": offer.reliability,
             "longest_hours": offer.longest,
             "fetched": offer.fetched,
         }
-        for offer in shelf.offers
+        for number, offer in enumerate(shelf.offers, 1)
+        for total in (shelf.total_of(offer),)
     ]
     return {
         "driver": shelf.driver, "step": step, "hours": wish.hours, "bytes_home": wish.home, "ends": shelf.ends, "left_out": dict(shelf.excluded),

@@ -9,10 +9,22 @@ from ..storage.records.runs import FINAL
 
 
 class Progress(NamedTuple):
-    """Steps that are over, and how long the others will take, in seconds, where that is known."""
+    """Steps that are over, how far the run is in percent, and how long the rest will take, in seconds, where that is known.
+
+    While a training runs its own numbers count.  Only a run that is COMPLETED has 100 %.
+    """
 
     step: int = 0
     total: int | None = None
+    percent: float | None = None
+    eta: float | None = None
+
+
+class StepProgress(NamedTuple):
+    """How far a step is, by what it reported last: its own step, of how many; `eta` in seconds.  None: not known."""
+
+    step: float | None = None
+    total: float | None = None
     percent: float | None = None
     eta: float | None = None
 
@@ -23,9 +35,51 @@ class StepStatus(NamedTuple):
     reason: str = ""
     """Of a step that FAILED the kind of its failure, of one that is RUNNING its phase."""
     attempts: int = 0
+    """Those that began, with the one that runs."""
     host: str = ""
     detail: str = ""
     """The error of a step that FAILED, in words."""
+    began: str | None = None
+    """When its last attempt did."""
+    ended: str | None = None
+    seconds: float | None = None
+    """For which its attempts have run."""
+    expected: float | None = None
+    """Seconds that it took before."""
+    progress: StepProgress = StepProgress()
+    values: Mapping[str, float] = {}
+    """Numbers that it reported last, such as loss."""
+    exit: int | None = None
+    """Of a step that FAILED the exit code of its command."""
+    signal: int | None = None
+    lines: Sequence[str] = ()
+    """Of a step that FAILED the last lines that it printed."""
+    fix: str = ""
+    warnings: Sequence[str] = ()
+
+
+class Failed(NamedTuple):
+    """Why a run failed; `step` is empty where no step did.  `lines` are the last that it printed."""
+
+    kind: str
+    words: str = ""
+    step: str = ""
+    exit: int | None = None
+    signal: int | None = None
+    lines: Sequence[str] = ()
+    fix: str = ""
+
+
+class Training(NamedTuple):
+    """What the step that trains reported last: the step of the recipe, its own step, of how many, and its other numbers."""
+
+    of: str
+    step: float | None = None
+    total: float | None = None
+    percent: float | None = None
+    eta: float | None = None
+    at: str | None = None
+    values: Mapping[str, float] = {}
 
 
 class OutputFile(NamedTuple):
@@ -71,6 +125,10 @@ class Status(NamedTuple):
     links: Sequence[LinkTo] = ()
     failure: str = ""
     """The kind of failure of a run that FAILED, such as `oom`, `exit` or `provisioning`; `reason` has the words."""
+    failed: Failed | None = None
+    """The failure that ended it; of one that goes on, the first."""
+    warnings: Sequence[str] = ()
+    training: Training | None = None
 
     @property
     def over(self) -> bool:
@@ -85,6 +143,8 @@ class Point(NamedTuple):
     attempt: int
     n: int
     values: Mapping[str, float | str]
+    source: str = ""
+    """The run whose attempt it was, where the step's result was there before; `from` in REST."""
 
 
 class Line(NamedTuple):

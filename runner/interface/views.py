@@ -5,27 +5,23 @@ Texts are as they are stored: who shows them to strangers takes the folders of t
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ..execution.terms import settings_of_run
-from ..language.values import is_number
 from ..planning.ids import bare
-from ..planning.run_view import Standing, Training, progress_of
-from ..planning.schedule import word
+from ..planning.run_view import Failure, RunView, StepView, Training
 from ..storage.content.files import Content
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
-from ..storage.records.runs import FINAL, STEP_FINAL, AttemptRow, Event, RunRow
+from ..storage.records.runs import AttemptRow, Event, RunRow
+from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
-from ..survey import run_graph
-from ..survey.run_graph import RunGraph
-from .reported import links, reported
+from ..survey import summaries
+from .reported import latest, links
 
-TRAININGS = 8
-"""Running steps whose numbers are read for the progress of a run."""
+NO_TRAINING: Final = Training()
 HIDDEN = ("log", "metrics", "env_files", "secrets", "offered", "generation")
 """What events hold for workers alone."""
 
@@ -49,26 +45,64 @@ def moment(at: float | None) -> str | None:
     )
 
 
-def listed(ws: Workspace, rows: Sequence[RunRow]) -> list[Facts]:
-    """Runs as a list of them shows them."""
-    open_runs = [row.id for row in rows if row.state not in FINAL]
-    tallies = ws.store.runs.tallies(open_runs) if open_runs else {}
-    return [_listed(ws, row, tallies.get(row.id, {})) for row in rows]
+def listed(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:
+    """Runs as a list of them shows them; without `numbers` what they reported is left out."""
+    views = ws.run_views.summaries(rows)
+    found = summaries.of_runs(ws, rows, latest(ws, rows)) if numbers else {}
+    return [
+        {
+            **_listed(row, view),
+            **_described(row),
+            **_numbers(found.get(row.id)),
+        }
+        for row, view in zip(rows, views, strict=True)
+    ]
 
 
-def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) -> Facts:
+def _described(row: RunRow) -> Facts:
+    """What people say of a run."""
+    tags = row.data.get("tags")
+    return {
+        "name": str(row.data.get("name") or ""),
+        "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
+        "note": str(row.data.get("note") or ""),
+        "archived": row.data.get("archived") is True,
+    }
+
+
+def _numbers(found: summaries.Numbers | None) -> Facts:
+    """What a run and its trials reported."""
+    if found is None:
+        return {"metrics": {}, "trials": [], "curve": None}
+    curve = found.curve and {"metric": found.curve[0], "values": found.curve[1]}
+    trials = [
+        {**each._asdict(), "metrics": _metrics(each.metrics, found.least)} for each in found.trials
+    ]
+    return {"metrics": _metrics(found.metrics, found.least), "trials": trials, "curve": curve}
+
+
+def _metrics(found: summaries.Summaries, least: Mapping[str, bool]) -> Facts:
+    return {
+        name: {
+            "last": each.last,
+            "min": each.min,
+            "max": each.max,
+            "better": "min" if least[name] else "max",
+            "step_of_best": each.at_min if least[name] else each.at_max,
+            "n": each.n,
+        }
+        for name, each in found.items()
+    }
+
+
+def _listed(row: RunRow, view: RunView) -> Facts:
     asked, labels = row.data.get("asked"), row.data.get("labels")
     preset = asked.get("preset") if isinstance(asked, dict) else None
-    begun = "ACTIVE" if row.state == "QUEUED" and row.fence and row.claim else row.state
-    live = begun == "ACTIVE" and ws.store.runs.live(row.id)
-    leases = {lease.state for lease in _leases(ws, row.id)} if begun == "ACTIVE" else set()
     return {
         "id": row.id,
         "recipe": row.recipe,
         "state": row.state,
-        "word": word(
-            begun, failure=row.failure, steps=[*tally, ("WAITING", "")], leases=leases, claimed=live
-        ),
+        "word": view.word,
         "failure": row.failure,
         "reason": row.reason,
         "request": row.request,
@@ -85,26 +119,26 @@ def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) ->
         if row.due is not None and row.due > row.created + 1
         else None,
         "ended": moment(row.ended),
+        "progress": view.progress._asdict(),
     }
 
 
 def detail(ws: Workspace, row: RunRow) -> Facts:
     """A run with all that is known of it."""
-    graph = run_graph.recall(ws, row.id)
-    steps, hosts = _in_order(graph, ws.store.runs.steps(row.id)), ws.store.runs.places([row.id])
-    tries: dict[str, int] = {}
+    graph = ws.run_views.graph(row)
+    view = ws.run_views.view(row, graph)
     attempts = ws.store.runs.attempts(row.id)
-    for attempt in attempts:
-        tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n)
     leases = _leases(ws, row.id)
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
-    progress = _progress(ws, row, graph, {id: step.state for id, step in steps.items()})
+    reported = summaries.of_runs(ws, [row], latest(ws, [row]))
+    eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
-        **listed(ws, [row])[0],
+        **_listed(row, view),
+        **_described(row),
+        **_numbers(reported.get(row.id)),
         "seq": row.next_event - 1,
-        "progress": progress,
         "provider": settings_of_run(row).driver,
         "instances": [
             {
@@ -115,26 +149,68 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
             }
             for lease in leases
         ],
-        "estimate": {
-            "seconds": progress["eta"],
-            "cost": price * progress["eta"] / 3600 if progress["eta"] is not None else None,
-        },
+        "estimate": {"seconds": eta, "cost": price * eta / 3600 if eta is not None else None},
         "cost": cost,
-        "steps": [
-            {
-                "id": id,
-                "state": step.state,
-                "reason": step.reason,
-                "detail": step.detail,
-                "attempts": tries.get(id, 0),
-                "host": hosts.get((row.id, id), ""),
-            }
-            for id, step in steps.items()
-        ],
+        "failed": _failed(view.failed),
+        "warnings": view.warnings,
+        "training": _training(view.steps.get(view.trains)),
+        "steps": [_step(step) for step in view.steps.values()],
         "graph": _graph(graph),
         "outputs": _outputs(ws, row, graph, attempts),
         "links": [each._asdict() for each in links(ws, row, attempts)],
     }
+
+
+def _failed(failure: Failure | None) -> Facts | None:
+    return {**failure._asdict(), "lines": list(failure.lines)} if failure is not None else None
+
+
+def _training(step: StepView | None) -> Facts | None:
+    """The numbers of the step that trains."""
+    if step is None or (training := step.training) is None:
+        return None
+    return {
+        "of": step.id,
+        "step": training.step,
+        "total": training.total,
+        "percent": training.percent,
+        "eta": step.eta,
+        "at": moment(training.at),
+        "values": dict(training.values),
+    }
+
+
+def _step(step: StepView) -> Facts:
+    failure, training = step.failure, step.training or NO_TRAINING
+    return {
+        "id": step.id,
+        "state": step.state,
+        "reason": step.reason,
+        "detail": step.detail,
+        "attempts": step.attempts,
+        "host": step.host,
+        "began": moment(step.began),
+        "ended": moment(step.ended),
+        "seconds": step.seconds,
+        "expected": step.expected,
+        "progress": {
+            "step": training.step,
+            "total": training.total,
+            "percent": step.percent,
+            "eta": step.eta,
+        },
+        "values": dict(training.values),
+        "exit": failure.exit if failure is not None else None,
+        "signal": failure.signal if failure is not None else None,
+        "lines": list(failure.lines) if failure is not None else [],
+        "fix": failure.fix if failure is not None else "",
+        "warnings": list(step.warnings),
+    }
+
+
+def progress(ws: Workspace, row: RunRow) -> Facts:
+    """How far a run is: step, total, percent, eta, as `detail` has it."""
+    return ws.run_views.view(row, ws.run_views.graph(row)).progress._asdict()
 
 
 def _in_order(graph: RunGraph | None, by_step: Mapping[str, _Known]) -> dict[str, _Known]:
@@ -155,41 +231,9 @@ def _graph(graph: RunGraph | None) -> list[Facts]:
     ]
 
 
-def _progress(
-    ws: Workspace, row: RunRow, graph: RunGraph | None, states: Mapping[str, str]
-) -> Facts:
-    """How far a run is."""
-    total = sum(graph.instances.values()) if graph is not None else None
-    standing = Standing(row.state, states, graph.fresh if graph is not None else (), total)
-    if row.state in FINAL:
-        # A run of an early version, whose graph was not kept, has no steps but these.
-        return progress_of(standing._replace(total=total or len(states)))._asdict()
-    begun, now = ws.store.runs.begun(row.id), time.time()
-    waiting = [id for id, state in states.items() if state not in STEP_FINAL]
-    running = [id for id in waiting if states[id] == "RUNNING"]
-    return progress_of(
-        standing._replace(
-            expected=ws.store.index.expected(row.recipe, waiting),
-            elapsed={id: max(0.0, now - begun[id]) for id in running if id in begun},
-            trainings=_trainings(ws, row.id, running),
-        )
-    )._asdict()
-
-
-def _trainings(ws: Workspace, run: str, running: Sequence[str]) -> dict[str, Training]:
-    """What the first steps that run reported last, as the agent of their host counts it."""
-    found = {}
-    for id in running[:TRAININGS]:
-        for point in reported(ws, run, id, 0, "machine"):
-            step, total, eta = (point.values.get(name) for name in ("step", "total", "eta"))
-            if is_number(step) and is_number(total):
-                found[id] = Training(step, total, float(eta) if is_number(eta) else None)
-    return found
-
-
 def outputs(ws: Workspace, row: RunRow) -> list[Facts]:
     """What the steps of a run made, or found made, by STEP.OUTPUT; of one that another machine carried out its results, by their names."""
-    return _outputs(ws, row, run_graph.recall(ws, row.id), ws.store.runs.attempts(row.id))
+    return _outputs(ws, row, ws.run_views.graph(row), ws.store.runs.attempts(row.id))
 
 
 def _outputs(

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .inputs import BadValue, converted, leaves, misread, ordered
+from .bad_values import BadValue
+from .input_references import leaves, misread, ordered
+from .input_values import converted
 from .recipe import Input, Preset
 from .source import Source
 from .spelling import as_written, value_as_written

@@ -131,6 +131,16 @@ class Resources:
         }
         return Resources(**pick, pools={**base.pools, **self.pools}, key=self.key or base.key)
 
+    def of_step(self, own: Resources, gpus: int | None) -> Resources:
+        """Return what a step that says `own` has of these, which stand above it in its recipe, a preset or a `uses`.
+
+        `gpus`: how many the steps have by then that say nothing themselves.  Their machine is not that of a step that says
+        `gpus: 0`.
+        """
+        if own.gpus == 0 and gpus:
+            return Resources(pools=self.pools, key=self.key)
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Select:

@@ -9,7 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from .document import REFUSED_CHARACTERS, plain_value
+from .yaml_scalars import REFUSED_CHARACTERS, plain_value
 
 if TYPE_CHECKING:
     import yaml

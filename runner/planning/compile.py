@@ -811,13 +811,12 @@ class _Settled(NamedTuple):
 
 def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     recipe = scope.recipe
-    resources = step.resources.over(_shared_with(step, recipe.resources))
     preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
-    resources = (
-        scope.asked.over(preset.over(resources))
-        if scope.named
-        else preset.over(scope.asked.over(resources))
-    )
+    gpus = recipe.resources.gpus
+    resources = step.resources.over(recipe.resources.of_step(step.resources, gpus))
+    for layer in (preset, scope.asked) if scope.named else (scope.asked, preset):
+        gpus = gpus if layer.gpus is None else layer.gpus
+        resources = layer.of_step(step.resources, gpus).over(resources)
     env = {**recipe.env, **step.env}
     image, python = step.image or recipe.image, step.python or recipe.python
     if chosen is not None:
@@ -836,13 +835,6 @@ def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
         git,
         MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
     )
-
-
-def _shared_with(step: Step, shared: Resources) -> Resources:
-    """The recipe's resources, as far as they are a step's, too: the machine of the GPU steps is not that of one that says `gpus: 0`."""
-    if step.resources.gpus == 0 and shared.gpus:
-        return Resources(pools=shared.pools, key=shared.key)
-    return shared
 
 
 def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:

@@ -33,6 +33,12 @@ def names(id: str) -> set[str]:
     }
 
 
+def inner_names(id: str) -> set[str]:
+    """Every word that means a step inside the recipe that it comes from: `lm[lr=1]/train` is `train` of `lm`."""
+    parts = id.split("/")
+    return {name for n in range(1, len(parts)) for name in names("/".join(parts[n:]))}
+
+
 def stored(word: str) -> str:
     """The stored form of an id, given in either form."""
     if "[" not in word:

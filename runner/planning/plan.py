@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..digest import Digest
-from .ids import names
+from .ids import inner_names, names
 from .step import LateValue, OutputSpec, Publication, RunSettings, Source, StepSpec, Upstream
 
 if TYPE_CHECKING:
@@ -172,8 +172,9 @@ class Plan:
         return found
 
     def named(self, word: str) -> set[int]:
-        """The nodes that a word means: a step, all instances of one, or all steps of a recipe that is used."""
-        return {n for n, node in enumerate(self.nodes) if word in names(node.id)}
+        """The nodes that a word means: a step, all instances of one, or all steps of a recipe that is used; else those it means inside of that."""
+        named = {n for n, node in enumerate(self.nodes) if word in names(node.id)}
+        return named or {n for n, node in enumerate(self.nodes) if word in inner_names(node.id)}
 
     def leading(self, word: str) -> tuple[set[int], set[str]]:
         """What a word means, and all that it needs, directly or not: nodes, and steps that are waiting."""

@@ -1,33 +1,208 @@
-"""How far a run is, from the states of its steps and what its trainings report.  Pure: rows and clocks are handed in as values."""
+"""One view of a run, from which every front takes its truth: how it stands, how far it is, which step failed and why.
+
+Pure: rows, moves, leases and the clock are handed in as values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
 
-from .schedule import FINAL, State
+from ..failures import of_step
+from ..language.values import is_number
+from .causes import REMEDIES
+from .ids import bare
+from .schedule import BUSY, FINAL, State, word
 
 WELL: Final = frozenset({State.DONE, State.FRESH, State.SKIPPED})
 """States of a step that has ended and has not failed."""
 ALMOST: Final = 99.9
 """Percent that a run shows at most before it has COMPLETED."""
+WEIGHED: Final = 500
+"""Steps up to which each counts by its length.  In a larger run one step is little, and a list of runs reads no rows of it."""
+TENFOLD: Final = 10.0
+"""So many other steps a training counts as whose length is not known."""
+NAMES: Final = 24
+"""Numbers that are stored of a step, beside how far it is."""
+LONGEST_NAME: Final = 80
+LARGEST: Final = 1e15
+"""Numbers from this on are left out: no step, loss or rate is so large."""
+TOTALS: Final = ("max_steps", "total_steps")
+"""Names by which a training tells how many steps it takes."""
+_OVER: Final = ("COMPLETED", "FAILED", "CANCELLED")
+_HALTED: Final = ("FAILED", "CANCELLED", "PAUSED")
+"""States of a run in which what a step did of its work still counts."""
+
+
+class Run(Protocol):
+    """What the fold reads of the row of a run."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def failure(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def claim(self) -> str: ...
+    @property
+    def fence(self) -> int: ...
+
+
+class Row(Protocol):
+    """What the fold reads of the row of a step."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def numbers(self) -> str: ...
+    @property
+    def began(self) -> float | None: ...
+
+
+class Moved(Protocol):
+    """What the fold reads of the move of a step."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def at(self) -> float: ...
+    @property
+    def before(self) -> str: ...
+    @property
+    def after(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def data(self) -> Mapping[str, Any]: ...
 
 
 class Training(NamedTuple):
-    """What a step reported last: its own step, of how many, and the seconds that are left at the pace seen."""
+    """What a step reported last: its own step, of how many, the seconds that are left at the pace seen, and its other numbers."""
 
-    step: float
-    total: float
+    step: float | None = None
+    total: float | None = None
     eta: float | None = None
+    at: float | None = None
+    """When that was."""
+    values: Mapping[str, float] = {}
+
+    def text(self, warnings: Sequence[str] = ()) -> str:
+        """The same as it is stored, with the warnings of its step; empty where nothing was reported."""
+        if self.step is None and not self.values and not warnings:
+            return ""
+        known = {name: value for name, value in self._asdict().items() if value is not None}
+        return json.dumps(
+            known | ({"warnings": list(warnings)} if warnings else {}), separators=(",", ":")
+        )
 
     @property
     def part(self) -> float:
         """How much of it is done, from 0 to 1."""
-        return min(1.0, max(0.0, self.step / self.total)) if self.total > 0 else 0.0
+        if self.step is None or not self.total or self.total < 0:
+            return 0.0
+        return min(1.0, max(0.0, self.step / self.total))
+
+    @property
+    def percent(self) -> float | None:
+        """The same in percent; None where the number of steps is not known."""
+        return round(100 * self.part, 1) if self.total else None
+
+
+class Failure(NamedTuple):
+    """Why a step failed, or a run of which no step did."""
+
+    kind: str
+    words: str
+    step: str = ""
+    exit: int | None = None
+    """Of its command; None where that did not end by itself."""
+    signal: int | None = None
+    lines: Sequence[str] = ()
+    """The last that it printed."""
+    fix: str = ""
+
+
+class StepView(NamedTuple):
+    """A step, or one instance of it.  Times are seconds since the epoch."""
+
+    id: str
+    state: str = State.WAITING
+    phase: str = ""
+    """Of one that is RUNNING."""
+    reason: str = ""
+    """Of one that FAILED the kind of its failure, of one that is RUNNING its phase, else why it is in its state."""
+    detail: str = ""
+    """The words of its failure."""
+    host: str = ""
+    """Where it was begun last; empty for the worker's own machine."""
+    attempts: int = 0
+    """Those that began, with the one that runs."""
+    began: float | None = None
+    """When its last attempt did."""
+    ended: float | None = None
+    seconds: float | None = None
+    """For which its attempts have run."""
+    expected: float | None = None
+    """Seconds that it took before."""
+    training: Training | None = None
+    failure: Failure | None = None
+    warnings: Sequence[str] = ()
+
+    @property
+    def percent(self) -> float | None:
+        """How far it is; None where that is not known."""
+        if self.state in WELL:
+            return 100.0
+        if self.training is not None and self.training.percent is not None:
+            return min(ALMOST, self.training.percent)
+        if self.state == State.RUNNING and self.seconds is not None and self.expected:
+            return min(ALMOST, round(100 * self.seconds / self.expected, 1))
+        return None
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds until one that runs ends: at the pace of its training, else by what it took before."""
+        if self.state != State.RUNNING:
+            return None
+        if self.training is not None and self.training.eta is not None:
+            return self.training.eta
+        if self.expected is None or self.seconds is None:
+            return None
+        return round(max(0.0, self.expected - self.seconds), 1)
+
+
+class Planned(NamedTuple):
+    """The steps of a run as they were planned."""
+
+    instances: Mapping[str, int] = {}
+    """How many each step has, in the order of the plan."""
+    fresh: Collection[str] = ()
+    """Ids of those whose results were there before."""
+    total: int | None = None
+    """All of them; None where that is not known yet."""
+    unnamed: int = 0
+    """Of those whose results were there before, how many are known by number only."""
+    trains: str = ""
+    """The id of the step that trains, as far as the plan shows that."""
+    reported: str = ""
+    """What that reported when its result was made, as it is stored; empty if it is to be made."""
+
+
+UNPLANNED: Final = Planned()
+NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class Standing(NamedTuple):
-    """How a run stands."""
+    """How the steps of a run stand."""
 
     state: str
     states: Mapping[str, str]
@@ -39,9 +214,13 @@ class Standing(NamedTuple):
     expected: Mapping[str, float] = {}
     """Seconds that a step took before, where that is known."""
     elapsed: Mapping[str, float] = {}
-    """Seconds for which a RUNNING step has run."""
+    """Seconds for which a step has run that is not over, or had when it reported last."""
     trainings: Mapping[str, Training] = {}
-    """What RUNNING steps reported last."""
+    """What steps reported last that are not over, or did not end well."""
+    others: Mapping[str, int] = {}
+    """Further steps, by state, of which only the number is known."""
+    trains: str = ""
+    """The step that trains, without its instances."""
 
 
 class Progress(NamedTuple):
@@ -53,54 +232,420 @@ class Progress(NamedTuple):
     eta: float | None
 
 
+class RunView(NamedTuple):
+    """A run, as every front shows it."""
+
+    id: str
+    state: str
+    word: str
+    failure: str
+    reason: str
+    steps: Mapping[str, StepView]
+    """Those to which something has happened, by id, in the order of the plan."""
+    counts: Mapping[str, int]
+    """How many are in each state, with those whose results were there before."""
+    progress: Progress
+    failed: Failure | None
+    """Of a run that has not completed: the first failure, which ended it if anything did."""
+    trains: str
+    """The id of the step that trains: not of the last that reported something.  Empty where none is known."""
+    training: Training | None
+    """What that reported last, in an earlier run if its result was there."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What its steps say that people have to know."""
+        return [f"{step.id}: {text}" for step in self.steps.values() for text in step.warnings]
+
+
+def fold(
+    run: Run,
+    rows: Mapping[str, Row],
+    moves: Iterable[Moved] = (),
+    *,
+    now: float,
+    planned: Planned = UNPLANNED,
+    expected: Mapping[str, float] = NOTHING,
+    leases: Collection[str] = (),
+    live: bool = False,
+    others: Mapping[tuple[str, str], int] = NOTHING,
+) -> RunView:
+    """Return the view of a run.
+
+    `rows` are its steps and `moves` theirs to and from RUNNING, in order; without these, steps have neither attempts
+    nor the circumstances of a failure.  `leases` are the states of its machines, `live` whether a worker has it,
+    `expected` the seconds that its steps took before.  `others` counts further steps by state and phase.
+    """
+    heard: dict[str, StepView] = {}
+    for move in moves:
+        heard[move.id] = moved(heard.get(move.id, StepView(move.id)), move)
+    steps = {
+        id: _now(heard.get(id, StepView(id)), row, now)._replace(expected=expected.get(id))
+        for id, row in _in_order(rows, planned).items()
+    }
+    # A worker that has claimed it may have died before it stored a move.
+    begun = "ACTIVE" if run.state == "QUEUED" and run.fence and run.claim else run.state
+    trains = _trains(steps, planned)
+    standing = _standing(run, steps, planned, expected, others, trains, now)
+    word_ = _word(run, begun, standing, steps, others, leases, live=live)
+    progress = progress_of(standing)
+    if word_ == "NEEDS_RECOVERY":
+        progress = progress._replace(eta=None)  # nothing is known to go on
+    return RunView(
+        run.id,
+        run.state,
+        word_,
+        run.failure,
+        run.reason,
+        steps,
+        _counts(standing, steps),
+        progress,
+        _failed(run, steps.values()),
+        trains,
+        _training(steps.get(trains), planned),
+    )
+
+
+def moved(step: StepView, move: Moved) -> StepView:
+    """Return what a step is after a move."""
+    data, after = move.data, move.after
+    if after == State.RUNNING:
+        if move.before == State.RUNNING:
+            return step._replace(phase=move.reason, reason=move.reason)
+        number = data.get("attempt")
+        # One that could not be started moves through RUNNING without an attempt.
+        begins = isinstance(number, int)
+        return step._replace(
+            state=after,
+            phase=move.reason,
+            reason=move.reason,
+            detail="",
+            host=str(data.get("site", "")),
+            attempts=number if isinstance(number, int) else step.attempts,
+            began=move.at if begins else None,
+            ended=None,
+            failure=None,
+            warnings=(),
+        )
+    step = step._replace(
+        state=after,
+        phase="",
+        reason=move.reason,
+        detail="",
+        ended=move.at if after in FINAL else None,
+    )
+    if move.before == State.RUNNING:
+        step = _ended(step, move)
+    if after == State.FAILED:
+        failure = _failure(step.id, move)
+        step = step._replace(failure=failure, detail=failure.words)
+    if isinstance(said := data.get("warnings"), list):
+        step = step._replace(warnings=[str(text) for text in said])
+    return step
+
+
+def _ended(step: StepView, move: Moved) -> StepView:
+    """What a step is whose attempt is over."""
+    if move.reason == BUSY:  # it never began
+        return step._replace(attempts=max(0, step.attempts - 1), began=None)
+    took = move.data.get("seconds")
+    if not is_number(took):
+        took = max(0.0, move.at - step.began) if step.began is not None else None
+    return step if took is None else step._replace(seconds=round((step.seconds or 0.0) + took, 3))
+
+
+def _failure(id: str, move: Moved) -> Failure:
+    data, kind = move.data, move.reason
+    exit, signal, lines = data.get("exit"), data.get("signal"), data.get("tail")
+    return Failure(
+        kind,
+        str(data.get("error") or data.get("detail") or kind),
+        id,
+        exit if isinstance(exit, int) else None,
+        signal if isinstance(signal, int) else None,
+        [str(line) for line in lines] if isinstance(lines, list) else [],
+        str(data.get("fix") or REMEDIES.get(kind, "")),
+    )
+
+
+def training_from(
+    values: Mapping[str, object],
+    total: float | None,
+    *,
+    eta: float | None = None,
+    at: float | None = None,
+) -> Training:
+    """Return a training from the numbers that its step reported last; `total` is what its inputs say."""
+    numbers = {
+        name: value for name, value in values.items() if is_number(value) and abs(value) < LARGEST
+    }
+    total = next((numbers[name] for name in TOTALS if name in numbers), total)
+    others = {
+        name: value
+        for name, value in numbers.items()
+        if name not in ("step", *TOTALS) and len(name) <= LONGEST_NAME
+    }
+    return Training(
+        numbers.get("step"),
+        total if total is not None and total > 0 else None,
+        eta,
+        at,
+        dict(list(others.items())[:NAMES]),
+    )
+
+
+def stored_training(
+    text: str, *, now: float | None = None
+) -> tuple[Training | None, Sequence[str]]:
+    """Return the numbers and the warnings of the row of a step; `now` lets the time that is left pass."""
+    try:
+        found = json.loads(text) if text else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        return None, ()
+    numbers = {
+        name: found[name] for name in ("step", "total", "eta", "at") if is_number(found.get(name))
+    }
+    values, said = found.get("values"), found.get("warnings")
+    others = values if isinstance(values, dict) else {}
+    training = Training(
+        **numbers, values={str(name): each for name, each in others.items() if is_number(each)}
+    )
+    if now is not None and training.eta is not None and training.at is not None:
+        left = max(0.0, training.eta - max(0.0, now - training.at))
+        training = training._replace(eta=round(left, 1))
+    warnings = [str(each) for each in said] if isinstance(said, list) else []
+    return (training if training.step is not None or training.values else None), warnings
+
+
+def _now(step: StepView, row: Row, now: float) -> StepView:
+    """A step as its row says: that is stored with its last move, and its numbers later."""
+    running = row.state == State.RUNNING
+    training, said = stored_training(row.numbers, now=now if running else None)
+    began = step.began if step.began is not None else row.began
+    step = step._replace(
+        state=row.state,
+        phase=row.reason if running else "",
+        reason=row.reason,
+        detail=row.detail,
+        training=training,
+        began=began,
+    )
+    if running and began is not None:
+        step = step._replace(seconds=round((step.seconds or 0.0) + max(0.0, now - began), 3))
+    if running or not step.warnings:
+        step = step._replace(warnings=said)
+    if row.state == State.FAILED and step.failure is None:
+        words = row.detail or row.reason
+        failure = Failure(row.reason, words, step.id, fix=REMEDIES.get(row.reason, ""))
+        step = step._replace(failure=failure)
+    return step
+
+
+def _in_order(rows: Mapping[str, Row], planned: Planned) -> dict[str, Row]:
+    """The steps in the order of the plan."""
+    places = {step: n for n, step in enumerate(planned.instances)}
+    if not places:
+        return dict(sorted(rows.items()))
+    return dict(
+        sorted(rows.items(), key=lambda item: (places.get(bare(item[0]), len(places)), item[0]))
+    )
+
+
+def _word(
+    run: Run,
+    begun: str,
+    standing: Standing,
+    steps: Mapping[str, StepView],
+    others: Mapping[tuple[str, str], int],
+    leases: Collection[str],
+    *,
+    live: bool,
+) -> str:
+    """The word that people see for a run."""
+    phases = {(step.state, step.phase) for step in steps.values()} | set(others)
+    happened = len(steps) + sum(standing.others.values()) + _restored(standing)
+    if standing.total is None or standing.total > happened:
+        phases.add((State.WAITING, ""))  # one to which nothing has happened
+    return word(begun, failure=run.failure, steps=phases, leases=leases, claimed=live)
+
+
+def _standing(
+    run: Run,
+    steps: Mapping[str, StepView],
+    planned: Planned,
+    expected: Mapping[str, float],
+    others: Mapping[tuple[str, str], int],
+    trains: str,
+    now: float,
+) -> Standing:
+    states = {id: str(step.state) for id, step in steps.items()}
+    if not others:
+        # A step without instances is there by its own name before anything happens to it.
+        for name, count in planned.instances.items():
+            if count == 1 and name not in states and name not in planned.fresh:
+                states[name] = State.WAITING
+    elapsed, trainings = {}, {}
+    for id, step in steps.items():
+        training = step.training
+        running = step.state == State.RUNNING
+        if step.began is not None and running:
+            elapsed[id] = max(0.0, now - step.began)
+        elif step.began is not None and training is not None and training.at is not None:
+            elapsed[id] = max(0.0, training.at - step.began)
+        if training is not None and step.state not in WELL:
+            trainings[id] = training
+    counted: dict[str, int] = {}
+    for (state, _), number in others.items():
+        counted[state] = counted.get(state, 0) + number
+    if planned.unnamed:
+        named = len(states) + sum(counted.values())
+        room = planned.unnamed if planned.total is None else max(0, planned.total - named)
+        counted[State.FRESH] = counted.get(State.FRESH, 0) + min(planned.unnamed, room)
+    return Standing(
+        run.state,
+        states,
+        planned.fresh,
+        planned.total,
+        expected,
+        elapsed,
+        trainings,
+        counted,
+        bare(trains),
+    )
+
+
+def _counts(standing: Standing, steps: Mapping[str, StepView]) -> dict[str, int]:
+    counts = dict(standing.others)
+    for step in steps.values():
+        counts[step.state] = counts.get(step.state, 0) + 1
+    if restored := _restored(standing):
+        counts[State.FRESH] = counts.get(State.FRESH, 0) + restored
+    return {str(state): number for state, number in counts.items()}
+
+
+def _failed(run: Run, steps: Iterable[StepView]) -> Failure | None:
+    """The failure that ended a run; of one that goes on, the first."""
+    if run.state == "COMPLETED":
+        return None
+    failures = [
+        step.failure
+        for step in sorted(steps, key=lambda step: step.ended or 0.0)
+        if step.failure is not None
+    ]
+    if run.state != "FAILED":
+        return failures[0] if failures else None
+    ended = (run.failure, run.reason)
+    alike = [each for each in failures if (of_step(each.kind), each.words) == ended]
+    if alike or failures:
+        return (alike or failures)[0]._replace(kind=run.failure)
+    return Failure(run.failure, run.reason, fix=REMEDIES.get(run.failure, ""))
+
+
+def _training(step: StepView | None, planned: Planned) -> Training | None:
+    if step is not None and (step.training is not None or step.state != State.FRESH):
+        return step.training
+    return stored_training(planned.reported)[0]
+
+
+def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
+    """The step whose numbers are the training's: as planned, else that runs and knows how many steps it takes, else the last that did."""
+    if planned.trains in steps:
+        return planned.trains
+    # When the run began it may have stood for instances that were not known yet.
+    reporting = [
+        step
+        for step in steps.values()
+        if step.training is not None and planned.trains in ("", bare(step.id))
+    ]
+    if not reporting:
+        return planned.trains
+
+    def rank(step: StepView) -> tuple[bool, bool, bool, float]:
+        training = step.training or Training()
+        running = step.state == State.RUNNING
+        left = training.eta if training.eta is not None else training.total
+        return (
+            bool(training.total),
+            any(name.endswith("loss") for name in training.values),
+            running,
+            (left or 0.0) if running else (training.at or 0.0),
+        )
+
+    return max(reporting, key=rank).id
+
+
+# -- how far it is ---------------------------------------------------------------------------------------------------------------------------------
+
+
 def progress_of(run: Standing) -> Progress:
     """Return how far a run is: by the training's own numbers, else by the time that its steps took before."""
-    restored = set(run.fresh) - run.states.keys()  # one that has a row is counted by its row
-    ended = sum(state in FINAL for state in run.states.values()) + len(restored)
-    total = None if run.total is None else max(run.total, len(run.states) + len(restored))
-    over = run.state in ("COMPLETED", "FAILED", "CANCELLED")
+    over = run.state in _OVER
+    stored, restored = len(run.states) + sum(run.others.values()), _restored(run)
+    total = max(run.total or 0, stored + restored) if run.total is not None or over else None
+    ended = sum(state in FINAL for state in run.states.values()) + restored
+    ended += sum(number for state, number in run.others.items() if state in FINAL)
     if run.state == "COMPLETED":
-        return Progress(ended, total, 100.0, 0.0)
+        return Progress(total or 0, total, 100.0, 0.0)
     left = _seconds_left(run)
     eta = 0.0 if over else _eta(run, left, total, ended)
-    return Progress(ended, total, _percent(run, left, total, len(restored)), eta)
+    return Progress(ended, total, _percent(run, total, restored), eta)
 
 
-def _percent(
-    run: Standing, left: Mapping[str, float | None], total: int | None, restored: int
-) -> float | None:
+def _restored(run: Standing) -> int:
+    """Steps whose results were there before and that have no row; one that has is counted by its row."""
+    restored = len(set(run.fresh) - run.states.keys())
+    if run.others and run.total is not None:  # whose ids are not known
+        room = run.total - len(run.states) - sum(run.others.values())
+        return min(restored, max(0, room))
+    return restored
+
+
+def _percent(run: Standing, total: int | None, restored: int) -> float | None:
     if not total:
         return None
-    parts = {id: _part(run, id, state, left.get(id)) for id, state in run.states.items()}
-    weights = {id: _weight(run, id, left.get(id)) for id in parts}
-    known = [weight for weight in weights.values() if weight]
-    # A step of unknown length counts as much as the others do on average.
-    usual = sum(known) / len(known) if known else 1.0
+    parts = {id: _part(run, id, state) for id, state in run.states.items()}
+    weights = {id: _weight(run, id) if total <= WEIGHED else 1.0 for id in parts}
+    usual = _usual(run, weights)
+    well = restored + sum(number for state, number in run.others.items() if state in WELL)
     whole = usual * (total - len(parts))
-    done = usual * restored
+    done = usual * well
     for id, part in parts.items():
-        weight = weights[id] or usual
+        weight = weights[id] or usual * (TENFOLD if bare(id) == run.trains else 1.0)
         whole += weight
         done += weight * part
     return min(ALMOST, round(100 * done / whole, 1)) if whole else None
 
 
-def _part(run: Standing, id: str, state: str, left: float | None) -> float:
+def _usual(run: Standing, weights: Mapping[str, float]) -> float:
+    """What a step of unknown length counts: as much as others do on average, and a part of the training if only that is known."""
+    known = [weight for id, weight in weights.items() if weight and bare(id) != run.trains]
+    if known:
+        return sum(known) / len(known)
+    trained = [weight for weight in weights.values() if weight]
+    return sum(trained) / len(trained) / TENFOLD if trained else 1.0
+
+
+def _part(run: Standing, id: str, state: str) -> float:
     """How much of a step is done, from 0 to 1."""
     if state in WELL:
         return 1.0
-    if state != State.RUNNING:
+    training = run.trainings.get(id)
+    if training is not None and training.total and (state == State.RUNNING or run.state in _HALTED):
+        return training.part
+    if state != State.RUNNING or id not in run.expected:
         return 0.0
-    if id in run.trainings:
-        return run.trainings[id].part
     elapsed = run.elapsed.get(id, 0.0)
-    return elapsed / (elapsed + left) if left else 0.0
+    whole = max(elapsed, run.expected[id])
+    return elapsed / whole if whole else 0.0
 
 
-def _weight(run: Standing, id: str, left: float | None) -> float:
+def _weight(run: Standing, id: str) -> float:
     """Seconds that a step takes in all; 0 where that is not known."""
-    if id in run.trainings and left is not None:
-        return run.elapsed.get(id, 0.0) + left
+    training = run.trainings.get(id)
+    if training is not None and training.eta is not None:
+        return run.elapsed.get(id, 0.0) + training.eta
     return run.expected.get(id, 0.0)
 
 
@@ -111,10 +656,11 @@ def _seconds_left(run: Standing) -> dict[str, float | None]:
         if state in FINAL:
             continue
         training = run.trainings.get(id)
-        if training is not None and training.eta is not None:
+        if state == State.RUNNING and training is not None and training.eta is not None:
             left[id] = training.eta
         elif id in run.expected:
-            left[id] = max(0.0, run.expected[id] - run.elapsed.get(id, 0.0))
+            elapsed = run.elapsed.get(id, 0.0) if state == State.RUNNING else 0.0
+            left[id] = max(0.0, run.expected[id] - elapsed)
         else:
             left[id] = None
     return left
@@ -123,7 +669,9 @@ def _seconds_left(run: Standing) -> dict[str, float | None]:
 def _eta(
     run: Standing, left: Mapping[str, float | None], total: int | None, ended: int
 ) -> float | None:
+    """Seconds until the last step ends: as many run at once as do now."""
     known = [seconds for seconds in left.values() if seconds is not None]
     if total is None or len(known) < len(left) or ended + len(left) < total:
         return None
-    return sum(known)
+    at_once = sum(state == State.RUNNING for state in run.states.values())
+    return max(max(known, default=0.0), sum(known) / max(1, at_once))

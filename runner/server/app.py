@@ -10,21 +10,27 @@ from typing import Literal, get_args
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import (
+    RequestValidationError,
+    ValidationException,
+    WebSocketRequestValidationError,
+)
 from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp
 
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
 from ..storage.records.runs import Wanted
-from . import answers, artifacts, page, platform, recipes, runs, service, streams
+from . import answers, artifacts, live, page, platform, recipes, runs, service, streams
 from .answers import ErrorView, Refused
+from .feed import Feed
 from .guard import Guard
 from .planner import Planner
-from .pulse import Pulse
 from .room import InRoom, Room
+from .tickets import Tickets
 
 AT_ONCE = 8
 """Requests that read or survey at the same time; others wait.  Each has a connection of its own."""
@@ -55,12 +61,14 @@ def health(request: Request, room: InRoom) -> Health:
     return Health(status="ok", version=VERSION, gpu=platform.gpu(), active_jobs=active)
 
 
-def application(room: Room, hosts: Set[str]) -> ASGIApp:
+def application(room: Room, hosts: Set[str], feed: Feed | None = None) -> ASGIApp:
     """What the server of a workspace serves to clients that call it by one of `hosts`, with ports."""
-    return Guard(routes(room), room.root, room.tokens, hosts)
+    tickets = Tickets(room.tokens)
+    app = routes(room, feed or Feed(room), tickets)
+    return Guard(app, room.root, room.tokens, tickets, hosts)
 
 
-def routes(room: Room) -> FastAPI:
+def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
     """Every address, for requests that the guard has let pass."""
     planner = Planner()
 
@@ -70,6 +78,7 @@ def routes(room: Room) -> FastAPI:
         # The first answers come before the first plan.
         asyncio.get_running_loop().call_later(WARM_UP, planner.start)
         yield
+        await feed.close()
         planner.close()
         room.close()
 
@@ -89,12 +98,14 @@ def routes(room: Room) -> FastAPI:
         lifespan=lifespan,
         responses=errors,
     )
-    app.state.room, app.state.pulse, app.state.planner = room, Pulse(room), planner
+    app.state.room, app.state.planner = room, planner
+    app.state.feed, app.state.tickets = feed, tickets
     for part in (
         router,
         recipes.router,
         runs.router,
         streams.router,
+        live.router,
         artifacts.router,
         service.router,
         platform.router,
@@ -102,14 +113,21 @@ def routes(room: Room) -> FastAPI:
     ):
         app.include_router(part)
 
-    async def answer(request: Request, error: Exception) -> Response:
+    async def answer(request: HTTPConnection, error: Exception) -> Response:
         refused = _refused(error, request)
         if refused.status == 405:
             refused.headers = {"allow": ", ".join(_methods(app, request.url.path))}
         text = answers.body(room.root, refused.code, refused.message, refused.fix, refused.problems)
         return Response(text, refused.status, refused.headers, media_type="application/json")
 
-    for kind in (Refused, RecipeError, RequestValidationError, HTTPException, Exception):
+    for kind in (
+        Refused,
+        RecipeError,
+        RequestValidationError,
+        WebSocketRequestValidationError,
+        HTTPException,
+        Exception,
+    ):
         app.add_exception_handler(kind, answer)
     return app
 
@@ -123,14 +141,14 @@ def _methods(app: FastAPI, path: str) -> list[str]:
     return sorted(map(str.upper, found)) or ["GET"]
 
 
-def _refused(error: Exception, request: Request) -> Refused:
+def _refused(error: Exception, request: HTTPConnection) -> Refused:
     """Any error as a refusal.  What an unexpected error of ours was about stays in the log."""
     match error:
         case Refused():
             return error
         case RecipeError():
             return answers.of_error(error)
-        case RequestValidationError():
+        case ValidationException():
             return _invalid(error, _fields(request))
         case HTTPException():
             words = {404: "there is no such address", 405: "this address has no such method"}.get(
@@ -150,7 +168,7 @@ def _refused(error: Exception, request: Request) -> Refused:
     )
 
 
-def _fields(request: Request) -> list[str]:
+def _fields(request: HTTPConnection) -> list[str]:
     """What the body of a request to this address may have."""
     kinds = [each.field_info.annotation for each in request.scope["route"].dependant.body_params]
     models = [
@@ -175,7 +193,7 @@ _WORDS = {
 """What pydantic says, and what we say."""
 
 
-def _invalid(error: RequestValidationError, fields: Sequence[str]) -> Refused:
+def _invalid(error: ValidationException, fields: Sequence[str]) -> Refused:
     """Every problem of a request whose body has these fields, by the place of each; what was given is not repeated."""
     problems = []
     for each in error.errors():

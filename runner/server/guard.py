@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import answers, page
 from .answers import Refused
+from .tickets import Tickets
 from .tokens import Token, Tokens
 
+TURNS: Final = 8
+"""Requests that begin in one round of the event loop."""
 LARGEST: Final = 1 << 20
 """Bytes of a body."""
 DRAINED: Final = 8 << 20
@@ -39,21 +42,59 @@ _SAFE: Final = {
 }
 
 
+class Turns:
+    """Lets requests begin a few at a time, in the order in which they came.
+
+    A server that was started anew is asked by all its followers at once: those who have connected are served in between.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._begun = 0
+
+    async def take(self) -> None:
+        """Wait for a turn."""
+        loop = asyncio.get_running_loop()
+        if not self._begun:
+            loop.call_soon(self._next)
+        if self._begun < TURNS and not self._waiting:
+            self._begun += 1
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _next(self) -> None:
+        self._begun = 0
+        while self._waiting and self._begun < TURNS:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._begun += 1
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
 class Guard:
     """Refuses what is not to reach the application, and hands on whose request it is as `scope["state"]["caller"]`.
 
     That is a Token, or None on /health and for the parts of the page.
     """
 
-    def __init__(self, app: ASGIApp, root: Path, tokens: Tokens, hosts: Set[str]) -> None:
-        self._app, self._root, self._tokens, self._hosts = app, root, tokens, hosts
+    def __init__(
+        self, app: ASGIApp, root: Path, tokens: Tokens, tickets: Tickets, hosts: Set[str]
+    ) -> None:
+        self._app, self._root, self._hosts = app, root, hosts
+        self._tokens, self._tickets = tokens, tickets
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
+        await self._turns.take()
+        if scope["type"] == "websocket":
+            await self._open(scope, receive, send)
             return
         try:
             headers = self._headers(scope)
@@ -72,6 +113,24 @@ class Guard:
             return message
 
         await self._app(scope, replayed, _safe(send))
+
+    async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a WebSocket pass, of a client that sends a token or, as a browser has to, a ticket."""
+        try:
+            headers = self._headers(scope)
+            secret, scope["query_string"] = _without_ticket(scope["query_string"])
+            if secret and b"authorization" not in headers:
+                caller = self._tickets.use(secret)
+                if caller is None:
+                    words = "the ticket is not known: it was used, or it has expired"
+                    raise Refused(401, "unauthorized", words, "POST /v1/tickets makes another")
+            else:
+                caller = self._caller(scope["path"], headers)
+            scope.setdefault("state", {})["caller"] = caller
+        except Refused as refused:
+            await _refuse(send, self._root, refused, "websocket.http.response")
+            return
+        await self._app(scope, receive, send)
 
     def _headers(self, scope: Scope) -> Mapping[bytes, bytes]:
         """The headers by name.  Raises Refused for too many of them, another host or origin, and a path that leads nowhere."""
@@ -217,7 +276,14 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-async def _refuse(send: Send, root: Path, refused: Refused) -> None:
+def _without_ticket(query: bytes) -> tuple[str, bytes]:
+    """The ticket in the parameters of an address, and the others."""
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    secret = next((value for name, value in pairs if name == "ticket"), "")
+    return secret, urlencode([pair for pair in pairs if pair[0] != "ticket"]).encode()
+
+
+async def _refuse(send: Send, root: Path, refused: Refused, kind: str = "http.response") -> None:
     data = answers.body(root, refused.code, refused.message, refused.fix, refused.problems)
     headers = [
         (b"content-type", b"application/json"),
@@ -228,8 +294,8 @@ async def _refuse(send: Send, root: Path, refused: Refused) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     if refused.status in (408, 413):
         headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
+    await send({"type": f"{kind}.start", "status": refused.status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": data})
 
 
 def _safe(send: Send) -> Send:

@@ -131,7 +131,7 @@ class Planner:
                 child.join()
 
 
-def _planner(request: Request) -> Planner:
+async def _planner(request: Request) -> Planner:
     return cast("Planner", request.app.state.planner)
 
 

@@ -132,8 +132,10 @@ class JobView(Accepted):
     run: str
     recipe: str
     word: str
-    progress: float | None = Field(description="Percent.")
-    current_step: int
+    progress: float | None = Field(description="Percent of the run.")
+    current_step: int = Field(
+        description="Of the training, as its reports have it; else steps of the recipe that are over."
+    )
     total_steps: int | None
     error_message: str
 
@@ -283,7 +285,12 @@ def status(job_id: str, room: InRoom) -> JobView:
     with room.reading() as ws:
         row = _row(ws, job_id)
         view = runs.detailed(ws, row)
-        progress = view.progress
+        progress, training = view.progress, view.training
+        # A platform counts the steps of the training; those of the recipe where none reports any.
+        if training is not None and training.step is not None:
+            current, total = int(training.step), training.total
+        else:
+            current, total = progress.step, progress.total
         failed = row.state in ("FAILED", "CANCELLED")
         return JobView(
             job_id=job_id,
@@ -292,8 +299,8 @@ def status(job_id: str, room: InRoom) -> JobView:
             recipe=row.recipe,
             word=view.word,
             progress=progress.percent,
-            current_step=progress.step,
-            total_steps=progress.total,
+            current_step=current,
+            total_steps=int(total) if total is not None else None,
             error_message=plain(row.reason, ws.root) if failed else "",
         )
 

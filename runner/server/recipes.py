@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -21,6 +21,7 @@ from ..language.recipe import Input, Recipe
 from ..settings import load
 from ..storage.reach import Reach
 from ..storage.workspace import Workspace
+from ..survey.summaries import selected
 from .answers import plain, plain_value
 from .planner import InPlanner
 from .room import READ, Given, InRoom, ServedWorkspace, Whole
@@ -63,6 +64,10 @@ class RecipeList(BaseModel):
     recipes: list[RecipeSummary]
 
 
+class Direction(BaseModel):
+    better: Literal["min", "max"]
+
+
 class RecipeView(RecipeSummary):
     doc: str
     inputs: dict[str, Any] = Field(description="The JSON Schema of the inputs.")
@@ -71,6 +76,9 @@ class RecipeView(RecipeSummary):
         description="By preset, empty for none: what the most demanding step needs of its machine."
     )
     outputs: list[str]
+    metrics: dict[str, Direction] = Field(
+        description="Which way a metric is better, as far as the recipe says."
+    )
 
 
 _Bytes = Annotated[
@@ -343,6 +351,9 @@ def recipe(name: str, room: InRoom) -> RecipeView:
         "presets": sheet["presets"],
         "resources": sheet["machines"],
         "outputs": made,
+        "metrics": {
+            name: {"better": "min" if least else "max"} for name, least in selected(found).items()
+        },
     }
     return RecipeView.model_validate(_summary(each).model_dump() | parts)
 

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends
 from fastapi.security import HTTPBearer
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Strict
+from starlette.requests import HTTPConnection
 
 from ..errors import Problem, did_you_mean
 from ..storage.records.runs import RunRow
@@ -66,11 +67,12 @@ class Room(ServedWorkspace):
             self._idle.pop().close()
 
 
-def _room(request: Request) -> Room:
+async def _room(request: HTTPConnection) -> Room:
     return cast("Room", request.app.state.room)
 
 
-def _caller(request: Request) -> Token:
+def caller_of(request: HTTPConnection) -> Token:
+    """Whose request it is.  Raises Refused where it has no token."""
     caller = request.scope["state"]["caller"]
     if caller is None:
         raise Refused(
@@ -82,7 +84,11 @@ def _caller(request: Request) -> Token:
     return cast("Token", caller)
 
 
-def _query(request: Request) -> None:
+async def _caller(request: HTTPConnection) -> Token:
+    return caller_of(request)
+
+
+def _query(request: HTTPConnection) -> None:
     """Raises Refused for a parameter that an address of /v1 does not have, or has once: a filter that is misspelt would let everything through."""
     if not request.url.path.startswith("/v1/"):
         return
@@ -114,15 +120,20 @@ def _query(request: Request) -> None:
 
 
 class Needs:
-    """That the caller's token has this scope.  A token of one run opens only the addresses that name a run."""
+    """That the caller's token has this scope.
 
-    def __init__(self, scope: Scope, *, run: bool = False) -> None:
-        self.scope, self.run = scope, run
+    A token of one run opens only the addresses that name a run, and with `any_run` those that leave out all others.
+    """
 
-    def __call__(self, request: Request) -> None:
+    def __init__(self, scope: Scope, *, run: bool = False, any_run: bool = False) -> None:
+        self.scope, self.run, self.any_run = scope, run, any_run
+
+    async def __call__(self, request: HTTPConnection) -> None:
+        # A coroutine, as all that others depend on: for a function a thread would be asked.
         _query(request)
-        caller = _caller(request)
-        if caller.run and (not self.run or request.path_params.get("run") != caller.run):
+        caller = caller_of(request)
+        is_other = not self.run or request.path_params.get("run") != caller.run
+        if caller.run and is_other and not self.any_run:
             raise (
                 NoSuchRun()
                 if self.run
@@ -153,6 +164,7 @@ BEARER = Depends(
 READ = [BEARER, Depends(Needs("read"))]
 OPERATE = [BEARER, Depends(Needs("operate"))]
 ADMIN = [BEARER, Depends(Needs("admin"))]
+READ_ANY = [BEARER, Depends(Needs("read", any_run=True))]
 READ_RUN = [BEARER, Depends(Needs("read", run=True))]
 OPERATE_RUN = [BEARER, Depends(Needs("operate", run=True))]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Response
+from fastapi import Request as HttpRequest
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
@@ -27,6 +29,7 @@ from ..storage.records.runs import Event, RunRow, Wanted
 from ..storage.workspace import Workspace
 from . import recipes
 from .answers import plain, plain_value
+from .page import squeezed
 from .planner import InPlanner
 from .recipes import Asked, Offered
 from .room import (
@@ -48,6 +51,7 @@ State: TypeAlias = Literal["QUEUED", "ACTIVE", "PAUSED", "COMPLETED", "FAILED", 
 MOST: Final = 200
 """Runs of one page."""
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
+_Tag: TypeAlias = Annotated[str, Field(max_length=60, pattern=r"^[^\s#,][^\s,]*$")]
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
 
 
@@ -119,12 +123,43 @@ class NewRun(Asked):
 
 
 class Progress(BaseModel):
-    step: int = Field(description="Steps that are over.")
+    step: int = Field(description="Steps of the recipe that are over.")
     total: int | None
-    percent: float | None
-    eta: float | None = Field(
-        description="Seconds, by what the open steps took before; null where that is not known."
+    percent: float | None = Field(
+        description="By the numbers of the training while it runs, else by what the steps took before; 100 only of a run that is COMPLETED."
     )
+    eta: float | None = Field(
+        description="Seconds, at the pace of the training, else by what the open steps took before; null where that is not known."
+    )
+
+
+class StepProgress(BaseModel):
+    """How far a step is, by what it reported last."""
+
+    step: float | None = Field(description="Its own step, as a training counts them.")
+    total: float | None
+    percent: float | None
+    eta: float | None = Field(description="Seconds.")
+
+
+class TrainingView(StepProgress):
+    """What the step that trains reported last."""
+
+    of: str = Field(description="The id of that step.")
+    at: str | None
+    values: dict[str, float] = Field(description="Its other numbers, such as loss.")
+
+
+class FailureView(BaseModel):
+    """Why a run failed."""
+
+    kind: str
+    words: str
+    step: str = Field(description="The step that failed; empty where none did.")
+    exit: int | None = Field(description="The exit code of its command.")
+    signal: int | None = Field(description="The signal that ended it.")
+    lines: list[str] = Field(description="The last lines that it printed.")
+    fix: str
 
 
 class RunView(BaseModel):
@@ -152,10 +187,54 @@ class RunView(BaseModel):
     created: str
     not_before: str | None
     ended: str | None
+    progress: Progress
+
+
+class MetricView(BaseModel):
+    """One metric of a run, over all of its steps."""
+
+    last: float | str | bool
+    min: float | None
+    max: float | None
+    better: Literal["min", "max"] = Field(
+        description="As a `select` of the recipe says, else by the name of the metric."
+    )
+    step_of_best: float | None = Field(
+        description="The `step` or `epoch` that stood beside the best value, else its number from 0."
+    )
+    n: int | None = Field(description="How often it was reported as a number.")
+
+
+class TrialView(BaseModel):
+    """One instance of a matrix, as those of a sweep."""
+
+    id: str
+    inputs: dict[str, Any]
+    state: str = Field(description="The worst of its steps.")
+    metrics: dict[str, MetricView]
+
+
+class CurveView(BaseModel):
+    metric: str
+    values: list[float] = Field(description="At most 24 means, from the first point to the last.")
+
+
+class ListedRun(RunView):
+    """A run with what people say of it, and what it reported."""
+
+    name: str
+    tags: list[str]
+    note: str
+    archived: bool
+    metrics: dict[str, MetricView] = Field(
+        description="Those of steps whose results were there before the run are among them."
+    )
+    trials: list[TrialView]
+    curve: CurveView | None = Field(description="The metric that says most, in small.")
 
 
 class RunList(BaseModel):
-    runs: list[RunView]
+    runs: list[ListedRun]
     next: str | None = Field(description="The value of `after` for the next page; null at the end.")
 
 
@@ -166,8 +245,19 @@ class StepView(BaseModel):
         description="Of a step that FAILED the kind of its failure, of one that is RUNNING its phase."
     )
     detail: str = Field(description="The error of a step that FAILED, in words.")
-    attempts: int
+    attempts: int = Field(description="Those that began, with the one that runs.")
     host: str = Field(description="Where it was begun last; empty for the worker's own machine.")
+    began: str | None = Field(description="When its last attempt did.")
+    ended: str | None
+    seconds: float | None = Field(description="For which its attempts have run.")
+    expected: float | None = Field(description="Seconds that it took before.")
+    progress: StepProgress
+    values: dict[str, float] = Field(description="Numbers that it reported last, such as loss.")
+    exit: int | None = Field(description="Of a step that FAILED the exit code of its command.")
+    signal: int | None = Field(description="The signal that ended it.")
+    lines: list[str] = Field(description="Of a step that FAILED the last lines that it printed.")
+    fix: str = Field(description="What may help.")
+    warnings: list[str] = Field(description="What it says that people have to know.")
 
 
 class OutputView(BaseModel):
@@ -206,15 +296,21 @@ class GraphStep(BaseModel):
     fresh: int = Field(description="Instances whose results were there before the run.")
 
 
-class RunDetail(RunView):
+class RunDetail(ListedRun):
     seq: int = Field(
         description="The number of its last event: what follows is `events?after=` it."
     )
-    progress: Progress
     provider: str
     instances: list[Instance]
     estimate: Estimate
     cost: float = Field(description="US dollars so far.")
+    failed: FailureView | None = Field(
+        description="The failure that ended the run; of one that goes on, the first."
+    )
+    warnings: list[str] = Field(description="Those of its steps, STEP: WARNING.")
+    training: TrainingView | None = Field(
+        description="The numbers of the step that trains; null where none reports any."
+    )
     steps: list[StepView]
     graph: list[GraphStep] = Field(
         description="Every step of the recipe, also those of which nothing has happened; empty before the run begins."
@@ -255,6 +351,17 @@ class Retry(Given):
         alias="from",
         max_length=400,
         description="This step and everything after it, whatever is remembered.",
+    )
+
+
+class Description(Given):
+    """What people say of a run; what is left out stays as it is, and null takes it away."""
+
+    name: Annotated[str, Field(max_length=100)] | None = None
+    tags: Annotated[list[_Tag], Field(max_length=50)] | None = None
+    note: Annotated[str, Field(max_length=4000)] | None = None
+    archived: bool | None = Field(
+        default=None, description="Put away: lists show it where it is asked for."
     )
 
 
@@ -347,9 +454,10 @@ def store(
         return StoredRun(viewed(ws, [ws.store.runs.get(run)])[0], is_new=run == ticket.run)
 
 
-@router.get("/runs", dependencies=READ, summary="Runs, the newest first")
+@router.get("/runs", dependencies=READ, summary="Runs, the newest first", response_model=RunList)
 def runs(
     room: InRoom,
+    request: HttpRequest,
     state: Annotated[list[State] | None, Query()] = None,
     recipe: Annotated[str, Query(max_length=80)] = "",
     user: Annotated[str, Query(max_length=100)] = "",
@@ -358,15 +466,27 @@ def runs(
     ] = "",
     after: Annotated[str, Query(max_length=40, description="`next` of the page before.")] = "",
     limit: Annotated[int, Query(ge=1, le=MOST)] = 50,
-) -> RunList:
+    tag: Annotated[str, Query(max_length=60)] = "",
+    archived: Annotated[
+        bool | None, Query(description="false: none that is put away; true: only these.")
+    ] = None,
+    metrics: Annotated[
+        bool, Query(description="false: without `metrics`, `trials` and `curve`.")
+    ] = True,
+) -> Response:
     name, equals, value = label.partition("=")
     wanted = Wanted(state or (), recipe, user, (name, value) if equals else None)
+    wanted = wanted._replace(tag=tag, archived={None: "", True: "yes", False: "no"}[archived])
     wanted = wanted._replace(before=after) if after else wanted
     with room.reading() as ws:
         rows = ws.store.runs.page(wanted, limit + 1)
-        return RunList(
-            runs=viewed(ws, rows[:limit]), next=rows[limit - 1].id if len(rows) > limit else None
-        )
+        shown = [
+            _without_folders(ws, each) for each in views.listed(ws, rows[:limit], numbers=metrics)
+        ]
+        next = rows[limit - 1].id if len(rows) > limit else None
+    # What was read of the database is of these types: checking 200 runs once more would take longer than all else.
+    text = json.dumps({"runs": shown, "next": next}, ensure_ascii=False, separators=(",", ":"))
+    return squeezed(request, text, "application/json")
 
 
 @router.get("/runs/{run}", dependencies=READ_RUN, summary="One run with its steps and outputs")
@@ -377,16 +497,21 @@ def one(run: str, room: InRoom) -> RunDetail:
 
 def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
     """Runs as the API shows them."""
-    return [RunView.model_validate(_without_folders(ws, each)) for each in views.listed(ws, rows)]
+    found = views.listed(ws, rows, numbers=False)
+    return [RunView.model_validate(_without_folders(ws, each)) for each in found]
 
 
 def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     """A run with all that is known of it."""
     found = views.detail(ws, row)
+    told = {name: plain_value(found[name], ws.root) for name in ("failed", "warnings")}
     for step in found["steps"]:
-        step["reason"] = plain(step["reason"], ws.root)
-        step["detail"] = plain(step["detail"], ws.root)
-    return RunDetail.model_validate(_without_folders(ws, found))
+        step |= {
+            name: plain_value(step[name], ws.root)
+            for name in ("reason", "detail", "lines", "fix", "warnings")
+            if step[name]
+        }
+    return RunDetail.model_validate({**_without_folders(ws, found), **told})
 
 
 def _without_folders(ws: Workspace, found: views.Facts) -> Mapping[str, object]:
@@ -409,6 +534,17 @@ def shown(ws: Workspace, event: Event) -> EventView:
             "data": plain_value(found["data"], ws.root),
         }
     )
+
+
+@router.patch(
+    "/runs/{run}",
+    dependencies=OPERATE_RUN,
+    summary="Name, tags and note of a run; and whether it is put away",
+)
+def describe(run: str, room: InRoom, said: Description) -> RunDetail:
+    with room.reading() as ws:
+        requests.describe(ws, run_of(ws, run).id, said.model_dump(exclude_unset=True))
+        return detailed(ws, run_of(ws, run))
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from ..storage.records.runs import Wanted
 from ..storage.workspace import Workspace
 from .answers import Refused, plain
 from .room import ADMIN, READ, Given, InRoom, Moment, run_of
-from .streams import pulse_of
+from .streams import feed_of
 from .tokens import Scope, Token
 
 router = APIRouter(tags=["server"])
@@ -171,7 +171,7 @@ def _viewed(token: Token) -> TokenView:
 def figures(room: InRoom, request: Request) -> Response:
     with room.reading() as ws:
         return Response(
-            generate_latest(counted(ws, pulse_of(request).streams)),
+            generate_latest(counted(ws, feed_of(request).streams)),
             media_type="text/plain; version=0.0.4",
         )
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -24,11 +25,12 @@ from ..reports.delivery import Delivery
 from ..settings import load
 from ..storage.workspace import Workspace
 from .app import application
+from .feed import Feed
 from .guard import LONGEST_HEAD, PATIENCE
 from .room import Room
 from .tokens import Tokens
 
-CONNECTIONS: Final = 1000
+CONNECTIONS: Final = 2000
 AGAIN: Final = 1.0
 """Seconds before a worker that died is replaced."""
 END_WITHIN: Final = 31.0
@@ -60,7 +62,14 @@ class Patient(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
+        self.app_state = {**self.app_state, "transport": transport}  # a stream may have to cut it
         self._wait()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        super().handle_websocket_upgrade(event)
 
     def data_received(self, data: bytes) -> None:
         if self._late is None and (self.cycle is None or self.cycle.response_complete):
@@ -77,6 +86,18 @@ class Patient(H11Protocol):
 
     def _wait(self) -> None:
         self._late = self.loop.call_later(PATIENCE, self.transport.abort)
+
+
+class Server(uvicorn.Server):
+    """A server that tells those who follow runs when it stops."""
+
+    def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
+        super().__init__(config)
+        self._feed = feed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._feed.stop()
+        await super().shutdown(sockets)
 
 
 def serve(
@@ -138,9 +159,11 @@ def serve(
                     _address(where, _NEAR.get(where.host, where.host), port), "utf-8"
                 )
             ready(address, secret)
+            feed = Feed(room)
             config = uvicorn.Config(
-                application(room, hosts), http=Patient, ws="none", lifespan="on", log_level="error", access_log=False, server_header=False,
+                application(room, hosts, feed), http=Patient, lifespan="on", log_level="error", access_log=False, server_header=False,
                 limit_concurrency=CONNECTIONS, h11_max_incomplete_event_size=LONGEST_HEAD, timeout_graceful_shutdown=3, proxy_headers=False,
+                ws="websockets-sansio", ws_max_size=LONGEST_HEAD, ws_per_message_deflate=False,
                 ssl_certfile=where.certificate or None, ssl_keyfile=where.key or None,
             )  # fmt: skip
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -150,7 +173,7 @@ def serve(
             delivery = Delivery(ws.root, ws.environ)
             delivery.start()
             try:
-                uvicorn.Server(config).run(sockets=[listener])
+                Server(config, feed).run(sockets=[listener])
             finally:
                 delivery.end(LAST_WORDS)
                 if held is not None:

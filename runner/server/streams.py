@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from typing import Annotated, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.requests import HTTPConnection
 
 from ..errors import CannotRun
 from ..interface.logs import Part, Tail, available, kept, missing, tail_of
 from ..interface.reported import reported
+from ..interface.values import Point
 from ..planning.ids import names
 from ..survey.rows import Rows, bring
 from . import ranged
 from .answers import Refused
-from .pulse import LOOK, Beat, CountedStream, Pulse
+from .feed import LOOK, Beat, Feed, Follower
+from .messages import event_by_subject, log_text
+from .page import squeezed
 from .room import READ_RUN, Caller, InRoom, Room, run_of
 from .runs import EventView, shown
-from .tokens import Token
+from .sending import EVENTS, Stream
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["runs"])
 
 PAGE: Final = 500
 """Events of one answer."""
-QUIET: Final = 15.0
-"""Seconds of silence after which a stream of events says that it is alive."""
 _TEXT: Final = "text/plain; charset=utf-8"
 _LINES: Final = "application/x-ndjson"
 StepName: TypeAlias = Annotated[
     str, Query(max_length=400, description="A step; without it the one that began last.")
 ]
-_HEADERS: Final = {"x-accel-buffering": "no"}
 
 
 class EventList(BaseModel):
@@ -44,9 +45,9 @@ class EventList(BaseModel):
     next: int = Field(description="The value of `after` for what comes next.")
 
 
-def pulse_of(request: Request) -> Pulse:
-    """What followers share."""
-    found: Pulse = request.app.state.pulse
+def feed_of(request: HTTPConnection) -> Feed:
+    """What all who follow are given."""
+    found: Feed = request.app.state.feed
     return found
 
 
@@ -73,55 +74,20 @@ async def events(
 ) -> Response:
     after = last or after
 
-    def found(number: int) -> list[EventView]:
+    if EVENTS in accept:
+        feed = feed_of(request)
+        await feed.channel(run)
+        kinds = frozenset({"move"})
+        return Stream(feed, caller, event_by_subject, kinds, partial(feed.run, run, after))
+
+    def found() -> list[EventView]:
         with room.reading() as ws:
-            return [
-                shown(ws, event) for event in ws.store.runs.events(run_of(ws, run).id, number, PAGE)
-            ]
+            events = ws.store.runs.events(run_of(ws, run).id, after, PAGE)
+            return [shown(ws, event) for event in events]
 
-    if "text/event-stream" not in accept:
-        some = await run_in_threadpool(found, after)
-        text = EventList(events=some, next=some[-1].seq if some else after).model_dump_json()
-        return Response(text, media_type="application/json")
-    pulse = pulse_of(request)
-    await pulse.beat(run)
-    return CountedStream(
-        pulse,
-        caller,
-        _event_stream(pulse, caller, request, run, after, found),
-        "text/event-stream",
-        _HEADERS,
-    )
-
-
-async def _event_stream(
-    pulse: Pulse,
-    caller: Token,
-    request: Request,
-    run: str,
-    after: int,
-    found: Callable[[int], Sequence[EventView]],
-) -> AsyncIterator[bytes]:
-    """Events as they come, until the run is over."""
-    number, silent = after, 0.0
-    async with pulse.departure(caller, request) as gone:
-        while not gone.done():
-            beat = await pulse.beat(run)
-            while number < beat.row.next_event - 1 and (
-                some := await run_in_threadpool(found, number)
-            ):
-                number, silent = some[-1].seq, 0.0
-                yield "".join(
-                    f"id: {each.seq}\nevent: {each.subject}\ndata: {each.model_dump_json()}\n\n"
-                    for each in some
-                ).encode()
-            if beat.over:
-                return
-            if silent >= QUIET:
-                silent = 0.0
-                yield b": alive\n\n"
-            await asyncio.wait({gone}, timeout=LOOK)
-            silent += LOOK
+    some = await run_in_threadpool(found)
+    text = EventList(events=some, next=some[-1].seq if some else after).model_dump_json()
+    return Response(text, media_type="application/json")
 
 
 # -- logs -----------------------------------------------------------------------------------------------------------------------------------------
@@ -195,8 +161,8 @@ async def logs(
     ] = False,
     range: Annotated[str, Header(max_length=100)] = "",
 ) -> Response:
-    pulse = pulse_of(request)
-    beat = await pulse.now(run)
+    feed = feed_of(request)
+    beat = await feed.now(run)
     part = chosen(beat, step, attempt)
     if part is None and (not follow or beat.over):
         raise Refused(
@@ -222,16 +188,11 @@ async def logs(
     if part is not None and (answer := await run_in_threadpool(whole, part)) is not None:
         return answer
     if follow:
-        lines = _followed(
-            pulse,
-            caller,
-            request,
-            room,
-            run,
-            offset,
-            lambda found: chosen(found, step, part.number if part is not None else attempt),
+        number = part.number if part is not None else attempt
+        source = partial(
+            _followed, feed, room, run, offset, lambda found: chosen(found, step, number)
         )
-        return CountedStream(pulse, caller, lines, _TEXT, _HEADERS)
+        return Stream(feed, caller, log_text, frozenset(), source, _TEXT)
     tail = await run_in_threadpool(opened, room, run, part) if part is not None else None
     return StreamingResponse(_so_far(tail, offset) if tail is not None else (), media_type=_TEXT)
 
@@ -246,35 +207,38 @@ def _so_far(tail: Tail | Elsewhere, offset: int) -> Iterator[bytes]:
 
 
 async def _followed(
-    pulse: Pulse,
-    caller: Token,
-    request: Request,
+    feed: Feed,
     room: Room,
     run: str,
     offset: int,
     which: Callable[[Beat], Part | None],
-) -> AsyncIterator[bytes]:
+    follower: Follower,
+) -> AsyncIterator[list[bytes]]:
     """A log as it grows, until its attempt is over."""
     tail: Tail | Elsewhere | None = None
     passed = 0
-    async with pulse.departure(caller, request) as gone:
-        try:
-            while not gone.done():
-                beat = await pulse.beat(run)
-                part = which(beat)
-                over = beat.over or (part is not None and part.ended)
-                if tail is None and part is not None:
-                    with suppress(Refused):  # it can be read when it is over
-                        tail = await run_in_threadpool(opened, room, run, part)
-                async for data in _new(tail, over):
-                    yield data[max(0, offset - passed) :]
-                    passed += len(data)
-                if over:
-                    return
-                await asyncio.wait({gone}, timeout=LOOK)
-        finally:
-            if tail is not None:
-                tail.close()
+    channel = await feed.channel(run)
+    channel.join(follower)
+    try:
+        while True:
+            beat = channel.beat
+            assert beat is not None, "a channel that is ready has been looked at"
+            part = which(beat)
+            over = beat.over or (part is not None and part.ended)
+            if follower.ended and not over:
+                return
+            if tail is None and part is not None:
+                with suppress(Refused):  # it can be read when it is over
+                    tail = await run_in_threadpool(opened, room, run, part)
+            async for data in _new(tail, over):
+                yield [data[max(0, offset - passed) :]]
+                passed += len(data)
+            if over:
+                return
+            await follower.rest(LOOK)
+    finally:
+        if tail is not None:
+            tail.close()
 
 
 async def _new(tail: Tail | Elsewhere | None, over: bool) -> AsyncIterator[bytes]:
@@ -296,6 +260,7 @@ async def _new(tail: Tail | Elsewhere | None, over: bool) -> AsyncIterator[bytes
 def measured(
     run: str,
     room: InRoom,
+    request: Request,
     step: StepName = "",
     attempt: Annotated[int, Query(ge=0, le=10**9, description="Only this one; 0: all.")] = 0,
     after: Annotated[
@@ -313,6 +278,11 @@ def measured(
             for line in reported(ws, run_of(ws, run).id, step, attempt, of)
             if line.n > after and (line.n - after - 1) % every == 0
         ]
-        return Response(
-            "".join(f"{json.dumps(line._asdict())}\n" for line in found), media_type=_LINES
-        )
+        return squeezed(request, "".join(map(_line, found)), _LINES)
+
+
+def _line(point: Point) -> str:
+    """A point as a line of JSON."""
+    found = point._asdict()
+    source = found.pop("source")
+    return f"{json.dumps({**found, 'from': source} if source else found)}\n"

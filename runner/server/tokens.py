@@ -47,11 +47,18 @@ class Tokens:
 
     def __init__(self, folder: Path, locks: Locks) -> None:
         self._folder, self._path, self._locks = folder, folder / "tokens.json", locks
+        self._read: tuple[tuple[int, ...], tuple[Token, ...]] = ((), ())
+        """The tokens of the file as it was read last: each change makes another file."""
 
     def all(self) -> tuple[Token, ...]:
         """Every token, the oldest first.  Raises Unusable where the file is damaged."""
         try:
-            return tuple(Token(**each) for each in json.loads(self._path.read_bytes()))
+            found = os.stat(self._path)
+            version = (found.st_ino, found.st_size, found.st_mtime_ns)
+            if self._read[0] != version:
+                tokens = tuple(Token(**each) for each in json.loads(self._path.read_bytes()))
+                self._read = version, tokens
+            return self._read[1]
         except FileNotFoundError:
             return ()
         except (ValueError, TypeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -22,6 +23,11 @@ _OTHERS = (
 )
 """Variables that a git hook of the caller's sets, and that would lead to another repository than ours."""
 
+_UNREACHED = re.compile(
+    r"resolve host|unable to connect|failed to connect|timed out|unreachable", re.I
+)
+"""What git says where there is no way to the address."""
+
 
 def located(url: str, home: str) -> str:
     """Where to fetch from: a path is relative to the recipe's folder, as the other `code` is."""
@@ -30,9 +36,15 @@ def located(url: str, home: str) -> str:
     return os.path.normpath(os.path.join(home, os.path.expanduser(url)))
 
 
+def is_fetched(ws: Workspace, url: str, commit: str) -> bool:
+    """Whether a checkout of `commit` needs no network."""
+    mirror = _mirror(ws, url)
+    return (mirror / "HEAD").exists() and _has(mirror, commit)
+
+
 def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
     """Write the files of `commit` below `target`.  The commit is fetched once per workspace.  Raises CannotRun with git's own words."""
-    mirror = ws.home / "git" / of_value("git", url)[:32]
+    mirror = _mirror(ws, url)
     with ws.locks.hold(f"git-{mirror.name}"):
         if not (mirror / "HEAD").exists():
             _git("init", "--quiet", "--bare", str(mirror))
@@ -60,6 +72,10 @@ def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
             ".",
             index=index,
         )
+
+
+def _mirror(ws: Workspace, url: str) -> Path:
+    return ws.home / "git" / of_value("git", url)[:32]
 
 
 def _has(mirror: Path, commit: str) -> bool:
@@ -96,5 +112,7 @@ def _git(*words: str, index: str | None = None) -> None:
         said = " ".join(done.stderr.decode(errors="replace").split("\n")[:2]).strip()
         raise CannotRun(
             f"git {words[0] if words[0] != '-C' else words[2]} failed: {said}",
-            fix="correct the address or the commit under `code`",
+            fix="let this machine reach it, or try again once it can"
+            if _UNREACHED.search(said)
+            else "correct the address or the commit under `code`",
         )

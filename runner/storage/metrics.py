@@ -56,20 +56,26 @@ def warnings(path: Path, masker: Masker) -> list[str]:
             found = Counter(
                 " ".join(masker.text(text).split())
                 for line in _lines(file)
-                if (text := _warning(line))
+                if (text := warning_of(line))
             )
     except OSError:
         return []
     shown = [
-        (text if len(text) <= LONGEST_WARNING else f"{text[: LONGEST_WARNING - 1]}…")
-        + (f" ({count} times)" if count > 1 else "")
+        on_one_line(text) + (f" ({count} times)" if count > 1 else "")
         for text, count in list(found.items())[:MOST_WARNINGS]
     ]
     more = len(found) - len(shown)
     return [*shown, f"{more} more warnings: see the step's log"] if more else shown
 
 
-def _warning(line: bytes) -> str:
+def on_one_line(text: str) -> str:
+    """A warning as it is shown: on one line, and cut where it is too long."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_WARNING else f"{line[: LONGEST_WARNING - 1]}…"
+
+
+def warning_of(line: bytes) -> str:
+    """The warning in a line of `$RECIPE_METRICS`; empty where it has none."""
     if b'"warning"' not in line:
         return ""
     try:

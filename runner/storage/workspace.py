@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .records.index import Published
     from .records.letters import Letters
     from .remote.cache import RemoteCache
+    from .run_views import RunViews
 
 PLATFORM: Final = ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
 """Variables with the addresses of a training platform."""
@@ -197,6 +198,13 @@ class Workspace:
         return any(map(os.path.exists, settings_files(self.own, self.environ)))
 
     @cached_property
+    def run_views(self) -> RunViews:
+        """How the runs of this workspace stand."""
+        from .run_views import RunViews
+
+        return RunViews(self.store, self.environ)
+
+    @cached_property
     def letters(self) -> Letters | None:
         """The messages to receivers of runs; None where the settings and the environment name none."""
         named = self.has_settings and (self.config.webhooks or self.config.notify or self.spend)
@@ -208,7 +216,8 @@ class Workspace:
         from ..settings import NOTHING
         from .records.letters import Letters
 
-        return Letters(self.store.runs, self.config if self.has_settings else NOTHING, self.environ)
+        config = self.config if self.has_settings else NOTHING
+        return Letters(self.store.runs, config, self.environ, self.run_views.of)
 
     @property
     def spend(self) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from ..planning.halving import STOPPED
 from ..planning.ids import bare
 from ..storage.records.index import Trace
 from ..storage.records.runs import AttemptRow, RunRow
+from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
-from . import run_graph
 from .results import Metric, Point, attempts_of, in_author, in_image, points, summary
 
 Cell = str | int | float | bool | None
@@ -93,7 +93,7 @@ def results(ws: Workspace, recipe: str, keys: Collection[str] | None = None) -> 
     fresh = {
         each
         for row in rows
-        if (graph := run_graph.recall(ws, row.id)) is not None
+        if (graph := recall(ws.home, row.id)) is not None
         for each in graph.fresh.items()
     } - tries.keys()
     if keys is not None:

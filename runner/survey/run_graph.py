@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from ..planning.ids import bare
 from ..planning.judge import FRESH, RESTORE
-from ..reading import parse_json
+from ..storage.run_graph import RunGraph, file_of
 from ..storage.workspace import Workspace
 from .survey import Survey
+from .trainings import trains
 
 MOST = 5000
 """So many fresh instances are kept by name."""
 
 
-class RunGraph(NamedTuple):
-    """Steps without instances, in order: what each needs, how many instances it has.  `fresh`: the keys of instances whose results were there."""
-
-    needs: Mapping[str, Sequence[str]]
-    instances: Mapping[str, int]
-    fresh: Mapping[str, str]
-
-
-def folded(found: Survey) -> RunGraph:
-    """The graph of a plan, and what is fresh in it."""
+def folded(ws: Workspace, found: Survey) -> RunGraph:
+    """The graph of a plan, what is fresh in it, and what trains."""
     steps = [bare(node.id) for node in found.plan.nodes]
     needs: dict[str, dict[str, None]] = {}
     instances: dict[str, int] = {}
@@ -46,21 +36,10 @@ def folded(found: Survey) -> RunGraph:
         {step: list(needed) for step, needed in needs.items()},
         instances,
         {id: key for id, key in fresh[:MOST] if key},
+        *trains(ws, found),
     )
 
 
 def remember(ws: Workspace, run: str, found: Survey) -> None:
     """Keep the graph of a run that begins."""
-    ws.write(_file(ws, run), json.dumps(folded(found)._asdict()).encode())
-
-
-def recall(ws: Workspace, run: str) -> RunGraph | None:
-    """The graph of a run; None where it is not kept."""
-    try:
-        return RunGraph(**parse_json(_file(ws, run).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _file(ws: Workspace, run: str) -> Path:
-    return ws.home / "runs" / run / "graph.json"
+    ws.write(file_of(ws.home, run), json.dumps(folded(ws, found)._asdict()).encode())

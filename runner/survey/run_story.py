@@ -14,8 +14,8 @@ from ..storage.content.files import Content
 from ..storage.records.index import Trace
 from ..storage.records.links import Link, recorded
 from ..storage.records.runs import AttemptRow, RunRow
+from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
-from . import run_graph
 from .comparison import Cell, Result, in_id, result_found, result_of
 from .results import Point, attempts_of
 
@@ -74,7 +74,7 @@ class Story(NamedTuple):
 
 def tell(ws: Workspace, row: RunRow) -> Story:
     """The story of a run so far."""
-    graph = run_graph.recall(ws, row.id)
+    graph = recall(ws.home, row.id)
     states: dict[str, tuple[str, str]] = {}
     for event in ws.store.runs.events(row.id):
         if event.subject == "step":

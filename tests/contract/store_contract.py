@@ -264,6 +264,18 @@ def test_the_kind_of_a_failure_and_its_words_are_two_columns(
     assert [each.failure for each in fresh().runs.outbox.listed()] == ["refused"]
 
 
+def test_the_numbers_of_a_running_step_are_stored_with_its_row(
+    store: Store, fresh: Fresh, claimed: int
+) -> None:
+    moves = [Move("step", "a", "QUEUED", "RUNNING")]
+    step = StepRow("r1", "a", "RUNNING", numbers='{"step":1}', began=5.5)
+    last = store.runs.group("r1", claimed, moves, steps=[step])
+    assert fresh().runs.steps("r1") == {"a": step}
+    step = step._replace(numbers='{"step":2}')
+    assert store.runs.group("r1", claimed, steps=[step]) == last
+    assert fresh().runs.steps("r1") == {"a": step}
+
+
 def test_what_is_asked_of_a_run_before_it_begins_is_there_to_be_read(
     store: Store, fresh: Fresh, claimed: int
 ) -> None:
@@ -504,6 +516,43 @@ def test_a_run_is_found_by_its_name_or_a_part_of_its_id(store: Store) -> None:
         and ends(Wanted(part="aaaaa2")) == "2"
         and ends(Wanted(part="%")) == ""
     )
+
+
+def test_what_people_say_of_a_run_changes_and_is_heard_also_when_it_is_over(store: Store) -> None:
+    for n in "12":
+        store.runs.submit(
+            RunRow(f"2026-r{n}", "a@1", "", {}, "/w", data={"name": "old", "kept": 1})
+        )
+    before = store.runs.get("2026-r1").next_event
+    store.runs.describe("2026-r1", {"name": None, "tags": ["base", "x%"], "archived": True})
+    assert store.runs.get("2026-r1").data == {"kept": 1, "tags": ["base", "x%"], "archived": True}
+    (event,) = store.runs.events("2026-r1", before - 1)
+    assert (event.subject, event.before, event.after) == ("run", "QUEUED", "QUEUED")
+    assert (event.reason, store.runs.get("2026-r1").next_event) == ("described", before + 1)
+
+    def ids(wanted: Wanted) -> list[str]:
+        return [row.id for row in store.runs.page(wanted, 9)]
+
+    assert ids(Wanted(tag="base")) == ["2026-r1"] and ids(Wanted(tag="bas")) == []
+    assert ids(Wanted(archived="yes")) == ["2026-r1"] and ids(Wanted(archived="no")) == ["2026-r2"]
+    assert (
+        ids(Wanted(tag="x%", archived="no")) == []
+        and store.runs.get("2026-r2").data["name"] == "old"
+    )
+
+
+def test_the_attempt_that_gave_a_result_is_known_by_its_key(store: Store) -> None:
+    for run, outcomes in (("r1", ("failed", "done")), ("r2", ("done",))):
+        fence = store.runs.submit(RunRow(run, "a@1", "", {}, "/w"), "me").fence
+        tries = [
+            AttemptRow(f"{run}/s/{n}", run, "s", n, "k", ended=float(n), outcome=outcome)
+            for n, outcome in enumerate(outcomes, 1)
+        ]
+        steps = [StepRow(run, "s", "DONE", "k")]
+        store.runs.group(run, fence, steps=steps, attempts=tries)
+    assert store.runs.makers(["k", "none"]) == {"k": ("r1/s/2", "r1", "s", 2, "k")}
+    assert [each.id for each in store.runs.tried(["r1"])] == ["r1/s/1", "r1/s/2"]
+    assert store.runs.steps_of(["r2", "none"]) == {"r2": {"s": ("DONE", "k")}, "none": {}}
 
 
 def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:

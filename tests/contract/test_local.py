@@ -15,6 +15,7 @@ import drivers
 from drivers import machine
 from drivers.base import (
     Command,
+    Driver,
     Host,
     HostLost,
     Lease,
@@ -33,7 +34,7 @@ from tests.support import old_python
 OLD = old_python()
 
 
-class Local:
+class Local(Driver):
     """This machine as if places on it were taken, each a file."""
 
     traits = Traits(replays=True, comes_up=timedelta(0))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runner.language.parse import load
 from tests.shelf import RECIPES, ROOT
 
 TRAINERS = ROOT / "recipes" / "trainers"
@@ -140,3 +142,62 @@ def test_a_recipe_with_a_trainer_of_ours_keeps_the_promises_of_the_house(name: s
         for preset in recipe["presets"].values()
         if preset is not smoke
     )
+
+
+@functools.cache
+def parts(module: str) -> dict[str, list[ast.stmt]]:
+    """The statements of a module by the name that they define; "" has those that run with the import."""
+    found: dict[str, list[ast.stmt]] = {"": []}
+    for part in ast.parse((TRAINERS / f"{module}.py").read_text()).body:
+        named = isinstance(part, ast.FunctionDef | ast.ClassDef)
+        found.setdefault(part.name if named else "", []).append(part)  # type: ignore[union-attr]
+    return found
+
+
+def on_gpu(program: str) -> bool:
+    """Whether what a program runs mentions a GPU: its functions, and those of its siblings that these name."""
+    # To seed a GPU that is in use needs none, and a base is loaded in 4 bits to be trained.
+    seen = {("loop", "draw"), ("text_model", "nf4")}
+
+    def reached(module: str, name: str) -> bool:
+        if (module, name) in seen or not (TRAINERS / f"{module}.py").exists():
+            return False
+        seen.add((module, name))
+        whole = parts(module)
+        nodes = [node for part in whole.get(name, ()) for node in ast.walk(part)]
+        if any(
+            (isinstance(node, ast.Attribute) and node.attr == "cuda")
+            or (isinstance(node, ast.Name) and node.id == "Accelerator")
+            for node in nodes
+        ):
+            return True
+        theirs: dict[str, tuple[str, str]] = {}
+        for node in (node for every in whole.values() for part in every for node in ast.walk(part)):
+            if isinstance(node, ast.ImportFrom):
+                theirs |= {each.name: (str(node.module), each.name) for each in node.names}
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        pairs = [(module, each) for each in names if each in whole]
+        pairs += [theirs[each] for each in names if each in theirs]
+        pairs += [
+            (node.value.id, node.attr)
+            for node in nodes
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        ]
+        return any(reached(*pair) for pair in pairs)
+
+    return reached(program, "")
+
+
+@pytest.mark.parametrize(("name", "step"), STEPS)
+def test_a_step_has_a_gpu_if_its_program_uses_one_and_no_preset_gives_it_one_else(
+    name: str, step: str
+) -> None:
+    recipe = load(ROOT / "recipes" / f"{name}.yaml")
+    own = recipe.steps[step].resources
+    machines = [recipe.resources, *(preset.resources for preset in recipe.presets.values())]
+    found = [own.over(each.of_step(own)).gpus for each in machines if each]
+    spec = RECIPES[name]["steps"][step]
+    (program,) = (Path(each).stem for each in started(spec))
+    # What ends with _run starts a tool of others.
+    uses = "accelerate" in spec or program.endswith("_run") or on_gpu(program)
+    assert any(found) is uses

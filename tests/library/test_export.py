@@ -113,7 +113,7 @@ def test_what_is_merged_gives_the_logits_of_the_adapter_on_its_base(
     told = json.loads((tmp_path / "merge.json").read_text())
     assert (
         len(list((tmp_path / "model").glob("*.safetensors"))) == told["shards"] > 1
-        and told["difference"] < told["tolerance"] == 1e-4
+        and told["difference"] < told["tolerance"] == 1e-3
     )
     card = (tmp_path / "model" / "README.md").read_text()
     header = yaml.safe_load(card.split("---\n")[1])
@@ -177,6 +177,60 @@ def test_what_is_too_far_from_the_model_that_was_trained_is_no_export(
     monkeypatch.setattr(PeftModel, "merge_and_unload", lambda self: self.unload(), raising=False)
     with pytest.raises(programs.folder.Unfit, match="the logits of what was written differ"):
         programs.merge.export(programs.folder.read(adapter, drawn), "no", "5GB", tmp_path / "model")
+
+
+def drawn_on(folder: Path, kind: str, targets: list[str], **config: Any) -> tuple[Path, Path]:
+    """A tiny model of a kind, and an adapter on the modules that are named, none of whose weights is zero."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    shutil.copytree(BASE, folder / "base")
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(
+        CONFIG_MAPPING[kind](vocab_size=1024, eos_token_id=0, **config)
+    )
+    base.save_pretrained(folder / "base")
+    adapted = get_peft_model(
+        base,
+        LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=targets, init_lora_weights=False),
+    )
+    adapted.save_pretrained(str(folder / "adapter"))
+    return folder / "base", folder / "adapter"
+
+
+def test_an_adapter_fits_a_base_that_keeps_its_weights_the_other_way_round(
+    programs: Any, tmp_path: Path
+) -> None:
+    base, adapter = drawn_on(
+        tmp_path,
+        "gpt2",
+        ["c_attn", "c_fc"],
+        bos_token_id=0,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        n_positions=64,
+    )
+    folder = programs.folder.read(adapter, base)
+    told = programs.merge.export(folder, "no", "5GB", tmp_path / "model")
+    assert told["difference"] < 1e-4 < told["effect"]
+    change(base / "config.json", n_embd=16)
+    with pytest.raises(programs.folder.Unfit, match="c_attn has 48 there and 96 in the adapter"):
+        programs.folder.read(adapter, base)
+
+
+def test_what_no_merged_model_can_be_is_said_and_no_other_precision_proposed(
+    programs: Any, tmp_path: Path
+) -> None:
+    base, adapter = drawn_on(
+        tmp_path, "llama", ["lm_head"], tie_word_embeddings=True, hidden_size=32,
+        num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+    )  # fmt: skip
+    with pytest.raises(programs.folder.Unfit) as refused:
+        programs.merge.export(programs.folder.read(adapter, base), "no", "5GB", tmp_path / "model")
+    assert "one matrix for embed_tokens and lm_head" in str(refused.value)
+    assert "precision=no" not in str(refused.value)
 
 
 def test_the_token_at_which_a_model_was_taught_to_stop_is_that_of_the_export(

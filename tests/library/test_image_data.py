@@ -56,7 +56,7 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prepare
         return {row["source"]: row for row in rows}
 
     yield call
-    for name in ("image_data", "rows"):
+    for name in ("image_data", "rows", "notices"):
         sys.modules.pop(name, None)
 
 
@@ -520,6 +520,45 @@ def test_what_is_no_image_is_reported_and_harmless(
         "dog.txt: a caption without its image",
         "wide.png: 600×60 loses 60% to the crop; cut it yourself to what matters",
     ]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "form"), [("jfif", "JPEG"), ("jpe", "JPEG"), ("jp2", "JPEG2000")]
+)
+def test_an_image_is_read_by_every_name_that_its_form_has(
+    suffix: str, form: str, prepare: Prepare, images: Path, report: Callable[[], dict[str, Any]]
+) -> None:
+    write(images, {f"x.{suffix}": encoded(picture(7), form), "x.txt": b"x"})
+    assert len(prepare(images)) == 4
+    assert report()["done"] == {} and report()["warnings"] == []
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_names_that_differ_in_how_unicode_writes_them_are_one_name(
+    table: bool, prepare: Prepare, tmp_path: Path
+) -> None:
+    """macOS writes é as e and an accent; a table, or a text written elsewhere, as one character."""
+    composed, apart = "caf\u00e9", "cafe\u0301"
+    caption = (
+        {"metadata.csv": f"file_name,text\n{composed}.png,a cup\n".encode()}
+        if table
+        else {f"{composed}.txt": b"a cup"}
+    )
+    files = {f"{apart}.png": encoded(picture(1), "PNG")}
+    mask = {f"{composed}-masklabel.png": encoded(Image.new("L", (96, 96), 255), "PNG")}
+    write(tmp_path / "data", files | mask | caption)
+    ((source, row),) = prepare(tmp_path / "data", "--masks", "files").items()
+    assert row["caption"] == "a cup" and source == f"{apart}.png"
+
+
+def test_what_a_step_warns_of_reaches_the_runner(
+    prepare: Prepare, images: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RECIPE_METRICS", str(tmp_path / "metrics"))
+    write(images, {"dog.txt": b"a dog"})
+    prepare(images)
+    told = json.loads((tmp_path / "metrics").read_text())
+    assert told == {"warning": "dog.txt: a caption without its image"}
 
 
 def test_a_small_image_is_enlarged_and_said_so(

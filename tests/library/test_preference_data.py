@@ -163,7 +163,7 @@ def test_csv_and_parquet_and_other_names_of_columns_are_read(data: Any, tmp_path
         ({**GOOD, "prompt": None}, '"prompt" is null, a string or a list of messages is expected'),
         (
             {**GOOD, "chosen": [{"role": "assistant"}]},
-            '"chosen" has a message 1 that is not {"role": "…", "content": "…"}',
+            '"chosen" has a message 1 that is not {"role": "…", "content": "…"}: it has no "content"',
         ),
         (
             {"prompt": ASKED, "chosen": [TWO], "rejected": [*ASKED]},

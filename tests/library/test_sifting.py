@@ -164,5 +164,5 @@ def test_who_is_held_out_stays_so_when_there_is_more() -> None:
         len(sifting.held_out({1, 2}, 0.001, 0)) == len(sifting.held_out({1, 2}, 0.999, 0)) == 1
         and sifting.held_out({1}, 0, 0) == set()
     )
-    with pytest.raises(Exception, match="one row cannot be both learned and held out"):
+    with pytest.raises(Exception, match="one row, or several that are equal, cannot be both"):
         sifting.held_out({1}, 0.5, 0)

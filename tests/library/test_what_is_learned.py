@@ -11,18 +11,22 @@ import gzip
 import importlib
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.library.siblings import siblings
+from tests.library.siblings import TRAINERS, siblings
 from tests.library.test_text_train import training
 from tests.system.test_sft_trainer import run
 
@@ -743,6 +747,53 @@ def test_what_the_table_says_is_learned_is_learned(
     (text,) = text_of(found)
     # The first token of a document follows nothing.
     assert text.strip() == wanted.strip() or (cell == '`{"text": "T"}`' and wanted.endswith(text))
+
+
+def test_a_configuration_is_asked_once_on_a_machine(
+    modules: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked: list[Path] = []
+
+    def probe(base: Path) -> Any:
+        asked.append(base)
+        return modules.packing.Finding(0.0 if base != unknown else None, 1)
+
+    monkeypatch.setattr(modules.packing, "probe", probe)
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # or else a process asks
+    copy, other, unknown = (base_with(tmp_path / name, {}) for name in ("copy", "other", "unknown"))
+    for base, name, value in (
+        (copy, "dtype", "float16"),
+        (other, "hidden_size", 128),
+        (unknown, "hidden_size", 32),
+    ):
+        config = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps(config | {name: value}))
+    for base in (BASE, BASE, copy, other, unknown, unknown):
+        with modules.packing.asking(base) as answer:
+            assert answer().leaks is False
+    assert asked == [BASE, other, unknown, unknown]
+    for kept in (tmp_path / "cache").rglob("*.json"):
+        kept.write_text("{")
+    with modules.packing.asking(BASE) as answer:
+        assert answer().layers == 1
+    assert asked[4:] == [BASE], "what is damaged is no answer"
+
+
+def test_the_program_that_makes_tokens_does_not_wait_for_torch(tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "d.jsonl", [{"text": f"row {number}"} for number in range(4)])
+    program = (
+        "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__'); "
+        "assert not sys.modules['torch'] and 'transformers' in sys.modules"
+    )
+    given = ["--data", data, "--base", BASE, "--out", tmp_path / "out", "--max-length", "32"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(TRAINERS / "sft_data.py"), *map(str, given)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(TRAINERS)},
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from typing import ClassVar, cast
 
 ACCEPTED = "hf_good"
 """The token of an account that has accepted the licence of the gated model."""
@@ -94,7 +94,13 @@ class _Hub(BaseHTTPRequestHandler):
             self._say(404, {})
 
     def do_HEAD(self) -> None:
-        self._say(404, {}, **{"X-Error-Code": "EntryNotFound"})
+        repo, _, name = self.path.strip("/").partition("/resolve/main/")
+        if any(
+            each["repo"] == f"models/{repo}" and name in cast("list[str]", each["files"])
+            for each in self.commits
+        ):
+            return self._say(200, {}, ETag='"1"', **{"X-Repo-Commit": "1" * 40})
+        return self._say(404, {}, **{"X-Error-Code": "EntryNotFound"})
 
     def _say(self, code: int, body: object, **headers: str) -> None:
         data = json.dumps(body).encode()

@@ -2,16 +2,63 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import requests
 
 from tests.support import RECIPE
+
+
+class Sent(NamedTuple):
+    """One event of a stream."""
+
+    event: str
+    id: str
+    data: Any
+
+
+class Stream:
+    """A stream of events, read one after the other."""
+
+    def __init__(self, url: str, token: str, headers: Mapping[str, str]) -> None:
+        given = {"Authorization": f"Bearer {token}", "Accept": "text/event-stream", **headers}
+        self.answer = requests.get(url, headers=given, stream=True, timeout=30)
+        self._lines = self.answer.iter_lines(chunk_size=None)
+
+    def __iter__(self) -> Iterator[Sent]:
+        found: dict[str, str] = {}
+        for line in self._lines:
+            if line:
+                name, _, value = line.decode().partition(": ")
+                found[name] = value
+            elif found:
+                yield Sent(found["event"], found.get("id", ""), json.loads(found["data"]))
+                found = {}
+
+    def until(self, *events: str) -> list[Sent]:
+        """What comes up to the first of these events, which is the last."""
+        found: list[Sent] = []
+        for each in self:
+            found.append(each)
+            if each.event in events:
+                return found
+        raise AssertionError(f"the stream ended: {found}")
+
+    def close(self) -> None:
+        self.answer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Rest:
@@ -62,6 +109,10 @@ class Rest:
         found = self.ask("GET", path, **more)
         assert found.status_code == 200, found.text
         return found.json()
+
+    def follow(self, path: str, *, token: str = "", **headers: str) -> Stream:
+        """A stream of events, opened."""
+        return Stream(self.url + path, token or self.token, headers)
 
     def submit(self, recipe: str = "hello", *, key: str = "", **body: object) -> str:
         """The id of a new run."""

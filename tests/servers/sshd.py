@@ -118,6 +118,7 @@ class Sshd:
             "hosts": [self.address],
             "known_hosts": str(self.known_hosts),
             "identity": str(self.identity),
+            "use_config": False,  # that of who runs the tests
             "agent": False,
             **others,
         }

@@ -761,16 +761,21 @@ def test_state_goes_with_a_step_from_host_to_host(space: Space) -> None:
     assert space.read("o") == "3\n"
 
 
-def test_python_current_needs_the_same_packages_there(space: Space) -> None:
+def test_python_current_is_this_python_on_loopback_and_needs_the_same_packages_elsewhere(
+    space: Space,
+) -> None:
     space.recipe(
-        'python: {lock: none.lock}\nsteps:\n  s: {run: [python, -c, \'open("o", "w").write("1")\'], outputs: {o: o}}\n'
+        'python: {lock: none.lock}\nsteps:\n  s: {run: [python, -c, \'import sys; open("o", "w").write(sys.prefix)\'], outputs: {o: o}}\n'
     )
     space.write("none.lock", "")
+    other = shutil.which("python3", path="/usr/bin:/usr/local/bin") or "python3"
+    space.write("recipe.toml", f"[drivers.loopback]\npython = '{other}'\n")
     code, _, said = space.command("run", "--driver", "loopback", "--python", "current")
     assert code == 2 and "has other packages than this Python" in said
-    space.write("recipe.toml", f"[drivers.loopback]\npython = '{sys.executable}'\n")
+    space.write("recipe.toml", "")
     code, _, said = space.command("run", "--driver", "loopback", "--python", "current")
     assert code == 0, said
+    assert space.read("o") == sys.prefix
 
 
 def test_why_tells_where_a_result_was_made_and_from_which_checkpoint(space: Space) -> None:

@@ -191,6 +191,9 @@ def test_a_driver_that_cannot_be_imported_says_whose_it_is(space: Space, tmp_pat
     space.recipe("steps: {say: {run: echo hello}}")
     code, _, err = asked(space, broken, "run", "--driver", "cellar")
     assert code == 2 and 'the driver "cellar" needs broken_driver: reinstall broken 0.1' in err
+    (broken / "broken_driver.py").write_text("class Cellar: ...")
+    code, _, err = asked(space, broken, "run", "--driver", "cellar")
+    assert code == 2 and "the driver cellar is a Cellar, not a Driver" in err
     (broken / "broken_driver.py").write_text("")
     code, _, err = asked(space, broken, "run", "--driver", "cellar")
     assert code == 2 and "Cellar" in err and "reinstall broken 0.1" in err

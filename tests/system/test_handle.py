@@ -20,8 +20,8 @@ from runner.errors import CannotRun, Infrastructure, Invalid, NotFound
 from runner.execution.terms import Choice, Settings
 from runner.interface.handle.core import TimedOut
 from runner.interface.handle.shells import Run
+from runner.storage import run_views
 from runner.storage.workspace import Workspace
-from runner.survey import run_graph
 from runner.survey.survey import Request
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
@@ -421,9 +421,9 @@ def test_a_status_reads_the_graph_of_its_run_once(
     root, reads = folder(tmp_path / "w"), list[str]()
     run, recall = (
         runner.run_of(runner.run("talk", {}, workspace=root).run, workspace=root),
-        run_graph.recall,
+        run_views.recall,
     )
-    monkeypatch.setattr(run_graph, "recall", lambda ws, id: reads.append(id) or recall(ws, id))
+    monkeypatch.setattr(run_views, "recall", lambda at, id: reads.append(id) or recall(at, id))
     assert run.status().progress.percent == 100 and reads == [run.id]
 
 

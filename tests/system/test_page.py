@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from runner.interface.page import HERE, bundle
 from runner.server.page import PARTS
+from tests.servers.browser import Tab, address
 from tests.servers.rest import Rest
 from tests.support import RECIPE
 from tests.system.test_report_page import PROGRAM
@@ -30,7 +34,7 @@ steps:
   train:
     run: |
       n=0; cat {{ steps.first.o }}; : {{ inputs.rate }}
-      while :; do n=$((n + 1)); echo "{\\"step\\": $n, \\"loss\\": $n}" >> $RECIPE_METRICS; echo point $n of {{ inputs.title }}; sleep 0.05; done > {{ outputs.o }}
+      while :; do n=$((n + 1)); echo "{\\"step\\": $n, \\"loss\\": $n}" >> $RECIPE_METRICS; echo point $n of {{ inputs.title }}; sleep 0.05; done; touch {{ outputs.o }}
     metrics: true
     outputs: {o: train.txt}
 """
@@ -40,9 +44,7 @@ steps:
 def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
     root = tmp_path_factory.mktemp("page") / "space"
     root.mkdir()
-    (root / "grow.yaml").write_text(
-        GROW.replace("; done > {{ outputs.o }}", "; done; touch {{ outputs.o }}")
-    )
+    (root / "grow.yaml").write_text(GROW)
     (root / "hostile.yaml").write_text(
         "recipe: hostile@1\nsummary: <img src=x onerror=window.__xss=8>" + HOSTILE
     )
@@ -56,47 +58,6 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
 def browser() -> Iterator[Any]:
     with chromium() as found:
         yield found
-
-
-class Tab:
-    """A page of the browser, and what it complained of and asked for."""
-
-    def __init__(self, browser: Any, width: int, scheme: str) -> None:
-        self.page = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme
-        ).new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on(
-            "console", lambda message: self.said.append(f"{message.text} {message.location['url']}")
-        )
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-
-    def until(self, what: str, arg: object = None) -> None:
-        """Wait until an expression is true; playwright's own way evaluates strings, which the page forbids."""
-        deadline = time.monotonic() + 30
-        while not self.page.evaluate(what, arg):
-            assert time.monotonic() < deadline, (what, self.said)
-            self.page.wait_for_timeout(50)
-
-    def fits(self) -> bool:
-        """Whether nothing is wider than the window."""
-        return bool(self.page.evaluate("document.documentElement.scrollWidth === innerWidth"))
-
-
-def address(rest: Rest, *words: str) -> str:
-    """What `recipe ui` prints while a server runs."""
-    found = subprocess.run(
-        [*RECIPE, "ui", *words],
-        cwd=rest.root,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
-    return found.stdout.removeprefix("page: ").strip()
 
 
 def test_a_run_is_started_watched_and_cancelled_in_a_browser(rest: Rest, browser: Any) -> None:
@@ -116,7 +77,7 @@ def test_a_run_is_started_watched_and_cancelled_in_a_browser(rest: Rest, browser
     page.click("text=more inputs")
     page.fill("[data-name=rate]", "much")
     page.click("#go")
-    assert '"rate"' in page.wait_for_selector("#message:not([hidden])").inner_text(), (
+    assert '"rate"' in page.wait_for_selector("#message").inner_text(), (
         "what is wrong is shown, and nothing is stored"
     )
     page.fill("[data-name=rate]", "0.25")
@@ -126,23 +87,29 @@ def test_a_run_is_started_watched_and_cancelled_in_a_browser(rest: Rest, browser
     page.wait_for_selector("#chart canvas")
     points = int(page.get_attribute("#chart", "data-points"))
     tab.until("n => Number(document.getElementById('chart').dataset.points) > n + 20", points)
-    tab.until("() => document.getElementById('text').textContent.includes(\"of Ann's run\")")
+    page.reload()
+    page.wait_for_selector("#chart canvas")
+    tab.until("() => document.getElementById('text')?.textContent.includes(\"of Ann's run\")")
     assert (
         page.locator("#steps g").count() == 2
-        and "train: 1 running" in page.text_content("#steps")
+        and page.locator("#steps [aria-label='… train 1 running']").count() == 1
         and tab.fits()
     )
     (run,) = rest.get("/v1/runs")["runs"]
-    assert "'rate': 0.25" in str(run["inputs"])
+    assert run["inputs"]["rate"] == 0.25 and run["metrics"]["loss"]["last"] > 20, (
+        "the numbers of a run that goes on are in the list"
+    )
     silent = rest.ask("GET", f"/v1/runs/{run['id']}/logs?step=first&follow=true")
     assert (silent.status_code, silent.text) == (200, ""), (
         "a step that is over and printed nothing has an empty log"
     )
-    page.click("[data-verb=cancel]")
+    page.focus("[data-verb=cancel]")
+    page.keyboard.press("Enter")
     page.click("[data-verb=cancel] >> text=Really")
     tab.until("() => document.getElementById('chip').textContent.includes('cancelled')")
     page.wait_for_selector("[data-verb=retry]")
-    page.wait_for_selector(".row >> text=cancelled")
+    page.click(".back")
+    page.wait_for_selector("#runs >> text=cancelled")
     assert {
         urlsplit(url)._replace(path="", query="", fragment="").geturl() for url in tab.asked
     } == {rest.url}
@@ -184,12 +151,13 @@ def test_hostile_names_and_logs_do_not_break_out_of_the_page(
     assert "</title><script>window.__xss=6</script>" in page.text_content(
         "#given"
     ) and "fake.png" not in page.inner_html("#samples")
-    assert "train: 1 failed, 2 done" in page.text_content("#steps")
+    assert page.locator("#steps [aria-label='✗ train ×3 1 failed, 2 done']").count() == 1
     page.select_option("#metric", "</script><img src=x onerror=window.__xss=2>")
     page.select_option("#smooth", "0.9")
     page.click("#log")
     page.click("#each summary")
     assert page.evaluate("window.__xss === undefined") and tab.fits() and tab.said == []
+    assert not (faults := tab.faults()), "\n".join(faults)
     assert (
         page.evaluate(
             "(() => { try { document.body.innerHTML = '<b>'; return 'markup'; } catch (error) { return error.name; } })()"
@@ -203,6 +171,7 @@ def test_hostile_names_and_logs_do_not_break_out_of_the_page(
     page.select_option("#recipe", "hostile@1")
     tab.until("() => document.getElementById('summary').textContent.includes('onerror')")
     assert page.evaluate("window.__xss === undefined") and tab.fits()
+    assert not (faults := tab.faults()), "\n".join(faults)
 
 
 def test_without_a_token_the_page_shows_nothing_and_asks_for_one(rest: Rest, browser: Any) -> None:
@@ -233,6 +202,56 @@ def test_the_files_of_the_page_are_of_the_server_alone(rest: Rest) -> None:
         )
         assert rest.ask("GET", path, token="", headers={"Host": "evil.example"}).status_code == 421
         assert rest.ask("POST", path, token="").status_code == 405
+
+
+def test_a_browser_that_has_a_file_of_the_page_is_not_sent_it_again(rest: Rest) -> None:
+    plain = rest.ask("GET", "/page/app.js", token="", headers={"Accept-Encoding": "identity"})
+    packed = rest.ask("GET", "/page/app.js", token="", stream=True)
+    assert packed.headers["content-encoding"] == "gzip" and packed.text == plain.text
+    assert int(packed.headers["content-length"]) < len(plain.content) / 2
+    assert (plain.headers["cache-control"], plain.headers["vary"]) == (
+        "no-cache",
+        "accept-encoding",
+    )
+    tag = plain.headers["etag"]
+    known = rest.ask("GET", "/page/app.js", token="", headers={"If-None-Match": f'"x", W/{tag}'})
+    assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", tag)
+    assert rest.get("/v1/runs"), "an answer of data is never kept by a browser"
+    assert rest.ask("GET", "/v1/runs").headers["cache-control"] == "no-store"
+
+
+def test_the_parts_of_others_are_those_that_were_published() -> None:
+    vendor = HERE / "vendor"
+    parts = json.loads((vendor / "vendor.json").read_text())
+    named = {name for part in parts for name in part["files"]}
+    assert named == {path.name for path in vendor.iterdir()} - {"vendor.json"}
+    for part in parts:
+        assert part["integrity"].startswith("sha512-") and part["license"] in ("MIT", "Apache-2.0")
+        (licence,) = (name for name in part["files"] if name.endswith(".LICENSE"))
+        assert {"MIT": "MIT", "Apache-2.0": "Apache License"}[part["license"]] in (
+            vendor / licence
+        ).read_text()
+        for name, file in part["files"].items():
+            assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == file["sha256"], name
+
+
+def test_a_module_that_the_bundle_cannot_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "a.js").write_text('import { b } from "./b.js";\n')
+    (tmp_path / "app" / "b.js").write_text('import { a } from "./a.js";\nexport const b = 1;\n')
+    (tmp_path / "app" / "c.js").write_text("export default 1;\n")
+    monkeypatch.setattr(bundle, "HERE", tmp_path)
+    with pytest.raises(ValueError, match="a -> b -> a"):
+        bundle.script("a")
+    with pytest.raises(ValueError, match=r"c\.js: .*export default 1;"):
+        bundle.script("c")
+
+
+def test_the_page_is_light_to_send() -> None:
+    files = [bundle.libraries(), bundle.script("app"), bundle.style("base.css", "app.css")]
+    assert sum(len(gzip.compress(file.encode())) for file in files) < 80_000
 
 
 def test_the_token_of_the_page_stops_runs_and_makes_no_tokens(rest: Rest) -> None:

@@ -13,8 +13,8 @@ import pytest
 from runner.errors import CannotRun
 from runner.reports.delivery import deliver
 from runner.reports.sealing import seal, unseal
-from runner.storage.records.letters import Numbers, moment, point_of
-from runner.storage.records.runs import RunRow
+from runner.storage.records.letters import moment, point_of
+from runner.storage.records.runs import RunRow, StepRow
 from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
 from tests.servers import platform_examples
@@ -26,6 +26,7 @@ from tests.support import Space, until
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "server"
 BEGAN = 1_795_000_000.0
+TOLD = '{"step": 60, "total": 60, "values": {"loss": 1.25}}'
 TRAINED = """\
 recipe: trained@1
 inputs: {max_steps: {type: integer, default: 3}}
@@ -63,9 +64,9 @@ def ended(ws: Workspace, state: str) -> None:
     """Store a run that trained, and its end."""
     runs = ws.store.runs
     fence = runs.submit(RunRow("r1", "tool@1", "plan", {}, str(ws.root), created=BEGAN), "w").fence
-    runs.group("r1", fence, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", ""))
-    assert ws.letters is not None
-    ws.letters.newest["r1"] = Numbers(60, 60, 1.25)
+    trained = StepRow("r1", "train", "DONE", numbers=TOLD)
+    move = Move("run", "r1", "QUEUED", "ACTIVE")
+    runs.group("r1", fence, [move], steps=[trained], run_state=("ACTIVE", ""))
     runs.group("r1", fence, [Move("run", "r1", "ACTIVE", state)], run_state=(state, ""))
 
 

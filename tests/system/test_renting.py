@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from runner.execution.terms import Settings
-from runner.interface.cli.history import overview
 from runner.storage.records.ledger import LeaseRow, Ledger
 from runner.storage.records.runs import RunRow, StepRow
 from runner.storage.workspace import Workspace
@@ -192,9 +191,9 @@ def test_a_run_that_waits_for_its_machine_is_provisioning(space: Space) -> None:
         ws.store.runs.group(
             "r", fence, steps=[StepRow("r", "s", "QUEUED")], run_state=("ACTIVE", "")
         )
-        words = [overview(ws, ws.store.runs.get("r"), {("QUEUED", ""): 1})["state"]]
+        words = [ws.run_views.summaries([ws.store.runs.get("r")])[0].word]
         ledger.ask(row)
-        words.append(overview(ws, ws.store.runs.get("r"), {("QUEUED", ""): 1})["state"])
+        words.append(ws.run_views.summaries([ws.store.runs.get("r")])[0].word)
     assert words == ["EXECUTING", "PROVISIONING"]
 
 

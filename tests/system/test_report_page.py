@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 
 from runner.interface.cli.main import main
-from runner.interface.page import HERE
 from tests.support import Space
 from tests.tools import chromium
 
@@ -100,7 +97,10 @@ class Tags(HTMLParser):
 def test_the_file_loads_nothing_and_has_only_our_scripts(page: Path) -> None:
     text = page.read_text("utf-8")
     tags = Tags(text).found
-    assert len(text) < 3 << 20
+    pictures = sum(
+        len(str(attrs["src"])) for tag, attrs in tags if tag == "img" and attrs.get("src")
+    )
+    assert len(text) - pictures < 300_000
     assert [attrs.get("type") for tag, attrs in tags if tag == "script"] == [
         "application/json",
         None,
@@ -134,13 +134,6 @@ def test_the_file_loads_nothing_and_has_only_our_scripts(page: Path) -> None:
         and "unsafe" not in policy
         and text.index("Content-Security-Policy") < text.index("<title>")
     )
-
-
-def test_the_parts_of_others_are_those_that_were_published() -> None:
-    for part in json.loads((HERE / "vendor.json").read_text()):
-        for name, digest in part["files"].items():
-            assert hashlib.sha256((HERE / name).read_bytes()).hexdigest() == digest
-    assert "MIT License" in (HERE / "uPlot.LICENSE").read_text()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

@@ -85,6 +85,8 @@ CHATML |= {
 }
 MODELS: dict[str, dict[str, object]] = {
     "llama": {"config.json": LLAMA, "tokenizer_config.json": TOKENS},
+    "hollow": {"config.json": LLAMA, "tokenizer_config.json": TOKENS},
+    "mamba": {"config.json": LLAMA | {"model_type": "mamba"}, "tokenizer_config.json": TOKENS},
     "seven": {"config.json": SEVEN, "tokenizer_config.json": TOKENS},
     "seventy": {"config.json": SEVENTY, "tokenizer_config.json": TOKENS},
     "plain": {"config.json": LLAMA, "tokenizer_config.json": TOKENS | {"chat_template": None}},
@@ -183,7 +185,9 @@ def test_a_mistake_is_found_and_nothing_in_what_should_have_been_typed(
     )
     if (rule := mistakes()[name].get("finds")) is not None:
         assert rule in [each["code"] for each in json.loads(wrong)], wrong
-        assert [each["message"] for each in json.loads(right) if each["severity"] != "note"] == []
+        # Code that is not here yet is nobody's mistake.
+        others = [each for each in json.loads(right) if each["code"] != "code-to-fetch"]
+        assert [each["message"] for each in others if each["severity"] != "note"] == []
     else:
         words = mistakes()[name]["says"]
         assert words in wrong and words not in right and "nothing found, " in wrong
@@ -315,6 +319,8 @@ def files(space: Space, scene: Mapping[str, Any]) -> None:
     ]:
         for name, content in MODELS.get(model, {}).items():
             space.write(f"{folder}/{name}", json.dumps(content))
+        if model not in ("", "hollow"):
+            space.write(f"{folder}/pytorch_model.bin", "")
     if scene.get("model") in ("llama", "seven", "gemma"):
         space.write(
             "base/tokenizer.json", (HOME / "fixtures" / "tiny-llama" / "tokenizer.json").read_text()

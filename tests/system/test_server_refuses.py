@@ -10,8 +10,7 @@ import resource
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -19,15 +18,15 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from runner.server import guard, streams
+from runner.server import guard
 from runner.server.answers import Refused, plain
 from runner.server.app import application, routes
+from runner.server.feed import Feed
 from runner.server.page import PARTS
-from runner.server.pulse import Beat
 from runner.server.room import Room
+from runner.server.tickets import Tickets
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
-from runner.storage.records.runs import RunRow
 from tests.servers.rest import Rest
 from tests.support import until
 from tests.system.test_server import refused, workspace
@@ -64,7 +63,8 @@ def stored(rest: Rest) -> tuple[list[str], str]:
 
 def addresses(tmp_path: Path) -> list[tuple[str, str]]:
     """Every method and path that the application has, also those that its documentation leaves out."""
-    app = routes(Room(tmp_path, {}, Tokens(tmp_path, Locks(tmp_path))))
+    room = Room(tmp_path, {}, tokens := Tokens(tmp_path, Locks(tmp_path)))
+    app = routes(room, Feed(room), Tickets(tokens))
     listed = {
         (method.upper(), path)
         for path, methods in app.openapi()["paths"].items()
@@ -404,7 +404,7 @@ def test_a_token_is_read_from_its_header_alone_and_compared_with_each_that_is_kn
         assert compared == [(64, 64)] * 3, "by digests, and by all of them"
 
 
-def test_a_websocket_is_not_opened(served: Served) -> None:
+def test_a_websocket_is_opened_only_where_there_is_a_stream(served: Served) -> None:
     shake = {
         "Upgrade": "websocket",
         "Connection": "Upgrade",
@@ -413,9 +413,7 @@ def test_a_websocket_is_not_opened(served: Served) -> None:
     }
     refused(served.rest.ask("GET", "/v1/runs", token="", headers=shake), 401, "unauthorized")
     found = served.rest.ask("GET", "/v1/runs", headers=shake)
-    assert found.status_code == 200 and "upgrade" not in found.headers and found.json()["runs"], (
-        "with a token it is an ordinary request"
-    )
+    assert "stream" in refused(found, 404, "not-found")["fix"]
 
 
 @pytest.mark.parametrize("how", ["removed", "expired"])
@@ -517,53 +515,6 @@ def test_no_name_leads_out_of_where_it_belongs(served: Served, path: str) -> Non
         and str(served.rest.root) not in text
     )
     connection.close()
-
-
-def test_a_token_follows_twenty_things_at_once(served: Served) -> None:
-    headers = {"Authorization": f"Bearer {served.rest.token}", "Accept": "text/event-stream"}
-    path = f"{served.rest.url}/v1/runs/{served.run}/events"
-    streams = [requests.get(path, headers=headers, stream=True, timeout=10) for _ in range(20)]
-    pieces = [stream.iter_content(10) for stream in streams]
-    assert all(map(next, pieces))
-    refused(requests.get(path, headers=headers, stream=True, timeout=10), 429, "too-many-streams")
-    for piece, stream in zip(pieces, streams, strict=True):
-        piece.close()
-        stream.close()
-
-    def another() -> bool:
-        with requests.get(path, headers=headers, stream=True, timeout=10) as found:
-            return found.status_code != 429
-
-    until(another, seconds=10)  # a stream that was closed is counted no more
-
-
-def test_a_stream_of_events_that_is_silent_says_that_it_is_alive(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(streams, "LOOK", 0.001)
-    monkeypatch.setattr(streams, "QUIET", 0.003)
-
-    class Still:
-        """A run to which nothing happens, and a client that stays."""
-
-        async def beat(self, run: str) -> Beat:
-            return Beat(0.0, RunRow(run, "a@1", "", {}, "/w", next_event=1), ())
-
-        @asynccontextmanager
-        async def departure(self, *_: object) -> AsyncIterator[asyncio.Task[Any]]:
-            gone = asyncio.ensure_future(asyncio.Event().wait())
-            yield gone
-            gone.cancel()
-
-    async def first() -> bytes:
-        nobody: Any = None
-        pulse: Any = Still()
-        async with aclosing(
-            streams._event_stream(pulse, nobody, nobody, "r", 0, lambda _: [])
-        ) as told:
-            return await anext(told)
-
-    assert asyncio.run(first()).startswith(b":")
 
 
 def test_an_error_of_ours_tells_nothing_of_itself(

@@ -120,6 +120,11 @@ BAD = {
         b'{"messages": [{"role": "user"}]}\n',
         'd.jsonl:1: message 1 of "messages" is not {"role"',
     ),
+    "parts": (
+        "d.jsonl",
+        b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}\n',
+        '"content": "…"}: its "content" is a list, a string is expected; write the text of its parts as one string',
+    ),
     "no answer": (
         "d.jsonl",
         b'{"messages": [{"role": "user", "content": "x"}]}\n',

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from drivers.base import Denied, Offer, Unreachable, Wish
+from drivers.base import Denied, Offer
 from drivers.ssh import Ssh
 from drivers.sshlink import Route
 from tests.servers.logins import hosted, leased, linked, order, route, run, said, script, through
@@ -218,61 +218,6 @@ def test_a_host_with_a_certificate_of_an_authority_we_know_is_believed_under_its
                 assert "nothing was sent" in run(denial(route(sshd, known_hosts=(str(known),))))
 
 
-HOSTILE = """\
-Host *
-    UserKnownHostsFile /dev/null
-    GlobalKnownHostsFile /dev/null
-    StrictHostKeyChecking no
-    ForwardAgent yes
-    ForwardX11 yes
-    ProxyCommand touch {marker}; nc %h %p
-    LocalCommand touch {marker}
-    PermitLocalCommand yes
-    RemoteCommand touch {marker}
-    SendEnv *
-    SetEnv CANARY={canary}
-    IdentityAgent {marker}
-    KnownHostsCommand /bin/echo * {key}
-Match exec "touch {marker}"
-    User nobody
-"""
-
-
-@pytest.mark.parametrize("use_config", [False, True])
-def test_a_hostile_configuration_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_config: bool
-) -> None:
-    with Sshd(tmp_path / "sshd", options=["AcceptEnv *"]) as sshd, agent(tmp_path) as socket:
-        home, marker = tmp_path / "home", tmp_path / "marker"
-        (home / ".ssh").mkdir(parents=True)
-        (home / ".ssh" / "config").write_text(
-            HOSTILE.format(marker=marker, canary=CANARY, key=sshd.host_key)
-        )
-        for name, value in {
-            "HOME": str(home),
-            "CANARY": CANARY,
-            "SSH_AUTH_SOCK": socket,
-            "DISPLAY": ":0",
-        }.items():
-            monkeypatch.setenv(name, value)
-
-        async def meet() -> None:
-            async with hosted(
-                sshd.settings(use_config=use_config, agent=True, root=str(tmp_path / "root"))
-            ) as host:
-                there = await said(host, "env")
-                assert CANARY not in there
-                assert "SSH_AUTH_SOCK" not in there
-                assert "DISPLAY" not in there
-            with pytest.raises(Denied, match="not known here"):
-                await Ssh(
-                    **sshd.settings(use_config=use_config, known_hosts=str(tmp_path / "none"))
-                ).offers(Wish())
-
-        run(meet())
-        assert not marker.exists()
-
-
 # --- who we are
 
 
@@ -444,30 +389,3 @@ def test_a_server_behind_another_is_reached_and_both_are_verified(
             known.write_text("".join(line for n, line in enumerate(lines) if n != missing))
             with pytest.raises(Denied, match=rf"\[127.0.0.1\]:{each.port} is not known here"):
                 run(meet())
-
-
-def test_the_configuration_gives_name_user_port_key_and_way_when_asked(
-    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh" / "config").write_text(
-        f"Host box\n HostName 127.0.0.1\n User {server.user}\n Port {server.port}\n IdentityFile {server.identity}\n ProxyJump hop\n"
-        f"Host hop\n HostName 127.0.0.1\n Port {server.port}\n User {server.user}\n IdentityFile {server.identity}\n"
-    )
-    monkeypatch.setenv("HOME", str(tmp_path))
-    settings = {
-        "hosts": ["box"],
-        "known_hosts": str(server.known_hosts),
-        "agent": False,
-        "root": str(tmp_path / "root"),
-    }
-
-    async def meet(**others: Any) -> str:
-        async with hosted({**settings, **others}) as host:
-            assert str(host._line.host().machine.route) == server.address
-            assert host._line.host().machine.route.jump is not None
-            return await said(host, "echo", "in")
-
-    assert run(meet(use_config=True)) == "in\n"
-    with pytest.raises(Unreachable, match='"box"'):
-        run(meet())

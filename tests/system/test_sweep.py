@@ -115,3 +115,21 @@ def test_a_metric_that_nothing_reported_is_named_with_what_was(sweeps: Said) -> 
         and 'no step reported "loss_of"' in said
         and "loss" in said
     )
+
+
+def test_steps_of_a_sweep_are_found_by_the_names_that_they_have_in_the_recipe(
+    sweeps: Said,
+) -> None:
+    space, _ = sweeps
+    code, out, _ = space.command("why", "train")
+    assert code == 0 and "/train is fresh" in out
+    code, out, _ = space.command("path", "train.model")
+    assert code == 0 and all(line.endswith("model.txt") for line in out.splitlines())
+    code, _, err = space.command("checkpoints", "train")
+    assert "has no step" not in err
+    code, out, _ = space.command("results", "mine", "--step", "train")
+    assert code == 0 and "loss" in out
+    code, out, _ = space.command("runs")
+    assert code == 0 and "lr=" in out and "rank=4,8" in out
+    code, _, err = space.command("why", "nothing")
+    assert code == 3 and "has no step" in err

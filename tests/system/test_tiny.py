@@ -224,9 +224,11 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(
             f"ALTER TABLE runs DROP COLUMN {name};"
             for name in ("priority", "due", "idempotency", "recoveries", "user", "failure")
         )
-        later += "ALTER TABLE steps DROP COLUMN detail;"
+        later += "".join(
+            f"ALTER TABLE steps DROP COLUMN {name};" for name in ("detail", "numbers", "began")
+        )
         store.database.connection.executescript(
-            f"{later} DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1"
+            f"{later} DROP TABLE summaries; DROP INDEX attempts_by_key; DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1"
         )
     monkeypatch.undo()
     (space.root / "a.txt").unlink()

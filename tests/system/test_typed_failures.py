@@ -1,4 +1,4 @@
-"""Why a run failed is a kind and words, on every front; what an earlier version stored is given both."""
+"""Why a run failed is a kind and words: what an earlier version stored is given both."""
 
 from __future__ import annotations
 
@@ -10,79 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import runner
 from runner.storage.records import postgres_database
 from runner.storage.records.runs import RunRow
 from runner.storage.records.store import STORE, Store
-from tests.cloud import cloud
-from tests.servers.receiver import Receiver
-from tests.servers.rest import Rest
-from tests.support import Space, until
-
-RENTS = """\
-recipe: rents@1
-summary: Asks for a machine.
-steps:
-  train: {run: 'echo 1 > {{ outputs.o }}', resources: {gpus: 1}, outputs: {o: o.txt}}
-"""
-FAILS = """\
-recipe: fails@1
-summary: Raises an error.
-steps:
-  train: {run: 'python3 -c "raise ValueError(1234)"', outputs: {o: o.txt}}
-"""
-
-
-def _served(space: Space, name: str, recipe: str, hook: str) -> Rest:
-    """A server with a worker, whose catalog has a recipe."""
-    (space.root / f"{name}.yaml").write_text(recipe)
-    settings = space.root / "recipe.toml"
-    said = settings.read_text() if settings.exists() else ""
-    catalog = f'[recipes]\nallow = ["{name}.yaml"]\n[[webhooks]]\nurl = "{hook}"\nevents = ["run.failed"]\n'
-    settings.write_text(f"{said}{catalog}")
-    return Rest(space.root, "--with-worker")
-
-
-@pytest.mark.parametrize("faults", [{"no_capacity": 99}, {"no_offers": 99}])
-def test_a_run_for_which_no_machine_is_to_be_had_is_failed_provisioning_on_every_front(
-    space: Space, monkeypatch: pytest.MonkeyPatch, faults: dict[str, int]
-) -> None:
-    cloud(space, faults=faults)
-    with Receiver() as receiver, _served(space, "rents", RENTS, receiver.url) as rest:
-        monkeypatch.setenv("RECIPE_TOKEN", rest.token)
-        run = rest.submit("rents", driver="loopback")
-        found = rest.until(run, "FAILED")
-        until(lambda: receiver.got)
-        (hook,) = [each.json for each in receiver.got]
-        for to in (None, rest.url):
-            status = runner.run_of(run, to=to, workspace=space.root).status()
-            assert (status.word, status.failure) == ("FAILED_PROVISIONING", "provisioning")
-            assert status.reason
-    assert (found["word"], found["failure"]) == ("FAILED_PROVISIONING", "provisioning")
-    assert (hook["data"]["state"], hook["data"]["failure"]) == ("FAILED", "provisioning")
-    assert hook["data"]["error"] and hook["data"]["reason"]
-    (listed,) = json.loads(space.command("runs", "--json")[1])
-    assert (listed["state"], listed["failure"]) == ("FAILED_PROVISIONING", "provisioning")
-    assert "FAILED_PROVISIONING" in space.command("show", run)[1]
-
-
-def test_a_run_that_failed_with_a_step_has_the_kind_and_the_error_of_that_step(
-    space: Space,
-) -> None:
-    with Receiver() as receiver, _served(space, "fails", FAILS, receiver.url) as rest:
-        job = {"job_id": "j1", "user_id": "ann", "recipe": "fails"}
-        assert rest.ask("POST", "/api/training/execute", job).status_code == 202
-        run = rest.get("/api/training/status/j1")["run"]
-        found = rest.until(run, "FAILED")
-        told = rest.get("/api/training/status/j1")
-        until(lambda: receiver.got)
-        (hook,) = [each.json for each in receiver.got]
-    assert (found["failure"], found["reason"]) == ("exit", "ValueError: 1234")
-    (step,) = found["steps"]
-    assert (step["reason"], step["detail"]) == ("exit", "ValueError: 1234")
-    assert (told["status"], told["error_message"]) == ("failed", "ValueError: 1234")
-    assert (hook["data"]["failure"], hook["data"]["error"]) == ("exit", "train: ValueError: 1234")
-
 
 BEFORE = (
     ("its worker is gone", (), "worker-gone", "its worker is gone"),
@@ -118,6 +48,16 @@ def _is_migrated(store: Store) -> None:
     }
 
 
+ADDED = (
+    ("runs", "failure"),
+    ("steps", "detail"),
+    ("outbox", "failure"),
+    ("steps", "numbers"),
+    ("steps", "began"),
+)
+"""Columns that were added since, by their tables."""
+
+
 def _store_before(write: Callable[[str, tuple[object, ...]], object]) -> None:
     """Turn runs without steps into what the version before had stored of them."""
     for n, (reason, steps, _, _) in enumerate(BEFORE):
@@ -141,10 +81,12 @@ def test_a_store_of_before_is_given_kinds_and_words(tmp_path: Path) -> None:
         for n in (*(f"r{n}" for n in range(len(BEFORE))), "well"):
             store.runs.submit(RunRow(n, "tool@1", "plan", {}, "here"))
     with sqlite3.connect(root / "recipe.db") as db:
-        for table, column in (("runs", "failure"), ("steps", "detail"), ("outbox", "failure")):
+        for table, column in ADDED:
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         _store_before(db.execute)
-        db.execute(f"PRAGMA user_version = {len(STORE.migrations) - 1}")
+        db.execute("DROP TABLE summaries")
+        db.execute("DROP INDEX attempts_by_key")
+        db.execute(f"PRAGMA user_version = {len(STORE.migrations) - 3}")
     db.close()
     with Store.open(root) as store:
         _is_migrated(store)
@@ -157,10 +99,11 @@ def test_a_database_of_before_is_given_kinds_and_words(
         for n in (*(f"r{n}" for n in range(len(BEFORE))), "well"):
             store.runs.submit(RunRow(n, "tool@1", "plan", {}, "here"))
     with psycopg.connect(url, autocommit=True) as db:
-        for table, column in (("runs", "failure"), ("steps", "detail"), ("outbox", "failure")):
+        for table, column in ADDED:
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}".encode())
         _store_before(lambda text, values: db.execute(text.replace("?", "%s").encode(), values))
-        version = len(postgres_database._MIGRATIONS)
-        db.execute("DELETE FROM recipe_schema WHERE version = %s", (version,))
+        db.execute("DROP INDEX attempts_by_key")
+        version = len(postgres_database._MIGRATIONS) - 2
+        db.execute("DELETE FROM recipe_schema WHERE version >= %s", (version,))
     with Store.open(tmp_path / ".recipe", shared=url, workspace="here") as store:
         _is_migrated(store)

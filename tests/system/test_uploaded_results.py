@@ -1,4 +1,4 @@
-"""`--out s3://…` uploads results by their own names, says when all is there, sends what changed, and asks nobody where nothing did."""
+"""`--out s3://…` uploads results by their own names, says when all is there, sends what changed, and asks once where nothing did."""
 
 from __future__ import annotations
 
@@ -132,11 +132,43 @@ def test_results_lie_under_their_own_names_and_a_manifest_that_was_written_last_
     assert [path.rpartition("/")[2] for path in last] == ["_RECIPE.json", "latest.json"]
 
 
-def test_a_run_without_anything_to_do_sends_no_request(place: Place) -> None:
-    assert place.up()[0] == 0
+def test_a_run_without_anything_to_do_asks_once_whether_the_results_are_there(place: Place) -> None:
+    place.up()
     place.proxy.requests.clear()
-    assert place.up()[0] == 0
-    assert place.proxy.requests == []
+    code, err = place.up()
+    assert code == 0
+    assert [(each.method, each.path.rpartition("/")[2]) for each in place.proxy.requests] == [
+        ("HEAD", "_RECIPE.json")
+    ]
+    assert f"results are at {place.address}/t@1/{place.folder} at {place.proxy.endpoint}" in err
+
+
+def test_results_that_are_not_there_any_more_are_uploaded_again(place: Place) -> None:
+    place.up()
+    for name in place.names():
+        key = (
+            f"results/t@1/{name}" if name == "latest.json" else f"results/t@1/{place.folder}/{name}"
+        )
+        if name != "latest.json":
+            place.s3.delete_object(Bucket=place.bucket, Key=key)
+    code, err = place.up()
+    assert code == 0 and "not at" in err and "uploaded again" in err
+    assert place.get(f"{place.folder}/model/sub/word") == b"hello\n"
+
+
+def test_where_the_bucket_cannot_be_asked_nothing_is_called_uploaded(place: Place) -> None:
+    place.up()
+    place.proxy.spoil = lambda request: Fault(status=403, code="AccessDenied")
+    code, err = place.up()
+    assert code == 5 and "was not checked" in err and "fresh" not in err
+
+
+def test_another_server_has_results_of_its_own(place: Place, moto: Moto) -> None:
+    place.up()
+    with HttpFaults(moto.endpoint) as other:
+        place.through(other.endpoint)
+        code, err = place.up()
+        assert code == 0 and f"uploading results to {place.address}" in err
 
 
 def test_what_was_made_before_is_uploaded_though_nothing_runs(place: Place) -> None:

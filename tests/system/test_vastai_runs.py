@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ from drivers.vastai import Vastai
 from runner.interface.cli.main import main
 from tests.fake_provider import Provider, provider
 from tests.rented import alive, installation, ours, rents, same_as_here
-from tests.support import Space
+from tests.support import Space, until
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_a_run_on_a_rented_machine_makes_what_a_run_here_makes(
     (shelf,) = json.loads(space.command("offers", "recipe.yaml", "--driver", "vastai", "--json")[1])
     offer = shelf["offers"][0]
     assert shelf["bytes_home"] == made and offer["usd"] == pytest.approx(
-        offer["usd_an_hour"] * shelf["hours"] + offer["usd_of_egress"]
+        offer["usd_an_hour"] * shelf["hours"] + offer["usd_of_boot"] + offer["usd_of_egress"]
     )
 
 
@@ -173,6 +174,34 @@ def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(
         and "it ends itself at its time" in out
     )
     assert "rents for t" not in out
+
+
+def test_an_offer_without_a_readable_price_is_left_out_by_every_verb_and_never_rented(
+    space: Space,
+    real: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rents(space, real, monkeypatch)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    before = len(ours(real))
+    real.ask("/_faults", "boot=0.3,foreign=30,unpriced=1")
+    try:
+        for words, expected in (
+            (("offers",), 0),
+            (("offers", "./recipe.yaml"), 0),
+            (("plan", "./recipe.yaml"), 0),
+            (("run", "./recipe.yaml"), 5),
+            (("run", "./recipe.yaml", "--yes"), 5),
+        ):
+            code = main([*words, "-C", str(space.root), "--driver", "vastai"])
+            out, said = capsys.readouterr()
+            assert code == expected and " no price" in out + said, (words, out, said)
+            assert "$0.00" not in out + said
+    finally:
+        real.ask("/_faults", "boot=0.3,foreign=30")
+    assert len(ours(real)) == before
 
 
 def test_a_machine_with_fewer_gpus_than_were_sold_is_given_back_and_the_next_is_rented(
@@ -365,3 +394,35 @@ def test_a_login_that_is_refused_is_let_in_again_and_a_destroyed_machine_is_lost
                         await asyncio.sleep(0.05)
 
     on_machine(real, tmp_path, monkeypatch, act)
+
+
+def test_a_machine_that_exited_is_given_back_at_once_and_its_step_runs_on_another(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The provider's own word ends the wait for a machine that does not answer."""
+    rents(space, real, monkeypatch)
+    began = space.root / "began"
+    space.recipe(
+        f"steps:\n  s: {{run: 'echo >> {began}; [ $(wc -l < {began}) = 2 ] || sleep 600', resources: {{gpus: 1}}}}\n"
+    )
+    before = len(ours(real))
+    run = space.start("run", "--driver", "vastai")
+    until(lambda: began.exists() or run.poll() is not None)
+    assert json.loads(real.ask("/_exit", "")) == {"exited": 1}
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 0 and "is lost: the instance" in said, said
+    assert ours(real)[before:].count("destroyed") == 2 and not alive(real)
+
+
+def test_ctrl_c_right_after_an_order_ends_as_interrupted_and_leaves_no_machine(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rents(space, real, monkeypatch)
+    space.recipe("steps:\n  s: {run: 'sleep 600', resources: {gpus: 1}}\n")
+    before = len(ours(real))
+    run = space.start("run", "--driver", "vastai")
+    until(lambda: "created" in ours(real)[before:] or run.poll() is not None)
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130 and "held by another process" not in said, said
+    assert "destroyed" in ours(real)[before:] and not alive(real)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from drivers.base import Traits
+from drivers.base import Driver, Traits
 from runner.hosts.ahead import ahead
 
 
-class Slow:
+class Slow(Driver):
     """A driver that has connected once it is let."""
 
     traits = Traits()
@@ -23,7 +23,7 @@ class Slow:
         self.interrupts = interrupts
         self.began, self.awaited, self.closed = threading.Event(), threading.Event(), False
         self.let: Callable[[], object] = bool
-        self.connected: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     async def connect(self) -> None:
         let, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -33,7 +33,7 @@ class Slow:
             await asyncio.to_thread(self.awaited.wait)
             os.kill(os.getpid(), signal.SIGINT)
         await let.wait()
-        self.connected = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
 
     async def aclose(self) -> None:
         self.closed = True
@@ -43,37 +43,27 @@ async def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-def _made(monkeypatch: pytest.MonkeyPatch, interrupts: bool = False) -> Slow:
-    for name in ("Connecting", "Closing"):  # the protocols have the methods of a whole driver
-        monkeypatch.setattr(f"runner.hosts.ahead.{name}", Slow)
-    return Slow(interrupts)
-
-
-def test_a_run_goes_on_with_the_loop_on_which_its_driver_has_connected_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    driver = _made(monkeypatch)
-    with ahead(driver) as asked:  # type: ignore[arg-type]
+def test_a_run_goes_on_with_the_loop_on_which_its_driver_has_connected_meanwhile() -> None:
+    driver = Slow()
+    with ahead(driver) as asked:
         assert driver.began.wait(60)
         driver.let()
         with asyncio.Runner(loop_factory=asked.loop) as runner:
-            assert runner.run(_loop()) is driver.connected
+            assert runner.run(_loop()) is driver.loop
     assert not driver.closed
 
 
-def test_a_run_that_is_refused_lets_go_of_a_driver_that_still_connects(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    driver = _made(monkeypatch)
-    with pytest.raises(KeyboardInterrupt), ahead(driver):  # type: ignore[arg-type]
+def test_a_run_that_is_refused_lets_go_of_a_driver_that_still_connects() -> None:
+    driver = Slow()
+    with pytest.raises(KeyboardInterrupt), ahead(driver):
         assert driver.began.wait(60)
         raise KeyboardInterrupt
-    assert driver.connected is None and driver.closed
+    assert driver.loop is None and driver.closed
 
 
-def test_ctrl_c_while_it_connects_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = _made(monkeypatch, interrupts=True)
-    with pytest.raises(KeyboardInterrupt), ahead(driver) as asked:  # type: ignore[arg-type]
+def test_ctrl_c_while_it_connects_ends_the_wait() -> None:
+    driver = Slow(interrupts=True)
+    with pytest.raises(KeyboardInterrupt), ahead(driver) as asked:
         driver.awaited.set()
         asked.loop()
-    assert driver.connected is None and driver.closed
+    assert driver.loop is None and driver.closed

@@ -926,13 +926,34 @@ def test_a_step_that_says_it_takes_no_gpu_is_not_asked_to_have_the_machine_of_th
     None
 ):
     """A check of 50 ms needs none of the 64 GB of the training: nothing is rented for it."""
-    shared = "resources: {gpus: 2, gpu_memory: 24GB, memory: 64GB, disk: 100GB}\n"
+    machine = "{gpus: 2, gpu_memory: 24GB, memory: 64GB, disk: 100GB}"
+    shared = f"resources: {machine}\n"
     steps = "steps: {guard: {run: x, resources: {gpus: 0RESOURCES}}, train: {run: y}}"
     guard, train = plan(shared + steps.replace("RESOURCES", "")).specs()
     assert not guard.resources.gpus and guard.resources.memory is guard.resources.disk is None
     assert (train.resources.gpus, train.resources.memory) == (2, 64 * 10**9)
     own = plan(shared + steps.replace("RESOURCES", ", memory: 32GB")).specs()[0]
     assert own.resources.memory == 32 * 10**9 and own.resources.disk is None
+    presets = "presets: {big: {resources: {gpus: 8, memory: 96GB}}, long: {resources: {disk: 1TB}}, smoke: {resources: {gpus: 0, memory: 4GB}}}\n"
+    for name, train_gpus, guard_memory in (("big", 8, None), ("long", 2, None), ("smoke", 0, 4)):
+        guard, train = plan(shared + presets + steps.replace("RESOURCES", ""), preset=name).specs()
+        assert not guard.resources.gpus and guard.resources.disk is None
+        assert guard.resources.memory == (guard_memory and guard_memory * 10**9)
+        assert train.resources.gpus == train_gpus
+    used = "steps: {u: {uses: ./inner.yaml, resources: {gpus: 4, memory: 128GB}}}"
+    inner = "recipe: inner@1\nsummary: s\n" + steps.replace("RESOURCES", "")
+    guard, train = plan(used, inner=inner).specs()
+    assert not guard.resources.gpus and guard.resources.memory is None
+    assert (train.resources.gpus, train.resources.memory) == (4, 128 * 10**9)
+    preset = f"resources: {{gpus: 1}}\npresets: {{big: {{resources: {machine}}}}}\n"
+    beside = f"steps: {{u: {{uses: ./inner.yaml, resources: {machine}}}}}"
+    whole = steps.replace("RESOURCES", "")
+    for guard, train in (
+        plan(preset + whole, preset="big").specs(),
+        plan(beside, inner=whole).specs(),
+    ):
+        assert not guard.resources.gpus and guard.resources.memory is None
+        assert (train.resources.gpus, train.resources.memory) == (2, 64 * 10**9)
     both = "resources: {gpus: 0, memory: 12GB}\n" + steps.replace("RESOURCES", "")
     assert plan(both).specs()[0].resources.memory == 12 * 10**9, "the machine of all steps"
 

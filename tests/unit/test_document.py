@@ -103,7 +103,7 @@ def test_an_alias_means_the_last_anchor_of_its_name_that_began_before_it() -> No
 def test_a_list_of_lists_may_not_be_longer_than_a_list_of_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("runner.language.document.MAX_WIDTH", 2)
+    monkeypatch.setattr("runner.language.yaml_reader.MAX_WIDTH", 2)
     for text in (
         "[a, b, c]",
         "[[], [], []]",

@@ -16,11 +16,8 @@ import pytest
 
 from drivers import load, web
 from drivers.base import (
-    Accounted,
-    Charging,
     Driver,
     DriverError,
-    Excluding,
     HostLost,
     Lease,
     Need,
@@ -133,12 +130,10 @@ def acts(name: str) -> dict[str, Act]:
     )
 
     async def account(driver: Driver) -> object:
-        return await driver.account() if isinstance(driver, Accounted) else None
+        return await driver.account()
 
     async def charges(driver: Driver) -> object:
-        return (
-            await driver.charges(lease, datetime.now(UTC)) if isinstance(driver, Charging) else None
-        )
+        return await driver.charges(lease, datetime.now(UTC))
 
     return {
         "offers": lambda driver: driver.offers(Wish()),
@@ -300,9 +295,7 @@ def test_prime_offers_only_what_has_the_image_and_a_virtual_machine_says_that_it
         for image in ("", "theirs", "team/trainer:1")
     }
     assert found == {"": 1, "theirs": 1, "team/trainer:1": 0}
-    assert isinstance(driver, Excluding) and driver.excluded == {
-        "without the image team/trainer:1": 1
-    }
+    assert driver.excluded == {"without the image team/trainer:1": 1}
 
     virtual = made("gcp", tmp_path, monkeypatch)
     monkeypatch.setattr(virtual, "offers", _none)

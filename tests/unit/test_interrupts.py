@@ -15,6 +15,7 @@ import pytest
 from drivers.base import Unreachable
 from runner.execution.signals import preparing
 from runner.execution.steps import control
+from tests.virtual import virtual
 
 
 @pytest.mark.parametrize(
@@ -99,29 +100,36 @@ def test_an_interrupt_that_strikes_an_exec_is_an_exit_code(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("rented", [True, False])
+@pytest.mark.parametrize("answers", ["unreachable", "silent"])
 def test_a_run_that_is_ended_waits_for_no_rented_machine_that_cannot_be_reached(
-    rented: bool,
+    rented: bool, answers: str
 ) -> None:
     """It is given back, and what runs there ends with it.  On a host of one's own the job is waited for as before."""
 
-    async def unreachable(*_: object) -> None:
-        raise Unreachable("no route to host")
+    async def asked(*_: object) -> None:
+        pass
+
+    async def waited(*_: object) -> None:
+        if answers == "unreachable":
+            raise Unreachable("no route to host")
+        await asyncio.sleep(3600)
 
     async def ended() -> None:
-        carried = asyncio.ensure_future(asyncio.sleep(3600))
+        carried = asyncio.ensure_future(asyncio.sleep(36000))
         place = Of(
-            is_rented=rented,
-            lost="",
-            stop=unreachable,
-            paths=lambda _attempt: Of(cwd="/"),
+            is_rented=rented, lost="", stop=asked, wait=waited, paths=lambda _attempt: Of(cwd="/")
         )
         task = Of(job=object(), states=())
         running: Any = Of(
             stopped=False, asked=False, task=task, carried=carried, place=place, attempt=None
         )
+        began = asyncio.get_running_loop().time()
         await control.stop(running)
+        took = asyncio.get_running_loop().time() - began
+        assert took == pytest.approx(2 * control.GRACE.total_seconds() if rented else 0, abs=1)
         await asyncio.wait({carried}, timeout=0.01)
         assert carried.cancelled() is rented and bool(place.lost) is rented
         carried.cancel()
 
-    asyncio.run(ended())
+    with virtual() as loop:
+        loop.run_until_complete(ended())

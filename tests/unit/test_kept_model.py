@@ -190,7 +190,7 @@ class Forgetful(KeptLeases):
     """Starts its machine before it is noted for whom."""
 
     async def _started(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
-        await self.call(lambda: self._pausing().start(Lease(**machine.lease), until), 3)  # type: ignore[arg-type]
+        await self.call(lambda: self.driver.start(Lease(**machine.lease), until), 3)  # type: ignore[arg-type]
         return await super()._started(use, machine, until)
 
 

@@ -691,3 +691,55 @@ def test_money_that_becomes_free_wakes_those_who_may_have_it(tmp_path: Path) -> 
         assert (await leases.renew(one)).until > short + 600
 
     on(tmp_path, act)
+
+
+def test_whenever_an_order_is_cancelled_its_machine_is_given_back_and_no_lease_is_lost(
+    tmp_path: Path,
+) -> None:
+    """As Ctrl-C does, which cancels what orders and gives back all that there is, in one turn of the loop."""
+
+    class Slow:
+        """A driver each of whose calls takes a few turns of the loop, before and after its effect."""
+
+        def __init__(self, inner: Loopback) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self._inner, name)
+            if name not in ("acquire", "hosts", "release", "leases"):
+                return found
+
+            async def slowly(*words: Any) -> Any:
+                await asyncio.sleep(0)
+                answer = await found(*words)
+                await asyncio.sleep(0)
+                return answer
+
+            return slowly
+
+    async def act(leases: Leases) -> None:
+        leases.driver = Slow(leases.driver)  # type: ignore[assignment, arg-type]
+
+        async def get() -> None:
+            row = await leases.ask(NEED, offer)
+            assert row is not None
+            try:
+                await leases.up(row)
+            except asyncio.CancelledError:
+                await leases.close({row.key}, "it cannot be used")
+                raise
+
+        offer, seen = (await leases.offers(Wish(NEED)))[0], set[str]()
+        for turns in range(9):
+            getting = asyncio.ensure_future(get())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            seen |= {*states(leases)}
+            getting.cancel()
+            await asyncio.sleep(0)  # what was ordered begins to give back, too
+            assert await leases.close() == []
+            await asyncio.wait({getting})
+            assert {*states(leases)} <= {"GONE"} and not alive(tmp_path)
+        assert seen >= {"ASKED", "COMING", "UP"}
+
+    on(tmp_path, act)

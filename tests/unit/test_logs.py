@@ -58,7 +58,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_line_of_the_file_is_an_object_also_those_of_other_libraries(
+def test_every_line_of_the_file_is_an_object_whatever_logged_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.begin(0, f"info:{tmp_path}/log")

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from runner.language import document, schema
+from runner.language import document, schema, yaml_reader
 from tests.support import calls
 
 SCHEMA = schema.load()
@@ -259,7 +259,7 @@ def test_the_deepest_value_that_a_document_may_hold_is_checked() -> None:
     def under(frames: int) -> list[schema.Fault]:
         return under(frames - 1) if frames else schema.faults(document.parse(text, "r.yaml").value)
 
-    deep = document.MAX_DEPTH - 6
+    deep = yaml_reader.MAX_DEPTH - 6
     text = (
         f"recipe: a@1\nsteps: {{s: {{run: [x], nodes: 0, files: {{a: {'[' * deep}{']' * deep}}}}}}}"
     )

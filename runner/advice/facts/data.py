@@ -14,8 +14,8 @@ _ABOUT: Final = re.compile(r"(readme|licen[cs]e|copying|requirements)([-_. ].*)?
 """Names of files about a data set, which trainers leave out of a folder."""
 ROWS: Final = 200
 """Rows of the data that are looked at."""
-_IMAGES: Final = (".png", ".jpg", ".jpeg")
-_ODD: Final = (".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".avif", ".jxl")
+_IMAGES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".jfif")
+_ODD: Final = (".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".j2k", ".heic", ".avif", ".jxl")
 _ROWS: Final = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
 
 

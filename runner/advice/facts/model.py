@@ -52,6 +52,7 @@ def _of_files(folder: Path, address: str, template: Path | None) -> dict[str, ob
             if path.suffix in (".safetensors", ".bin", ".pt") and path.is_file()
         ]
         known["size"] = round(sum(weights) / GB, 3)
+        known["weights"] = bool(weights)
         return known | _modules(folder) | _read_model(lambda file: contents(folder / file), given)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
         return {"exists": False, "hub": False} if not address.startswith("hf://") else {}
@@ -310,6 +311,8 @@ def _ask_hub(name: str) -> dict[str, object]:
         for each in info.siblings or ()
         if each.size and each.rfilename.endswith((".safetensors", ".bin"))
     ]
+    if info.siblings:
+        found["weights"] = bool(sizes)
     if sizes:
         found["size"] = round(sum(sizes) / GB, 1)
     if info.gated:

@@ -41,9 +41,9 @@ from ...storage.workspace import Workspace
 from ...survey import locks
 from ...survey.env_files import EnvFiles
 from ...survey.survey import Survey
+from ...survey.trainings import steps_of
 from .. import job_folders
 from ..reporting import log_remote
-from ..tasks import steps_of
 from .bucket_inputs import BucketInputs
 from .commit import GroupCommit
 

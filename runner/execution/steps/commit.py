@@ -19,7 +19,7 @@ from drivers.base import Exit
 from ...errors import Infrastructure
 from ...logs import Log
 from ...planning.plan import Node
-from ...planning.schedule import Move
+from ...planning.schedule import FINAL, Move, State
 from ...secrets import Masker
 from ...storage.content.files import Content
 from ...storage.records.index import Changes, Made, Published, Trace
@@ -95,6 +95,7 @@ class _Group:
     """What is stored together, and what is to be done when it is."""
 
     moves: list[Move] = field(default_factory=list)
+    reported: set[str] = field(default_factory=set)  # steps of which there are new numbers
     traces: list[Trace] = field(default_factory=list)
     again: set[str] = field(
         default_factory=set
@@ -155,6 +156,9 @@ class GroupCommit:
         self._uploading: dict[
             str, None
         ] = {}  # keys that other machines wait for until the shared store has what they gave
+        self._numbers: dict[str, str] = {}  # of each open step, what its last attempt reported last
+        self._began: dict[str, float] = {}  # when that began
+        self._running: dict[str, StepRow] = {}  # as they are stored
         self.made: set[str] = set(made)
         """Keys whose traces this run stored."""
         self.answers = ""
@@ -162,7 +166,8 @@ class GroupCommit:
 
     @property
     def size(self) -> int:
-        return len(self._next.moves)
+        """How much waits to be stored: moves, and steps with new numbers."""
+        return len(self._next.moves) + len(self._next.reported)
 
     def say(self, text: str) -> None:
         """Tell people something, masked."""
@@ -175,9 +180,17 @@ class GroupCommit:
                 reason=self.masker.text(move.reason), data=self.masker.value(move.data)
             )
         self._next.moves.append(move)
+        if move.subject == "step" and move.after == State.RUNNING != move.before:
+            self._numbers.pop(move.id, None)
+            self._began[move.id] = time.time()
         if move.subject == "run" and move.before != move.after:
             failure = str(move.data.get("failure", ""))
             self._next.state = RunState(str(move.after), move.reason, failure)
+
+    def report(self, step: str, numbers: str) -> None:
+        """Note what the running attempt of a step reported last, as it is stored: masked."""
+        self._numbers[step] = numbers
+        self._next.reported.add(step)
 
     def take_back(self) -> None:
         """The move that was noted last is not made after all: something was asked for meanwhile."""
@@ -349,6 +362,7 @@ class GroupCommit:
         except Infrastructure:
             late, self._next = self._next, sent
             sent.moves += late.moves
+            sent.reported |= late.reported
             sent.traces += late.traces
             sent.again |= late.again
             sent.attempts += late.attempts
@@ -371,12 +385,8 @@ class GroupCommit:
         tiny, logs = self.ws.objects.tiny.unstored()
         group.tiny |= tiny
         group.logs += logs
-        if group.moves or group.traces or group.attempts or group.published or group.tiny or state:
-            steps = {
-                move.id: StepRow(self.run, move.id, move.after, "", move.reason, _words_of(move))
-                for move in group.moves
-                if move.subject == "step"
-            }
+        steps = self._steps_of(group)
+        if steps or any((group.moves, group.traces, group.attempts, group.published, group.tiny)):
             begun = time.monotonic()
             group.last = self.ws.store.runs.group(
                 self.run,
@@ -402,8 +412,40 @@ class GroupCommit:
                 len(group.traces),
                 1000 * (time.monotonic() - begun),
             )
+            self._note_stored(steps)
         group.at, self._next = time.time(), _Group()
         return group
+
+    def _steps_of(self, group: _Group) -> dict[str, StepRow]:
+        """The rows of steps that moved, or reported something."""
+        found = {
+            move.id: StepRow(
+                self.run,
+                move.id,
+                move.after,
+                "",
+                move.reason,
+                _words_of(move),
+                self._numbers.get(move.id, ""),
+                self._began.get(move.id),
+            )
+            for move in group.moves
+            if move.subject == "step"
+        }
+        for step in group.reported:
+            if step not in found and step in self._running:
+                found[step] = self._running[step]._replace(numbers=self._numbers.get(step, ""))
+        return found
+
+    def _note_stored(self, steps: Mapping[str, StepRow]) -> None:
+        for step, row in steps.items():
+            if row.state == State.RUNNING:
+                self._running[step] = row
+                continue
+            self._running.pop(step, None)
+            if row.state in FINAL:
+                self._numbers.pop(step, None)
+                self._began.pop(step, None)
 
     def _settle(self, group: _Group) -> None:
         """What was noted is stored."""

@@ -8,7 +8,7 @@ import os
 from datetime import timedelta
 from typing import Final
 
-from drivers.base import DriverError, Unreachable
+from drivers.base import DriverError, Job, Unreachable
 
 from ...errors import Busy
 from ...hosts.link.control_file import asked
@@ -27,6 +27,8 @@ STEP: Final = timedelta(minutes=5)
 """So long a training that was asked to save has until the end of its step and of its checkpoint.  Then it gets SIGTERM."""
 HANDOVER: Final = timedelta(seconds=20)
 """So long a worker that was asked to end waits for what runs, before it leaves that to the next worker."""
+AGAIN: Final = 1.0
+"""Seconds until a machine that cannot be reached is asked again whether what it was to end has ended."""
 NAMED: Final = 3
 """So many running steps are named in a message."""
 
@@ -178,12 +180,23 @@ async def stop(running: Running, grace: timedelta = GRACE, *, may_save: bool = F
                 and (await asyncio.wait({running.carried}, timeout=STEP.total_seconds()))[0]
             ):
                 return
-        try:
-            patience = (grace + GRACE).total_seconds() if running.place.is_rented else None
-            async with asyncio.timeout(patience):
-                return await running.place.stop(job, grace)
-        except (TimeoutError, Unreachable):
-            _give_up(running)
+        await running.place.stop(job, grace)
+        if running.place.is_rented:
+            await _await_end(running, job, grace + GRACE)
+
+
+async def _await_end(running: Running, job: Job, patience: timedelta) -> None:
+    """Wait for the end of a job that was asked to end on a rented machine, and give it up where no word of that comes."""
+    try:
+        async with asyncio.timeout(patience.total_seconds()):
+            while True:
+                try:
+                    if await running.place.wait(job, patience) is not None:
+                        return
+                except Unreachable:
+                    await asyncio.sleep(AGAIN)
+    except TimeoutError:
+        _give_up(running)
 
 
 def _give_up(running: Running) -> None:

@@ -209,6 +209,7 @@ def _succeeded(
         work.commits.say(f"{id}: {error.problems[0].message}: its numbers are not read")
         values = {}
     warnings = attempt_result.warnings(attempt.path, spec.metrics, work.commits.masker)
+    work.numbers.over(id, running, values)
     if running.goes_on is not None:
         from ...storage import checkpoints
 
@@ -302,6 +303,7 @@ def _stopped(
     work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None
 ) -> None:
     """Keep what an attempt reported that others had left behind, and its state, from which a later run goes on."""
+    work.numbers.over(id, running, {})
     work.tidying.keep_log(id, running, spec)
     work.chunks.over(id, running)
     python, image = (
@@ -343,6 +345,8 @@ def _failed(
     """Keep what a failed attempt printed and wrote, with what helps to mend it."""
     attempt, (reason, words, hint) = running.attempt, why
     tail = attempt_result.tail(running.last_log, work.commits.masker)
+    warnings = attempt_result.warnings(attempt.path, spec.metrics, work.commits.masker)
+    work.numbers.over(id, running, {})
     if _is_kept(running):
         work.orphans.look_again()
         words += "; what it made is kept in its attempt, and is taken when there is room"
@@ -429,6 +433,8 @@ def _failed(
         work.tidying.left(running),
         _error(reason, words, attempt_result.words(tail)) if exit is not None else "",
         saved=advanced,
+        exit=exit,
+        warnings=warnings,
     )
 
 

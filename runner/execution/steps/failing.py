@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Sequence
+from typing import Final
 
-from drivers.base import DriverError, HostLost
+from drivers.base import DriverError, Exit, HostLost
 
 from ...digest import Digest
 from ...errors import RecipeError
@@ -17,6 +18,10 @@ from ...planning.schedule import BUSY, Outcome, State
 from .adjusting import smaller
 from .groups import with_data
 from .work import Failure, Work
+
+LINES: Final = 10
+"""Lines of its log that are stored with the failure of a step."""
+LONGEST_LINE: Final = 200
 
 
 def fail(
@@ -31,6 +36,8 @@ def fail(
     error: str = "",
     *,
     saved: bool = False,
+    exit: Exit | None = None,
+    warnings: Sequence[str] = (),
 ) -> None:
     """End a RUNNING step's attempt badly.
 
@@ -40,10 +47,14 @@ def fail(
     work.control.disturbed = True
     adjusted = smaller(work, id) if reason == "oom" else ""
     moves = work.scheduler.end(id, Outcome(False, reason, words, saved, bool(adjusted)))
-    facts = {name: value for name, value in (("error", error), ("fix", hint)) if value}
-    moves = with_data(moves, id, facts)
-    work.groups.record(moves)
     own = next(move for move in moves if move.id == id)
+    facts: dict[str, object] = {"error": error, "fix": hint, "warnings": list(warnings)}
+    if exit is not None:
+        facts |= {"exit": exit.code, "signal": exit.signal}
+    if own.after == State.FAILED:
+        facts["tail"] = last_lines(tail)
+    known = {name: value for name, value in facts.items() if value or value == 0}
+    work.groups.record(with_data(moves, id, known))
     if own.after == State.QUEUED and adjusted:
         work.commits.say(f"{id} ran out of memory: it is tried with {adjusted}")
         work.groups.record(
@@ -70,6 +81,12 @@ def fail(
                 bool(work.plan.nodes[work.plan.index[id]].flags & ALLOW_FAILURE),
             )
         )
+
+
+def last_lines(tail: bytes) -> list[str]:
+    """The last lines of what a step printed, as they are stored with its failure."""
+    lines = [line.rstrip() for line in tail.decode(errors="replace").splitlines()]
+    return [line[:LONGEST_LINE] for line in lines if line][-LINES:]
 
 
 def fail_unstarted(work: Work, id: str, reason: str, words: str, hint: str = "") -> None:

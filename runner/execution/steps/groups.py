@@ -82,6 +82,12 @@ class Groups:
             return False
         return True
 
+    def report(self, step: str, numbers: str) -> None:
+        """Note what a running step reported last for the next group."""
+        if not self.commits.size:
+            self._dirty = time.monotonic()
+        self.commits.report(step, numbers)
+
     def record(self, moves: Sequence[Move]) -> None:
         """Note moves for the next group."""
         if not self.commits.size:

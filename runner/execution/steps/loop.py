@@ -195,6 +195,7 @@ def _pulse(work: Work) -> Iterator[None]:
             heed(work)
             work.commits.let_go()
             work.chunks.tick()
+            work.numbers.tick()
             work.silences.look()
         if work.tick:
             work.tick()

@@ -35,6 +35,7 @@ from .orphans import Orphans
 from .publisher import Publisher
 from .silence import Silences
 from .tidying import Tidying
+from .training_numbers import TrainingNumbers
 
 End: TypeAlias = "Exit | DriverError | RecipeError"
 """How an attempt is over."""
@@ -213,6 +214,7 @@ class Work:
         )
         self.silences = Silences(ws, commits, host_pool)
         self.groups = Groups(commits, self.running, self.wake)
+        self.numbers = TrainingNumbers(survey, self.groups, self.running)
         self.downloads = (
             Downloads(ws.remote_cache, self.wake, commits.say)
             if ws.remote_cache is not None

@@ -54,14 +54,25 @@ _FULL = (
     "Not a directory",
 )
 
+# What is named as a Python may be the folder of an environment, and begin with the login's home.
+PROGRAM = r"""program() {
+  case $1 in "~/"*) set -- "${HOME:-.}/${1#"~/"}" ;; esac
+  for each in "$1/bin/python" "$1/bin/python3"; do
+    if [ -d "$1" ] && [ -x "$each" ]; then set -- "$each"; fi
+  done
+  printf '%s\n' "$1"
+}
+"""
 # $1 the root, $2 what marks our words, $3 the program below, then what it is given, then Pythons.
 _FIND = f"""\
+{PROGRAM}
 PATH=$PATH:/usr/local/bin:/usr/bin:/bin
 case $1 in /*) root=$1 ;; *) root=${{HOME:-.}}/$1 ;; esac
 mark=$2 load=$3 digest=$4 size=$5 part=$6
 shift 6
 for python in "$@" "$root/{OWN}"; do
-  command -v "$python" >/dev/null 2>&1 || continue
+  python=$(program "$python")
+  [ ! -d "$python" ] && command -v "$python" >/dev/null 2>&1 || continue
   "$python" -I -S -X utf8 -c "$load" "$root" "$mark" "$digest" "$size" "$part"
   end=$?
   [ $end = {TOO_OLD} ] || exit $end

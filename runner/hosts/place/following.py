@@ -23,6 +23,8 @@ FIRST_GLANCE, GLANCE, LONGEST_GLANCE = 0.05, 0.2, 2.0
 """Seconds between looks at what a step prints: while it does, and when it has not for a while."""
 SAMPLED = 5.0
 """Seconds that a job takes before the agent there looks at the machine, and between its looks."""
+FAREWELL = 2.0
+"""Seconds in which these looks end, once they are told to."""
 ROOM = 8 << 20
 """Of a metrics file: bytes that are fetched at once."""
 
@@ -71,7 +73,8 @@ class Follower:
         finally:
             for future in futures:
                 future.cancel()
-            await asyncio.gather(*futures, return_exceptions=True)
+            # What does not end in a moment waits for a host that does not answer.
+            await asyncio.wait({asyncio.gather(*futures, return_exceptions=True)}, timeout=FAREWELL)
         return exit
 
     async def rest(self, exit: Exit) -> None:

@@ -82,7 +82,7 @@ Phase: TypeAlias = Literal["TRANSFERRING_DATA", "EXECUTING", "FETCHING_RESULTS"]
 
 
 def _unheard(_phase: Phase) -> None:
-    """No caller wants to know."""
+    """No process wants to know."""
 
 
 async def _nothing() -> None:

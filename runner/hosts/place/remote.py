@@ -144,7 +144,7 @@ class RemotePlace(Place):
                 ]
             )
         finally:
-            if checkpoints is not None:
+            if checkpoints is not None and not self.lost:
                 await checkpoints.finish()
         rest = self.contact.insist(lambda: follower.rest(exit))
         if exit.code != 0 or exit.reason != "exit":

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, Literal
 
-from drivers.base import DriverError, HostLost, Need, NoCapacity, Offer, Pausing, Wish
+from drivers.base import DriverError, HostLost, Need, NoCapacity, Offer, Wish
 from drivers.machine import enough
 
 from ...errors import Busy, CannotRun
@@ -43,7 +43,7 @@ class KeptLeases(Leases):
         self.stack = stack.id
         if not stack.keep:
             return
-        self._pausing()
+        self._demand_pauses()
         self.keeping = stack
         if stack.auto_stop:
             self.budget.term = timedelta(seconds=duration(stack.auto_stop))
@@ -144,7 +144,7 @@ class KeptLeases(Leases):
     async def _start(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
         """Carry out the intent to have the machine run; None when it cannot."""
         try:
-            await self.call(partial(self._pausing().start, lease_of(machine), until), LONG)
+            await self.call(partial(self.driver.start, lease_of(machine), until), LONG)
         except NoCapacity as error:
             self._move(use, "GONE", reason=f"the kept machine cannot be started: {error}")
             return None
@@ -189,7 +189,7 @@ class KeptLeases(Leases):
 
     async def _stopped(self, machine: LeaseRow) -> bool:
         """Whether the provider stops a machine."""
-        return await ended(self, partial(self._pausing().stop, lease_of(machine)))
+        return await ended(self, partial(self.driver.stop, lease_of(machine)))
 
     def stays_alive(self, row: LeaseRow) -> bool:
         """Whether the machine of a lease goes on running when a run has no use for it any more."""
@@ -222,12 +222,13 @@ class KeptLeases(Leases):
 
     async def stands(self, machine: LeaseRow) -> Literal["runs", "stopped", "gone"]:
         """What the provider says of a kept machine.  Raises DriverError."""
-        return await self.call(partial(self._pausing().stands, lease_of(machine)), SOON)
+        self._demand_pauses()
+        return await self.call(partial(self.driver.stands, lease_of(machine)), SOON)
 
-    def _pausing(self) -> Pausing:
-        if not isinstance(self.driver, Pausing):
+    def _demand_pauses(self) -> None:
+        """Raises CannotRun where machines cannot be stopped and started."""
+        if not self.driver.traits.pauses:
             raise CannotRun(
                 f"{self.name} has no machines that can be stopped and started",
                 fix='take `keep = "stopped"` out of the stack',
             )
-        return self.driver

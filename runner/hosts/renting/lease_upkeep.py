@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final
 
-from drivers.base import Accounted, DriverError, Host
+from drivers.base import DriverError, Host
 
 from ...errors import Busy
 from ..place.place import Place
@@ -73,8 +73,8 @@ class LeaseUpkeep:
     @property
     def console(self) -> str:
         """Where a person can end a lease, as the end of a sentence."""
-        driver = self._leases.driver
-        return f": end it at {driver.console}" if isinstance(driver, Accounted) else ""
+        console = self._leases.driver.console
+        return f": end it at {console}" if console else ""
 
     def _beside(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))

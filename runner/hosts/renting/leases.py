@@ -20,28 +20,22 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from drivers import load
 from drivers.base import (
-    Accounted,
     Charge,
-    Charging,
     Denied,
     Driver,
     DriverError,
     Host,
     HostLost,
     Lease,
-    Naming,
     Need,
     NoCapacity,
     Offer,
     Order,
-    Prolonging,
-    Queueing,
     Rejected,
     Resources,
     Traits,
     Unreachable,
     Unsure,
-    Vital,
     Wish,
 )
 
@@ -116,6 +110,9 @@ def driver_of(
         raise Invalid([Problem("driver-setting", str(error), fix=fix)]) from error
     except Denied as error:
         raise CannotRun(str(error)) from error
+    if not isinstance(made, Driver):
+        fix = "derive its class from drivers.base.Driver, as docs/adding-a-driver.md shows"
+        raise CannotRun(f"the driver {name} is a {type(made).__name__}, not a Driver", fix=fix)
     return made
 
 
@@ -128,9 +125,8 @@ def rents(name: str) -> bool:
 async def _vitals(driver: Driver, name: str, row: LeaseRow) -> str:
     """What the provider says of a machine, as the end of a sentence."""
     said = ""
-    if isinstance(driver, Vital):
-        with suppress(DriverError):
-            said = await driver.vitals(lease_of(row))
+    with suppress(DriverError):
+        said = await driver.vitals(lease_of(row))
     return f" ({name} says: {said})" if said else ""
 
 
@@ -309,7 +305,7 @@ class Leases:
                 late = f"it did not come up within {minutes:g} minutes{said}"
                 await self.release(row, late, LeaseFailure.FAILED)
                 raise HostLost(late)
-            if isinstance(self.driver, Queueing) and self.driver.waits != self._waits:
+            if self.driver.waits != self._waits:
                 self._waits = self.driver.waits
                 self.say(self._waits)
             await asyncio.sleep(traits.poll.total_seconds())
@@ -320,7 +316,7 @@ class Leases:
 
     async def _at_its_price(self, row: LeaseRow) -> LeaseRow:
         """A lease that costs more than its offer said, at that price: it ends when the same money is spent."""
-        if not isinstance(self.driver, Naming) or not row.price or row.machine:
+        if not row.price or row.machine:
             return row
         named = self.driver.highest_price(lease_of(row))
         if named <= row.price:
@@ -328,7 +324,7 @@ class Leases:
         row = self.ledger.reprice(
             row, named, row.asked + (row.until - row.asked) * row.price / named
         )
-        if isinstance(self.driver, Prolonging):
+        if self.driver.traits.prolongs:
             ends = datetime.fromtimestamp(row.until, UTC)
             with suppress(DriverError):  # the run leaves it in time; its own end is the last resort
                 await self.call(partial(self.driver.prolong, lease_of(row), ends))
@@ -467,7 +463,7 @@ class Leases:
             await self.call(partial(self.driver.acquire, order))
         elif self.driver.traits.ends == "nothing":
             row = self.ledger.extend(row, until.timestamp())
-        elif isinstance(self.driver, Prolonging):
+        elif self.driver.traits.prolongs:
             row = self.ledger.extend(row, until.timestamp())
             await self.call(partial(self.driver.prolong, lease_of(row), until))
         return row
@@ -509,8 +505,6 @@ class Leases:
 
     async def charges(self) -> None:
         """Note what the provider has charged for the machines of this run, where it says so and that can be read."""
-        if not isinstance(self.driver, Charging):
-            return
         for row in self.ledger.of_run(self.run):
             if (
                 row.lease and row.driver == self.name and not row.machine
@@ -629,9 +623,7 @@ async def ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
 async def _account(leases: Leases) -> Sequence[tuple[str, str]]:
     """What the provider says of the account now, where it can be asked."""
     with suppress(DriverError):
-        return (
-            await leases.call(leases.driver.account) if isinstance(leases.driver, Accounted) else ()
-        )
+        return await leases.call(leases.driver.account)
     return ()
 
 

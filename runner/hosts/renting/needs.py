@@ -11,6 +11,7 @@ from drivers.base import Market, Need, Offer, Wish
 
 from ...errors import CannotRun
 from ...planning.step import StepSpec
+from .totals import HoursOn
 
 if TYPE_CHECKING:
     from ..place.place import Place
@@ -28,6 +29,8 @@ class Takes(NamedTuple):
     """Bytes of outputs that are brought here."""
     every: float | None = None
     """Seconds between two checkpoints, the most of any step that says so."""
+    on: HoursOn | None = None
+    """How long they take together on a kind of GPU."""
 
 
 class Spot:

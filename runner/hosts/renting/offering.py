@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
 from drivers import DRIVERS, FREE
-from drivers.base import Closing, Driver, DriverError, Excluding, Listing, Offer, Rejected, Wish
+from drivers.base import Driver, DriverError, Need, Offer, Rejected, Wish
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
 from ...retry import retry_async
 from ...storage.workspace import Workspace
 from ..link.contact import SOON, patient
 from .leases import driver_of
+from .totals import Pricing, Total
 
 RUNNERS_UP: Final = 2
 CONFIRM: Final = 2.0
@@ -40,42 +42,27 @@ class Shelf(NamedTuple):
     excluded: Mapping[str, int] = {}
     ends: str = ""
     failed: str = ""
+    pricing: Pricing = Pricing()
 
     @property
     def total(self) -> float | None:
-        """US dollars for the first offer, as `total` has it; None where that is not known."""
-        return total(self.offers[0], self.wish) if self.offers else None
+        """US dollars for a run on the first offer; None where that is not known."""
+        return self.total_of(self.offers[0]).usd if self.offers else None
+
+    def total_of(self, offer: Offer) -> Total:
+        """What a run costs on one of the offers."""
+        return self.pricing.total(offer, self.wish)
 
     def unsaid(self) -> str:
         """That totals lack what egress costs, where some offer charges for it and its size is not known; empty otherwise."""
-        lacks = (
-            self.wish.hours is not None
-            and self.wish.home is None
-            and any(offer.egress_price for offer in self.offers)
+        lacks = self.wish.home is None and any(
+            offer.egress_price and self.total_of(offer).usd is not None for offer in self.offers
         )
         return UNSAID if lacks else ""
 
     def left_out(self) -> str:
         """What was left out and why, by count; empty when nothing was."""
         return left_out(self.excluded)
-
-
-def egress(offer: Offer, home: int | None) -> float:
-    """US dollars for so many bytes that leave a machine; 0 where their number is not known."""
-    return offer.egress_price * (home or 0) / 1e9
-
-
-def total(offer: Offer, wish: Wish) -> float | None:
-    """US dollars for a machine as long as it is wanted, and for what is brought home from it; None where the time is not known."""
-    return None if wish.hours is None else offer.price * wish.hours + egress(offer, wish.home)
-
-
-def cheapest(offers: Sequence[Offer], wish: Wish) -> Sequence[Offer]:
-    """The same by their totals: in the driver's order where the time or the size is not known, or egress costs the same everywhere."""
-    hours, home = wish.hours, wish.home
-    if hours is None or not home or len({offer.egress_price for offer in offers}) < 2:
-        return offers
-    return sorted(offers, key=lambda offer: offer.hourly * hours + egress(offer, home))
 
 
 def left_out(excluded: Mapping[str, int]) -> str:
@@ -143,27 +130,28 @@ def priced(ws: Workspace, asked: str) -> PricedDrivers:
 async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
     """Fetch the newest prices of those that offer by a list: name -> what it is now.  Raises Infrastructure where one cannot be fetched."""
     try:
-        return {
-            name: await driver.update()
-            for name, driver in drivers.items()
-            if isinstance(driver, Listing)
-        }
+        updated = {name: await driver.update() for name, driver in drivers.items()}
+        return {name: words for name, words in updated.items() if words}
     except DriverError as error:
         raise Infrastructure(
             str(error), fix="`recipe offers` without --update goes by the prices that are known"
         ) from error
 
 
-async def shelves(asking: Mapping[str, tuple[Driver, Sequence[Wish]]]) -> list[Shelf]:
-    """What each driver offers for each wish that it is asked.  Raises Infrastructure when none of them could be asked, Invalid."""
+async def shelves(
+    asking: Mapping[str, tuple[Driver, Sequence[Wish]]], pricing: Mapping[Need, Pricing] = {}
+) -> list[Shelf]:
+    """What each driver offers for each wish that it is asked, the cheapest run first.
+
+    `pricing`: how the cost is computed, by needs on any market.  Raises Infrastructure when none of them could be asked, Invalid.
+    """
     found = []
     for name, (driver, wishes) in asking.items():
         for wish in wishes:
+            costing = pricing.get(replace(wish.need, market="any"), Pricing())
             try:
-                offers = cheapest(
-                    await retry_async(partial(driver.offers, wish), patient(SOON)), wish
-                )
-                excluded = driver.excluded if isinstance(driver, Excluding) else {}
+                found_there = await retry_async(partial(driver.offers, wish), patient(SOON))
+                offers = costing.ranked(found_there, wish)
                 image = (
                     wish.need.image
                     and not driver.traits.images
@@ -175,15 +163,16 @@ async def shelves(asking: Mapping[str, tuple[Driver, Sequence[Wish]]]) -> list[S
                     for words in (ENDS[driver.traits.ends], trusted, driver.traits.prices, image)
                     if words
                 )
-                found.append(Shelf(name, wish, offers, dict(excluded), ends))
+                found.append(
+                    Shelf(name, wish, offers, dict(driver.excluded), ends, pricing=costing)
+                )
             except Rejected as error:
                 raise Invalid(
                     [Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]
                 ) from error
             except DriverError as error:
                 found.append(Shelf(name, wish, failed=str(error)))
-        if isinstance(driver, Closing):
-            await driver.aclose()
+        await driver.aclose()
     if found and all(shelf.failed for shelf in found):
         raise Infrastructure("\n".join(dict.fromkeys(shelf.failed for shelf in found)))
     return found

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from drivers.base import Closing, DriverError, Lease
+from drivers.base import DriverError, Lease
 
 from ...errors import NotFound, RecipeError
 from ...storage.records.ledger import LeaseRow, Ledger, NotOurs, of_user, of_workspace
@@ -197,8 +197,7 @@ async def _closed(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     try:
         return await tidy(leases, environ)
     finally:
-        if isinstance(leases.driver, Closing):
-            await leases.driver.aclose()
+        await leases.driver.aclose()
 
 
 def described(row: LeaseRow, now: float) -> str:

@@ -26,12 +26,14 @@ from .chosen import moment
 from .control import ENDS, PATIENCE, answer_of
 
 if TYPE_CHECKING:
-    from ..values import Status
+    from ..values import Failed, Status, StepStatus
 
 HERE: Final = "here"
 """The value of `--to` that means this workspace, whatever RECIPE_SERVER says."""
 LISTED: Final = 200
 """Runs among which a part of an id, or `last~N`, is looked for."""
+SHOWN: Final = ("loss", "train_loss", "eval_loss")
+"""Numbers of a training that are shown beside how far it is."""
 LOOK: Final = 0.2
 """Seconds between two looks whether what was asked is done."""
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
@@ -242,13 +244,23 @@ def show(found: Status, args: argparse.Namespace) -> int:
         if value:
             print(f"{name}: {shown(value)}")
     steps = [
-        (named(each.id), each.state, str(each.attempts or ""), shown(each.host), shown(each.reason))
+        (
+            named(each.id),
+            each.state,
+            str(each.attempts or ""),
+            span(each.seconds) if each.seconds is not None else "",
+            shown(each.host),
+            _doing(each),
+        )
         for each in found.steps
     ]
     if steps:
-        print(
-            "\n".join(aligned([("STEP", "STATE", "ATTEMPTS", "HOST", "WHY"), *steps], range(2, 3)))
-        )
+        head = ("STEP", "STATE", "ATTEMPTS", "TIME", "HOST", "WHY")
+        print("\n".join(aligned([head, *steps], range(2, 4))))
+    if found.failed is not None:
+        print("\n".join(_failure(found.failed)))
+    for warning in found.warnings:
+        print(f"warning: {named(warning)}")
     for link in found.links:
         print(f"{shown(link.name)}: {shown(link.to)}  ({named(link.step)})")
     for output in found.outputs:
@@ -256,6 +268,30 @@ def show(found: Status, args: argparse.Namespace) -> int:
             f"{named(output.name)}  {about(output.bytes) if output.bytes is not None else ''}{' (folder)' if output.folder else ''}"
         )
     return 0
+
+
+def _doing(step: StepStatus) -> str:
+    """How far a running step is, or why it is in its state."""
+    at, total, percent, eta = step.progress
+    if step.state != "RUNNING":
+        return shown(step.reason)
+    said = [step.reason]
+    if at is not None:
+        said.append(f"step {at:.0f}" + (f"/{total:.0f}" if total else ""))
+    if percent is not None:
+        said.append(f"{percent:.0f}%")
+    if eta:
+        said.append(f"{span(eta)} left")
+    said += [f"{name} {value:.4g}" for name, value in step.values.items() if name in SHOWN]
+    return shown("  ".join(filter(None, said)))
+
+
+def _failure(failed: Failed) -> list[str]:
+    """The failure of a run, with the last lines that its step printed, which begin with the name of the step."""
+    name = named(failed.step)
+    text = [f"{name}: failed: {named(failed.words)}" if name else f"failed: {named(failed.words)}"]
+    text += [f"  {name} | {shown(line)}" for line in failed.lines]
+    return [*text, f"  fix: {named(failed.fix)}"] if failed.fix else text
 
 
 def _status(transport: Transport, args: argparse.Namespace) -> int:
@@ -409,16 +445,14 @@ _VERBS: Final[Mapping[str, Callable[[Transport, argparse.Namespace], int]]] = {
 
 def _plain(found: Status) -> dict[str, object]:
     """A run for programs."""
-    steps, outputs, links = (
-        [each._asdict() for each in rows] for rows in (found.steps, found.outputs, found.links)
-    )
-    return {
-        **found._asdict(),
-        "progress": found.progress._asdict(),
-        "steps": steps,
-        "outputs": outputs,
-        "links": links,
-    }
+    return {name: _named(value) for name, value in found._asdict().items()}
+
+
+def _named(value: object) -> object:
+    """A value as JSON has it, with the names of the fields of tuples."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _named(inner) for name, inner in value._asdict().items()}
+    return [_named(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _given(found: Status) -> str:

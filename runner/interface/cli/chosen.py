@@ -174,23 +174,29 @@ def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
         known = list(dict.fromkeys(row.recipe for row in ws.store.runs.latest(last=last)))
         if word in known:
             return word
-        if versions := [id for id in known if id.partition("@")[0] == word]:
+        of_sweep = f"{word.partition('@')[0]}-sweep"
+        if versions := [id for id in known if id.partition("@")[0] == word] or [
+            id for id in known if id.partition("@")[0] == of_sweep
+        ]:
             break
     if not versions or is_path(word):
         with suppress(NotFound):
             from ...language import parse
 
-            versions = [
-                id
-                for id in known
-                if id == parse.load(library.find(library.meant(location, word), location.root)).id
-            ]
+            meant = parse.load(library.find(library.meant(location, word), location.root)).id
+            versions = [id for id in (meant, swept(meant)) if id in known]
     if not versions:
         raise NotFound(
             f"no recipe {word} was run here",
             fix=did_you_mean(word, known) or f"these were: {', '.join(known[:10])}",
         )
     return versions[0]
+
+
+def swept(recipe: str) -> str:
+    """The recipe that `recipe sweep` makes of one."""
+    name, _, version = recipe.partition("@")
+    return f"{name}-sweep@{version}"
 
 
 def has_run(ws: Workspace, word: str, recipe: str | None) -> bool:
@@ -244,9 +250,8 @@ def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
 def find_nodes(found: Survey, word: str) -> list[int]:
     """The nodes that a word names: a step, all instances of a matrix step, or all steps of one that uses another recipe."""
     nodes = found.plan.nodes
-    chosen = [n for n, node in enumerate(nodes) if word in names(node.id)]
-    if chosen:
-        return chosen
+    if chosen := found.plan.named(word):
+        return sorted(chosen)
     for pending in found.plan.pending:
         if word == pending.step or word.startswith(f"{pending.step}["):
             raise CannotRun(
@@ -263,7 +268,7 @@ def find_nodes(found: Survey, word: str) -> list[int]:
 
 def near_step(word: str, ids: list[str]) -> str:
     """What may have been meant by a step's name."""
-    heads = list(dict.fromkeys(id.partition("[")[0] for id in ids))
+    heads = list(dict.fromkeys(map(bare, ids)))
     return did_you_mean(word, heads + ids) or f"its steps: {', '.join(heads[:10])}" + (
         ", …" if len(heads) > 10 else ""
     )

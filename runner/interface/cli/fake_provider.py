@@ -57,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.epilog = (
         "Requires the extra `fakes`. Prints the variables to export, then serves until Ctrl-C.\n\n"
         'GET /_ledger: rentals and charges, as JSON lines. POST /_clock: {"advance": SECONDS}. POST /_faults: FAULTS.\n'
-        "POST /_preempt: preempt every spot machine.\n\n"
+        "POST /_preempt: preempt every spot machine. POST /_exit: end every container (vastai).\n\n"
         "Examples:\n  recipe fake-provider vastai --port 8099\n  recipe fake-provider vastai --faults lost@create=once,late=90 --clock virtual"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from ...errors import NotFound, did_you_mean
 from ...planning.ids import names, readable, stored
-from ...planning.schedule import word
+from ...survey.comparison import in_id
 from ...survey.input_manifests import manifest
 from .. import costs
 from ..differences import ASPECTS, Manifest, Ran, all_of, as_json, compare, values
@@ -23,6 +22,7 @@ from .chosen import find_run, has_run, makers, moment, near_step, opened, recipe
 from .flags import JSON_HELP, positive
 
 if TYPE_CHECKING:
+    from ...planning.run_view import RunView
     from ...storage.records.runs import RunRow
     from ...storage.records.store import Store
     from ...storage.workspace import Workspace
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _LISTED, _STEPS = 10, 50
 _NEAR, _ALL = 1000, 1_000_000
+_TRIED = 6
+"""Values of a sweep that are shown."""
 """The latest runs are looked at first, then all."""
 
 
@@ -150,6 +152,7 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
             [
                 *([f"--preset {item['preset']}"] if item["preset"] else []),
                 *(f"{k}={v}" for k, v in item["given"].items()),
+                *(_axes(ws, item["id"]) if "-sweep@" in item["recipe"] else ()),
             ]
         )
         numbers = (str(counts["ran"]), str(counts["fresh"]), str(counts["failed"]))
@@ -168,7 +171,7 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
             (
                 item["id"],
                 moment(item["created"]),
-                item["state"],
+                _standing(item),
                 *numbers,
                 took,
                 cost,
@@ -186,12 +189,18 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def _overviews(ws: Workspace, rows: Sequence[RunRow], *, failed: bool) -> list[RunOverview]:
-    tallies = ws.store.runs.tallies([row.id for row in rows])
     spent = costs.of_runs(row.id for row in rows)
-    overviews = [overview(ws, row, tallies[row.id], spent[row.id]) for row in rows]
+    views = ws.run_views.summaries(rows)
+    overviews = [overview(row, view, spent[row.id]) for row, view in zip(rows, views, strict=True)]
     return [
         item for item in overviews if not failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")
     ]
+
+
+def _standing(item: RunOverview) -> str:
+    """The state of a run, and how far it is."""
+    percent = item["progress"]["percent"]
+    return f"{item['state']} {percent:.0f}%" if percent and item["ended"] is None else item["state"]
 
 
 def tags(row: RunRow) -> list[str]:
@@ -209,6 +218,15 @@ class StepCounts(TypedDict):
     other: int
 
 
+class ProgressOverview(TypedDict):
+    """How far a run is, as `--json` prints it."""
+
+    step: int
+    total: int | None
+    percent: float | None
+    eta: float | None
+
+
 class RunOverview(TypedDict):
     """A run as `--json` prints it.  Times are in seconds."""
 
@@ -223,6 +241,7 @@ class RunOverview(TypedDict):
     state: str
     failure: str
     reason: str
+    progress: ProgressOverview
     steps: StepCounts
     usd: float
     given: Mapping[str, object]
@@ -230,32 +249,13 @@ class RunOverview(TypedDict):
     inputs: Mapping[str, object]
 
 
-def _leases(run: str) -> set[str]:
-    """The states of the machines that a run rents."""
-    from ...storage.records.ledger import Ledger, of_user
-
-    with Ledger.open(of_user(os.environ), read_only=True) as ledger:
-        return {row.state for row in ledger.of_run(run)}
-
-
-def overview(
-    ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int], usd: float = 0.0
-) -> RunOverview:
+def overview(row: RunRow, view: RunView, usd: float = 0.0) -> RunOverview:
     """A run for programs, which cost so many US dollars; the table shows a part of it."""
-    counts: dict[str, int] = {}
-    for (state, _), count in tally.items():
-        counts[state] = counts.get(state, 0) + count
     asked = row.data.get("asked")
     asked = asked if isinstance(asked, dict) else {}
-    fresh, total = row.data.get("fresh"), row.data.get("total")
-    ready = fresh if isinstance(fresh, int) else 0
-    phases = list(tally)
-    if not isinstance(total, int) or total > ready + sum(counts.values()):
-        phases.append(("WAITING", ""))  # a step that nothing has happened to has no row
-    begun = (
-        "ACTIVE" if row.state == "QUEUED" and row.claim else row.state
-    )  # a worker has it, and may have died before it stored a move
-    leases = _leases(row.id) if begun == "ACTIVE" else ()
+    ends = {"ran": "DONE", "fresh": "FRESH", "failed": "FAILED"}
+    counts = {name: view.counts.get(state, 0) for name, state in ends.items()}
+    step, total, percent, eta = view.progress
     return {
         "id": row.id,
         "name": str(row.data.get("name", "")),
@@ -265,28 +265,31 @@ def overview(
         "created": row.created,
         "ended": row.ended,
         "seconds": row.ended - row.created if row.ended is not None else None,
-        "state": word(
-            begun,
-            failure=row.failure,
-            steps=phases,
-            leases=leases,
-            claimed=ws.store.runs.live(row.id),
-        ),
+        "state": view.word,
         "failure": row.failure,
         "reason": row.reason,
+        "progress": {"step": step, "total": total, "percent": percent, "eta": eta},
         "steps": {
-            "ran": counts.get("DONE", 0),
-            "fresh": counts.get("FRESH", 0) + ready,
-            "failed": counts.get("FAILED", 0),
-            "other": sum(
-                count for state, count in counts.items() if state not in ("DONE", "FRESH", "FAILED")
-            ),
+            "ran": counts["ran"],
+            "fresh": counts["fresh"],
+            "failed": counts["failed"],
+            "other": sum(view.counts.values()) - sum(counts.values()),
         },
         "usd": usd,
         "given": asked.get("inputs", {}),
         "preset": asked.get("preset"),
         "inputs": dict(row.inputs),
     }
+
+
+def _axes(ws: Workspace, run: str) -> list[str]:
+    """The values that a sweep tried, by input."""
+    found: dict[str, dict[str, None]] = {}
+    for id in ws.store.runs.steps(run):
+        for name, value in in_id(id.partition("/")[0]).items():
+            found.setdefault(name, {})[value] = None
+    more = ",…" if any(len(values) > _TRIED for values in found.values()) else ""
+    return [f"{name}={','.join([*values][:_TRIED])}{more}" for name, values in found.items()]
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------------------------------------
@@ -420,10 +423,9 @@ def _say(text: str) -> None:
 
 def _diff(ws: Workspace, args: argparse.Namespace) -> int:
     rows = _compared(ws.store, args.a, args.b)
-    tallies = ws.store.runs.tallies([row.id for row in rows])
 
     def compared(row: RunRow) -> Compared:
-        item = overview(ws, row, tallies[row.id])
+        item = overview(row, ws.run_views.summaries([row])[0])
         took = f" in {span(item['seconds'])}" if item["seconds"] is not None else ""
         counts = item["steps"]
         tally = f"{counts['ran']} ran, {counts['fresh']} fresh, {counts['failed']} failed"

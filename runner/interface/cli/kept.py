@@ -14,7 +14,7 @@ from ...errors import CannotRun, NotFound, did_you_mean
 from ...execution.session import look
 from ...language.units import about
 from ...paths import beside, is_path
-from ...planning.ids import names, readable, stored
+from ...planning.ids import bare, inner_names, names, readable, stored
 from ...planning.judge import FRESH
 from ...storage.content.files import Content
 from ...survey import kept_state
@@ -204,9 +204,11 @@ def _as_json(state: Kept) -> dict[str, object]:
 def _path(args: argparse.Namespace) -> int:
     with opened(args.workspace) as ws:
         found = look(ws, one_request(ws, args))
+        chosen = _outputs(found, args.output)
+        some = [each for each in chosen if found.verdicts[each[0]].answer != "skip"]
         paths = [
             (found.plan.nodes[n].id, output, place(ws, found, n, output))
-            for n, output in _outputs(found, args.output)
+            for n, output in some or chosen
         ]
     if args.json:
         print(
@@ -227,12 +229,14 @@ def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
         for n, node in enumerate(found.plan.nodes)
         for output in node.outputs
     ]
-    exact = [(n, name) for n, id, name in every if word in {f"{each}.{name}" for each in names(id)}]
-    chosen = exact or [(n, name) for n, id, name in every if word in names(id)]
-    if chosen:
-        return chosen
-    known = dict.fromkeys(f"{id.partition('[')[0]}.{name}" for _, id, name in every)
-    if any(word in names(node.id) for node in found.plan.nodes):
+    for means in (names, inner_names):
+        exact = [
+            (n, name) for n, id, name in every if word in {f"{each}.{name}" for each in means(id)}
+        ]
+        if chosen := exact or [(n, name) for n, id, name in every if word in means(id)]:
+            return chosen
+    known = dict.fromkeys(f"{bare(id)}.{name}" for _, id, name in every)
+    if found.plan.named(word):
         fix = (
             "`outputs` in its step says what is kept; `recipe checkpoints` shows what is in a state"
         )

@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from drivers import DRIVERS, install_line
 from drivers.base import Need, Wish
@@ -18,9 +20,11 @@ from ...execution.terms import Choice
 from ...hosts.renting import offering
 from ...hosts.renting.needs import market_of, need_for
 from ...hosts.renting.offering import Shelf
+from ...hosts.renting.totals import History, HoursOn, Pricing
+from ...storage.records.ledger import Ledger, of_user
 from ...storage.workspace import Workspace
 from ..pairs import filters
-from ..shelves import as_json, lines
+from ..shelves import as_json, lines, ranking
 from .chosen import begun
 from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
 
@@ -54,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
                 ws.on(args.stack)
             card = Wish(Need(gpus=1, market=market_of(ws.config.driver(asked))))
             found = _asked(
-                args, ws, asked, lambda cluster: {"": Wish() if cluster else card}, where
+                args, ws, asked, lambda cluster: {"": Asked(Wish() if cluster else card)}, where
             )
     else:
         request = request_of(args)
@@ -69,21 +73,43 @@ def run(args: argparse.Namespace) -> int:
                 lambda cluster: wishes(ws, survey, asked, args.stack, cluster=cluster),
                 where,
             )
+    by_step: dict[str, list[Shelf]] = {}
+    for step, shelf in found:
+        by_step.setdefault(step, []).append(shelf)
     if args.json:
-        print(json.dumps([as_json(step, shelf) for step, shelf in found], indent=2))
+        print(
+            json.dumps([shown for each in by_step.items() for shown in _as_json(*each)], indent=2)
+        )
         return 0
     if not found:
         print("no step that is to run needs a rented machine")
-    for step, shelf in found:
-        print("\n".join(lines(step, shelf, SHOWN)))
-        if shelf.failed:
-            print(f"warning: {shelf.driver} was not asked: {shelf.failed}", file=sys.stderr)
+    for step, shelves in by_step.items():
+        asked_ones = [shelf for shelf in shelves if not shelf.failed]
+        if asked_ones:
+            print("\n".join(lines(step, asked_ones, SHOWN)))
+        for shelf in shelves:
+            if shelf.failed:
+                print(f"warning: {shelf.driver} was not asked: {shelf.failed}", file=sys.stderr)
     return 0
+
+
+def _as_json(step: str, shelves: Sequence[Shelf]) -> list[dict[str, object]]:
+    ranks = {
+        (shelf.driver, offer.id): rank for rank, (shelf, offer) in enumerate(ranking(shelves), 1)
+    }
+    return [as_json(step, shelf, ranks) for shelf in shelves]
+
+
+class Asked(NamedTuple):
+    """What is asked of drivers for a step, and how the cost of the run is computed."""
+
+    wish: Wish
+    on: HoursOn | None = None
 
 
 def wishes(
     ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
-) -> dict[str, Wish]:
+) -> dict[str, Asked]:
     """What the steps that are to run need of rented machines, by the first step of each need; of a cluster, what all of them need together."""
     from ...execution.refusals import demand, takes
     from ...planning.plan import LOCAL
@@ -92,7 +118,7 @@ def wishes(
         there = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
         wish = demand(found, lambda _spec: False, 0)
         hours = takes(ws, found, {wish.need: there})[wish.need].hours if there else None
-        return {THE_RUN: wish._replace(hours=hours)} if there else {}
+        return {THE_RUN: Asked(wish._replace(hours=hours))} if there else {}
     market = (
         market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
     )
@@ -114,7 +140,9 @@ def wishes(
     keep = bool(stack) and bool(ws.config.stack(stack).keep)
     taken = takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
     return {
-        first: Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep)
+        first: Asked(
+            Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep), taken[need].on
+        )
         for need, (first, _steps) in by_need.items()
     }
 
@@ -123,7 +151,7 @@ def _asked(
     args: argparse.Namespace,
     ws: Workspace,
     asked: str,
-    wanted: Callable[[bool], Mapping[str, Wish]],
+    wanted: Callable[[bool], Mapping[str, Asked]],
     where: Mapping[str, str],
 ) -> list[tuple[str, Shelf]]:
     """What each driver offers; `wanted` has the wishes for a cluster, and those for any other."""
@@ -147,9 +175,29 @@ def _asked(
         kind: wanted(kind) for kind in {driver.traits.allocates for driver in drivers.values()}
     }
     steps = [step for driver in drivers.values() for step in by_kind[driver.traits.allocates]]
-    given = {
-        kind: [wish._replace(filters=where) for wish in wishes.values()]
-        for kind, wishes in by_kind.items()
+    asking = {
+        name: (
+            driver,
+            [
+                each.wish._replace(filters=where)
+                for each in by_kind[driver.traits.allocates].values()
+            ],
+        )
+        for name, driver in drivers.items()
     }
-    asking = {name: (driver, given[driver.traits.allocates]) for name, driver in drivers.items()}
-    return list(zip(steps, asyncio.run(offering.shelves(asking)), strict=True))
+    costing = pricing(ws, [each for wanted in by_kind.values() for each in wanted.values()])
+    return list(zip(steps, asyncio.run(offering.shelves(asking, costing)), strict=True))
+
+
+def _on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
+    """A wish on the market of a driver's settings."""
+    if wish.need == Need():  # of a cluster, which has none
+        return wish
+    return wish._replace(need=replace(wish.need, market=market_of(ws.config.driver(driver))))
+
+
+def pricing(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
+    """How the cost of a run is computed, by needs on any market: by estimates, and by what the ledger says of earlier machines."""
+    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
+        history = History.of(ledger.since(0), time.time())
+    return {replace(each.wish.need, market="any"): Pricing(history, each.on) for each in asked}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from drivers.base import Closing, Driver, DriverError, Lease, Marking
+from drivers.base import Driver, DriverError, Lease
 
 from ... import settings
 from ...errors import CannotRun, Invalid, NotFound, Problem, RecipeError, did_you_mean
@@ -170,16 +170,14 @@ async def _strange(
                 silent.append(f"{name} cannot be asked for machines that bear our mark: {error}")
             continue
         try:
-            if installation is not None and isinstance(driver, Marking):
-                driver.look_for(installation)
-            if driver.traits.priced and (installation is None or isinstance(driver, Marking)):
+            has_marks = installation is None or driver.look_for(installation)
+            if driver.traits.priced and has_marks:
                 with Ledger.open(of_user(os.environ)) as ledger:
                     found += await Leases(driver, name, ledger, "", str(root)).strangers()
         except DriverError as error:
             silent.append(f"{name} cannot be asked for machines that bear our mark: {error}")
         finally:
-            if isinstance(driver, Closing):
-                await driver.aclose()
+            await driver.aclose()
     return found, silent
 
 
@@ -281,8 +279,7 @@ async def _end(ends: Sequence[Known], workspace: Path) -> dict[str, str]:
                     KeptLeases(driver, row.driver, ledger, row.run, row.workspace), row, fate.why
                 ):
                     left[row.key] = words
-            if isinstance(driver, Closing):
-                await driver.aclose()
+            await driver.aclose()
         except RecipeError as error:
             left[row.key] = str(error)
     return left

@@ -121,7 +121,7 @@ def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
     """Write the report as a page.  Raises CannotRun where it cannot be written."""
     from ..page import of_run
 
-    text = of_run(ws, row.id, overview(ws, row, ws.store.runs.tallies([row.id])[row.id])["state"])
+    text = of_run(ws, row.id, ws.run_views.summaries([row])[0].word)
     if output == "-":
         sys.stdout.write(text)
         return 0
@@ -205,7 +205,7 @@ class RunReport(TypedDict):
 
 def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
-    summary = overview(ws, row, ws.store.runs.tallies([row.id])[row.id])
+    summary = overview(row, ws.run_views.summaries([row])[0])
     if summary["seconds"] is None and ws.store.runs.live(row.id):
         summary["seconds"] = time.time() - row.created
     done = _steps(ws, row)

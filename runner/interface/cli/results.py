@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...errors import NotFound, did_you_mean
-from ...planning.ids import bare, names, stored
+from ...planning.ids import bare, inner_names, names, stored
 from ...survey import comparison
 from ...survey.comparison import OWN, Cell, Comparison
 from ..tables import aligned, cell, markdown
 from ..tail import named, shown, span
-from .chosen import moment, near_step, opened, recipe_of
+from .chosen import moment, near_step, opened, recipe_of, swept
 from .flags import JSON_HELP
 
 _LISTED = 60  # results of a step
@@ -68,10 +68,13 @@ def run(args: argparse.Namespace) -> int:
     with opened(args.workspace) as ws:
         recipe = recipe_of(ws, args.location, args.recipe)
         found = comparison.results(ws, recipe)
+        found += comparison.results(ws, swept(recipe))
         chosen = comparison.selects(ws, recipe)
     if args.step is not None:
         known = [result.step for result in found]
-        found = [result for result in found if args.step in names(result.step)]
+        found = [result for result in found if args.step in names(result.step)] or [
+            result for result in found if args.step in inner_names(result.step)
+        ]
         if not found:
             raise NotFound(
                 f'no result of "{args.step}" in the runs of {recipe}',

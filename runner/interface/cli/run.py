@@ -241,12 +241,12 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
     """
     import asyncio
 
-    from drivers.base import DriverError, Working
+    from drivers.base import DriverError
 
     from ...hosts.renting.leases import driver_of
 
     driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
-    if not isinstance(driver, Working):
+    if not driver.traits.works:
         raise CannotRun(
             f"the driver {args.driver} has no jobs for a worker",
             fix="--in-cluster goes with --driver slurm",
@@ -355,7 +355,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     import asyncio
 
     from ...hosts.renting import offering
-    from .offers import wishes
+    from .offers import pricing, wishes
 
     name = args.driver
     driver = offering.renting(ws, name, args.hosts)
@@ -365,7 +365,8 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     asked = wishes(ws, found, name, args.stack, cluster=driver.traits.allocates)
     shelves = asyncio.run(
         offering.shelves(
-            {name: (driver, [wish._replace(filters=where) for wish in asked.values()])}
+            {name: (driver, [each.wish._replace(filters=where) for each in asked.values()])},
+            pricing(ws, asked.values()),
         )
     )
     return dict(zip(asked, shelves, strict=True))

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from drivers.base import Closing, DriverError, Entered, Host
+from drivers.base import DriverError, Host
 
 from ...errors import CannotRun, Infrastructure, Invalid, NotFound, Problem
 from ...execution.terms import placed, settings_of_run
@@ -82,8 +82,7 @@ async def _entered(ws: Workspace, row: RunRow, place: str, args: argparse.Namesp
             str(error), fix=f"`recipe status` says how run {row.id} stands"
         ) from error
     finally:
-        if isinstance(driver, Closing):
-            await driver.aclose()
+        await driver.aclose()
 
 
 def enter(place: str, host: Host | None, forwards: Sequence[str], command: Sequence[str]) -> int:
@@ -93,11 +92,6 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
             f"{place} is not up",
             fix="wait until it is; `recipe stack status` and `recipe status` say so",
         )
-    if not isinstance(host, Entered):
-        raise CannotRun(
-            f"{place} is a folder of this machine, and has no login of its own",
-            fix=f"cd {host.root}",
-        )
     ports = [
         word
         for each in forwards
@@ -105,6 +99,11 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
     ]
     with tempfile.TemporaryDirectory(prefix="recipe-ssh-") as folder:
         way = [*host.way(folder)]
+        if not way:
+            raise CannotRun(
+                f"{place} is a folder of this machine, and has no login of its own",
+                fix=f"cd {host.root}",
+            )
         words = [
             way[0],
             *ports,

@@ -18,12 +18,16 @@ from .flags import JSON_HELP
 from .why import differences, unremembered
 
 if TYPE_CHECKING:
+    from ...planning.run_view import RunView
     from ...storage.records.runs import RunRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
+    from .history import ProgressOverview
 
 
 FEW = 20
+_PACE = ("step", "total", "percent", "eta")
+"""How a sample of a machine calls how far the step is: that is the view's to say."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -53,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
             for each in reports:
                 print("\n".join(as_text(each, all=bool(args.verbose))))
             for row in going:
+                since = f"since {moment(row['created'])}{_far(row)}{_spent(row)}"
                 print(
-                    f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}{_spent(row)} (recipe logs {row['run']} -f)"
+                    f"running: {row['run']} {shown(row['recipe'])}, {since} (recipe logs {row['run']} -f)"
                 )
                 for id, sample in row["steps"].items():
                     print(f"  {named(id)}: {pulse(sample)}")
@@ -97,8 +102,10 @@ class Begun(TypedDict):
     run: str
     recipe: str
     created: float
+    state: str
+    progress: ProgressOverview
     steps: dict[str, dict[str, float]]
-    """Of each step that runs for longer than 5 seconds: how far it is, and what its machine has to do."""
+    """Of each step that runs: how far it is, and, from 5 seconds on, what its machine has to do."""
     usd: float  # what its machines cost so far
     links: list[dict[str, str]]
     """Where else the numbers of its steps can be looked at."""
@@ -175,44 +182,63 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
 
     going, died, queued = [], [], []
     good: set[str] = set()
-    for row in ws.store.runs.latest(last=1000):
+    rows = ws.store.runs.latest(last=1000)
+    open_runs = [row for row in rows if row.state in ("ACTIVE", "QUEUED")]
+    views = {view.id: view for view in ws.run_views.summaries(open_runs)}
+    for row in rows:
         if row.state == "COMPLETED":
             good.add(row.recipe)
-        elif row.state in ("ACTIVE", "QUEUED"):
+        elif row.id in views:
+            view = views[row.id]
             if ws.store.runs.live(row.id):
-                going.append(
-                    _run(row, _seen(ws, row.id), [each._asdict() for each in links(ws, row)])
-                )
+                found = [each._asdict() for each in links(ws, row)]
+                going.append(_run(row, view, _seen(ws, view), found))
             elif row.due is not None:
-                queued.append(_run(row))
+                queued.append(_run(row, view))
             elif row.state == "ACTIVE" and row.recipe not in good:
-                died.append(_run(row))
+                died.append(_run(row, view))
     return going, died, queued
 
 
 def _run(
     row: RunRow,
+    view: RunView,
     steps: dict[str, dict[str, float]] | None = None,
     found: list[dict[str, str]] | None = None,
 ) -> Begun:
     usd = costs.of_run(row.id).usd
+    step, total, percent, eta = view.progress
     return {
         "run": row.id,
         "recipe": row.recipe,
         "created": row.created,
+        "state": view.word,
+        "progress": {"step": step, "total": total, "percent": percent, "eta": eta},
         "steps": steps or {},
         "usd": usd,
         "links": found or [],
     }
 
 
-def _seen(ws: Workspace, run: str) -> dict[str, dict[str, float]]:
+def _seen(ws: Workspace, view: RunView) -> dict[str, dict[str, float]]:
+    """Of each running step how far it is, and what its machine has to do."""
     from ...survey.samples import latest
     from ..logs import parts
 
-    going = {part.step: part for part in parts(ws.store.runs.events(run)) if not part.ended}
-    found = {id: dict(latest(ws, run, id, part.number, part.raw)) for id, part in going.items()}
-    return {id: sample for id, sample in found.items() if sample}
+    events = ws.store.runs.events(view.id)
+    found: dict[str, dict[str, float]] = {}
+    for part in parts(events):
+        if part.ended or part.step not in view.steps:
+            continue
+        machine = latest(ws, view.id, part.step, part.number, part.raw)
+        sample = {name: value for name, value in machine.items() if name not in _PACE}
+        if (training := view.steps[part.step].training) is not None:
+            pace = (training.step, training.total, training.percent, training.eta)
+            known = zip(_PACE, pace, strict=True)
+            sample = {name: value for name, value in known if value is not None} | sample
+        if sample:
+            found[part.step] = sample
+    return found
 
 
 def pulse(sample: Mapping[str, float]) -> str:
@@ -229,7 +255,14 @@ def pulse(sample: Mapping[str, float]) -> str:
         said.append(f"step {sample['step']:.0f}{of}")
     if "eta" in sample:
         said.append(f"ETA {span(sample['eta'])}")
-    return ", ".join([*said, words(sample)])
+    return ", ".join(filter(None, [*said, words(sample)]))
+
+
+def _far(row: Begun) -> str:
+    """How far a run is."""
+    percent, eta = row["progress"]["percent"], row["progress"]["eta"]
+    said = f", {percent:.0f}%" if percent else ""
+    return f"{said}, {span(eta)} left" if eta else said
 
 
 def _spent(row: Begun) -> str:

@@ -35,7 +35,19 @@ from ...errors import (
     RecipeError,
 )
 from ...storage.records.runs import FINAL, Event
-from ..values import File, Line, LinkTo, OutputFile, Point, Progress, Status, StepStatus
+from ..values import (
+    Failed,
+    File,
+    Line,
+    LinkTo,
+    OutputFile,
+    Point,
+    Progress,
+    Status,
+    StepProgress,
+    StepStatus,
+    Training,
+)
 
 FEW: Final = 4
 """How often is asked what may be asked twice."""
@@ -130,12 +142,22 @@ def status_of(value: object) -> Status:
     """A run as the API has it, of a list or alone."""
     found = _read(Status, Status._fields, value)
     assert isinstance(value, Mapping)
+    failed, training = value.get("failed"), value.get("training")
     return found._replace(
         progress=_read(Progress, Progress._fields, value.get("progress", {})),
-        steps=[_read(StepStatus, StepStatus._fields, each) for each in value.get("steps", ())],
+        failed=_read(Failed, Failed._fields, failed) if failed is not None else None,
+        training=_read(Training, Training._fields, training) if training is not None else None,
+        steps=[_step_of(each) for each in value.get("steps", ())],
         outputs=[_read(OutputFile, OutputFile._fields, each) for each in value.get("outputs", ())],
         links=[_read(LinkTo, LinkTo._fields, each) for each in value.get("links", ())],
     )
+
+
+def _step_of(value: object) -> StepStatus:
+    found = _read(StepStatus, StepStatus._fields, value)
+    assert isinstance(value, Mapping)
+    progress = _read(StepProgress, StepProgress._fields, value.get("progress", {}))
+    return found._replace(progress=progress)
 
 
 def event_of(value: object) -> Event:
@@ -331,7 +353,8 @@ def points(run: str, query: Mapping[str, str | int]) -> Talk:
     """Give what the steps of a run reported."""
     reply = yield from _got(Ask("GET", _of(run, "metrics"), query), FEW)
     for line in reply.body.splitlines():
-        yield Give(_read(Point, Point._fields, json.loads(line)))
+        found = json.loads(line)
+        yield Give(_read(Point, Point._fields, {**found, "source": found.get("from", "")}))
 
 
 class _Attempt:

@@ -23,6 +23,7 @@ from ...survey.run_story import IMAGES, Instance, Story
 from .. import drawing
 from ..tables import cell
 from ..tail import span
+from . import bundle
 
 HERE: Final = Path(__file__).parent
 SMOOTH: Final = (0.0, 0.6, 0.9)
@@ -76,20 +77,9 @@ def render(story: Story, *, state: str, label: str, given: str) -> str:
     import jinja2
 
     view, data = _view(story, state, label, given)
-    files = {
-        name: (HERE / name).read_text("utf-8")
-        for name in (
-            "report.css",
-            "report.js",
-            "curves.js",
-            "uPlot.iife.min.js",
-            "uPlot.min.css",
-            "uPlot.LICENSE",
-        )
-    }
-    style = files["report.css"] + (files["uPlot.min.css"] if data else "")
-    script = (files["curves.js"] if data else "") + files["report.js"]
-    scripts = [script, *([files["uPlot.iife.min.js"]] if data else [])]
+    sheets = ("base.css", "report.css", *(("vendor/uPlot.min.css",) if data else ()))
+    style, script = bundle.style(*sheets), bundle.script("report")
+    scripts = [script, *([bundle.library(bundle.CHARTS)] if data else [])]
     allowed = f"script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     environment = jinja2.Environment(
@@ -97,8 +87,8 @@ def render(story: Story, *, state: str, label: str, given: str) -> str:
     )
     ours = environment.filters["safe"]
     return environment.from_string((HERE / "report.html").read_text("utf-8")).render(
-        view=view, policy=policy, style=ours(style), script=ours(script), chart=ours(files["uPlot.iife.min.js"]),
-        data=ours(_embedded(data)), licence=files["uPlot.LICENSE"],
+        view=view, policy=policy, style=ours(style), script=ours(script), chart=ours(scripts[-1]),
+        data=ours(_embedded(data)), licence=(HERE / "vendor" / "uPlot.LICENSE").read_text("utf-8"),
     )  # fmt: skip
 
 

@@ -57,6 +57,13 @@ def check(address: str, environ: Mapping[str, str]) -> None:
     _asked(address, lambda: _api(environ).whoami())
 
 
+def is_there(address: str, environ: Mapping[str, str]) -> bool:
+    """Whether the repository has the list of an upload.  Raises Infrastructure."""
+    kind, name = named(address)
+    api = _api(environ)
+    return bool(_asked(address, lambda: api.file_exists(name, MANIFEST, repo_type=kind)))
+
+
 def upload(
     address: str,
     wanted: Sequence[File],

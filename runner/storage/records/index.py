@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from ..content.files import Content, FileRow
 from ..content.seals import Seal
@@ -224,6 +224,28 @@ class Index:
         }
         traces = self.traces(list(keys.values()))
         return {step: traces[key] for step, key in keys.items() if key in traces}
+
+    def summaries(self, attempts: Sequence[str]) -> dict[str, Mapping[str, Sequence[Any]]]:
+        """By the ids of attempts what was reported, as `summarize` kept it.  A damaged row is none."""
+        rows = self._database.all(
+            "SELECT attempt, metrics, crc FROM summaries WHERE attempt IN (SELECT value FROM json_each(?))",
+            (json.dumps(attempts),),
+        )
+        return {
+            attempt: json.loads(found)
+            for attempt, found, crc in rows
+            if _crc(attempt, found) == crc
+        }
+
+    def summarize(self, found: Mapping[str, Mapping[str, Sequence[object]]]) -> None:
+        """Keep what attempts that are over reported, in short."""
+        # In the order in which they were reported: the first says most.
+        rows = [(attempt, json.dumps(of, separators=(",", ":"))) for attempt, of in found.items()]
+        with self._database.transaction() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO summaries VALUES (?, ?, ?)",
+                [(attempt, of, _crc(attempt, of)) for attempt, of in rows],
+            )
 
     def published(self, recipe: str | None = None) -> dict[str, Published]:
         """Everything that we have put into the workspace, by path."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,6 +21,7 @@ from .outbox import Letter
 from .runs import FINAL, Event, RunRow, Runs
 
 if TYPE_CHECKING:
+    from ...planning.run_view import Progress, RunView
     from ...settings import Config
 
 STATUS: Final = {
@@ -53,6 +54,7 @@ _ALSO: Final = {
     "learning_rate": ("lr",),
 }
 """What trainers call them."""
+_LOSSES: Final = ("loss", "train_loss")
 LOCAL: Final = "/api/training/local"
 _SOON: Final = 1e11
 """Seconds since the epoch that no trainer means: the year 5138."""
@@ -120,11 +122,16 @@ def wanted(events: Iterable[str], type: str) -> bool:
 
 
 class Letters:
-    """The messages about the runs of one store.  `newest` is kept by who works on a run."""
+    """The messages about the runs of one store."""
 
-    def __init__(self, runs: Runs, config: Config, environ: Mapping[str, str]) -> None:
-        self._runs, self._config, self._environ = runs, config, environ
-        self.newest: dict[str, Numbers] = {}
+    def __init__(
+        self,
+        runs: Runs,
+        config: Config,
+        environ: Mapping[str, str],
+        view: Callable[[RunRow], RunView],
+    ) -> None:
+        self._runs, self._config, self._environ, self._view = runs, config, environ, view
         self._began: dict[str, float] = {}
         self.spend = config.lists.get("hooks.spend", ())
         self.metrics_url, self.backend, self.alerts_url = (
@@ -137,6 +144,7 @@ class Letters:
 
     def _of(self, run: RunRow, event: Event) -> list[Letter]:
         failed = failure_of(event) if event.after == "FAILED" else NO_FAILURE
+        view = self._view(run)
         if event.after == "ACTIVE":
             self._began.setdefault(run.id, event.at)
         data: dict[str, object] = {
@@ -144,10 +152,13 @@ class Letters:
             "state": event.after,
             "reason": event.reason,
             "seq": event.seq,
+            "progress": view.progress._asdict(),
         }
         if event.after == "FAILED":
             error = f"{failed.step}: {failed.words}" if failed.step else failed.words
             data |= {"failure": failed.kind, "error": error}
+            if view.failed is not None:
+                data["failed"] = view.failed._asdict()
         if event.after in FINAL and (found := recorded(self._runs.attempts(run.id))):
             data["links"] = [each._asdict() for each in found]
         letters = self.generic(
@@ -159,7 +170,7 @@ class Letters:
             id = f"{run.id}-{failed.kind}"
             letters += self.alert(run, failed.kind, id, event.at, failed.words)
         if (job := job_of(run, self._environ)) is not None:
-            letters += self._platform(run, job, event, failed)
+            letters += self._platform(run, job, event, failed, view)
         return letters
 
     def generic(
@@ -235,17 +246,19 @@ class Letters:
 
     # -- the platform
 
-    def _platform(self, run: RunRow, job: Job, event: Event, failed: Failed) -> list[Letter]:
+    def _platform(
+        self, run: RunRow, job: Job, event: Event, failed: Failed, view: RunView
+    ) -> list[Letter]:
         letters = []
         begins = event.after == "ACTIVE" and not event.data.get("resumed")
-        numbers = NO_NUMBERS if begins else self.newest.get(run.id, NO_NUMBERS)
+        numbers = NO_NUMBERS if begins else numbers_of(view)
         error = failed.words or (event.reason if event.after == "CANCELLED" else "")
         id = f"{run.id}-{event.seq}"
         if self.backend:
             facts = {
                 "job_id": job.id,
                 "status": STATUS[event.after],
-                **_progress(numbers, event.after),
+                **({} if begins else _progress(numbers, view.progress)),
                 "timestamp": moment(event.at),
             }
             body = json.dumps(facts | ({"error_message": error} if error else {}))
@@ -263,7 +276,7 @@ class Letters:
         if name:
             about: dict[str, object] = {
                 "status": _TOLD.get(name, "running"),
-                **_progress(numbers, event.after),
+                **({} if begins else _progress(numbers, view.progress)),
             }
             about |= {"loss": numbers.loss} if numbers.loss is not None else {}
             if event.after in FINAL:
@@ -292,6 +305,7 @@ class Letters:
         letters = self.generic(run, f"alert.{name}", id, at, {"alert": name, "message": words})
         job = job_of(run, self._environ)
         if job is not None and name == "timeout_warning":
+            view = self._view(run)
             letters += self._alert(
                 job,
                 name,
@@ -299,7 +313,7 @@ class Letters:
                 {
                     "status": "running",
                     "error_message": words,
-                    **_progress(self.newest.get(run.id, NO_NUMBERS), ""),
+                    **_progress(numbers_of(view), view.progress),
                 },
             )
         return letters
@@ -354,13 +368,21 @@ class Letters:
         return f"{self.backend.rstrip('/')}{LOCAL}/{quote(job.id, safe='')}/{what}"
 
 
-def _progress(numbers: Numbers, state: str) -> dict[str, object]:
-    """How far a training is: only what is known."""
+def numbers_of(view: RunView) -> Numbers:
+    """How far the training of a run is, by the rows of its steps."""
+    training = view.training
+    if training is None or training.step is None:
+        return NO_NUMBERS
+    loss = next((training.values[name] for name in _LOSSES if name in training.values), None)
+    total = int(training.total) if training.total else None
+    return Numbers(int(training.step), total, loss, view.trains)
+
+
+def _progress(numbers: Numbers, progress: Progress) -> dict[str, object]:
+    """How far a run is, and the steps of its training: only what is known."""
     known: dict[str, object] = {}
-    if numbers.step is not None and numbers.total:
-        known["progress"] = round(100 * numbers.step / numbers.total, 1)
-    if state == "COMPLETED":
-        known["progress"] = 100.0
+    if progress.percent is not None:
+        known["progress"] = progress.percent
     return known | {
         name: value
         for name, value in (("current_step", numbers.step), ("total_steps", numbers.total))

@@ -77,6 +77,8 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         " WHEN reason LIKE 'HTTP %' THEN 'refused' ELSE 'unreachable' END"
         " WHERE reason <> ''",
     ),
+    ("ALTER TABLE steps ADD COLUMN numbers text NOT NULL DEFAULT '', ADD COLUMN began float8",),
+    ("CREATE INDEX attempts_by_key ON attempts (key) WHERE outcome = 'done'",),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
 

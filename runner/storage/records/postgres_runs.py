@@ -23,6 +23,7 @@ from .postgres_claims import BEAT, CLAIM, FREE, Holder, boottime
 from .postgres_database import CHANNEL, PostgresDatabase
 from .postgres_exchange import PostgresExchange
 from .runs import (
+    DESCRIBED,
     FINAL,
     LET_GO,
     NO_DATA,
@@ -65,7 +66,12 @@ _WORDS: Final = Words(
     "SELECT a.* FROM unnest(:steps::text[]) AS wanted(step) CROSS JOIN LATERAL (SELECT a.* FROM attempts a JOIN runs r ON r.id = a.run"
     " WHERE a.step = wanted.step AND r.recipe = :recipe AND r.workspace = :workspace ORDER BY a.started DESC NULLS LAST LIMIT 1) a",
     {
+        "yes": "data::json ->> 'archived' = 'true'",
+        "no": "coalesce(data::json ->> 'archived', '') <> 'true'",
+    },
+    {
         "user": "submitter = :user",
+        "tag": "data::jsonb -> 'tags' @> to_jsonb(CAST(:tag AS text))",
         "name": "data::json ->> 'name' = :name",
         "part": "position(:part in id) > 0",
         "label": ":label = ANY(labels)",
@@ -107,8 +113,10 @@ WITH ours AS (
     FROM ours, unnest(%(e0)s::text[], %(e1)s::text[], %(e2)s::text[], %(e3)s::text[], %(e4)s::text[], %(e5)s::text[])
         WITH ORDINALITY AS e (e0, e1, e2, e3, e4, e5, n)
 ), kept AS (
-    INSERT INTO steps SELECT ours.id, s.* FROM ours, unnest(%(s0)s::text[], %(s1)s::text[], %(s2)s::text[], %(s3)s::text[], %(s4)s::text[]) AS s
-    ON CONFLICT (run, step) DO UPDATE SET state = excluded.state, key = excluded.key, reason = excluded.reason, detail = excluded.detail
+    INSERT INTO steps SELECT ours.id, s.* FROM ours, unnest(%(s0)s::text[], %(s1)s::text[], %(s2)s::text[], %(s3)s::text[], %(s4)s::text[],
+        %(s5)s::text[], %(s6)s::float8[]) AS s
+    ON CONFLICT (run, step) DO UPDATE SET state = excluded.state, key = excluded.key, reason = excluded.reason, detail = excluded.detail,
+        numbers = excluded.numbers, began = excluded.began
 ), tried AS (
     INSERT INTO attempts SELECT a.* FROM ours, unnest(%(a0)s::text[], %(a1)s::text[], %(a2)s::text[], %(a3)s::int[], %(a4)s::text[], %(a5)s::text[],
         %(a6)s::text[], %(a7)s::float8[], %(a8)s::float8[], %(a9)s::text[], %(a10)s::text[], %(a11)s::text[], %(a12)s::text[]) AS a
@@ -374,7 +382,7 @@ class PostgresRuns(Runs):
             ],
             6,
         )
-        values |= _arrays("s", [tuple(step)[1:] for step in steps], 5)
+        values |= _arrays("s", [tuple(step)[1:] for step in steps], 7)
         tried = {row.id: attempt_row(row) for row in attempts}
         values |= _arrays("a", list(tried.values()), 13)
         tries = 0
@@ -440,6 +448,26 @@ class PostgresRuns(Runs):
             return True
 
         return self._database.do(store)
+
+    def describe(self, run: str, changes: Data) -> None:
+        kept = {name: value for name, value in changes.items() if value is not None}
+        gone = [name for name, value in changes.items() if value is None]
+
+        def store(db: Connection[Row]) -> None:
+            with db.transaction():
+                rows = db.execute(
+                    "UPDATE runs SET data = ((data::jsonb || %s::jsonb) - %s::text[])::text, next_event = next_event + 1"
+                    " WHERE id = %s RETURNING next_event - 1, state",
+                    (text(kept), gone, run),
+                ).fetchall()
+                for seq, state in rows:
+                    event = (run, seq, time.time(), run, state, state, DESCRIBED)
+                    db.execute(
+                        "INSERT INTO events VALUES (%s, %s, %s, 'run', %s, %s, %s, %s, '{}')", event
+                    )
+                db.execute("SELECT pg_notify(%s, %s)", (CHANNEL, run))
+
+        self._database.do(store)
 
     def forget(self, runs: Iterable[str]) -> None:
         def store(db: Connection[Row]) -> None:

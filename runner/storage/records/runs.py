@@ -33,6 +33,8 @@ ELSEWHERE: Final = 600.0
 """Seconds after a worker's last word from which another machine may take a run whose jobs run on the worker's own."""
 ALONE: Final = 540.0
 """Seconds after which an agent ends the jobs of such a worker."""
+DESCRIBED: Final = "described"
+"""The reason of the event of a run of which people said something else: its name, tags, note, or that it is put away."""
 LIMITED: Final = ("user", "recipe", "driver")
 """What runs are counted by."""
 
@@ -47,6 +49,8 @@ class Wanted(NamedTuple):
     key: str = ""  # the submitter's own name for the request
     name: str = ""  # that it was given
     part: str = ""  # of its id
+    tag: str = ""
+    archived: str = ""  # "yes": only runs that are put away; "no": none of them
     before: str = "99999999"  # only runs whose ids are less than this: the next page; an id begins with its day
 
 
@@ -131,6 +135,10 @@ class StepRow(NamedTuple):
     """The kind of failure of a step that FAILED, the phase of one that is RUNNING, else why it is in its state."""
     detail: str = ""
     """The words of a failure: the error, as far as it is known."""
+    numbers: str = ""
+    """What its last attempt reported last, as JSON: see `planning.run_view.Training`."""
+    began: float | None = None
+    """When its last attempt began."""
 
 
 class AttemptRow(NamedTuple):
@@ -149,6 +157,16 @@ class AttemptRow(NamedTuple):
     reason: str = ""
     exit: Data = {}  # noqa: RUF012
     preimage: Json = None
+
+
+class Tried(NamedTuple):
+    """Which attempt it was: of which step, in which run, the how manieth."""
+
+    id: str
+    run: str
+    step: str
+    n: int
+    key: str
 
 
 def run_of(row: Row) -> RunRow:
@@ -256,6 +274,9 @@ RUN_COLUMNS: Final = (
 """Those of a run that both databases call alike."""
 
 
+STEP_COLUMNS: Final = "run, step, state, key, reason, detail, numbers, began"
+
+
 class Words(NamedTuple):
     """What the two databases write differently in a query."""
 
@@ -269,6 +290,8 @@ class Words(NamedTuple):
     """Whether a value is in a list; `{}` stands for the list's name."""
     last_attempts: str
     """The query for the attempt at each of `:steps` that began last in any run of `:recipe`."""
+    archived: Mapping[str, str]
+    """Whether a run is put away: `yes` or `no`."""
     asked: Mapping[str, str]
     """Conditions by fields of `Wanted`; its label is `:label`, as NAME=VALUE."""
 
@@ -332,6 +355,8 @@ class Runs(Protocol):
             "state": "state = :state",
             **self.words.asked,
         }
+        if wanted.archived:
+            asked["archived"] = self.words.archived[wanted.archived]
         here = self.words.meant if wanted.name or wanted.part else self.words.listed
         where = " AND ".join(
             [here, *(condition for name, condition in asked.items() if values[name])]
@@ -344,13 +369,33 @@ class Runs(Protocol):
 
     def steps(self, run: str) -> dict[str, StepRow]:
         """The steps of a run that have moved, by id."""
-        return {
-            row[1]: StepRow(*row)
-            for row in self.all(
-                "SELECT run, step, state, key, reason, detail FROM steps WHERE run = :run",
-                {"run": run},
-            )
-        }
+        return self.steps_of([run])[run]
+
+    def steps_of(self, runs: Collection[str]) -> dict[str, dict[str, StepRow]]:
+        """The same of several runs, by run."""
+        answer: dict[str, dict[str, StepRow]] = {run: {} for run in runs}
+        query = f"SELECT {STEP_COLUMNS} FROM steps WHERE run {self.words.among.format('runs')}"  # noqa: S608
+        for row in self.all(query, {"runs": list(runs)}):
+            answer[row[0]][row[1]] = StepRow(*row)
+        return answer
+
+    def step_moves(self, run: str) -> list[Event]:
+        """The moves of its steps to and from RUNNING, in order."""
+        query = (
+            "SELECT * FROM events WHERE run = :run AND subject = 'step'"
+            " AND (after = 'RUNNING' OR before = 'RUNNING') ORDER BY seq"
+        )
+        return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, {"run": run})]
+
+    def tried(self, runs: Collection[str]) -> list[Tried]:
+        """The attempts of runs that are over, in order."""
+        query = f"SELECT id, run, step, n, key FROM attempts WHERE run {self.words.among.format('runs')} ORDER BY run, step, n"  # noqa: S608
+        return [Tried(*row) for row in self.all(query, {"runs": list(runs)})]
+
+    def makers(self, keys: Collection[str]) -> dict[str, Tried]:
+        """By key, the attempt that gave its result; the last, where several did."""
+        query = f"SELECT id, run, step, n, key FROM attempts WHERE outcome = 'done' AND key {self.words.among.format('keys')} ORDER BY ended"  # noqa: S608
+        return {row[4]: Tried(*row) for row in self.all(query, {"keys": list(keys)})}
 
     def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
         """How many steps of each run are in each (state, phase); only a RUNNING step has a phase."""
@@ -390,6 +435,32 @@ class Runs(Protocol):
             for row in self.all(query, {"run": run, "after": after, "limit": limit})
         ]
 
+    def standing(self, runs: Collection[str]) -> dict[str, tuple[str, int]]:
+        """The state of each of these runs that there is, and the number of its next event."""
+        query = f"SELECT id, state, next_event FROM runs WHERE id {self.words.among.format('runs')}"  # noqa: S608
+        return {
+            id: (str(state), int(number))
+            for id, state, number in self.all(query, {"runs": list(runs)})
+        }
+
+    def standing_since(self, since: float) -> dict[str, tuple[str, int]]:
+        """The same of all runs of the workspace that are not over, or were stored after `since`."""
+        recent = "state IN ('QUEUED', 'ACTIVE', 'PAUSED') OR created > :since"
+        query = f"SELECT id, state, next_event FROM runs WHERE {self.words.listed} AND ({recent})"  # noqa: S608
+        values = {"since": since, "workspace": self.workspace}
+        return {id: (str(state), int(number)) for id, state, number in self.all(query, values)}
+
+    def moves_since(self, since: float, limit: int) -> list[Event]:
+        """The first events after `since` of runs that are not over, or ended after it: of each run in order."""
+        columns = "e.run, e.seq, e.at, e.subject, e.id, e.before, e.after, e.reason, e.data"
+        query = (
+            f"SELECT {columns} FROM runs JOIN events e ON e.run = runs.id WHERE {self.words.listed}"  # noqa: S608
+            " AND (runs.ended IS NULL OR runs.ended > :since) AND e.at > :since"
+            " ORDER BY e.at, e.run, e.seq LIMIT :limit"
+        )
+        values = {"since": since, "limit": limit, "workspace": self.workspace}
+        return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, values)]
+
     def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
         """By run and step, the host on which the step was begun last; a step that ran on this machine has none."""
         query = f"SELECT run, id, data FROM events WHERE run {self.words.among.format('runs')} AND subject = 'step' AND after = 'RUNNING'"  # noqa: S608
@@ -402,14 +473,6 @@ class Runs(Protocol):
             for step, data in begun.items()
             if '"site"' in data and (place := mapping(data).get("site"))
         }
-
-    def begun(self, run: str) -> dict[str, float]:
-        """When each step of a run began last, by its id."""
-        query = (
-            "SELECT id, max(at) FROM events WHERE run = :run AND subject = 'step'"
-            " AND after = 'RUNNING' GROUP BY id"
-        )
-        return {id: float(at) for id, at in self.all(query, {"run": run})}
 
     def live(self, run: str) -> bool:
         """Whether a worker of this machine is alive and has claimed the run."""
@@ -500,6 +563,10 @@ class Runs(Protocol):
 
         False: no worker would read it, since the run is over, or is paused and has none.
         """
+        ...
+
+    def describe(self, run: str, changes: Data) -> None:
+        """Change what people say of a run, in its `data`: a null takes a part out.  An event tells who follows it."""
         ...
 
     def forget(self, runs: Iterable[str]) -> None:

@@ -17,6 +17,7 @@ from .database import Data, Database, Row, mapping, text
 from .exchange import Exchange
 from .index import NOTHING, Changes, Index
 from .runs import (
+    DESCRIBED,
     FINAL,
     LET_GO,
     LIMITED,
@@ -59,7 +60,12 @@ _WORDS: Final = Words(
     "SELECT a.* FROM json_each(:steps) AS wanted JOIN attempts a ON a.id = (SELECT b.id FROM attempts b JOIN runs r ON r.id = b.run"
     " WHERE b.step = wanted.value AND r.recipe = :recipe ORDER BY b.started DESC LIMIT 1)",
     {
+        "yes": "json_extract(data, '$.archived') IS TRUE",
+        "no": "json_extract(data, '$.archived') IS NOT TRUE",
+    },
+    {
         "user": "user = :user",
+        "tag": "EXISTS (SELECT 1 FROM json_each(data, '$.tags') AS has WHERE has.value = :tag)",
         "name": "json_extract(data, '$.name') = :name",
         "part": "instr(id, :part)",
         "label": "EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS has WHERE has.key || '=' || has.value = :label)",
@@ -304,7 +310,7 @@ class SqliteRuns(Runs):
                     for n, move in enumerate(moves, first)
                 ],
             )
-            many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?)", steps)
+            many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?)", steps)
             many(
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 map(attempt_row, attempts),
@@ -352,8 +358,22 @@ class SqliteRuns(Runs):
                 db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", event)
         return bool(rows)
 
+    def describe(self, run: str, changes: Data) -> None:
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "UPDATE runs SET data = json_patch(data, ?), next_event = next_event + 1 WHERE id = ? RETURNING next_event - 1, state",
+                (text(changes), run),
+            ).fetchall()
+            for seq, state in rows:
+                event = (run, seq, time.time(), "run", run, state, state, DESCRIBED, "{}")
+                db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", event)
+
     def forget(self, runs: Iterable[str]) -> None:
         with self._database.transaction() as db:
+            db.execute(
+                "DELETE FROM summaries WHERE attempt IN (SELECT id FROM attempts WHERE run IN (SELECT value FROM json_each(?)))",
+                (json.dumps(runs := list(runs)),),
+            )
             for table, column in (
                 ("outbox", "run"),
                 ("events", "run"),

@@ -85,6 +85,14 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         " WHEN reason LIKE 'HTTP %' THEN 'refused' ELSE 'unreachable' END"
         " WHERE reason <> ''",
     ),
+    (
+        "ALTER TABLE steps ADD COLUMN numbers TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE steps ADD COLUMN began REAL",
+    ),
+    (
+        "CREATE TABLE summaries (attempt TEXT PRIMARY KEY, metrics TEXT, crc INTEGER) WITHOUT ROWID",
+        "CREATE INDEX attempts_by_key ON attempts (key) WHERE outcome = 'done'",
+    ),
 )
 STORE = Kind(
     "recipe.db",

@@ -1,0 +1,162 @@
+"""What running steps report of their training, kept with their rows: no reader opens the files of an attempt for that."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from ...agent.regular import open_regular
+from ...language.values import is_number
+from ...planning.run_view import LARGEST, training_from
+from ...planning.step import MetricsSpec
+from ...secrets import Masker
+from ...storage import metrics
+from ...survey.survey import Survey
+from ...survey.trainings import steps_of
+from .attempts import Running
+from .groups import Groups
+
+EVERY: Final = 1.0
+"""Seconds between two looks."""
+MOST: Final = 1 << 18
+"""Bytes that one look reads: the end of what is new."""
+
+
+class TrainingNumbers:
+    """The numbers of the running steps of one run."""
+
+    def __init__(self, found: Survey, groups: Groups, running: Mapping[str, Running]) -> None:
+        self._found, self._groups, self._running = found, groups, running
+        self._steps: dict[str, _Reports] = {}
+        self._due = 0.0
+
+    def tick(self) -> None:
+        """Look once a second at what running steps report, and have it stored if there is anything new."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + EVERY
+        for id, running in self._running.items():
+            self._look(id, running)
+
+    def over(self, id: str, running: Running, last: Mapping[str, object]) -> None:
+        """An attempt is over: have stored what it reported `last`, or what its file says if that is not known."""
+        if last:
+            self._reports(id, running).take([last])
+            self._store(id)
+        else:
+            self._look(id, running)
+        self._steps.pop(id, None)
+
+    def _look(self, id: str, running: Running) -> None:
+        if self._how(id) is not None and self._reports(id, running).read():
+            self._store(id)
+
+    def _store(self, id: str) -> None:
+        if text := self._steps[id].text():
+            self._groups.report(id, text)
+
+    def _how(self, id: str) -> MetricsSpec | None:
+        plan = self._found.plan
+        return plan.specs()[plan.index[id]].metrics
+
+    def _reports(self, id: str, running: Running) -> _Reports:
+        reports = self._steps.get(id)
+        if reports is None or reports.attempt != running.name:
+            how = self._how(id)
+            pattern = how.pattern if how is not None else None
+            path = running.log if pattern else f"{running.attempt.path}.metrics"
+            masker = self._groups.commits.masker
+            total = steps_of(self._found, id)
+            reports = self._steps[id] = _Reports(running.name, path, masker, total, pattern)
+        return reports
+
+
+class _Reports:
+    """The file in which one attempt reports, read on, and what it said last."""
+
+    def __init__(
+        self, attempt: str, path: str, masker: Masker, total: float | None, pattern: str | None
+    ) -> None:
+        self.attempt, self._path, self._masker, self._total = attempt, path, masker, total
+        self._parse: Callable[[bytes], Mapping[str, object]] | None = None
+        self._pattern = pattern
+        self._read = 0
+        self._values: dict[str, float] = {}
+        self._warnings: dict[str, None] = {}
+        self._first: tuple[float, float] | None = None  # a step, and when it was seen
+        self._last: tuple[float, float] | None = None
+
+    def read(self) -> bool:
+        """Whether there are new numbers, or warnings."""
+        try:
+            with open_regular(self._path) as file:
+                size = os.fstat(file.fileno()).st_size
+                start = self._read if self._read <= size else 0
+                begin = max(start, size - MOST)
+                if begin == size:
+                    return False
+                file.seek(begin)
+                data = file.read(MOST)
+        except OSError:
+            return False
+        whole, newline, _ = data.rpartition(b"\n")
+        if not newline:
+            # Of a line that is longer than any that means something, the end is looked for.
+            self._read = begin if len(data) < MOST else begin + len(data)
+            return False
+        self._read = begin + len(whole) + 1
+        lines = whole.split(b"\n")
+        try:
+            return self.take(self._points(lines[1:] if begin > start else lines))
+        except TimeoutError:
+            self._path = (
+                os.devnull
+            )  # the pattern is too slow for this log: the end of the step says so
+            return False
+
+    def _points(self, lines: Iterable[bytes]) -> Iterable[Mapping[str, object]]:
+        if self._pattern is None:
+            for line in lines:
+                if warning := metrics.warning_of(line):
+                    self._warn(warning)
+                yield metrics.parse(line)
+            return
+        if self._parse is None:
+            self._parse = metrics.reader(self._pattern)
+        for line in lines:
+            yield self._parse(self._masker.mask(line))
+
+    def _warn(self, text: str) -> None:
+        if len(self._warnings) < metrics.MOST_WARNINGS:
+            self._warnings[metrics.on_one_line(self._masker.text(text))] = None
+
+    def take(self, points: Iterable[Mapping[str, object]]) -> bool:
+        """Take in what was reported, and answer whether that says anything new."""
+        before, warned = dict(self._values), len(self._warnings)
+        for point in points:
+            shown = self._masker.value(point) if self._masker else point
+            for name, value in shown.items():
+                if is_number(value) and abs(value) < LARGEST:
+                    self._values[name] = value
+        step, now = self._values.get("step"), time.time()
+        if step is not None and (self._last is None or step != self._last[0]):
+            self._last = (step, now)
+            self._first = self._first or self._last
+        return self._values != before or len(self._warnings) > warned
+
+    def text(self) -> str:
+        """What is stored, as JSON; empty where nothing was reported."""
+        known = training_from(self._values, self._total, at=round(time.time(), 3))
+        if known.total is not None and (eta := self._left(known.total)) is not None:
+            known = known._replace(eta=round(eta, 1))
+        return known.text(list(self._warnings))
+
+    def _left(self, total: float) -> float | None:
+        """Seconds until the last step, at the pace that was seen."""
+        if self._first is None or self._last is None or self._last[0] <= self._first[0]:
+            return None
+        pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+        return max(0.0, (total - self._last[0]) * pace)

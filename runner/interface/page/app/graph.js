@@ -1,0 +1,92 @@
+// The graph of the steps of a run, from left to right by the longest way to what needs nothing.
+import { html } from "./lib.js";
+import { bare, kind, sign } from "./text.js";
+import { isOver, ordered } from "./feed.js";
+
+const [WIDTH, HEIGHT, ACROSS, DOWN] = [196, 66, 56, 22];
+const MOST = 200;
+const WORST = ["failed", "running", "blocked", "cancelled", "other", "waiting", "done", "fresh", "skipped"];
+const SHARES = ["failed", "done", "fresh", "running", "blocked", "cancelled", "other", "waiting", "skipped"];
+
+/** By step of the recipe, how many of its instances are of which kind. */
+export function tallied(run, steps) {
+  const found = new Map(run.graph.map(each => [each.step, each.fresh ? { fresh: each.fresh } : {}]));
+  const most = new Map(run.graph.map(each => [each.step, each.instances]));
+  const sum = tally => Object.values(tally).reduce((a, b) => a + b, 0);
+  for (const [id, each] of ordered(steps)) {
+    const tally = found.get(bare(id)) || {}, of = kind(each.state);
+    // What was fresh before the run began is counted already, whether it has a row or not.
+    if (each.state !== "FRESH" || sum(tally) < (most.get(bare(id)) ?? Infinity)) tally[of] = (tally[of] || 0) + 1;
+    found.set(bare(id), tally);
+  }
+  for (const { step, instances } of run.graph) {
+    const tally = found.get(step), left = instances - sum(tally);
+    const rest = isOver(run) ? "skipped" : "waiting";
+    if (left > 0) tally[rest] = (tally[rest] || 0) + left;
+  }
+  return found;
+}
+
+function placed(graph) {
+  const depth = new Map(), rows = [], places = new Map();
+  for (const { step, needs } of graph) {
+    const n = 1 + Math.max(-1, ...needs.map(each => depth.get(each) ?? -1));
+    depth.set(step, n);
+    (rows[n] ||= []).push({ step, needs });
+  }
+  rows.forEach((row, n) => {
+    const centre = each => {
+      const found = each.needs.map(need => places.get(need)).filter(Boolean).map(place => place.y);
+      return found.length ? found.reduce((a, b) => a + b) / found.length : Infinity;
+    };
+    if (n) row.sort((a, b) => (centre(a) - centre(b)) || 0);
+    row.forEach((each, m) => places.set(each.step, { x: n * (WIDTH + ACROSS) + 2, y: m * (HEIGHT + DOWN) + 2 }));
+  });
+  const high = Math.max(0, ...rows.map(row => row.length));
+  const width = Math.max(0, rows.length * (WIDTH + ACROSS) - ACROSS + 4);
+  return { places, width, height: Math.max(0, high * (HEIGHT + DOWN) - DOWN + 4) };
+}
+
+const cut = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
+
+function Box({ step, instances, at: { x, y }, counts, open }) {
+  const worst = WORST.find(of => counts[of]) || "waiting";
+  const tally = SHARES.filter(of => counts[of]).map(of => [of, counts[of]]);
+  const text = tally.map(([of, count]) => count + " " + of).join(", ");
+  const all = tally.reduce((sum, [, count]) => sum + count, 0) || 1;
+  let at = x + 10;
+  const parts = tally.map(([of, count]) => {
+    const width = (WIDTH - 20) * count / all, begin = at;
+    at += width;
+    return html`<rect class=${"part " + of} x=${begin} y=${y + 50} width=${width} height="6" rx="2" />`;
+  });
+  const pressed = event => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    open(step);
+  };
+  const name = sign(worst) + " " + cut(step, 20) + (instances > 1 ? " ×" + instances : "");
+  return html`<g class=${worst} role="button" tabindex="0" aria-label=${`${name} ${cut(text, 28)}${step.length > 20 ? ` (${step})` : ""}`} onClick=${() => open(step)} onKeyDown=${pressed}>
+    <rect class="box" x=${x} y=${y} width=${WIDTH} height=${HEIGHT} rx="7" />
+    <text x=${x + 10} y=${y + 22} class="name">${name}</text>${" "}
+    <text x=${x + 10} y=${y + 40} class="quiet">${cut(text, 28)}</text>
+    ${parts}
+  </g>`;
+}
+
+/** The graph; `open` is called with the step of a box. */
+export function Graph({ run, steps, open }) {
+  const tallies = tallied(run, steps);
+  const whole = run.graph.length ? run.graph : [...tallies.keys()].map(step => ({ step, needs: [], instances: 1 }));
+  const graph = whole.slice(0, MOST), { places, width, height } = placed(graph);
+  const edges = graph.flatMap(({ step, needs }) => needs.filter(each => places.has(each)).map(need => {
+    const a = places.get(need), b = places.get(step);
+    const x = a.x + WIDTH, y = a.y + HEIGHT / 2, v = b.y + HEIGHT / 2, bend = (b.x - x) / 2;
+    return html`<path class="edge" d=${`M${x} ${y}C${x + bend} ${y} ${b.x - bend} ${v} ${b.x} ${v}`} />`;
+  }));
+  return html`<svg width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`}>
+    ${edges}
+    ${graph.map(({ step, instances }) => html`
+      <${Box} key=${step} step=${step} instances=${instances} at=${places.get(step)} counts=${tallies.get(step) || {}} open=${open} />`)}
+  </svg>`;
+}

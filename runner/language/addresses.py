@@ -1,0 +1,111 @@
+"""Addresses of models, datasets and files: their schemes, their secrets, their one form."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Literal, TypeAlias
+
+from runner.errors import did_you_mean
+
+from .bad_values import BadValue, show
+
+Kind: TypeAlias = Literal["path", "hf", "s3", "gs", "https"]
+AddressType: TypeAlias = Literal["file", "dataset", "model"]
+
+_SCHEMES: tuple[Kind, ...] = ("hf", "s3", "gs", "https")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_HUB = re.compile(rf"(?:hf://(?:datasets/)?)?{_PART}/{_PART}(?:@[A-Za-z0-9][A-Za-z0-9._/-]*)?")
+_HTTPS = re.compile(r"https://(?:([^/?#@]*)@)?([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
+_WHITE_SPACE = re.compile(r"[\s\x00-\x1f]")
+_SHORTEST_SIGNATURE = 16  # characters
+
+NOUNS: dict[str, str] = {
+    "file": "the path of a file",
+    "dataset": "the address of a dataset",
+    "model": "the address of a model",
+}
+
+
+def kind_of(address: str) -> Kind:
+    """Return the scheme of a bound model, dataset or file, or `path`."""
+    found = _SCHEME.match(address)
+    return next((scheme for scheme in _SCHEMES if found and found[1] == scheme), "path")
+
+
+def divided(address: str) -> tuple[str, tuple[str, ...]]:
+    """Split an https address into what may be stored and shown, and the secrets in it.
+
+    Host and path may be shown.  The secrets are a login, the query, and each value in the query
+    that is long enough to be a signature.
+    """
+    found = _HTTPS.fullmatch(address)
+    if found is None:
+        return address, ()
+    login, place, query = found[1] or "", found[2], found[3] or ""
+    values = (pair.partition("=")[2] for pair in query.split("&"))
+    signatures = (value for value in values if len(value) >= _SHORTEST_SIGNATURE)
+    secrets = tuple(part for part in (login, query, *signatures) if part)
+    return f"https://{place}", secrets
+
+
+def normalize(kind: AddressType, value: object) -> str:
+    """Return a path or address in its one form: the Hub's names begin with hf://.
+
+    Raises BadValue.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        raise _wrong_type(kind, value)
+    if type(value) is not str:
+        # The output of another step: it says itself what it is.
+        return value
+    if not value or "\0" in value:
+        raise _wrong_type(kind, value)
+    found = _SCHEME.match(value)
+    if found is None:
+        return _normalize_path(kind, value)
+    scheme = found[1]
+    _check_scheme(kind, scheme)
+    if scheme == "hf":
+        value = _normalize_hub_address(kind, value)
+    if "::" in value:
+        message = f"is an address within an address: {show(value)}"
+        raise BadValue("not-allowed", message, "name the file or folder itself")
+    if len(value) == found.end() or _WHITE_SPACE.search(value):
+        raise BadValue("not-allowed", f"is not a whole address: {show(value)}")
+    return value
+
+
+def _wrong_type(kind: AddressType, value: object) -> BadValue:
+    return BadValue("wrong-type", f"must be {NOUNS[kind]}, not {show(value)}")
+
+
+def _normalize_path(kind: AddressType, value: str) -> str:
+    """Return a path as it is; only a model's bare name, `org/name`, is the Hub's."""
+    if kind == "model" and value[0] not in "./~" and _HUB.fullmatch(value):
+        return f"hf://{value}"
+    return value
+
+
+def _check_scheme(kind: AddressType, scheme: str) -> None:
+    if kind == "file" and scheme == "hf":
+        message = "is a file, which the Hub's hf:// cannot name"
+        raise BadValue("wrong-type", message, "use an input of type dataset or model")
+    if scheme not in _SCHEMES:
+        fix = did_you_mean(scheme, _SCHEMES)
+        fix = fix or "write a path, or an address that begins hf:// s3:// gs:// or https://"
+        raise BadValue("not-allowed", f'has the scheme "{scheme}://", which is not known', fix)
+
+
+def _normalize_hub_address(kind: AddressType, value: str) -> str:
+    """Return an address of the Hub, which keeps its datasets apart from its models."""
+    is_foreign = kind == "model" and value.startswith("hf://datasets/")
+    if is_foreign or not _HUB.fullmatch(value):
+        message = f"must be hf://org/name or hf://org/name@revision, not {show(value)}"
+        raise BadValue("not-allowed", message)
+    if kind == "dataset":
+        return f"hf://datasets/{value.removeprefix('hf://').removeprefix('datasets/')}"
+    return value

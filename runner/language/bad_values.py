@@ -1,0 +1,47 @@
+"""The error of a value that its input does not take, and values and counts in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+class BadValue(Exception):
+    """A value that its input does not take.
+
+    `message` continues a sentence that begins with the input's name; `fix` is what to do.
+    """
+
+    def __init__(self, code: str, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.code, self.message, self.fix = code, message, fix
+
+
+def text_of(value: object) -> str:
+    """Return a value as an author writes it: `true`, not `True`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def show(value: object) -> str:
+    """Return a value for a sentence: its first line, cut to 60 characters, or its type."""
+    if isinstance(value, str):
+        line = value.partition("\n")[0]
+        return f'"{line if len(line) <= 60 else line[:57] + "..."}"'
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if value is None:
+        return "null"
+    if isinstance(value, (bool, int, float)):
+        return text_of(value)
+    return f"a {type(value).__name__}"
+
+
+def join_or(words: Sequence[str]) -> str:
+    """Return `a, b or c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 item`, `2 items`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

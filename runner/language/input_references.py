@@ -1,0 +1,96 @@
+"""Which inputs the values of a recipe read, and in which order inputs can be bound."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from runner.errors import Problem
+
+from . import presets
+from .recipe import Recipe
+from .template import TemplateError, has, references
+from .values import Tree, Where
+
+if TYPE_CHECKING:
+    from .document import Document
+
+
+def leaves(tree: Tree, path: Where = ()) -> Iterator[tuple[str, Where]]:
+    """Yield each text in `tree` that has a template, with its path."""
+    match tree:
+        case str() if has(tree):
+            yield tree, path
+        case list():
+            for index, item in enumerate(tree):
+                yield from leaves(item, (*path, index))
+        case dict():
+            for key, item in tree.items():
+                yield from leaves(item, (*path, key))
+
+
+def mentioned(tree: Tree) -> Iterator[str]:
+    """Yield the inputs that the templates in `tree` read.  Raises TemplateError."""
+    for leaf, _ in leaves(tree):
+        for reference in references(leaf):
+            if reference.path[0] == "inputs" and len(reference.path) > 1:
+                yield reference.path[1]
+
+
+def derived(
+    recipe: Recipe, given: Collection[str], preset: str | None, names: Collection[str]
+) -> set[str]:
+    """Return these inputs, and those whose presets or defaults read them."""
+    found = set(names)
+    while True:
+        more = {
+            name
+            for name in recipe.inputs
+            if name not in given
+            and name not in found
+            and _reads_any(_value_in_recipe(recipe, preset, name), found)
+        }
+        if not more:
+            return found
+        found |= more
+
+
+def _value_in_recipe(recipe: Recipe, preset: str | None, name: str) -> Tree:
+    """Return what a preset says of an input, or else its default."""
+    chosen = presets.of_input(recipe, preset, name)
+    return recipe.presets[chosen].inputs[name] if chosen else recipe.inputs[name].default
+
+
+def _reads_any(tree: Tree, names: Collection[str]) -> bool:
+    """Whether a value reads one of these inputs; one that cannot be read counts for none."""
+    try:
+        return any(name in names for name in mentioned(tree))
+    except TemplateError:
+        return False  # reported when the value is made
+
+
+def ordered(needs: Mapping[str, set[str]]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the names, each after those it needs, and a circle of needs, empty if there is none.
+
+    The circle ends with the name that it begins with.  Names that need it are left out.
+    """
+    from graphlib import CycleError, TopologicalSorter
+
+    sorter = TopologicalSorter(needs)
+    circle: tuple[str, ...] = ()
+    found: list[str] = []
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        circle = tuple(reversed(error.args[1]))
+    while ready := sorter.get_ready():
+        found += ready
+        sorter.done(*ready)
+    return found, circle
+
+
+def misread(document: Document, path: Where, error: TemplateError) -> Problem:
+    """Return the error of the template at `path` as a problem, placed within the template."""
+    return document.problem(
+        "template", str(error), path, fix=error.fix, offset=error.offset, length=error.length
+    )

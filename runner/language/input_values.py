@@ -1,0 +1,354 @@
+"""Convert a value to the type of its input, and hold it to the input's limits.
+
+Text is converted as on a command line; values of Python's types are taken as they are.  A number
+that is whole is the same value however it was written (`1000`, `1e3`, `1000.0`), because a value's
+text and its key depend on the value alone.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from runner.errors import did_you_mean
+
+from . import addresses
+from .addresses import AddressType
+from .bad_values import BadValue, count, join_or, show, text_of
+from .recipe import Input, InputType
+from .spelling import plain_number, takes_text, written_of
+from .values import Tree, is_finite, is_number
+
+_INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
+_NUMBER = re.compile(
+    r"[-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][-+]?[0-9]{1,4})?"
+)
+_FIRST_INEXACT = 2**53
+"""Whole floats from here on are not one number each."""
+_PATTERN_SECONDS = 0.25
+"""Time for comparing one text with a `pattern`: a recipe's expression must not be able to hang."""
+
+_NOUNS: dict[str, str] = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "list": "a list",
+    "object": "a mapping",
+    **addresses.NOUNS,
+}
+
+
+def converted(spec: Input, value: object) -> Tree:
+    """Return `value` as a value of this input, within its limits.  Raises BadValue."""
+    if _is_null(spec, value):
+        _check_null(spec)
+        return None
+    result = _convert(spec.type, spec, value)
+    if not isinstance(result, list):
+        _check_limits(spec, result)
+        return result
+    for item in result:
+        _check_limits(spec, item)
+    _check_list_limits(spec, result)
+    return result
+
+
+def _is_null(spec: Input, value: object) -> bool:
+    """Whether a value is null; the text `null` is, unless the input takes text."""
+    return value is None or (value == "null" and spec.type not in ("string", "choice"))
+
+
+def _check_null(spec: Input) -> None:
+    is_null_by_default = spec.has_default and spec.default is None
+    if spec.required and not is_null_by_default:
+        raise BadValue(
+            "missing-input",
+            "must have a value, not null",
+            "say `required: false` in the recipe if it may be null",
+        )
+
+
+# -- types --
+
+
+def _convert(kind: InputType, spec: Input, value: object) -> Tree:
+    """Return `value` as a value of this type: the input's, or the type of its items."""
+    if takes_text(spec, kind):
+        value = written_of(value) or value
+    match kind:
+        case "string":
+            return _string(value)
+        case "integer":
+            return _integer(value)
+        case "number":
+            return _number(value)
+        case "boolean":
+            return _boolean(value)
+        case "choice":
+            return _choice(spec, value)
+        case "list":
+            return _list(spec, value)
+        case "object":
+            return as_mapping(value)
+        case "file" | "dataset" | "model":
+            return _address(kind, spec, value)
+    raise _wrong_type(kind, value)
+
+
+def _wrong_type(kind: str, value: object, fix: str = "") -> BadValue:
+    return BadValue("wrong-type", f"must be {_NOUNS[kind]}, not {show(value)}", fix)
+
+
+def _string(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, dict)):
+        fix = ""
+    elif isinstance(value, float):
+        # A number that JSON brought may have been written in other digits.
+        fix = "write it as text, in quotes"
+    else:
+        fix = f'quote it: "{text_of(value)}"'
+    raise _wrong_type("string", value, fix)
+
+
+def _integer(value: object) -> int:
+    number = number_of(value)
+    if isinstance(number, int):
+        return number
+    raise _wrong_type("integer", value, "" if number is None else "it has to be whole")
+
+
+def _number(value: object) -> int | float:
+    number = number_of(value)
+    if number is None:
+        raise _wrong_type("number", value)
+    return number
+
+
+def number_of(value: object) -> int | float | None:
+    """Return the number that `value` is or spells, an int whenever it is whole; None for no number.
+
+    An int that is larger than every float is no number here.
+    """
+    if isinstance(value, str):
+        if _INTEGER.fullmatch(value):
+            return int(value)
+        if not _NUMBER.fullmatch(value):
+            return None
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
+        return None
+    is_exact = value == int(value) and abs(value) < _FIRST_INEXACT
+    return int(value) if is_exact else plain_number(value)
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("true", "false"):
+        return value == "true"
+    raise _wrong_type("boolean", value, "write true or false")
+
+
+def _choice(spec: Input, value: object) -> Tree:
+    """Return the choice that is this value, or else the one that this text spells."""
+    choices = spec.limits.get("choices")
+    known = choices if isinstance(choices, list) else []
+    value = plain_number(value)
+    for choice in known:
+        if type(choice) is type(value) and choice == value:
+            return choice
+    if isinstance(value, str):
+        for choice in known:
+            if text_of(choice) == value or (is_number(choice) and number_of(value) == choice):
+                return choice
+    words = [text_of(choice) for choice in known]
+    near = did_you_mean(value, words) if isinstance(value, str) else ""
+    raise BadValue("not-allowed", f"must be {join_or(words)}, not {show(value)}", near)
+
+
+def _list(spec: Input, value: object) -> list[Tree]:
+    if isinstance(value, str):
+        value = _split_list(value)
+    if not isinstance(value, (list, tuple)):
+        raise _wrong_type("list", value, "write a,b,c or [a, b, c]")
+    items: list[Tree] = []
+    for number, item in enumerate(value, 1):
+        try:
+            items.append(_convert(spec.items, spec, item) if spec.items else plain_tree(item))
+        except BadValue as wrong:
+            message = f"{wrong.message} (item {number})"
+            raise BadValue(wrong.code, message, wrong.fix) from None
+    return items
+
+
+def _split_list(text: str) -> object:
+    """Return the items of `a,b,c` or of a list in JSON."""
+    if text.lstrip().startswith("["):
+        return _parse_json(text, "a list")
+    if not text.strip():
+        return []
+    return [part.strip() for part in text.split(",")]
+
+
+def as_mapping(value: object) -> Tree:
+    """Return a mapping, or the mapping that a text of JSON spells.  Raises BadValue."""
+    if isinstance(value, str):
+        value = _parse_json(value, "a mapping")
+    if not isinstance(value, Mapping):
+        raise _wrong_type("object", value, 'write JSON, such as {"a": 1}')
+    return plain_tree(value)
+
+
+def _address(kind: AddressType, spec: Input, value: object) -> str:
+    if spec.member and isinstance(value, str):
+        _, member = spec.parted(value)
+        if not member:
+            message = "must be FILE.py:NAME, a Python file and a class or function in it"
+            raise BadValue("wrong-type", f"{message}, not {show(value)}")
+    return addresses.normalize(kind, value)
+
+
+# -- parts of objects --
+
+
+def set_parts(name: str, tree: Tree, parts: Iterable[tuple[Sequence[str], object]]) -> Tree:
+    """Set parts of the mapping `tree`, each named by the keys that lead to it, and return it.
+
+    Text that is JSON is the value that it spells.  `name` is the input's.  Raises BadValue.
+    """
+    for keys, value in parts:
+        *above, last = keys
+        holder = tree
+        for depth, key in enumerate(above):
+            holder = _check_mapping(holder, name, keys[:depth]).setdefault(key, {})
+        _check_mapping(holder, name, above)[last] = plain_tree(_parse_if_json(value))
+    return tree
+
+
+def _check_mapping(holder: Tree, name: str, keys: Sequence[str]) -> dict[str, Tree]:
+    if isinstance(holder, dict):
+        return holder
+    message = f"has no parts at {'.'.join(keys)}, which is {show(holder)}"
+    raise BadValue("wrong-type", message, f"set {name} as a whole")
+
+
+def _parse_if_json(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return _parse_json(value, "a value")
+    except BadValue:
+        return value
+
+
+def _parse_json(text: str, noun: str) -> object:
+    def refuse(word: str) -> object:
+        raise ValueError(f"{word} is not a number that JSON has")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise BadValue("wrong-type", f"must be {noun} in JSON: {error}") from None
+
+
+def plain_tree(value: object) -> Tree:
+    """Return `value` with lists and dicts for sequences and mappings.
+
+    Raises BadValue for what JSON has not.
+    """
+    match value:
+        case None | bool() | str():
+            return value
+        case int() | float() if is_finite(value):
+            return plain_number(value)
+        case list() | tuple():
+            return [plain_tree(item) for item in value]
+        case Mapping() if all(isinstance(key, str) for key in value):
+            return {str(key): plain_tree(item) for key, item in value.items()}
+    raise BadValue("wrong-type", f"has a part that is not a plain value: {show(value)}")
+
+
+# -- limits --
+
+
+def _is_multiple(value: float, step: float) -> bool:
+    """Whether a number is a multiple of another, of the decimals as written: 0.3 is 3 times 0.1."""
+    from fractions import Fraction
+
+    return Fraction(repr(value)) % Fraction(repr(step)) == 0
+
+
+_BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
+    ("minimum", "at least", operator.ge),
+    ("maximum", "at most", operator.le),
+    ("exclusiveMinimum", "more than", operator.gt),
+    ("exclusiveMaximum", "less than", operator.lt),
+    ("multipleOf", "a multiple of", _is_multiple),
+)
+"""Keyword, the words for it, and the test that a value and the bound pass."""
+
+
+def _check_limits(spec: Input, value: Tree) -> None:
+    """Hold one value, or one item of a list, to the limits of its input."""
+    limits: Mapping[str, Any] = spec.limits
+    if is_number(value):
+        _check_bounds(limits, value)
+    elif isinstance(value, str):
+        _check_text(limits, value)
+
+
+def _check_bounds(limits: Mapping[str, Any], value: float) -> None:
+    for word, phrase, holds in _BOUNDS:
+        if word in limits and not holds(value, limits[word]):
+            message = f"must be {phrase} {text_of(limits[word])}, not {text_of(value)}"
+            raise BadValue("out-of-range", message)
+
+
+def _check_text(limits: Mapping[str, Any], value: str) -> None:
+    _check_length(limits, "minLength", "maxLength", len(value), "character")
+    if "pattern" in limits:
+        _check_pattern(limits["pattern"], value)
+
+
+def _check_length(limits: Mapping[str, Any], least: str, most: str, length: int, noun: str) -> None:
+    if least in limits and length < limits[least]:
+        message = f"must have at least {count(limits[least], noun)}, not {length}"
+        raise BadValue("too-short", message)
+    if most in limits and length > limits[most]:
+        message = f"must have at most {count(limits[most], noun)}, not {length}"
+        raise BadValue("too-long", message)
+
+
+def _check_pattern(pattern: str, value: str) -> None:
+    import regex
+
+    try:
+        found = regex.search(pattern, value, timeout=_PATTERN_SECONDS)
+    except TimeoutError:
+        message = f'took too long to compare with the pattern "{pattern}"'
+        fix = "the recipe's pattern backtracks without end"
+        raise BadValue("pattern-too-slow", message, fix) from None
+    if not found:
+        raise BadValue("not-allowed", f'must match the pattern "{pattern}", unlike {show(value)}')
+
+
+def _check_list_limits(spec: Input, value: list[Tree]) -> None:
+    limits = cast("Mapping[str, Any]", spec.limits)
+    _check_length(limits, "minItems", "maxItems", len(value), "item")
+    if limits.get("uniqueItems"):
+        _check_unique(value)
+
+
+def _check_unique(items: Sequence[Tree]) -> None:
+    seen: set[str] = set()
+    for item in items:
+        text = json.dumps(item, sort_keys=True)
+        if text in seen:
+            raise BadValue("twice", f"lists {show(item)} twice", "write it once")
+        seen.add(text)

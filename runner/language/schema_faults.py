@@ -1,0 +1,477 @@
+"""Turn jsonschema's errors into faults in our own words, with what to do about each.
+
+Nothing of jsonschema's prose is shown.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from runner.errors import did_you_mean
+
+from .schema_file import Schema, describe_key, expected, join, load, resolve, types_of
+from .values import Where, is_number
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
+
+
+class Fault(NamedTuple):
+    """A problem by its path in the value, before it has a line."""
+
+    code: str
+    message: str
+    path: Where
+    fix: str = ""
+    key: bool = False  # the key is wrong, not its value
+    # The wrong number or truth value in its own text; the file may have another.
+    read: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mismatch:
+    """One error of jsonschema: a value that breaks a rule of its schema."""
+
+    error: ValidationError
+    path: Where  # of the value in the document
+    schema: Schema
+    value: Any
+    rule: Any  # what stands behind the keyword in the schema
+
+
+def explain(error: ValidationError, above: Where = ()) -> Iterator[Fault]:
+    """Yield what to tell the author about an error.
+
+    `above` is the path of the error's parent, if it is about one of several alternatives.
+    """
+    schema: Any = error.schema
+    path: Where = (*above, *error.relative_path)
+    mismatch = _Mismatch(error, path, schema, error.instance, error.validator_value)
+    if "propertyNames" in error.relative_schema_path:
+        yield _bad_name(mismatch)
+        return
+    keyword = str(error.validator)
+    if keyword not in _EXPLAIN:
+        raise AssertionError(f"BUG: the schema uses {keyword!r}, for which there are no words")
+    yield from _EXPLAIN[keyword](mismatch)
+
+
+# -- one keyword of the schema each --
+
+
+def _bad_name(mismatch: _Mismatch) -> Fault:
+    name, path = mismatch.value, mismatch.path
+    message = f'"{_shorten(name)}" is not {expected(mismatch.schema)}'
+    return Fault("bad-name", message, (*path, name), _better_name(name, mismatch.schema), key=True)
+
+
+def _unknown_keys(mismatch: _Mismatch) -> Iterator[Fault]:
+    known = tuple(mismatch.schema.get("properties", ()))
+    for key, value in mismatch.value.items():
+        if key in known:
+            continue
+        fault = _unknown_key(key, known, mismatch.path)
+        is_step = isinstance(value, dict) and not _COMMANDS.isdisjoint(value)
+        if is_step and not mismatch.path:
+            fault = fault._replace(fix=f'a step belongs under "steps": indent "{_shorten(key)}"')
+        yield fault
+
+
+def _missing_keys(mismatch: _Mismatch) -> Iterator[Fault]:
+    schema, value, path = mismatch.schema, mismatch.value, mismatch.path
+    for key in mismatch.rule:
+        if key not in value and not _is_misspelt(schema, value, [key]):
+            message = f'{_describe(path)} has no "{key}"'
+            yield Fault("missing-key", message, path, describe_key(schema, key), key=True)
+
+
+def _any_of(mismatch: _Mismatch) -> Iterator[Fault]:
+    """Yield the faults of the alternative that the author meant, or say what all of them are.
+
+    The one meant has the kind of the value, and of mappings most of its keys.
+    """
+    path = mismatch.path
+    errors_of: dict[int, list[ValidationError]] = {}
+    for error in mismatch.error.context or ():
+        errors_of.setdefault(int(error.relative_schema_path[0]), []).append(error)
+    branches = [resolve(branch) for branch in mismatch.schema["anyOf"]]
+    meant = [n for n, errors in errors_of.items() if not any(map(_is_of_another_kind, errors))]
+    if not meant:
+        kinds = join([expected(branch) for branch in branches])
+        yield _wrong_type(path, kinds, mismatch.schema, mismatch.value)
+        return
+    closest = max(meant, key=lambda n: _count_known_keys(branches[n], mismatch.value))
+    for error in errors_of[closest]:
+        yield from explain(error, path)
+
+
+def _is_of_another_kind(error: ValidationError) -> bool:
+    """Whether the value is not of the kind of an alternative at all.
+
+    An alternative that is a single word is of no kind but itself.
+    """
+    if error.relative_path:
+        return False
+    words = error.validator_value
+    is_word = error.validator == "enum" and isinstance(words, list) and len(words) == 1
+    return error.validator == "type" or is_word
+
+
+def _count_known_keys(schema: Schema, value: object) -> int:
+    """Return how many keys of a mapping a schema has."""
+    if not isinstance(value, dict):
+        return 0
+    known = schema.get("properties", {})
+    return sum(key in known for key in value)
+
+
+def _one_of(mismatch: _Mismatch) -> Iterator[Fault]:
+    """Yield the fault of a mapping that has several of these keys, or none.
+
+    Nothing if one of them has a misspelt name, which is a fault of its own.
+    """
+    schema, value, path = mismatch.schema, mismatch.value, mismatch.path
+    if not isinstance(value, dict):
+        return  # reported as a wrong type
+    keys = [branch["required"][0] for branch in schema["oneOf"]]
+    present = [_quote(key) for key in value if key in keys]
+    if present:
+        both = "both " if len(present) == 2 else ""
+        names = f"{', '.join(present[:-1])} and {present[-1]}"
+        message = f"{_describe(path)} has {both}{names}; it can have only one of them"
+        second = [key for key in value if key in keys][1]
+        yield Fault("one-of", message, (*path, second), "keep one", key=True)
+    elif not _is_misspelt(schema, value, keys):
+        names = join([_quote(key) for key in keys], "and")
+        fix = _fix_indentation(path) or f"add one, such as {keys[0]}"
+        message = f"{_describe(path)} has none of {names}"
+        yield Fault("missing-key", message, path, fix, key=True)
+
+
+def _reserved(mismatch: _Mismatch) -> Iterator[Fault]:
+    message = f'"{mismatch.path[-1]}" is not in this version of the language'
+    fix = "start and stop it in the script of the step"
+    yield Fault("reserved", message, mismatch.path, fix, key=True)
+
+
+def _type(mismatch: _Mismatch) -> Iterator[Fault]:
+    schema = mismatch.schema
+    yield _wrong_type(mismatch.path, expected(schema), schema, mismatch.value)
+
+
+def _enum(mismatch: _Mismatch) -> Iterator[Fault]:
+    words = [str(word) for word in mismatch.rule]
+    value = mismatch.value
+    fix = ""
+    if isinstance(value, str):
+        ours = _TYPES_ELSEWHERE.get(value)
+        fix = f"write {ours}" if ours in words else did_you_mean(value, words)
+    yield _not_allowed(mismatch, join(words), fix)
+
+
+def _pattern(mismatch: _Mismatch) -> Iterator[Fault]:
+    fix = _fix_of_pattern(mismatch.schema, mismatch.value, _mapping_around(mismatch.error))
+    yield _not_allowed(mismatch, expected(mismatch.schema), fix)
+
+
+def _bound(mismatch: _Mismatch) -> Iterator[Fault]:
+    yield _not_allowed(mismatch, f"{_BOUNDS[str(mismatch.error.validator)]} {mismatch.rule}")
+
+
+def _not_allowed(mismatch: _Mismatch, wanted: str, fix: str = "") -> Fault:
+    path = mismatch.path
+    message = f"{_describe(path)} must be {wanted}, not {_describe_value(mismatch.value)}"
+    return Fault("not-allowed", message, path, fix)
+
+
+def _too_long(mismatch: _Mismatch) -> Iterator[Fault]:
+    length = f"{len(mismatch.value)} characters; at most {mismatch.rule} are allowed"
+    yield Fault("too-long", f"{_describe(mismatch.path)} has {length}", mismatch.path)
+
+
+def _empty_text(mismatch: _Mismatch) -> Iterator[Fault]:
+    yield _empty(mismatch.path, "")
+
+
+def _empty_collection(mismatch: _Mismatch) -> Iterator[Fault]:
+    if mismatch.path == ("steps",):
+        yield _empty(mismatch.path, "a recipe has at least one step")
+    else:
+        yield _empty(mismatch.path, "write at least one, or leave the key out")
+
+
+def _empty(path: Where, fix: str) -> Fault:
+    return Fault("empty", f"{_describe(path)} is empty", path, fix, key=True)
+
+
+def _repeated_item(mismatch: _Mismatch) -> Iterator[Fault]:
+    items, path = mismatch.value, mismatch.path
+    twice = next(item for n, item in enumerate(items) if item in items[:n])
+    message = f"{_describe(path)} lists {_describe_value(twice)} twice"
+    yield Fault("twice", message, path, "write it once")
+
+
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+}
+
+_EXPLAIN: Mapping[str, Callable[[_Mismatch], Iterator[Fault]]] = {
+    "additionalProperties": _unknown_keys,
+    "required": _missing_keys,
+    "anyOf": _any_of,
+    "oneOf": _one_of,
+    "not": _reserved,
+    "type": _type,
+    "enum": _enum,
+    "pattern": _pattern,
+    "maxLength": _too_long,
+    "minLength": _empty_text,
+    "minItems": _empty_collection,
+    "minProperties": _empty_collection,
+    "uniqueItems": _repeated_item,
+    **dict.fromkeys(_BOUNDS, _bound),
+}
+
+
+# -- keys of other tools, and misspelt ones --
+
+_COMMANDS = frozenset(("run", "accelerate", "uses", "select"))
+_PLACES = ("host", "hosts", "driver", "machine", "server", "runs_on", "runs-on")
+_PLACE_FIX = (
+    "who starts a run says where: `recipe run --driver ssh --host YOU@HOST`; "
+    "`where: local` keeps a step on the machine that starts it"
+)
+_TYPES_ELSEWHERE = {
+    **dict.fromkeys(("float", "double", "real"), "number"),
+    **dict.fromkeys(("folder", "directory", "dir"), "dataset"),
+    **dict.fromkeys(("dict", "map", "mapping"), "object"),
+    **dict.fromkeys(("array", "tuple"), "list"),
+    **dict.fromkeys(("password", "token"), "secret"),
+    "int": "integer",
+    "bool": "boolean",
+    "str": "string",
+    "text": "string",
+    "enum": "choice",
+    "path": "file",
+}
+_KEYS_ELSEWHERE = {
+    **dict.fromkeys(("command", "cmd", "script", "shell_command", "entrypoint"), "run"),
+    **dict.fromkeys(("depends_on", "after", "requires", "dependencies"), "needs"),
+    **dict.fromkeys(("inputs", "input", "deps_files", "sources"), "deps"),
+    **dict.fromkeys(("outs", "output", "products", "artifacts", "targets"), "outputs"),
+    **dict.fromkeys(("params", "parameters", "args", "variables"), "inputs"),
+    **dict.fromkeys(("environment", "envs", "vars"), "env"),
+    **dict.fromkeys(("description", "help"), "doc"),
+    **dict.fromkeys(("container", "docker"), "image"),
+    **dict.fromkeys(("if", "condition"), "when"),
+    **dict.fromkeys(("retry", "max_retries"), "retries"),
+    **dict.fromkeys(("strategy", "foreach", "for_each"), "matrix"),
+    **dict.fromkeys(("checkpoints", "checkpoint"), "state"),
+    **dict.fromkeys(("bootstrap", "before"), "setup"),
+    **dict.fromkeys(("finally", "after_script"), "cleanup"),
+    **dict.fromkeys(("jobs", "stages", "tasks", "rules"), "steps"),
+    **dict.fromkeys(("options", "enum", "values"), "choices"),
+    **dict.fromkeys(("gpu_count", "num_gpus", "accelerators"), "gpus"),
+    **dict.fromkeys(("ram", "mem"), "memory"),
+    **dict.fromkeys(("cpu", "cores"), "cpus"),
+    **dict.fromkeys(("hours", "max_time"), "time"),
+    "name": "recipe",
+    "num_nodes": "nodes",
+    "min": "minimum",
+    "max": "maximum",
+    "extends": "continues",
+}
+"""Words of other tools for our keys."""
+
+
+def _unknown_key(key: str, known: tuple[str, ...], path: Where) -> Fault:
+    message = f'{_describe(path)} has no key "{_shorten(key)}"'
+    return Fault("unknown-key", message, (*path, key), _fix_of_key(key, known, path), key=True)
+
+
+def _fix_of_key(key: str, known: tuple[str, ...], path: Where) -> str:
+    """Return what to do about a key that is none of the `known`."""
+    if key in _PLACES and path[:1] in ((), ("steps",)):
+        return _PLACE_FIX
+    near = _nearest_key(key, known)
+    fix = ""
+    if near in known:
+        fix = did_you_mean(key, [near])
+    elif near:
+        fix = f'it is called "{_KEYS_ELSEWHERE[near]}" here'
+    if not fix and 0 < len(known) <= 12:
+        fix = "the keys here are " + " ".join(known)
+    return fix
+
+
+@lru_cache(1000)
+def _nearest_key(key: str, known: tuple[str, ...]) -> str:
+    """Return the known key, or another tool's word for one, that a key is nearest to."""
+    elsewhere = [
+        word for word, ours in _KEYS_ELSEWHERE.items() if ours in known and word not in known
+    ]
+    # A word of another tool is taken for ours only if it is nearly that: "doc" is no "docker".
+    theirs = get_close_matches(key, elsewhere, n=len(elsewhere) or 1, cutoff=0.8)
+    return next(iter(get_close_matches(key, [*known, *theirs], n=1, cutoff=0.6)), "")
+
+
+def _is_misspelt(schema: Schema, value: Mapping[str, object], keys: Sequence[str]) -> bool:
+    """Whether an unknown key of a mapping is meant for one of these keys."""
+    known = tuple(schema.get("properties", ()))
+    near = [_nearest_key(key, known) for key in value if key not in known]
+    return any(word in keys or _KEYS_ELSEWHERE.get(word) in keys for word in near)
+
+
+def _fix_indentation(path: Where) -> str:
+    """Return what to do about a step that has the name of a key of steps."""
+    if len(path) == 2 and path[0] == "steps" and path[1] in load()["$defs"]["step"]["properties"]:
+        return f'indent it further, if it is "{path[1]}" of the step above'
+    return ""
+
+
+# -- values of a wrong type --
+
+
+def _wrong_type(path: Where, wanted: str, schema: Schema, value: object) -> Fault:
+    if value is None:
+        message = f"{_describe(path)} has no value; it must be {wanted}"
+        return Fault("null", message, path, _fix_of_null(path, wanted), key=True)
+    if is_number(value):
+        fix = _fix_of_number(value, wanted, schema)
+    elif isinstance(value, bool):
+        fix = _fix_of_boolean(value, schema)
+    elif isinstance(value, str):
+        fix = _fix_of_text(value, path, schema)
+    else:
+        fix = ""
+    message = f"{_describe(path)} must be {wanted}, not {_describe_value(value)}"
+    read = _shorten(value).lower() if isinstance(value, (bool, int, float)) else ""
+    return Fault("wrong-type", message, path, _fix_indentation(path) or fix, read=read)
+
+
+def _fix_of_null(path: Where, wanted: str) -> str:
+    if "outputs" in path:
+        return 'in { } a comma begins a new key; quote a text that has one: "x,y"'
+    if len(path) == 1 and wanted == "a mapping":
+        return f'indent what belongs to "{path[0]}"'
+    return "write a value, or leave the key out"
+
+
+def _fix_of_number(value: float, wanted: str, schema: Schema) -> str:
+    if "duration" in wanted:
+        return f"write its unit, such as {value}s"
+    if "a size" in wanted:
+        return f"write its unit, such as {value}GB"
+    if "an amount" in wanted:
+        return f"write {value} USD"
+    if "expression" not in wanted and "string" in types_of(schema):
+        return f'quote it, if it is meant as text: "{value}"'
+    return ""
+
+
+def _fix_of_boolean(value: bool, schema: Schema) -> str:
+    if "string" in types_of(schema):
+        return f'quote it, "{str(value).lower()}", if it is meant as text'
+    return ""
+
+
+def _fix_of_text(value: str, path: Where, schema: Schema) -> str:
+    types = types_of(schema)
+    if types & {"integer", "number"}:
+        return "write it without quotes" if re.fullmatch(r"[-+]?[0-9.]+", value) else ""
+    if "boolean" in types:
+        is_truth_word = value.lower() in ("yes", "no", "on", "off", "true", "false")
+        return "write true or false" if is_truth_word else ""
+    if "array" in types:
+        return f"write a list, [{_shorten(value)}]"
+    if len(path) == 2 and path[0] == "steps":
+        return "write the command under `run:`"
+    if len(path) == 2 and path[0] == "inputs":
+        return "write {type: string}, for instance"
+    return ""
+
+
+# -- values that do not match a pattern --
+
+
+def _better_name(name: str, schema: Schema) -> str:
+    """Return a fix with a name that is allowed, made from one that is not."""
+    if "A-Z" in schema.get("pattern", ""):
+        return ""
+    lower = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    better = re.sub(r"[^a-z0-9_]+", "_", lower).strip("_")[:64]
+    if better and not better[0].isalpha():
+        better = f"n_{better}"
+    return f'write "{better}"' if better and better != name else ""
+
+
+def _mapping_around(error: ValidationError) -> Mapping[str, object]:
+    """Return the mapping of a wrong value that is one of several alternatives."""
+    found: Any = error.parent.instance if error.parent is not None else None
+    return found if isinstance(found, dict) else {}
+
+
+def _fix_of_pattern(schema: Schema, value: str, around: Mapping[str, object]) -> str:
+    title = schema.get("title", "")
+    if "commit id" in title:
+        name, source = shlex.quote(_shorten(value)), shlex.quote(str(around.get("git", "URL")))
+        return (
+            f"`git ls-remote {source} {name}` prints the id of a branch or tag; "
+            f"in a clone `git rev-parse {name}` does"
+        )
+    if "duration" in title or "size" in title or "amount" in title:
+        return "write a number and a unit" if re.fullmatch(r"[0-9.]+", value) else ""
+    if "version" in title and "@" not in value:
+        return f'write "{_shorten(value)}@1"'
+    return ""
+
+
+# -- words --
+
+_SECTIONS = {"steps": "step", "inputs": "input", "presets": "preset"}
+
+
+def _describe(path: Where) -> str:
+    """Return in words what stands at `path`: `"deps[0]" of step "train"`."""
+    owner, rest = "the recipe", path
+    if len(path) > 1 and path[0] in _SECTIONS:
+        owner, rest = f'{_SECTIONS[str(path[0])]} "{_shorten(path[1])}"', path[2:]
+    if not rest:
+        return owner
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
+    name = _shorten("".join(parts).lstrip("."))
+    return f'"{name}"' if owner == "the recipe" else f'"{name}" of {owner}'
+
+
+def _describe_value(value: object) -> str:
+    """Return a value as the author sees it, short enough for a sentence."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return f'the text "{_shorten(value)}"' if value else "an empty text"
+    if isinstance(value, (int, float)):
+        return f"the number {value}" if abs(value) < 1e30 else "a number far too large"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    return "a mapping" if value else "an empty mapping"
+
+
+def _shorten(value: object) -> str:
+    """Return the first line of a value's text, cut to 60 characters."""
+    text = str(value).partition("\n")[0]
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _quote(word: str) -> str:
+    return f'"{word}"'

@@ -1,0 +1,86 @@
+"""The schema of the language, read from its file, and what it says of a value, in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import TypedDict
+
+from . import library
+
+Schema = TypedDict(
+    "Schema",
+    {
+        "$ref": str,
+        "$defs": "dict[str, Schema]",
+        "anyOf": "list[Schema]",
+        "oneOf": "list[Schema]",
+        "properties": "dict[str, Schema]",
+        "required": "list[str]",
+        "type": "str | list[str]",
+        "title": str,
+        "description": str,
+        "pattern": str,
+    },
+    total=False,
+)
+"""The keywords of a JSON Schema that are read here."""
+
+_TYPES = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "null",
+}
+
+
+@cache
+def load() -> Schema:
+    """Return the schema."""
+    found: Schema = json.loads(library.schema_text())
+    return found
+
+
+def resolve(schema: Schema) -> Schema:
+    """Return the schema itself, or the definition that it refers to."""
+    if "$ref" not in schema:
+        return schema
+    return load()["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+
+
+def types_of(schema: Schema) -> set[str]:
+    """Return every type that a schema accepts at its top."""
+    schema = resolve(schema)
+    if "anyOf" in schema:
+        return set().union(*map(types_of, schema["anyOf"]))
+    return set(_types(schema))
+
+
+def _types(schema: Schema) -> Sequence[str]:
+    types = schema.get("type", [])
+    return [types] if isinstance(types, str) else types
+
+
+def expected(schema: Schema) -> str:
+    """Return in words what a value must be: the schema's title, or else its types."""
+    if "title" in schema:
+        return str(schema["title"])
+    return join([_TYPES[word] for word in _types(schema)])
+
+
+def describe_key(schema: Schema, key: str) -> str:
+    """Return the first sentence of a key's description, or an empty text."""
+    text = str(schema.get("properties", {}).get(key, {}).get("description", ""))
+    sentence = re.split(r"(?<=[.:]) ", text, maxsplit=1)[0].rstrip(".:")
+    return f"{key}: {sentence[:1].lower()}{sentence[1:]}" if sentence else ""
+
+
+def join(words: Sequence[str], conjunction: str = "or") -> str:
+    """Return `a, b or c`, each word once."""
+    words = list(dict.fromkeys(words))
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {conjunction} {words[-1]}"

@@ -1,0 +1,328 @@
+"""Chains of templates, such as `inputs.a['b'][0]`: what they refer to, read and record.
+
+A chain is followed through mappings, lists and texts only: a dot is never a Python attribute.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from runner.errors import did_you_mean
+
+from .template_values import StatePath, TemplateError, describe_type, sort_names
+from .unknowns import (
+    A_TEXT,
+    INTEGER,
+    LIST,
+    MAPPING,
+    NULL,
+    TEXT,
+    Unknown,
+    holds_unknown,
+    item_of,
+    kinds_of,
+    one_of,
+)
+
+Scope: TypeAlias = Mapping[str, object]
+Reads: TypeAlias = dict[str, object]
+
+ABSENT = {"absent": True}
+"""The entry in `reads` of a name that was asked for, guarded, and not there.
+
+No value looks like it: mappings are recorded name by name.
+"""
+
+DOTTED_NAME = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*")
+
+
+class MissingValueError(TemplateError):
+    """A name that is not there.
+
+    `path` is to be recorded as absent; None if the value in front of it was recorded instead.
+    """
+
+    def __init__(
+        self, message: str, offset: int, length: int, fix: str, path: tuple[str, ...] | None
+    ) -> None:
+        super().__init__(message, offset, length, fix)
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A dotted name that an expression reads.
+
+    `names` has offset and length of each part of the path, so that the wrong one is underlined.
+    """
+
+    path: tuple[str, ...]
+    offset: int
+    length: int
+    names: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation: the values of names, and the record of those that were read."""
+
+    scope: Scope
+    reads: Reads | None
+
+    def record(self, path: tuple[str, ...], value: object) -> None:
+        """Note that the value at `path` was read, a mapping name by name."""
+        if self.reads is None:
+            return
+        if isinstance(value, Mapping) and value:
+            for key in value:
+                self.record((*path, key), value[key])
+        else:
+            self.reads[dotted(path)] = {} if isinstance(value, Mapping) else value
+
+    def record_absence(self, path: tuple[str, ...]) -> None:
+        """Note that `path` was asked for and is not there."""
+        if self.reads is not None:
+            self.reads[dotted(path)] = dict(ABSENT)
+
+
+Deferred: TypeAlias = Callable[[Evaluation], object]
+"""A part of an expression that has a value only in an evaluation."""
+
+
+def dotted(path: Sequence[str]) -> str:
+    """Return the text of a path, different for each path: parts that are no names are quoted."""
+    first, *rest = path
+    return first + "".join(map(_dotted_part, rest))
+
+
+def _dotted_part(part: str) -> str:
+    is_name = DOTTED_NAME.fullmatch(part) and "." not in part
+    return f".{part}" if is_name else f"[{json.dumps(part)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The bounds between brackets, such as `1:` or `:n`."""
+
+    start: Deferred | None
+    stop: Deferred | None
+    step: Deferred | None
+
+    def bounds(self, evaluation: Evaluation) -> Iterator[object]:
+        """Yield start, stop and step, each evaluated when it is taken; None if not given."""
+        for bound in (self.start, self.stop, self.step):
+            yield bound(evaluation) if bound else None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One part of a chain: a name or number known now, an expression, or a slice."""
+
+    key: str | int | Deferred | Slice
+    offset: int
+    length: int
+
+    def error(self, message: str, fix: str = "") -> TemplateError:
+        """Return a TemplateError that points at this part."""
+        return TemplateError(message, self.offset, self.length, fix)
+
+    def missing(self, message: str, path: tuple[str, ...] | None, fix: str = "") -> TemplateError:
+        """Return a MissingValueError that points at this part."""
+        return MissingValueError(message, self.offset, self.length, fix, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A name with the parts read from it.
+
+    With `root` the parts are read from the value of another expression, and have no path.
+    """
+
+    links: tuple[Link, ...]
+    root: Deferred | None = None
+
+    def reference(self) -> Reference:
+        """Return the part of the path that is known before an evaluation."""
+        known: list[Link] = []
+        for link in self.links:
+            if not isinstance(link.key, str):
+                break
+            known.append(link)
+        first, last = known[0], known[-1]
+        return Reference(
+            path=tuple(str(link.key) for link in known),
+            offset=first.offset,
+            length=last.offset + last.length - first.offset,
+            names=tuple((link.offset, link.length) for link in known),
+        )
+
+    def read(self, evaluation: Evaluation) -> object:
+        """Return the value, and record it under its path.  Raises TemplateError.
+
+        What is read from a text or list is recorded as that text or list, whole.
+        """
+        if self.root is not None:
+            return self._read_from(self.root(evaluation), evaluation)
+        value: object = evaluation.scope
+        path: tuple[str, ...] = ()
+        recorded = False
+        for link in self.links:
+            key = link.key(evaluation) if callable(link.key) else link.key
+            if isinstance(value, Unknown) or isinstance(key, Unknown):
+                value = _read_item(value, key, path, link, evaluation)
+                continue
+            if isinstance(value, (Mapping, StatePath)):
+                names = value.parts if isinstance(value, StatePath) else value
+                name = _check_name(key, path, link)
+                try:
+                    value = names[name]
+                except KeyError:
+                    raise _missing_name(path, name, list(names), link, recorded) from None
+                path = (*path, name)
+                continue
+            if not recorded:
+                evaluation.record(path, value)
+                recorded = True
+            if value is None:
+                message = f"{_describe_path(path)} is null"
+                raise link.missing(message, None, "guard it with `| default(…)`")
+            value = _read_item(value, key, path, link, evaluation)
+        if recorded:
+            return value
+        evaluation.record(path, value)
+        return sort_names(value)
+
+    def _read_from(self, value: object, evaluation: Evaluation) -> object:
+        for link in self.links:
+            key = link.key(evaluation) if callable(link.key) else link.key
+            if isinstance(value, Mapping) and isinstance(key, str) and key in value:
+                value = value[key]
+            else:
+                value = _read_item(value, key, (), link, evaluation)
+        return value
+
+    def read_if_there(self, evaluation: Evaluation) -> tuple[bool, object]:
+        """Return whether the value is there, and the value; an absence is recorded, too."""
+        try:
+            return True, self.read(evaluation)
+        except MissingValueError as error:
+            if error.path is not None:
+                evaluation.record_absence(error.path)
+            return False, None
+
+
+# -- names --
+
+
+def _check_name(key: object, path: tuple[str, ...], link: Link) -> str:
+    """Return the key that a mapping is read by.  Raises TemplateError for one that is no text."""
+    if isinstance(key, str):
+        return key
+    kind = "a slice" if isinstance(key, Slice) else describe_type(key)
+    raise link.error(f"{_describe_path(path)} is read by name, not by {kind}")
+
+
+def _missing_name(
+    path: tuple[str, ...], name: str, known: Sequence[str], link: Link, recorded: bool
+) -> TemplateError:
+    if path:
+        message = f"{_describe_path(path)} has no `{name}`"
+    else:
+        message = f"there is no `{name}`"
+    fix = did_you_mean(name, known)
+    if not fix and known:
+        fix = f"there is: {', '.join(sorted(known)[:12])}"
+    return link.missing(message, None if recorded else (*path, name), fix)
+
+
+def _describe_path(path: tuple[str, ...]) -> str:
+    return f"`{dotted(path)}`" if path else "this value"
+
+
+# -- items and slices --
+
+
+def _read_item(
+    value: object, key: object, path: tuple[str, ...], link: Link, evaluation: Evaluation
+) -> object:
+    """Return a part of a value that is no mapping, or of which something is unknown."""
+    if isinstance(value, Unknown) or isinstance(key, Unknown):
+        if isinstance(key, Slice):
+            return _slice_unknown(value, key.bounds(evaluation), path, link)
+        return _item_of_unknown(value, key, path, link)
+    if isinstance(value, (str, list, tuple)):
+        if isinstance(key, Slice):
+            return _slice(value, list(key.bounds(evaluation)), link)
+        if isinstance(key, int) and not isinstance(key, bool):
+            try:
+                return value[key]
+            except IndexError:
+                message = f"{_describe_path(path)} has {len(value)} items, and none at {key}"
+                raise link.error(message) from None
+    raise _no_such_part(value, path, link)
+
+
+def _item_of_unknown(value: object, key: object, path: tuple[str, ...], link: Link) -> object:
+    """Return what is known of an item if the value or the key is unknown."""
+    kinds, key_kinds = kinds_of(value), kinds_of(key)
+    found: list[object] = []
+    if INTEGER in key_kinds and TEXT in kinds:
+        found.append(A_TEXT)
+    if INTEGER in key_kinds and LIST in kinds:
+        found.append(item_of(value))
+    if TEXT in key_kinds and MAPPING in kinds:
+        found.append(item_of(value))
+    is_empty = isinstance(value, (str, list, tuple, Mapping)) and not value
+    if not found or is_empty:
+        raise _no_such_part(value, path, link)
+    part = one_of(found)
+    if isinstance(part, Unknown) and NULL in kinds:
+        # If the value is null the part is not there, as `default` notices.
+        return replace(part, part=True)
+    return part
+
+
+def _slice(
+    value: str | list[object] | tuple[object, ...], bounds: list[object], link: Link
+) -> object:
+    whole = [_check_bound(bound, link) for bound in bounds]
+    if holds_unknown(bounds):
+        return Unknown(kinds_of(value))
+    try:
+        return value[slice(*whole)]
+    except ValueError:
+        raise link.error("a slice cannot step by 0") from None
+
+
+def _slice_unknown(
+    value: object, bounds: Iterable[object], path: tuple[str, ...], link: Link
+) -> Unknown:
+    for bound in bounds:
+        _check_bound(bound, link)
+    kinds = kinds_of(value)
+    if not kinds & {LIST, TEXT}:
+        raise _no_such_part(value, path, link)
+    items = value.items if isinstance(value, Unknown) else None
+    return Unknown(kinds & {LIST, TEXT}, items, part=NULL in kinds)
+
+
+def _check_bound(bound: object, link: Link) -> int | None:
+    """Return a bound of a slice, None for one that is unknown.  Raises TemplateError."""
+    if isinstance(bound, Unknown):
+        if bound.kinds & {INTEGER, NULL}:
+            return None
+    elif bound is None or (isinstance(bound, int) and not isinstance(bound, bool)):
+        return bound
+    raise link.error(f"a slice is made of whole numbers, not {describe_type(bound)}")
+
+
+def _no_such_part(value: object, path: tuple[str, ...], link: Link) -> TemplateError:
+    message = f"{_describe_path(path)} is {describe_type(value)}: it has no such part"
+    if isinstance(value, Unknown) and value.may_be_null:
+        # `default` stands in for parts of null.
+        return link.missing(message, None)
+    return link.error(message)

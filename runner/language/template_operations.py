@@ -1,0 +1,253 @@
+"""The operations of templates on values: arithmetic, comparison, filters.
+
+A closed set: no operation calls Python code of a value, and each that makes something longer is
+bounded.  `offset` is the place of the operation in its leaf, for errors.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .template_values import (
+    LONGEST_TEXT,
+    TemplateError,
+    check_size,
+    describe_type,
+    is_plain_number,
+    sort_names,
+    text_at,
+    too_long,
+)
+from .unknowns import (
+    A_TEXT,
+    BOOLEAN,
+    FRACTION,
+    INTEGER,
+    LIST,
+    MAPPING,
+    NUMBERS,
+    TEXT,
+    Unknown,
+    holds_unknown,
+    kinds_of,
+)
+
+_ARITHMETIC: dict[str, Callable[[Any, Any], object]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
+_DIVISIONS = ("/", "//", "%")
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "lteq": operator.le,
+    "gt": operator.gt,
+    "gteq": operator.ge,
+    "in": lambda left, right: left in right,
+    "notin": lambda left, right: left not in right,
+}
+
+_ORDERED_TYPES = (NUMBERS | {BOOLEAN}, frozenset({TEXT}), frozenset({LIST}))
+"""Groups of types whose values have an order among each other."""
+
+
+# -- arithmetic --
+
+
+def calculate(sign: str, left: object, right: object, offset: int) -> object:
+    """Return `left sign right` of two numbers; `+` also joins two texts or two lists.
+
+    Raises TemplateError for other types, a division by zero and a result that is too large.
+    """
+    if isinstance(left, Unknown) or isinstance(right, Unknown):
+        return _calculate_unknown(sign, left, right, offset)
+    apply = _ARITHMETIC[sign]
+    if sign == "+" and _can_join(left, right):
+        if len(left) + len(right) > LONGEST_TEXT:  # type: ignore[arg-type]
+            raise too_long(offset, 1)
+        return apply(left, right)
+    if not is_plain_number(left) or not is_plain_number(right):
+        raise _unsupported_types(sign, left, right, offset)
+    try:
+        return check_size(apply(left, right), offset)
+    except ZeroDivisionError:
+        raise TemplateError("division by zero", offset) from None
+    except OverflowError:
+        raise TemplateError("this number is too large", offset) from None
+
+
+def _can_join(left: object, right: object) -> bool:
+    """Whether `+` puts one value behind the other: both are text, or both are lists."""
+    if isinstance(left, str):
+        return isinstance(right, str)
+    return isinstance(left, list) and isinstance(right, list)
+
+
+def _calculate_unknown(sign: str, left: object, right: object, offset: int) -> Unknown:
+    """Return the types that the result may have if at least one side is unknown."""
+    left_kinds, right_kinds = kinds_of(left), kinds_of(right)
+    kinds = set[str]()
+    if left_kinds & NUMBERS and right_kinds & NUMBERS:
+        if sign in _DIVISIONS and isinstance(right, (int, float)) and right == 0:
+            raise TemplateError("division by zero", offset)
+        if sign != "/" and INTEGER in left_kinds and INTEGER in right_kinds:
+            kinds.add(INTEGER)
+        if sign == "/" or FRACTION in left_kinds or FRACTION in right_kinds:
+            kinds.add(FRACTION)
+    if sign == "+":
+        kinds |= {TEXT, LIST} & left_kinds & right_kinds
+    if not kinds:
+        raise _unsupported_types(sign, left, right, offset)
+    return Unknown(frozenset(kinds))
+
+
+def _unsupported_types(sign: str, left: object, right: object, offset: int) -> TemplateError:
+    message = f"`{sign}` does not work on {describe_type(left)} and {describe_type(right)}"
+    return TemplateError(message, offset, 1, "join text with `~`")
+
+
+def apply_sign(sign: str, value: object, offset: int) -> object:
+    """Return `-value` or `+value` of a number.  Raises TemplateError for another type."""
+    if isinstance(value, Unknown) and value.kinds & NUMBERS:
+        return Unknown(value.kinds & NUMBERS)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TemplateError(f"{describe_type(value)} has no sign", offset)
+    return -value if sign == "-" else +value
+
+
+# -- comparison --
+
+
+def compare(name: str, left: object, right: object, offset: int) -> bool | None:
+    """Return whether a comparison holds; None if a value is unknown.  Raises TemplateError.
+
+    `name` is jinja2's: `eq`, `lteq`, `notin`.
+    """
+    if holds_unknown(left) or holds_unknown(right):
+        if not _are_comparable(name, kinds_of(left), kinds_of(right)):
+            raise _incomparable(left, right, offset)
+        return None
+    try:
+        return bool(_COMPARE[name](left, right))
+    except TypeError:
+        raise _incomparable(left, right, offset) from None
+
+
+def _are_comparable(name: str, left: frozenset[str], right: frozenset[str]) -> bool:
+    """Whether some values of these types can be compared."""
+    if name in ("eq", "ne"):
+        return True
+    if name in ("in", "notin"):
+        return bool(right & {LIST, MAPPING}) or (TEXT in right and TEXT in left)
+    return any(left & kinds and right & kinds for kinds in _ORDERED_TYPES)
+
+
+def _incomparable(left: object, right: object, offset: int) -> TemplateError:
+    message = f"{describe_type(left)} and {describe_type(right)} cannot be compared like this"
+    return TemplateError(message, offset)
+
+
+# -- filters --
+
+
+def join(value: object, separator: object, offset: int) -> object:
+    """Return the items of a list as one text.  Raises TemplateError."""
+    if isinstance(value, Unknown) and LIST in value.kinds:
+        text_at(separator, offset)
+        return A_TEXT
+    if not isinstance(value, (list, tuple)):
+        raise TemplateError(f"`join` works on a list, not on {describe_type(value)}", offset, 4)
+    texts = [text_at(each, offset) for each in value]
+    between = text_at(separator, offset)
+    if sum(map(len, texts)) + len(between) * len(texts) > LONGEST_TEXT:
+        raise too_long(offset, 4)
+    if isinstance(separator, Unknown) or holds_unknown(value):
+        return A_TEXT
+    return between.join(texts)
+
+
+def to_json(value: object, offset: int) -> object:
+    """Return a value as JSON text with sorted keys.  Raises TemplateError."""
+    if holds_unknown(value):
+        return A_TEXT
+    # Measured before it is written: an expression can name one long text a thousand times.
+    if _budget_after(value, LONGEST_TEXT) < 0:
+        raise too_long(offset, 6)
+    try:
+        text = json.dumps(sort_names(value), ensure_ascii=False, sort_keys=True, allow_nan=False)
+    except ValueError:
+        raise TemplateError("JSON has no such number", offset, 6) from None
+    if len(text) > LONGEST_TEXT:
+        raise too_long(offset, 6)
+    return text
+
+
+def _budget_after(value: object, budget: int) -> int:
+    """Return the rest of a budget of characters after writing a value; negative once spent."""
+    if isinstance(value, str):
+        return budget - len(value) - 2
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            budget = _budget_after(item, budget - len(key) - 4)
+            if budget < 0:
+                break
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            budget = _budget_after(item, budget - 2)
+            if budget < 0:
+                break
+    return budget - 2
+
+
+def apply_path_filter(name: str, value: object, offset: int) -> object:
+    """Return a part of a path: `name`, `stem`, `suffix` or `parent`.  Raises TemplateError."""
+    if isinstance(value, Unknown) and TEXT in value.kinds:
+        return A_TEXT
+    if not isinstance(value, str):
+        message = f"`{name}` works on a path, not on {describe_type(value)}"
+        raise TemplateError(message, offset, len(name))
+    return _PATH_FILTERS[name](value)
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _stem(path: str) -> str:
+    return _split_suffix(path)[0]
+
+
+def _suffix(path: str) -> str:
+    return _split_suffix(path)[1]
+
+
+def _split_suffix(path: str) -> tuple[str, str]:
+    """Split the name of a path before its last suffix; `.bashrc` has none."""
+    name = _name(path)
+    dot = name.rfind(".")
+    return (name[:dot], name[dot:]) if 0 < dot < len(name) - 1 else (name, "")
+
+
+def _parent(path: str) -> str:
+    head, slash, _ = path.rstrip("/").rpartition("/")
+    head = head.rstrip("/")
+    if head:
+        return head
+    return "/" if slash or path.startswith("/") else "."
+
+
+_PATH_FILTERS: dict[str, Callable[[str], str]] = {
+    "name": _name,
+    "stem": _stem,
+    "suffix": _suffix,
+    "parent": _parent,
+}

@@ -1,0 +1,622 @@
+"""Find and read the expressions of a leaf: `{{ … }}` with jinja2's syntax.
+
+jinja2's lexer and parser read an expression.  Its meaning is the closed set of operations that
+`_EVALUATE` lists: nothing is compiled to Python and nothing can be called, so there is nothing to
+escape from.  `{% %}` and `{# #}` are plain text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+from runner.errors import did_you_mean
+
+from . import template_operations as operations
+from .template_chains import (
+    DOTTED_NAME,
+    Chain,
+    Deferred,
+    Evaluation,
+    Link,
+    Reads,
+    Reference,
+    Scope,
+    Slice,
+)
+from .template_values import (
+    LONGEST_TEXT,
+    NoTextError,
+    TemplateError,
+    check_size,
+    describe_type,
+    text_at,
+    text_of,
+    too_long,
+)
+from .unknowns import (
+    A_BOOLEAN,
+    A_TEXT,
+    MAPPING,
+    NULL,
+    TEXT,
+    Unknown,
+    kinds_of,
+    one_of,
+    truth_of,
+)
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, nodes
+
+FILTERS = ("stem", "name", "suffix", "parent", "join", "tojson", "default")
+TESTS = ("defined", "none")
+
+_LONGEST_EXPRESSION = 4_000  # characters
+_ARGUMENTS: Mapping[str, tuple[int, int]] = {"default": (1, 1), "join": (0, 1)}
+"""The least and greatest number of arguments of the filters that take any."""
+
+_CHAIN_NODES = ("Name", "Getattr", "Getitem")
+_NOT_EVALUATED_ALONE = ("Pair", "Operand")
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One `{{ … }}` of a leaf.  Its offset and length include the braces."""
+
+    offset: int
+    length: int
+    references: tuple[Reference, ...]
+    _evaluate: Deferred
+
+    def value(self, scope: Scope, reads: Reads | None = None) -> object:
+        """Return the typed value; `reads` gains each name that was read.  Raises TemplateError."""
+        try:
+            return self._evaluate(Evaluation(scope, reads))
+        except RecursionError:
+            raise _nested_too_deeply(self.offset, self.length) from None
+
+    def text(self, value: object) -> str:
+        """Return the text of a value of this expression.  Raises TemplateError."""
+        try:
+            return text_of(value)
+        except NoTextError as error:
+            raise TemplateError(str(error), self.offset, self.length, error.fix) from None
+
+
+# -- finding expressions --
+
+_MARK = re.compile(r"""[{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"]""", re.DOTALL)
+_BRACKET = re.compile(r"""[()[\]{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_OPENING = {")": "(", "]": "[", "}": "{"}
+_WORDS = frozenset({"true", "false", "none", "and", "or", "not", "in", "is", "if", "else"})
+_SIGNS = ("-", "+")
+
+
+def find_expressions(text: str) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each `{{ … }}` of a leaf.  Raises TemplateError."""
+    end = 0
+    while (start := text.find("{{", end)) >= 0:
+        end = _end_of_expression(text, start)
+        yield start, end
+
+
+def _end_of_expression(text: str, start: int) -> int:
+    """Return the index behind the `}}` of the expression at `start`.
+
+    Braces and quotes inside an expression are its own.
+    """
+    position, depth = start + 2, 0
+    while (mark := _MARK.search(text, position)) is not None:
+        position = mark.end()
+        char = mark.group()
+        if char == "{":
+            depth += 1
+        elif char == "}" and depth:
+            depth -= 1
+        elif char == "}" and text.startswith("}", position):
+            return position + 1
+        elif char == "}":
+            message = "one `}` alone does not close an expression"
+            raise TemplateError(message, mark.start(), 1, "close it with `}}`")
+        elif char in ("'", '"'):
+            fix = "a literal `{{` is written `{{ '{{' }}`"
+            raise TemplateError("this quote is never closed", mark.start(), 1, fix)
+    fix = "close it with `}}`; a literal `{{` is written `{{ '{{' }}`"
+    raise TemplateError("this `{{` is never closed", start, 2, fix)
+
+
+def parse_expression(text: str, start: int, end: int) -> Expression:
+    """Return the expression that stands in a leaf between `start` and `end`.
+
+    Raises TemplateError with what is wrong with its syntax, or with a word that templates lack.
+    """
+    length = end - start
+    source = text[start + 2 : end - 2]
+    _refuse_whitespace_control(source, start, end)
+    if len(source) > _LONGEST_EXPRESSION:
+        message = f"an expression may have {_LONGEST_EXPRESSION:,} characters"
+        raise TemplateError(message, start, length)
+    name = source.strip()
+    if DOTTED_NAME.fullmatch(name) and name not in _WORDS:
+        # Most expressions are plain names, and reading them here avoids importing jinja2.
+        chain = Chain(tuple(_links_of_name(name, start + 2 + source.index(name))))
+        return Expression(start, length, (chain.reference(),), chain.read)
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        reader = _ExpressionReader(source, start + 2)
+        root = reader.read()
+    except TemplateSyntaxError as error:
+        raise _bracket_error(source, start + 2) or _syntax_error(error, start, end) from None
+    except RecursionError:
+        raise _nested_too_deeply(start, length) from None
+    references = sorted(reader.references, key=lambda reference: reference.offset)
+    return Expression(start, length, tuple(references), partial(_evaluate, root, reader.chains))
+
+
+def _refuse_whitespace_control(source: str, start: int, end: int) -> None:
+    message = "there is no whitespace control in templates"
+    fix = "put a space between the braces and the sign"
+    if source.startswith(_SIGNS):
+        raise TemplateError(message, start + 2, 1, fix)
+    if source.endswith(_SIGNS):
+        raise TemplateError(message, end - 3, 1, fix)
+
+
+def _links_of_name(name: str, offset: int) -> Iterator[Link]:
+    for part in name.split("."):
+        yield Link(part, offset, len(part))
+        offset += len(part) + 1
+
+
+def _nested_too_deeply(offset: int, length: int) -> TemplateError:
+    return TemplateError("this expression is nested too deeply", offset, length)
+
+
+def _bracket_error(source: str, offset: int) -> TemplateError | None:
+    """Return the error about a bracket without its partner; None if that is not the fault."""
+    opened: list[re.Match[str]] = []
+    for mark in _BRACKET.finditer(source):
+        if mark[0] in _OPENING.values():
+            opened.append(mark)
+        elif mark[0] in _OPENING:
+            if not opened:
+                return TemplateError(f"this `{mark[0]}` closes nothing", offset + mark.start(), 1)
+            if opened[-1][0] != _OPENING[mark[0]]:
+                break
+            opened.pop()
+    if not opened:
+        return None
+    last = opened[-1]
+    return TemplateError(f"this `{last[0]}` is never closed", offset + last.start(), 1)
+
+
+def _syntax_error(error: Exception, start: int, end: int) -> TemplateError:
+    """Return jinja2's complaint in words of ours, within the expression."""
+    offset = getattr(error, "lineno", start)
+    message = str(getattr(error, "message", error))
+    ends_early = (
+        "end of print statement" in message
+        or message.startswith("unexpected 'end of template'")
+        or "got 'end of template'" in message
+    )
+    if ends_early:
+        message = "something is missing at the end of this expression"
+    offset = min(max(offset, start), end - 1)
+    return TemplateError(f"this is not an expression: {message}", offset, 1)
+
+
+# -- reading an expression --
+
+
+class _ExpressionReader:
+    """Reads one expression: its syntax tree, its chains and its references.
+
+    jinja2 keeps a line number with each token and node.  It gets offsets in the leaf instead, so
+    `lineno` of a node is where it stands.
+    """
+
+    def __init__(self, source: str, base: int) -> None:
+        self.references: list[Reference] = []
+        self.chains: dict[nodes.Node, Chain] = {}  # by the outermost node of the chain
+        self._source = source
+        self._base = base  # offset of the source in the leaf
+        self._tokens: list[tuple[int, str]] = []  # offset and text
+        self._token_at: dict[int, int] = {}  # offset -> index of the token that begins there
+
+    def read(self) -> nodes.Expr:
+        """Return the syntax tree.  Raises TemplateError for what is not in the language."""
+        # jinja2 would shorten it, and every offset after it would be wrong.
+        carriage_return = self._source.find("\r")
+        if carriage_return >= 0:
+            message = "a carriage return cannot be in an expression"
+            raise TemplateError(message, self._base + carriage_return, 1)
+        root = self._parse()
+        self._check(root)
+        return root
+
+    # -- syntax --
+
+    def _parse(self) -> nodes.Expr:
+        from jinja2 import TemplateSyntaxError
+        from jinja2.lexer import TokenStream
+        from jinja2.parser import Parser
+
+        environment = _environment()
+        parser = Parser(environment, "")
+        tokens = self._tokenize(environment.lexer.tokeniter)
+        try:
+            parser.stream = TokenStream(environment.lexer.wrap(tokens), None, None)
+            expression = parser.parse_expression()
+        except ValueError:  # int() refuses that many digits
+            offset = self._tokens[-1][0] if self._tokens else self._base
+            raise TemplateSyntaxError("this number is too long", offset) from None
+        if not parser.stream.eos:
+            token = parser.stream.current
+            raise TemplateSyntaxError(f"unexpected `{self._word(token.lineno)}`", token.lineno)
+        return expression
+
+    def _tokenize(
+        self, tokeniter: Callable[..., Iterator[tuple[int, str, str]]]
+    ) -> Iterator[tuple[int, str, str]]:
+        from jinja2 import TemplateSyntaxError
+
+        offset = self._base
+        try:
+            for _, kind, raw in tokeniter(self._source, None, None, "variable"):
+                if kind != "whitespace":
+                    self._token_at[offset] = len(self._tokens)
+                    self._tokens.append((offset, raw))
+                yield offset, kind, raw
+                offset += len(raw)
+        except TemplateSyntaxError as error:
+            message = re.sub(r" at \d+$", "", error.message or "")
+            raise TemplateSyntaxError(message, offset) from None
+
+    def _word(self, offset: int) -> str:
+        """Return the token at `offset`; empty if none begins there."""
+        index = self._token_at.get(offset)
+        return "" if index is None else self._tokens[index][1]
+
+    def _token_after(self, offset: int, count: int = 1) -> tuple[int, str]:
+        """Return offset and text of the token `count` places after the one at `offset`."""
+        return self._tokens[min(self._token_at[offset] + count, len(self._tokens) - 1)]
+
+    def _end_of_bracket(self, offset: int) -> int:
+        """Return the offset behind the `]` that closes the `[` at `offset`."""
+        depth = 0
+        for position, raw in islice(self._tokens, self._token_at[offset], None):
+            if raw == "[":
+                depth += 1
+            elif raw == "]":
+                depth -= 1
+            if not depth:
+                return position + 1
+        raise AssertionError("BUG: jinja2 let an open bracket pass")
+
+    # -- checks --
+
+    def _check(self, node: nodes.Node) -> None:
+        """Refuse nodes that are not in the language, and collect chains, here and below."""
+        kind = type(node).__name__
+        if kind in _CHAIN_NODES:
+            self._collect_chain(node)
+            return
+        self._refuse_unknown_node(kind, node.lineno)
+        if kind == "Filter":
+            self._check_filter(cast("nodes.Filter", node))
+        elif kind == "Test":
+            self._check_test(cast("nodes.Test", node))
+        elif kind == "Const":
+            check_size(cast("nodes.Const", node).value, node.lineno)
+        for child in node.iter_child_nodes():
+            self._check(child)
+
+    def _refuse_unknown_node(self, kind: str, offset: int) -> None:
+        if kind == "Call":
+            fix = f"there are filters, written `value | name`: {', '.join(FILTERS)}"
+            raise TemplateError("a template cannot call anything", offset, 1, fix)
+        if kind == "Pow":
+            message = "`**` is not available in templates"
+            raise TemplateError(message, offset, 1, "compute it in the step")
+        if kind not in _EVALUATE and kind not in _NOT_EVALUATED_ALONE:
+            word = self._word(offset)
+            message = f"`{word}` is not available in templates"
+            raise TemplateError(message, offset, len(word) or 1)
+
+    def _check_filter(self, node: nodes.Filter) -> None:
+        name, offset = node.name, node.lineno
+        if name not in FILTERS:
+            fix = did_you_mean(name, FILTERS) or f"there is: {', '.join(FILTERS)}"
+            raise TemplateError(f"there is no filter `{name}`", offset, len(name), fix)
+        least, most = _ARGUMENTS.get(name, (0, 0))
+        is_plain = not (node.kwargs or node.dyn_args or node.dyn_kwargs)
+        if not is_plain or not least <= len(node.args) <= most:
+            takes = "one argument" if least else "at most one argument" if most else "no argument"
+            raise TemplateError(f"the filter `{name}` takes {takes}", offset, len(name))
+
+    def _check_test(self, node: nodes.Test) -> None:
+        offset, word = self._token_after(node.lineno)
+        if word == "not":
+            offset, word = self._token_after(node.lineno, 2)
+        if node.name not in TESTS:
+            fix = did_you_mean(node.name, TESTS) or f"there is: {', '.join(TESTS)}"
+            raise TemplateError(f"there is no test `{node.name}`", offset, len(word), fix)
+        if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
+            message = f"the test `{node.name}` takes no argument"
+            raise TemplateError(message, offset, len(word))
+
+    # -- chains --
+
+    def _collect_chain(self, whole: nodes.Node) -> None:
+        """Note the chain that ends with a node, and the reference that it is."""
+        parts: list[Any] = []
+        node: Any = whole
+        while type(node).__name__ in ("Getattr", "Getitem"):
+            parts.append(node)
+            node = node.node
+        parts.reverse()
+        if type(node).__name__ != "Name":
+            root = self._defer(node)
+            self.chains[whole] = Chain(tuple(map(self._link, parts)), root)
+            return
+        name: str = node.name
+        if name.startswith("_"):
+            message = f"`{name}`: no name begins with an underscore"
+            raise TemplateError(message, node.lineno, len(name))
+        first = Link(name, node.lineno, len(name))
+        chain = Chain((first, *map(self._link, parts)))
+        self.chains[whole] = chain
+        self.references.append(chain.reference())
+
+    def _link(self, node: Any) -> Link:
+        """Return the link of a dot or subscript."""
+        if type(node).__name__ == "Getattr":
+            return self._dot(node)
+        key = node.arg
+        kind = type(key).__name__
+        if kind == "Const" and _is_name_or_index(key.value):
+            return self._fixed_subscript(node, key.value)
+        if kind == "Slice":
+            return self._slice(node, key)
+        offset, _ = self._token_after(node.lineno)
+        return Link(self._defer(key), offset, self._end_of_bracket(node.lineno) - offset - 1)
+
+    def _dot(self, node: nodes.Getattr) -> Link:
+        offset, word = self._token_after(node.lineno)
+        if word.startswith("_"):
+            message = f"`.{word}`: no name begins with an underscore"
+            raise TemplateError(message, offset, len(word))
+        return Link(word, offset, len(word))
+
+    def _fixed_subscript(self, node: nodes.Getitem, key: str | int) -> Link:
+        """Return the link of `['name']`, `[0]`, or `.0`, which jinja2 reads as a subscript."""
+        if self._word(node.lineno) == "[":
+            return Link(key, node.lineno, self._end_of_bracket(node.lineno) - node.lineno)
+        offset, word = self._token_after(node.lineno)
+        return Link(key, offset, len(word))
+
+    def _slice(self, node: nodes.Getitem, key: nodes.Slice) -> Link:
+        start, stop, step = (
+            self._defer(bound) if bound is not None else None
+            for bound in (key.start, key.stop, key.step)
+        )
+        length = self._end_of_bracket(node.lineno) - node.lineno
+        return Link(Slice(start, stop, step), node.lineno, length)
+
+    def _defer(self, node: nodes.Expr) -> Deferred:
+        self._check(node)
+        return partial(_evaluate, node, self.chains)
+
+
+def _is_name_or_index(value: object) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined)
+
+
+# -- evaluating an expression --
+
+
+def _evaluate(
+    node: nodes.Node, chains: Mapping[nodes.Node, Chain], evaluation: Evaluation
+) -> object:
+    return _Evaluator(chains, evaluation).value(node)
+
+
+class _Evaluator:
+    """Evaluates nodes of one expression in a scope.
+
+    If a value is unknown, an operation has what is common to all values that it may have, and
+    fails only if it fails for each of them.
+    """
+
+    __slots__ = ("_chains", "_evaluation")
+
+    def __init__(self, chains: Mapping[nodes.Node, Chain], evaluation: Evaluation) -> None:
+        self._chains = chains
+        self._evaluation = evaluation
+
+    def value(self, node: nodes.Node) -> object:
+        """Return the value of a node.  Raises TemplateError."""
+        return _EVALUATE[type(node).__name__](self, node)
+
+    def _const(self, node: nodes.Const) -> object:
+        return node.value
+
+    def _list(self, node: nodes.List | nodes.Tuple) -> object:
+        return [self.value(item) for item in node.items]
+
+    def _dict(self, node: nodes.Dict) -> object:
+        mapping: dict[str, object] = {}
+        has_unknown_name = False
+        for pair in node.items:
+            key = self.value(pair.key)
+            if TEXT not in kinds_of(key):
+                message = f"the key of a mapping is text, not {describe_type(key)}"
+                raise TemplateError(message, pair.lineno)
+            value = self.value(pair.value)
+            if isinstance(key, str):
+                mapping[key] = value
+            else:
+                has_unknown_name = True
+        return Unknown(frozenset({MAPPING})) if has_unknown_name else mapping
+
+    def _chain(self, node: nodes.Expr) -> object:
+        return self._chains[node].read(self._evaluation)
+
+    def _value_if_there(self, node: nodes.Expr) -> tuple[bool, object]:
+        """Return whether a value is there, and the value; only names can be absent."""
+        chain = self._chains.get(node)
+        if chain is None or chain.root:
+            return True, self.value(node)
+        return chain.read_if_there(self._evaluation)
+
+    # -- choices --
+
+    def _condition(self, node: nodes.CondExpr) -> object:
+        truth = truth_of(self.value(node.test))
+        if truth is None:
+            return self._one_of_branches([node.expr1, node.expr2], [])
+        return self._one_of_branches([node.expr1 if truth else node.expr2], [])
+
+    def _and(self, node: nodes.And) -> object:
+        left = self.value(node.left)
+        truth = truth_of(left)
+        if truth is not None:
+            return self.value(node.right) if truth else left
+        return self._one_of_branches([node.right], [False if left == A_BOOLEAN else left])
+
+    def _or(self, node: nodes.Or) -> object:
+        left = self.value(node.left)
+        truth = truth_of(left)
+        if truth is not None:
+            return left if truth else self.value(node.right)
+        assert isinstance(left, Unknown)
+        return self._one_of_branches([node.right], [True if left == A_BOOLEAN else left.given])
+
+    def _not(self, node: nodes.Not) -> object:
+        truth = truth_of(self.value(node.node))
+        return A_BOOLEAN if truth is None else not truth
+
+    def _one_of_branches(
+        self, branches: Sequence[nodes.Expr | None], others: list[object]
+    ) -> object:
+        """Return the value of one of these branches or `others`; which one is unknown.
+
+        Raises TemplateError only if there are no others and each branch has an error.
+        """
+        found = others
+        errors: list[TemplateError] = []
+        for branch in branches:
+            try:
+                found.append(self.value(branch) if branch is not None else None)
+            except TemplateError as error:
+                errors.append(error)
+        if not found:
+            raise errors[0]
+        return one_of(found)
+
+    # -- operations --
+
+    def _compare(self, node: nodes.Compare) -> object:
+        """Return whether all comparisons of `a < b < c` hold."""
+        left = self.value(node.expr)
+        for operand in node.ops:
+            right = self.value(operand.expr)
+            holds = operations.compare(operand.op, left, right, node.lineno)
+            if holds is None:
+                return A_BOOLEAN
+            if not holds:
+                return False
+            left = right
+        return True
+
+    def _sign(self, node: nodes.UnaryExpr) -> object:
+        return operations.apply_sign(node.operator, self.value(node.node), node.lineno)
+
+    def _calculate(self, node: nodes.BinExpr) -> object:
+        left, right = self.value(node.left), self.value(node.right)
+        return operations.calculate(node.operator, left, right, node.lineno)
+
+    def _concat(self, node: nodes.Concat) -> object:
+        texts: list[str] = []
+        size = 0
+        has_unknown = False
+        for part in node.nodes:
+            value = self.value(part)
+            has_unknown = has_unknown or isinstance(value, Unknown)
+            text = text_at(value, part.lineno)
+            texts.append(text)
+            size += len(text)
+            if size > LONGEST_TEXT:
+                raise too_long(part.lineno, 1)
+        return A_TEXT if has_unknown else "".join(texts)
+
+    # -- filters and tests --
+
+    def _filter(self, node: nodes.Filter) -> object:
+        name, offset = node.name, node.lineno
+        inner = cast("nodes.Expr", node.node)
+        if name == "default":
+            return self._default(inner, node.args)
+        value = self.value(inner)
+        if name == "join":
+            separator = self.value(node.args[0]) if node.args else ""
+            return operations.join(value, separator, offset)
+        if name == "tojson":
+            return operations.to_json(value, offset)
+        return operations.apply_path_filter(name, value, offset)
+
+    def _default(self, inner: nodes.Expr, arguments: Sequence[nodes.Expr]) -> object:
+        """Return the value, or the argument if the value is absent or null.
+
+        An optional input is null if it is left out, so a default has to cover null.
+        """
+        _, value = self._value_if_there(inner)
+        if value is None:
+            return self.value(arguments[0])
+        if isinstance(value, Unknown) and value.may_be_null:
+            others: list[object] = [value.given] if value.given.kinds else []
+            return self._one_of_branches(arguments, others)
+        return value
+
+    def _test(self, node: nodes.Test) -> object:
+        if node.name == "defined":
+            is_there, value = self._value_if_there(node.node)
+            return A_BOOLEAN if isinstance(value, Unknown) and value.part else is_there
+        value = self.value(node.node)
+        if isinstance(value, Unknown) and value.may_be_null and value.kinds != {NULL}:
+            return A_BOOLEAN
+        return kinds_of(value) == {NULL}
+
+
+_EVALUATE: dict[str, Callable[[_Evaluator, Any], object]] = {
+    "Const": _Evaluator._const,
+    "List": _Evaluator._list,
+    "Tuple": _Evaluator._list,
+    "Dict": _Evaluator._dict,
+    **dict.fromkeys(_CHAIN_NODES, _Evaluator._chain),
+    "CondExpr": _Evaluator._condition,
+    "And": _Evaluator._and,
+    "Or": _Evaluator._or,
+    "Not": _Evaluator._not,
+    "Compare": _Evaluator._compare,
+    **dict.fromkeys(("Neg", "Pos"), _Evaluator._sign),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"), _Evaluator._calculate),
+    "Concat": _Evaluator._concat,
+    "Filter": _Evaluator._filter,
+    "Test": _Evaluator._test,
+}
+"""The nodes of the language.  A node that is not named here does not exist in it."""

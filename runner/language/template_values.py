@@ -1,0 +1,146 @@
+"""The values of templates: their texts, the words for their types, and the error of a template.
+
+Knows neither expressions nor where a value comes from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from runner.errors import RecipeError
+
+from .unknowns import LIST, MAPPING, NULL, Unknown
+
+LONGEST_TEXT = 1_000_000  # characters
+_WIDEST_INTEGER = 128  # bits
+UNKNOWN_TEXT = "…"
+"""Placeholder for the text of an unknown value, used where nothing depends on the text."""
+
+
+class TemplateError(RecipeError):
+    """A template that cannot be read or has no value.
+
+    `offset` and `length` count characters inside the leaf.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, offset: int = 0, length: int = 1, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.offset = offset
+        self.length = length
+
+
+class NoTextError(TemplateError):
+    """A value without a text, such as null or a list."""
+
+
+class StatePath(str):
+    """A path with named parts: `{{ state.x }}` is its text, `{{ state.x.latest }}` a part."""
+
+    parts: Mapping[str, object]
+
+    def __new__(cls, path: str, parts: Mapping[str, object]) -> StatePath:
+        made = super().__new__(cls, path)
+        made.parts = parts
+        return made
+
+
+def text_of(value: object) -> str:
+    """Return the text of a typed value; every value has only one.  Raises TemplateError.
+
+    Numbers are Python's shortest round-trip decimals: `4`, `2.0`, `0.0001`, `1e-05`.
+    """
+    if isinstance(value, str):
+        return value
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise NoTextError(f"{value} is not a number that can be written")
+        return float.__repr__(value)
+    if isinstance(value, Unknown):
+        return _text_of_unknown(value)
+    if value is None:
+        raise NoTextError(
+            "null cannot stand inside text", fix="let it be the whole value, or say `| default(…)`"
+        )
+    if isinstance(value, Mapping):
+        raise NoTextError(
+            "a mapping cannot stand inside text", fix="read one name of it, or say `| tojson`"
+        )
+    if isinstance(value, (list, tuple)):
+        raise NoTextError(
+            "a list cannot stand inside text", fix="let it be the whole value, or say `| join(' ')`"
+        )
+    raise TypeError(f"BUG: {type(value).__name__} is not a value of the recipe language")
+
+
+def _text_of_unknown(value: Unknown) -> str:
+    """Return a placeholder, or raise the error of the first of its types that has no text."""
+    if not value.textless:
+        return UNKNOWN_TEXT
+    examples: dict[str, object] = {LIST: [], MAPPING: {}, NULL: None}
+    return text_of(next(example for kind, example in examples.items() if kind in value.kinds))
+
+
+def text_at(value: object, offset: int, length: int = 1) -> str:
+    """Return the text of a value.  Raises TemplateError that points at `offset` of the leaf."""
+    try:
+        return text_of(value)
+    except NoTextError as error:
+        raise TemplateError(str(error), offset, length, error.fix) from None
+
+
+def describe_type(value: object) -> str:
+    """Return the type of a value in words, for a sentence: `a number`, `text or null`."""
+    if isinstance(value, Unknown):
+        return value.word
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, (int, float)):
+        return "a number"
+    if isinstance(value, str):
+        return "text"
+    return "a mapping" if isinstance(value, Mapping) else "a list"
+
+
+def is_plain_number(value: object) -> bool:
+    """Whether arithmetic works on a value: an int or a float, but no boolean."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_size(value: object, offset: int) -> object:
+    """Return a value, unless it is a number that is too large.  Raises TemplateError."""
+    if isinstance(value, int) and value.bit_length() > _WIDEST_INTEGER:
+        raise TemplateError("this number is too large", offset)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TemplateError("this number is too large", offset)
+    return value
+
+
+def sort_names(value: object) -> object:
+    """Return a mapping sorted by name, other values unchanged.
+
+    The key of a step cannot tell one order from another, so no rendered text may either.
+    """
+    if isinstance(value, Mapping):
+        return {key: sort_names(value[key]) for key in sorted(value)}
+    return value
+
+
+def too_long(offset: int, length: int) -> TemplateError:
+    """Return the error for a text above LONGEST_TEXT."""
+    return TemplateError(
+        f"this text is longer than {LONGEST_TEXT:,} characters",
+        offset,
+        length,
+        "hand it over in a file: `files: {list.json: …}`",
+    )

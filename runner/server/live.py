@@ -1,0 +1,162 @@
+"""Live streams: what one run does, or all of them, as events of an HTTP answer or as frames of a WebSocket."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Final, TypeAlias
+
+from fastapi import APIRouter, Header, Query, Request, WebSocket
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from . import messages
+from .answers import Refused
+from .messages import KINDS, Kind
+from .room import READ_ANY, READ_RUN, Caller, Needs, caller_of
+from .runs import EventView
+from .sending import EVENTS, Stream, send_frames
+from .streams import feed_of
+from .tickets import LIFE, Tickets
+
+router = APIRouter(prefix="/v1", tags=["streams"])
+
+PLACE: Final = r"^([0-9a-f]{8}-[0-9]{1,15}-[0-9]{1,15})?$"
+Kinds: TypeAlias = Annotated[
+    list[Kind] | None, Query(description="Only these kinds of events; without it all.")
+]
+After: TypeAlias = Annotated[
+    int, Query(ge=0, le=2**53, description="Only moves with a greater number.")
+]
+LastMove: TypeAlias = Annotated[
+    int,
+    Header(alias="Last-Event-ID", ge=0, le=2**53, description="The same as `after`, and wins."),
+]
+AfterPlace: TypeAlias = Annotated[
+    str, Query(max_length=40, pattern=PLACE, description="The id of the last move that came.")
+]
+LastPlace: TypeAlias = Annotated[
+    str,
+    Header(
+        alias="Last-Event-ID",
+        max_length=40,
+        pattern=PLACE,
+        description="The same as `after`, and wins.",
+    ),
+]
+_FRAMES: Final = (
+    "With `Upgrade: websocket` the same as frames of text, `{event, id, data}`. A browser opens it"
+    " with a ticket: POST /v1/tickets."
+)
+
+
+class StreamEvents(BaseModel):
+    """What `data` is, by the name of the event."""
+
+    move: EventView
+    progress: messages.ProgressNow
+    metrics: messages.LastMetrics
+    log: messages.LogLines
+    warning: messages.Warned
+    begin: messages.Begin
+    alive: messages.Alive
+    gap: messages.Gap
+    end: messages.Ended
+
+
+class Ticket(BaseModel):
+    ticket: str = Field(description="The parameter `ticket` of a WebSocket, once.")
+    seconds: float = Field(description="So long it can be used.")
+
+
+_ANSWERS: Final[dict[int | str, dict[str, object]]] = {
+    200: {
+        "model": StreamEvents,
+        "description": "A stream of events; the schema has the `data` of each by its name.",
+        "content": {EVENTS: {"schema": {"$ref": "#/components/schemas/StreamEvents"}}},
+    }
+}
+
+
+@router.get(
+    "/runs/{run}/stream",
+    dependencies=READ_RUN,
+    summary="What a run does: its moves from the first on, progress, metrics, log lines, warnings",
+    description=_FRAMES,
+    response_class=Response,
+    responses=_ANSWERS,
+)
+async def of_run(
+    run: str,
+    caller: Caller,
+    request: Request,
+    kind: Kinds = None,
+    after: After = 0,
+    last: LastMove = 0,
+) -> Response:
+    feed = feed_of(request)
+    kinds = frozenset(kind or KINDS)
+    await feed.channel(run, kinds)
+    source = partial(feed.run, run, last or after)
+    return Stream(feed, caller, messages.event_of_run, kinds, source)
+
+
+@router.get(
+    "/stream",
+    dependencies=READ_ANY,
+    summary="The same of all runs that the token may see, from now on or behind Last-Event-ID",
+    description=_FRAMES,
+    response_class=Response,
+    responses=_ANSWERS,
+)
+async def of_all(
+    caller: Caller,
+    request: Request,
+    kind: Kinds = None,
+    after: AfterPlace = "",
+    last: LastPlace = "",
+) -> Response:
+    feed = feed_of(request)
+    source = partial(feed.every, last or after)
+    return Stream(feed, caller, messages.event_of_all, frozenset(kind or KINDS), source)
+
+
+@router.websocket("/runs/{run}/stream")
+async def frames_of_run(
+    websocket: WebSocket, run: str, kind: Kinds = None, after: After = 0, last: LastMove = 0
+) -> None:
+    await Needs("read", run=True)(websocket)
+    feed = feed_of(websocket)
+    kinds = frozenset(kind or KINDS)
+    await feed.channel(run, kinds)
+    source = partial(feed.run, run, last or after)
+    await send_frames(websocket, feed, caller_of(websocket), messages.frame_of_run, kinds, source)
+
+
+@router.websocket("/stream")
+async def frames_of_all(
+    websocket: WebSocket, kind: Kinds = None, after: AfterPlace = "", last: LastPlace = ""
+) -> None:
+    await Needs("read", any_run=True)(websocket)
+    feed = feed_of(websocket)
+    source = partial(feed.every, last or after)
+    kinds = frozenset(kind or KINDS)
+    await send_frames(websocket, feed, caller_of(websocket), messages.frame_of_all, kinds, source)
+
+
+@router.post(
+    "/tickets",
+    status_code=201,
+    dependencies=READ_ANY,
+    summary="A ticket that opens one WebSocket as this token would, once and soon",
+)
+async def ticket(caller: Caller, request: Request) -> Ticket:
+    tickets: Tickets = request.app.state.tickets
+    return Ticket(ticket=tickets.make(caller), seconds=LIFE)
+
+
+@router.websocket("/{_path:path}")
+async def no_stream(websocket: WebSocket) -> None:
+    words = "there is no stream at this address"
+    fix = "open /v1/stream, or /v1/runs/RUN/stream"
+    caller_of(websocket)
+    raise Refused(404, "not-found", words, fix)

@@ -1,0 +1,356 @@
+"""Reads what runs do, for all who follow them: moves, progress, and what their attempts print and report.  One thread uses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from ..agent.regular import descriptor_of
+from ..errors import CannotRun
+from ..interface import views
+from ..interface.logs import LogTail, Part, Tail, hear, kept, tail_of, unmaskable
+from ..secrets import Masker
+from ..storage import metrics
+from ..storage.records.runs import FINAL, Event, RunRow
+from ..storage.workspace import Workspace
+from ..survey.rows import Rows, is_elsewhere
+from .answers import whole
+from .messages import Message
+from .runs import shown
+
+PAGE: Final = 500
+"""Events that are read at once."""
+PIECE: Final = 1 << 18
+"""Bytes of messages of one run that are read at once."""
+EVERY: Final = 2.0
+"""Seconds between two looks at the progress of a run that does not move."""
+ELSEWHERE: Final = 1.0
+"""Seconds between two looks at what an attempt prints whose log is in a database."""
+LINES: Final = 64 << 10
+"""Bytes of log lines in one message at most; what came before them is skipped."""
+AT_ONCE: Final = 8 << 20
+"""Bytes of one text that are read at once."""
+LONGEST_LINE: Final = 16 << 10
+"""Bytes of a line without an end that are waited for."""
+HIDDEN: Final = (
+    "its log and metrics come when it is over: it has secrets that are not set for the server"
+)
+REPORTED: Final = frozenset({"metrics", "warning"})
+"""What a step writes to $RECIPE_METRICS."""
+MORE_WARNINGS: Final = "there are more warnings: see the log of the step"
+
+
+class Lines:
+    """The lines of a text that grows, with their ends: those that are written once it is followed.
+
+    With `from_start` also those that are there already.
+    """
+
+    def __init__(self, tail: LogTail, *, from_start: bool) -> None:
+        self._tail = tail
+        self._passing = not from_start
+        self._rest = b""
+        self.offset = 0
+        """Bytes, as they are shown, before the lines that `read` answers next."""
+        self.done = False
+        """Whether the end of a text that has ended was read."""
+
+    def read(self, *, ended: bool) -> list[bytes]:
+        """The lines that are new.  `ended`: nothing more is written, so also a last one without an end."""
+        data = self._rest
+        while len(data) < AT_ONCE:
+            piece = self._tail.read()
+            if piece:
+                data += piece
+                continue
+            if self._passing:
+                data = self._pass(data)
+                self._passing = False
+            if ended:
+                rest: list[bytes] = []
+                self._tail.rest(rest.append)
+                data += b"".join(rest)
+                self.done = True
+            break
+        if self._passing:
+            self._rest = self._pass(data)
+            return []
+        lines = _lines(data)
+        self._rest = b""
+        is_begun = bool(lines) and not lines[-1].endswith(b"\n")
+        if is_begun and not ended and len(lines[-1]) < LONGEST_LINE:
+            self._rest = lines.pop()
+        return lines
+
+    def _pass(self, data: bytes) -> bytes:
+        """Leave out what was there before anybody followed, but for the line that goes on."""
+        before = data.rfind(b"\n") + 1
+        self.offset += before
+        return data[before:]
+
+    def close(self) -> None:
+        self._tail.close()
+
+
+def _lines(data: bytes) -> list[bytes]:
+    *whole_lines, rest = data.split(b"\n")
+    return [line + b"\n" for line in whole_lines] + ([rest] if rest else [])
+
+
+class Attempt:
+    """One attempt that runs, or has just ended."""
+
+    def __init__(self, part: Part, *, from_start: bool) -> None:
+        self.part = part
+        self._from_start = from_start
+        self._log: Lines | None = None
+        self._metrics: Lines | None = None
+        self._points = 0
+        self._values: dict[str, metrics.Value] = {}
+        self._warned: dict[str, None] = {}
+        self._due = 0.0
+        self._is_hidden = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, and all of it was read."""
+        return self.part.ended and all(
+            lines is None or lines.done for lines in (self._log, self._metrics)
+        )
+
+    def close(self) -> None:
+        for lines in (self._log, self._metrics):
+            if lines is not None:
+                lines.close()
+
+    def read(self, ws: Workspace, run: str, kinds: Set[str]) -> list[Message]:
+        """What is new of the kinds that somebody follows."""
+        if "log" not in kinds:
+            self._log = self._left(self._log)
+            self._from_start = False  # who follows it later gets what is printed from then on
+        if not kinds & REPORTED:
+            self._metrics = self._left(self._metrics)
+        if not kinds & (REPORTED | {"log"}):
+            return []
+        now = time.monotonic()
+        if now < self._due and not self.part.ended:
+            return []
+        elsewhere = is_elsewhere(ws, run)
+        self._due = now + (ELSEWHERE if elsewhere else 0.0)
+        if not self.part.ended and not elsewhere and self._cannot_be_masked(ws):
+            return self._said_hidden(run)
+        found: list[Message] = []
+        if "log" in kinds:
+            with suppress(OSError, CannotRun):  # a step may have put a pipe in the place of its log
+                found += self._print(ws, run)
+        if kinds & REPORTED:
+            with suppress(OSError, CannotRun):  # it has reported nothing yet
+                found += self._report(ws, run, elsewhere)
+        return found
+
+    def _of(self, kind: str, run: str, **data: Any) -> Message:
+        name = {"run": run, "step": self.part.step, "attempt": self.part.number}
+        return Message(kind, run, {**name, **data})
+
+    @staticmethod
+    def _left(lines: Lines | None) -> None:
+        if lines is not None:
+            lines.close()
+
+    def _cannot_be_masked(self, ws: Workspace) -> bool:
+        try:
+            return bool(unmaskable(ws, self.part))
+        except CannotRun:
+            return True
+
+    def _said_hidden(self, run: str) -> list[Message]:
+        if self._is_hidden:
+            return []
+        self._is_hidden = self._from_start = True
+        return [self._of("warning", run, text=HIDDEN)]
+
+    def _print(self, ws: Workspace, run: str) -> list[Message]:
+        if self._log is None:
+            tail = tail_of(ws, run, self.part)
+            if tail is None:
+                return []
+            self._log = Lines(tail, from_start=self._from_start)
+        lines = self._log.read(ended=self.part.ended)
+        if not lines:
+            return []
+        first, size = len(lines) - 1, len(lines[-1])
+        while first and size + len(lines[first - 1]) <= LINES:
+            first -= 1
+            size += len(lines[first])
+        skipped = sum(map(len, lines[:first]))
+        offset = self._log.offset + skipped
+        self._log.offset = offset + size
+        texts = [_text(line) for line in lines[first:]]
+        return [self._of("log", run, offset=offset, skipped=skipped, lines=texts)]
+
+    def _report(self, ws: Workspace, run: str, elsewhere: bool) -> list[Message]:
+        if self._metrics is None:
+            self._metrics = Lines(self._metrics_tail(ws, run, elsewhere), from_start=True)
+        found: list[Message] = []
+        before = self._points
+        for line in self._metrics.read(ended=self.part.ended):
+            text = self._warning(metrics.warning_of(line))
+            if text:
+                found.append(self._of("warning", run, text=text))
+            if point := metrics.parse(line):
+                self._points += 1
+                self._values.update(point)
+        if self._points > before:
+            found.append(self._of("metrics", run, points=self._points, values=dict(self._values)))
+        return found
+
+    def _warning(self, text: str) -> str:
+        """What is said of a warning: each once, and of too many that there are more."""
+        line = " ".join(text.split())[: metrics.LONGEST_WARNING]
+        if not line or line in self._warned or len(self._warned) > metrics.MOST_WARNINGS:
+            return ""
+        self._warned[line] = None
+        return line if len(self._warned) <= metrics.MOST_WARNINGS else MORE_WARNINGS
+
+    def _metrics_tail(self, ws: Workspace, run: str, elsewhere: bool) -> Tail | Rows:
+        """Raises FileNotFoundError where the step has reported nothing yet."""
+        path = kept(ws, run, self.part).with_suffix(".metrics")
+        if elsewhere:
+            return Rows(ws, run, path.name.removesuffix(".metrics"), "metrics")
+        with suppress(FileNotFoundError):
+            return Tail(descriptor_of(path), Masker().stream())
+        raw = Path(f"{self.part.raw[:-4]}.metrics")
+        return Tail(descriptor_of(raw), Masker(self.part.known(ws)).stream())
+
+
+def _text(line: bytes) -> str:
+    """A line without its end, as far as one message takes."""
+    return whole(line[:LINES].decode(errors="replace").removesuffix("\n").removesuffix("\r"))
+
+
+class RunReader:
+    """What one run does.  Moves with a number up to `seen` were given out before."""
+
+    def __init__(self, row: RunRow, seen: int) -> None:
+        self.row, self.seen = row, seen
+        self.parts: list[Part] = []
+        self.over = False
+        self._last: dict[tuple[str, ...], Message] = {}
+        self._going: dict[str, Part] = {}
+        self._attempts: dict[tuple[str, int], Attempt] = {}
+        self._heard = 0
+        self._progress: Mapping[str, Any] = {}
+        self._progress_due = 0.0
+
+    def close(self) -> None:
+        for attempt in self._attempts.values():
+            attempt.close()
+
+    def begin(self, ws: Workspace, recent: int) -> list[Message]:
+        """Hear what was before; answers the last `recent` moves that were given out already."""
+        run = self.row.id
+        last: list[Event] = []
+        while self._heard < self.seen and (page := ws.store.runs.events(run, self._heard, PAGE)):
+            page = [event for event in page if event.seq <= self.seen]
+            for event in page:
+                hear(event, self.parts, self._going)
+            self._heard = page[-1].seq if page else self.seen
+            last = [*last, *page][-recent:] if recent else []
+        for part in self._going.values():
+            self._attempts[part.step, part.number] = Attempt(part, from_start=False)
+        return [move(ws, event) for event in last]
+
+    def moves(self, ws: Workspace) -> list[Message]:
+        """Moves that are new, up to a piece of them.  Raises NotFound where the run was deleted."""
+        self.row = ws.store.runs.get(self.row.id)
+        found: list[Message] = []
+        size = 0
+        for event in ws.store.runs.events(self.row.id, self.seen, PAGE):
+            if size > PIECE:
+                break
+            found.append(move(ws, event))
+            size += len(found[-1].json)
+            before = len(self.parts)
+            hear(event, self.parts, self._going)
+            for part in self.parts[before:]:
+                known = self._attempts.get((part.step, part.number))
+                if known is None:
+                    self._attempts[part.step, part.number] = Attempt(part, from_start=True)
+                else:  # another worker took it up
+                    known.part = part
+            self.seen = self._heard = event.seq
+        if found:
+            self._progress_due = 0.0
+        if self._all_moves_read():
+            for part in self._going.values():  # of a worker that died
+                part.ended = True
+        return found
+
+    def live(self, ws: Workspace, kinds: Set[str]) -> list[Message]:
+        """What its attempts print and report, and how far it is."""
+        run = self.row.id
+        found: list[Message] = []
+        size = 0
+        for name in list(self._attempts):
+            if size > PIECE:
+                break
+            attempt = self._attempts.pop(name)
+            some = attempt.read(ws, run, kinds)
+            found += some
+            size += sum(len(each.json) for each in some)
+            if not attempt.over:
+                self._attempts[name] = attempt  # last: the next look begins with others
+            else:
+                attempt.close()
+                self._last = {key: each for key, each in self._last.items() if key[1] != name[0]}
+        self.over = self._all_moves_read() and not self._attempts
+        now = time.monotonic()
+        if "progress" in kinds and now >= self._progress_due:
+            self._progress_due = now + EVERY
+            facts = views.listed(ws, [self.row])[0]
+            said = {"run": run, "state": self.row.state, "word": facts["word"]}
+            said |= views.progress(ws, self.row)
+            if said != self._progress:
+                self._progress = said
+                found.append(Message("progress", run, said))
+        self._keep(found)
+        return found
+
+    @property
+    def last(self) -> Sequence[Message]:
+        """The last of its progress and of the metrics of each step, and the warnings of those that run."""
+        return list(self._last.values())
+
+    def _keep(self, messages: Sequence[Message]) -> None:
+        running = {step for step, _ in self._attempts}
+        for message in messages:
+            step = str(message.data.get("step", ""))
+            match message.kind:
+                case "progress":
+                    self._last["progress", ""] = message
+                case "metrics" if step in running:
+                    self._last["metrics", step] = message
+                case "warning" if step in running:
+                    self._last["warning", step, message.data["text"]] = message
+
+    @property
+    def behind(self) -> bool:
+        """Whether it is known to have moves that were not given out."""
+        return self.seen < self.row.next_event - 1
+
+    @property
+    def works(self) -> bool:
+        """Whether a worker has it, or it has attempts that were not read to their end."""
+        return self.row.state == "ACTIVE" or bool(self._attempts)
+
+    def _all_moves_read(self) -> bool:
+        return self.row.state in FINAL and not self.behind
+
+
+def move(ws: Workspace, event: Event) -> Message:
+    """An event as followers get it."""
+    view = shown(ws, event)
+    return Message("move", event.run, view.model_dump(), seq=event.seq)

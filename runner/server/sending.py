@@ -1,0 +1,128 @@
+"""Sends what followers get: as the body of an answer without an end, or in the frames of a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+from fastapi import WebSocket
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+
+from ..errors import RecipeError
+from .answers import Refused
+from .feed import Feed, Follower
+from .messages import OVER, STOPS, End, Form
+from .tokens import Token
+
+WIRE: Final = 128 << 10
+"""Bytes that the system keeps for one client at most: what waits for one that does not read is to be seen here."""
+EVENTS: Final = "text/event-stream"
+HEADERS: Final = {"x-accel-buffering": "no"}
+CLOSED: Final = {OVER.code: 1000, STOPS.code: 1012, "failed": 1011}
+"""The status of RFC 6455 with which a WebSocket is closed, by why; others are 1008, a rule that was broken."""
+REASON: Final = 120
+"""Characters of a reason there."""
+Source: TypeAlias = Callable[[Follower], AsyncIterator[list[bytes]]]
+"""What a follower gets, piece by piece."""
+
+
+class Stream(Response):
+    """An answer that goes on.
+
+    It counts as one of its token's from before its first byte until it is closed. Nothing is awaited
+    between the look at the count and its change, so of many requests at once no more are accepted
+    than of as many one after the other.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        caller: Token,
+        form: Form,
+        kinds: frozenset[str],
+        source: Source,
+        media_type: str = EVENTS,
+        headers: Mapping[str, str] = HEADERS,
+    ) -> None:
+        super().__init__(media_type=media_type, headers=dict(headers))
+        del self.headers["content-length"]  # it is not known
+        self._feed, self._caller, self._source = feed, caller, source
+        self._form, self._kinds = form, kinds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cut = _narrowed(scope)
+        with self._feed.following(self._caller, self._form, self._kinds, cut) as follower:
+            leaving = asyncio.create_task(_leave(receive, follower))
+            try:
+                start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                await send(start)
+                async for texts in _pieces(self._source, follower):
+                    body = b"".join(texts)
+                    if body:
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            finally:
+                leaving.cancel()
+
+
+async def _pieces(source: Source, follower: Follower) -> AsyncIterator[list[bytes]]:
+    """What a source has; where the store cannot be read any more, that."""
+    try:
+        async for texts in source(follower):
+            yield texts
+    except (RecipeError, Refused) as error:
+        follower.end(End("failed", str(error), "connect again"))
+        yield await follower.take()
+
+
+async def _leave(receive: Receive, follower: Follower) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    follower.leave()
+
+
+async def send_frames(
+    websocket: WebSocket,
+    feed: Feed,
+    caller: Token,
+    form: Form,
+    kinds: frozenset[str],
+    source: Source,
+) -> None:
+    """The same in a WebSocket, one message in a frame of text.  What the client says is not read.  Raises Refused."""
+    cut = _narrowed(websocket.scope)
+    with feed.following(caller, form, kinds, cut) as follower:
+        await websocket.accept()
+        leaving = asyncio.create_task(_leave_frames(websocket, follower))
+        try:
+            async for texts in _pieces(source, follower):
+                for text in texts:
+                    await websocket.send_text(text.decode())
+            why = follower.why or OVER
+            await websocket.close(CLOSED.get(why.code, 1008), why.message[:REASON])
+        except (WebSocketDisconnect, RuntimeError):
+            if not leaving.done() and not follower.ended:
+                raise
+        finally:
+            leaving.cancel()
+
+
+async def _leave_frames(websocket: WebSocket, follower: Follower) -> None:
+    while (await websocket.receive())["type"] != "websocket.disconnect":
+        pass
+    follower.leave()
+
+
+def _narrowed(scope: Mapping[str, Any]) -> Callable[[], None]:
+    """Keep little for the client of a request in the system; answers what cuts its connection."""
+    transport: asyncio.Transport | None = scope.get("state", {}).get("transport")
+    if transport is None:
+        return lambda: None
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WIRE)
+    return transport.abort

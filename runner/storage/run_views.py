@@ -1,0 +1,96 @@
+"""The views of the runs of one store: reads what `planning.run_view` folds.  Changes nothing, and opens no file of an attempt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from ..planning.run_view import NOTHING, WEIGHED, Planned, RunView, fold
+from .records.ledger import Ledger, of_user
+from .records.runs import Event, RunRow, StepRow
+from .records.store import Store
+from .run_graph import RunGraph, recall
+
+_ENDED_WELL: Final = "COMPLETED"
+
+
+class RunViews:
+    """Make one with the store of a workspace: `Workspace.run_views`."""
+
+    def __init__(self, store: Store, environ: Mapping[str, str]) -> None:
+        self._store, self._environ = store, environ
+
+    def graph(self, row: RunRow) -> RunGraph | None:
+        """The graph of a run; None where it is on another machine, or the run has not begun."""
+        return recall(self._store.root, row.id)
+
+    def of(self, row: RunRow) -> RunView:
+        """A run with all that is known of its steps."""
+        return self.view(row, self.graph(row))
+
+    def view(self, row: RunRow, graph: RunGraph | None) -> RunView:
+        """The same, for who has read its graph."""
+        runs = self._store.runs
+        return self._folded(row, graph, runs.steps(row.id), runs.step_moves(row.id))
+
+    def summaries(self, rows: Sequence[RunRow]) -> list[RunView]:
+        """Runs without what happened to their steps, such as attempts, hosts and the end of a log; of a large one without its steps."""
+        runs = self._store.runs
+        tallies = runs.tallies([row.id for row in rows])
+        small = [id for id, tally in tallies.items() if sum(tally.values()) <= WEIGHED]
+        steps = runs.steps_of(small)
+        return [
+            self._folded(row, self.graph(row), steps[row.id])
+            if row.id in steps
+            else self._folded(row, self.graph(row), {}, others=tallies[row.id])
+            for row in rows
+        ]
+
+    def _folded(
+        self,
+        row: RunRow,
+        graph: RunGraph | None,
+        steps: Mapping[str, StepRow],
+        moves: Sequence[Event] = (),
+        others: Mapping[tuple[str, str], int] = NOTHING,
+    ) -> RunView:
+        planned = planned_of(row, graph)
+        begun = row.state == "ACTIVE" or (row.state == "QUEUED" and bool(row.claim))
+        live = begun and self._store.runs.live(row.id)
+        return fold(
+            row,
+            steps,
+            moves,
+            now=time.time(),
+            planned=planned,
+            expected=self._expected(row, steps, planned),
+            leases=self._leases(row.id) if live else (),
+            live=live,
+            others=others,
+        )
+
+    def _expected(
+        self, row: RunRow, steps: Mapping[str, StepRow], planned: Planned
+    ) -> Mapping[str, float]:
+        """Seconds that the steps of a run took before."""
+        if row.state == _ENDED_WELL:
+            return {}
+        ids = [*steps, *(step for step, count in planned.instances.items() if count == 1)]
+        return self._store.index.expected(row.recipe, dict.fromkeys(ids))
+
+    def _leases(self, run: str) -> Collection[str]:
+        """The states of the machines that a run rents."""
+        with Ledger.open(of_user(self._environ), read_only=True) as ledger:
+            return {lease.state for lease in ledger.of_run(run)}
+
+
+def planned_of(row: RunRow, graph: RunGraph | None) -> Planned:
+    """The steps of a run as they were planned: by its graph, or where that is on another machine by their numbers."""
+    total, fresh = row.data.get("total"), row.data.get("fresh")
+    if graph is not None:
+        total = sum(graph.instances.values())
+        return Planned(graph.instances, graph.fresh, total, 0, graph.trains, graph.reported)
+    if isinstance(total, int):
+        return Planned(total=total, unnamed=fresh if isinstance(fresh, int) else 0)
+    return Planned()
