@@ -55,8 +55,10 @@ class Log:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody may read the records of this room."""
-        return "logging" in sys.modules
+        """Whether INFO of this room is read: what costs to find out need not be found out else."""
+        if (logging := sys.modules.get("logging")) is None or not hasattr(logging, "getLogger"):
+            return False
+        return bool(logging.getLogger(self._name).isEnabledFor(logging.INFO))
 
     def _record(self, level: str, text: str, arguments: tuple[object, ...]) -> None:
         if (logging := sys.modules.get("logging")) is not None and hasattr(logging, "getLogger"):

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..storage.records.letters import job_of
 from ..storage.workspace import Workspace
 
 
@@ -18,8 +17,11 @@ def show(
     Nothing for a run that is no job.  A folder that cannot be written is said, and holds up no run.
     """
     folders = {name: ws.environ.get(name, "") for name in ("CHECKPOINTS_DIR", "LOGS_DIR")}
-    job = job_of(ws.store.runs.get(run), ws.environ) if any(folders.values()) else None
-    if job is None:
+    if not any(folders.values()):
+        return
+    from ..storage.records.letters import job_of
+
+    if (job := job_of(ws.store.runs.get(run), ws.environ)) is None:
         return
     links = {}
     if folder := folders["LOGS_DIR"]:

@@ -43,7 +43,6 @@ router = APIRouter(prefix="/api/training", tags=["platforms"])
 Status: TypeAlias = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 _STATUS: Final = cast("dict[str, Status]", STATUS)
 _KEY: Final = "job:"
-RUNPOD: Final = "runpod"
 _ID: Final = r"[A-Za-z0-9][A-Za-z0-9._@+-]*"
 _LISTED: Final = 1000
 _NO: Final = ("0", "false", "no", "off")
@@ -51,7 +50,7 @@ _FULL: Final = "no"
 """The `precision` of the library's trainers that is no mixed one."""
 
 
-class Execute(BaseModel):
+class Job(BaseModel):
     """A job, as a platform has it.  `job_token` is stored only where reports are sent, under the key of RECIPE_KEY_FILE."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -83,13 +82,29 @@ class Execute(BaseModel):
     )
     preset: str | None = Field(default=None, max_length=400)
     resources: recipes.Need = recipes.Need()
-    driver: str | None = Field(default=None, min_length=1, max_length=64)
     priority: Whole = Field(
         default=0, ge=-PRIORITY, le=PRIORITY, description="A higher one is taken first."
     )
     job_token: str = Field(
         default="", max_length=4000, validation_alias=AliasChoices("job_token", "jobToken")
     )
+
+
+class Execute(Job):
+    """A job for the driver that it names."""
+
+    driver: str = Field(
+        default="local",
+        min_length=1,
+        max_length=64,
+        description="Where it runs: a driver of `recipe doctor`.",
+    )
+
+
+class Deploy(Job):
+    """A job for a pod of RunPod."""
+
+    driver: Literal["runpod"] = "runpod"
 
 
 class Resume(Given):
@@ -145,7 +160,7 @@ class Gpu(BaseModel):
     summary="Store a job; the same one again is the same job",
 )
 async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Executed:
-    return _said(await planner.call(store_job, room, asked, asked.driver or "local"))
+    return _said(await planner.call(store_job, room, asked, asked.driver))
 
 
 @router.post(
@@ -154,11 +169,8 @@ async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Executed:
     dependencies=OPERATE,
     summary="Store a job for a pod of RunPod",
 )
-async def deploy(asked: Execute, room: InRoom, planner: InPlanner) -> Executed:
-    if asked.driver not in (None, RUNPOD):
-        fix = "leave `driver` out, or POST /api/training/execute"
-        raise Refused(422, "invalid", "a deployed job has the driver runpod", fix)
-    return _said(await planner.call(store_job, room, asked, RUNPOD))
+async def deploy(asked: Deploy, room: InRoom, planner: InPlanner) -> Executed:
+    return _said(await planner.call(store_job, room, asked, asked.driver))
 
 
 def _said(done: Executed) -> Executed:
@@ -168,7 +180,7 @@ def _said(done: Executed) -> Executed:
     return done
 
 
-def store_job(room: ServedWorkspace, asked: Execute, driver: str) -> Executed:
+def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
     """Store a job of the platform as a run.  Raises Refused, or a RecipeError, with every problem."""
     recipe = recipes.read(recipes.meant(room.root, room.environ, asked.recipe))
     chosen = presets.chosen(recipe, asked.preset)
@@ -180,7 +192,7 @@ def store_job(room: ServedWorkspace, asked: Execute, driver: str) -> Executed:
     problems = list(said.problems)
     if ignored and load(room.root, room.environ).flags.get("server.strict_jobs"):
         problems += [
-            Problem("unknown-field", f"{name[:200]}: {why}") for name, why in ignored.items()
+            Problem("unknown-field", f"{_printable(name)}: {why}") for name, why in ignored.items()
         ]
     if problems:
         raise Invalid(problems)
@@ -223,11 +235,16 @@ def store_job(room: ServedWorkspace, asked: Execute, driver: str) -> Executed:
     out = room.root / Path(folder).expanduser() / job_id if folder else None
     each = recipes.checked(room, new)
     view = runs.store(room, each, new, f"{_KEY}{job_id}", job, out).view
-    shown = [f"{name[:200]}: {why}" for name, why in ignored.items()]
+    shown = [f"{_printable(name)}: {why}" for name, why in ignored.items()]
     return Executed(job_id=job_id, status=_STATUS[view.state], ignored=shown)
 
 
-def _gpus(recipe: Recipe, chosen: Preset | None, asked: Execute) -> int:
+def _printable(name: str) -> str:
+    """The beginning of a name that somebody sent, on one line of a log."""
+    return "".join(each if each.isprintable() else "?" for each in name[:200])
+
+
+def _gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
     """How many GPUs a training of a job has, 0 for none."""
     if asked.resources.gpus is not None:
         return asked.resources.gpus

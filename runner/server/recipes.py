@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, did_you_mean
@@ -82,14 +82,9 @@ class RecipeView(RecipeSummary):
     )
 
 
-def _checked_size(text: str | None) -> str | None:
-    """Raises ValueError for what is no size."""
-    if text is not None:
-        units.size(text)
-    return text
-
-
-_Bytes = Annotated[str, Field(max_length=40), AfterValidator(_checked_size)]
+_Bytes = Annotated[
+    str, Field(pattern=r"^[0-9]{1,15}(\.[0-9]{1,9})? ?([kKMGTP]|[KMGTP]i)?B$", max_length=40)
+]
 
 
 class Need(Given):

@@ -47,7 +47,9 @@ def train(telemetry: Any, clock: Clock, first: int, last: int) -> None:
         with telemetry.phase("model"):
             clock.works(1.5)
         clock.works(0.25)
-        telemetry.step(step, samples=8, loss=3.0 / step, lr=0.1, grad_norm=1.0)
+        telemetry.step(
+            step, samples=8, of=6, epoch=step / 4, loss=3.0 / step, lr=0.1, grad_norm=1.0
+        )
 
 
 def test_a_line_says_where_the_time_of_its_step_went(
@@ -61,7 +63,7 @@ def test_a_line_says_where_the_time_of_its_step_went(
     )
     assert first.pop("memory_gb") > 0.01
     assert first == {
-        "step": 1, "loss": 3.0, "lr": 0.1, "grad_norm": 1.0, "samples_per_second": 4.0, "time_step": 2.0, "time_data": 0.25, "time_model": 1.5,
+        "step": 1, "max_steps": 6, "epoch": 0.25, "loss": 3.0, "lr": 0.1, "grad_norm": 1.0, "samples_per_second": 4.0, "time_step": 2.0, "time_data": 0.25, "time_model": 1.5,
     }  # fmt: skip
     assert (second["step"], second["loss"], second["time_step"]) == (2, 1.5, 2.0)
 
@@ -120,7 +122,9 @@ def test_the_history_of_a_resumed_training_is_that_of_one_undisturbed(
     train(resumed, clock, 4, 6)
     assert resumed.history == whole.history
     assert not any(
-        "time_" in line or "samples" in line or "memory" in line for line in whole.history
+        word in line
+        for line in whole.history
+        for word in ("time_", "samples", "memory", "epoch", "max_steps")
     )
 
 

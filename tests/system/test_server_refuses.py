@@ -904,6 +904,7 @@ def test_the_bodies_of_v1_are_taken_as_they_are(served: Served) -> None:
         "execute",
         "execute_by_method",
         "execute_camel_case",
+        "execute_hugging_face",
         "pause",
         "resume",
         "cancel",
