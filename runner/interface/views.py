@@ -132,8 +132,8 @@ def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) ->
     }
 
 
-def detail(ws: Workspace, row: RunRow) -> Facts:
-    """A run with all that is known of it."""
+def detail(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
+    """A run with all that is known of it; without `numbers` what it reported is left out."""
     graph = run_graph.recall(ws, row.id)
     steps, hosts = _in_order(graph, ws.store.runs.steps(row.id)), ws.store.runs.places([row.id])
     tries: dict[str, int] = {}
@@ -146,7 +146,7 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
     progress = _progress(ws, row, graph, {id: step.state for id, step in steps.items()})
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
-        **listed(ws, [row])[0],
+        **listed(ws, [row], numbers=numbers)[0],
         "seq": row.next_event - 1,
         "progress": progress,
         "provider": settings_of_run(row).driver,

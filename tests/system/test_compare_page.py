@@ -112,7 +112,7 @@ def test_twenty_curves_of_ten_thousand_points_open_at_once_and_a_zoom_shows_thei
     print(json.dumps({"open": round(whole, 2), "zoom": round(zoomed, 2)}))
     low, high = (float(each.replace(" ×", "")) for each in page.inner_text("#unzoom").split(" – "))
     assert 4100 < low < PEAK < high < 4600
-    assert whole < 5 and zoomed < 1.5 and tab.said == []
+    assert whole < 8 and zoomed < 1.5 and tab.said == []
     page.click("#unzoom")
     page.wait_for_selector("#unzoom", state="detached")
 

@@ -49,7 +49,7 @@ class Here:
                 case "GET", []:
                     return self._runs(ask.query)
                 case "GET", [run]:
-                    return views.detail(self.ws, self.ws.store.runs.get(run))
+                    return views.detail(self.ws, self.ws.store.runs.get(run), numbers=False)
                 case "GET", [run, "events"]:
                     some = self.ws.store.runs.events(
                         self.ws.store.runs.get(run).id, int(ask.query["after"]), _PAGE
@@ -81,7 +81,7 @@ class Here:
         wanted = wanted._replace(before=str(query["after"])) if "after" in query else wanted
         rows = self.ws.store.runs.page(wanted, limit + 1)
         return {
-            "runs": views.listed(self.ws, rows[:limit]),
+            "runs": views.listed(self.ws, rows[:limit], numbers=False),
             "next": rows[limit - 1].id if len(rows) > limit else None,
         }
 
