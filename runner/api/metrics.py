@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -26,7 +27,10 @@ AT_ONCE: Final = 8
 """Attempts under way of one run whose numbers are in a list of runs."""
 RUNS: Final = 60
 """Runs that are over whose curves are kept in memory."""
+LATE: Final = 2.0
+"""Seconds for which what an attempt under way has said is not read again."""
 KEPT: Final = 1000
+"""Attempts under way whose numbers are kept in memory."""
 RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
@@ -131,8 +135,8 @@ def curves(ws: Workspace, run: RunRow, axis: Axis) -> list[StepCurves]:
 
 
 _curves: dict[tuple[str, str, int, str], list[StepCurves]] = {}
-_read: dict[str, tuple[int, summaries.Summaries]] = {}
-"""By the file of an attempt under way, how long it was when it was read last, and what it said."""
+_read: dict[str, tuple[float, summaries.Summaries]] = {}
+"""By the file of an attempt under way, when it was read last, and what it said."""
 
 
 def latest(ws: Workspace, rows: Sequence[RunRow]) -> dict[str, dict[str, summaries.Summaries]]:
@@ -151,15 +155,12 @@ def latest(ws: Workspace, rows: Sequence[RunRow]) -> dict[str, dict[str, summari
 
 
 def _so_far(ws: Workspace, run: str, part: Part) -> summaries.Summaries:
-    try:
-        size = Path(f"{part.raw[:-4]}.metrics").stat().st_size
-    except OSError:
-        size = -1  # rows of the database, or nothing yet
-    known = _read.get(part.raw)
-    if known is None or size < 0 or known[0] != size:
+    """What an attempt has reported so far, not older than `LATE` seconds: who asks for a run often does not have all of it read each time."""
+    now, known = time.monotonic(), _read.get(part.raw)
+    if known is None or now - known[0] > LATE:
         if len(_read) > KEPT:
             _read.clear()
-        known = _read[part.raw] = size, summaries.summarized(_live(ws, run, part))
+        known = _read[part.raw] = now, summaries.summarized(_live(ws, run, part))
     return known[1]
 
 

@@ -111,15 +111,15 @@ def _listed(row: RunRow, view: RunView, found: summaries.Numbers | None) -> Fact
     }
 
 
-def read_run(ws: Workspace, row: RunRow) -> Facts:
-    """A run with all that is known of it."""
+def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
+    """A run with all that is known of it; without `numbers` what it reported is left out."""
     graph = ws.run_views.graph(row)
     view = ws.run_views.view(row, graph)
     attempts = ws.store.runs.attempts(row.id)
     leases = _leases(ws, row.id)
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
-    reported = summaries.of_runs(ws, [row], latest(ws, [row]))
+    reported = summaries.of_runs(ws, [row], latest(ws, [row])) if numbers else {}
     eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {

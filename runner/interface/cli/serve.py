@@ -8,6 +8,8 @@ import signal
 import stat
 import sys
 from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
 from typing import TextIO
 
 from drivers import install_line
@@ -87,39 +89,49 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.verb == "ui":
+        return page(args.workspace, _place(args), port=args.port, opens=args.opens)
+    serving = _serving()
+    where = serving.Listening(args.address, args.port, args.certificate, args.key, args.insecure)
+    with suppress(KeyboardInterrupt):
+        serving.serve(
+            args.workspace, where, _ready, with_worker=args.with_worker, new_token=args.new_token
+        )
+    return 0
+
+
+def _serving() -> ModuleType:
+    """The server, which SIGTERM ends from now on as Ctrl-C does.  Raises Infrastructure where it is not installed."""
     try:
-        from ...server.serving import Listening, serve
+        from ...server import serving
     except ModuleNotFoundError as error:
         raise Infrastructure(
             f"the server needs {error.name}, which is not installed", fix=install_line("server")
         ) from error
     signal.signal(signal.SIGTERM, _end)
-    with suppress(KeyboardInterrupt):
-        if args.verb == "ui":
-            return _ui(args)
-        where = Listening(args.address, args.port, args.certificate, args.key, args.insecure)
-        serve(args.workspace, where, _ready, with_worker=args.with_worker, new_token=args.new_token)
-    return 0
+    return serving
 
 
-def _ui(args: argparse.Namespace) -> int:
-    """Show the page of the server that runs, or of one that is started."""
-    from ...server.serving import Listening, known, serve
-
-    place = _place(args)
-    if (found := known(args.workspace)) is not None:
-        _show(*found, place, args.opens)
+def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> int:
+    """Show the page at a place, as its address has it: of the server that runs, or of one that is started and ends with Ctrl-C."""
+    serving = _serving()
+    if (found := serving.known(workspace)) is not None:
+        address, token = found
+        _show(address, token, place, opens)
         return 0
 
     def ready(address: str, _token: str) -> None:
-        _show(*(known(args.workspace) or (address, "")), place, args.opens)
+        address, token = serving.known(workspace) or (address, "")
+        _show(address, token, place, opens)
         print(
             "recipe: the server of this page ends with Ctrl-C; runs wait until a worker is there again",
             file=sys.stderr,
             flush=True,
         )
 
-    serve(args.workspace, Listening("127.0.0.1", args.port), ready, with_worker=True, first=False)
+    where = serving.Listening("127.0.0.1", port)
+    with suppress(KeyboardInterrupt):
+        serving.serve(workspace, where, ready, with_worker=True, first=False)
     return 0
 
 

@@ -51,7 +51,7 @@ class Here:
                 case "GET", []:
                     return self._runs(ask.query)
                 case "GET", [run]:
-                    return read_run(self.ws, self.ws.store.runs.get(run))
+                    return read_run(self.ws, self.ws.store.runs.get(run), numbers=False)
                 case "GET", [run, "events"] if ask.headers.get("Accept") == EVENTS:
                     return self._events(self.ws.store.runs.get(run).id, int(ask.query["after"]))
                 case "GET", [run, "events"]:
@@ -81,7 +81,7 @@ class Here:
             str(query.get("user", "")),
         )
         wanted = wanted._replace(before=str(query["after"])) if "after" in query else wanted
-        return list_runs(self.ws, wanted, limit)._asdict()
+        return list_runs(self.ws, wanted, limit, numbers=False)._asdict()
 
     def _events(self, run: str, after: int) -> Pieces:
         """The events of a run as a stream, until it is over."""

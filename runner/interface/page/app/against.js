@@ -11,7 +11,7 @@ const [WIDE, TALL, TOP, SIDE] = [620, 190, 22, 46];
 function axisOf(name, values) {
   const there = values.filter(each => each !== undefined && each !== null);
   if (there.length && there.every(each => typeof each === "number")) {
-    const low = Math.min(...there), high = Math.max(...there), log = low > 0 && high / low >= 50;
+    const low = Math.min(...there), high = Math.max(...there), log = low > 0 && high / low >= 20;
     const scale = y => (log ? Math.log(y) : y), size = scale(high) - scale(low) || 1;
     return { name, numeric: true, low, high, log, part: each => (high > low ? (scale(each) - scale(low)) / size : 0.5), ticks: [low, high].filter((each, n) => !n || high > low) };
   }

@@ -17,35 +17,36 @@ export function leaves(row) {
 
 /**
  * Inputs that are not the same in all rows, the most varied first; one that only few runs have comes later.
- * @param {boolean} varied only those that have several values, not those that some rows lack
+ * @returns {{names: string[], varied: string[], numeric: Set<string>}} `varied`: those with several values; `numeric`: those that are numbers somewhere
  */
-export function differing(rows, varied = false) {
-  const seen = new Map();
+export function differing(rows) {
+  const seen = new Map(), numeric = new Set();
   let all = 0;
   for (const row of rows) {
     for (const leaf of leaves(row)) {
       all += 1;
-      for (const [name, each] of Object.entries(leaf.inputs)) {
-        const found = seen.get(name) || { values: new Set(), runs: 0 };
-        if (found.values.size < 50) found.values.add(value(each));
+      for (const name in leaf.inputs) {
+        const each = leaf.inputs[name];
+        let found = seen.get(name);
+        if (!found) seen.set(name, found = { values: new Set(), runs: 0 });
+        if (typeof each === "number") numeric.add(name);
+        if (found.values.size < 50) found.values.add(typeof each === "object" ? value(each) : each);
         found.runs += 1;
-        seen.set(name, found);
       }
     }
   }
-  const differs = ([, { values, runs }]) => values.size > 1 || (!varied && runs < all);
   const weight = ([, { values, runs }]) => (values.size > 1 ? 1 : 0) + Math.min(values.size, 20) / 20 * runs / all;
-  return [...seen].filter(differs).sort((a, b) => weight(b) - weight(a)).map(([name]) => name);
+  const found = [...seen].filter(([, { values, runs }]) => values.size > 1 || runs < all).sort((a, b) => weight(b) - weight(a));
+  return { names: found.map(([name]) => name), varied: found.filter(([, { values }]) => values.size > 1).map(([name]) => name), numeric };
 }
 
 /** Metrics that say what came of a run: those that most runs have first, of these the ones of data held out. */
 export function metricNames(rows) {
   const seen = new Map();
   for (const row of rows) {
-    for (const name of Object.keys(row.metrics)) {
-      if (!BESIDE.test(name) && typeof row.metrics[name].best === "number") seen.set(name, (seen.get(name) || 0) + 1);
-    }
+    for (const name in row.metrics) if (typeof row.metrics[name].best === "number") seen.set(name, (seen.get(name) || 0) + 1);
   }
+  for (const name of seen.keys()) if (BESIDE.test(name)) seen.delete(name);
   const rank = ([name, count]) => count * (HELD_OUT.test(name) ? 1.5 : /loss/i.test(name) ? 1.2 : 1);
   return [...seen].sort((a, b) => rank(b) - rank(a)).map(([name]) => name);
 }
@@ -75,9 +76,9 @@ export function bests(rows, names) {
   return found;
 }
 
-/** The columns that rows have by themselves. */
-export function automatic(rows) {
-  return { inputs: differing(rows, true).slice(0, INPUTS), metrics: metricNames(rows).slice(0, METRICS) };
+/** The columns that a table has by itself, of those that it could have. */
+export function automatic({ varied, metrics }) {
+  return { inputs: varied.slice(0, INPUTS), metrics: metrics.slice(0, METRICS) };
 }
 
 /** What a column of a row is sorted by. */

@@ -15,10 +15,15 @@ const { useEffect, useMemo, useState } = Hooks;
 const CHARTS = 12;
 const SHEETS = 2;
 
+/** The colour of a member as its curve is drawn. */
+function Key({ n }) {
+  return html`<span class="key" style=${{ borderTop: `3px ${["solid", "dashed", "dotted"][Math.floor(n / 7) % 3]} ${colour(n)}` }}></span>`;
+}
+
 function Legend({ members, remove, lit, light, inside }) {
   return html`<ul class="legend" aria-label="compared">
     ${members.map(member => html`<li key=${member.key} class=${inside(member) ? "" : "out"} onMouseEnter=${() => light(member.n)} onMouseLeave=${() => light(null)}>
-      <span class="key" style=${{ background: colour(member.n) }}></span>
+      <${Key} n=${member.n} />
       <a href=${address({ run: member.row.id })} class=${lit === member.n ? "lit" : ""} onFocus=${() => light(member.n)} onBlur=${() => light(null)} title=${member.row.recipe + " " + member.row.id}>${member.label}</a>
       <span class=${"sign " + kind(member.leaf.word || member.leaf.state)} title=${words(member.leaf.word || member.leaf.state)}>${sign(kind(member.leaf.word || member.leaf.state))}</span>
       <button type="button" class="plain" aria-label=${"leave out " + member.label} onClick=${() => remove(member.key)}>×</button>
@@ -27,7 +32,7 @@ function Legend({ members, remove, lit, light, inside }) {
 }
 
 function Heads({ members }) {
-  return html`<thead><tr><th scope="col"><span class="unseen">name</span></th>${members.map(member => html`<th scope="col" key=${member.key}><span class="key" style=${{ background: colour(member.n) }}></span>${member.label}</th>`)}</tr></thead>`;
+  return html`<thead><tr><th scope="col"><span class="unseen">name</span></th>${members.map(member => html`<th scope="col" key=${member.key}><${Key} n=${member.n} />${member.label}</th>`)}</tr></thead>`;
 }
 
 /** The best of each metric, marked within one recipe and its sweeps, and how far from the baseline. */
@@ -100,7 +105,8 @@ export function Compare() {
       set.stop();
     };
   }, []);
-  const members = useMemo(() => membersOf(ids, rows.value).map((each, n) => ({ ...each, n })), [parameters.get("compare"), rows.value]);
+  const named = useMemo(() => membersOf(ids, rows.value).map((each, n) => ({ ...each, n })), [parameters.get("compare"), rows.value]);
+  const members = useMemo(() => named.slice(0, MOST), [named]);
   const keys = members.map(each => each.key).join(" ");
   useEffect(() => {
     if (members.length) set.follow(members, axis, zoom);
@@ -122,7 +128,7 @@ export function Compare() {
   const groups = differingInputs(members);
   const given = { weight, logX, logY, zoom, setZoom, isGrouped: Boolean(group), lit, axis };
   return html`<section id="compare"><h1>${members.length} compared</h1>
-    ${members.length === MOST && html`<p class="quiet">The first ${MOST} are shown.</p>`}
+    ${named.length > MOST && html`<p class="quiet">Only the first ${MOST} are shown.</p>`}
     <div class="controls">
       <label>metrics <input id="metrics" type="search" placeholder="all" value=${wanted} onInput=${event => setWanted(event.target.value)} /></label>
       <label>smooth <input id="weight" type="range" min="0" max="0.98" step="0.02" value=${weight} onInput=${event => setWeight(Number(event.target.value))} /></label>

@@ -29,7 +29,7 @@ export function membersOf(ids, known = rows.value) {
       found.set(key, { key, row, leaf });
     }
   }
-  const members = [...found.values()].slice(0, MOST), names = differingInputs(members);
+  const members = [...found.values()].slice(0, MOST + 1), names = differingInputs(members);
   const labels = members.map(({ row, leaf }) => {
     const inputs = names.filter(name => leaf.inputs[name] !== undefined).slice(0, 3).map(name => `${name}=${input(leaf.inputs[name])}`);
     if (row.name && leaf === row) return row.name;

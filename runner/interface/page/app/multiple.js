@@ -7,6 +7,8 @@ const { useEffect, useRef, useState } = Hooks;
 const HEIGHT = 190;
 const TALL = 420;
 const GRID = 200;
+/** Of more members than there are colours, the next ones are dashed, then dotted. */
+const DASHES = [undefined, [7, 3], [2, 3]];
 
 /** The value of a curve at a place, between its points; null outside. */
 function at(points, x) {
@@ -47,7 +49,7 @@ export function grouped(lines) {
 function drawn(lines, isGrouped) {
   if (!isGrouped) {
     const [x, rows] = aligned(lines.map(each => each.points));
-    return { x, rows, bands: [], series: lines.map(each => ({ label: each.label, stroke: colour(each.n), width: 1.5, dash: each.failed ? [5, 4] : undefined, spanGaps: true, points: { show: x.length < 40, size: 4 } })) };
+    return { x, rows, bands: [], series: lines.map(each => ({ label: each.label, stroke: colour(each.n), width: 1.5, dash: DASHES[Math.floor(each.n / 7) % 3], alpha: each.failed ? 0.5 : 1, spanGaps: true, points: { show: x.length < 40, size: 4 } })) };
   }
   const { x, rows } = grouped(lines), none = { width: 0, points: { show: false } };
   return {

@@ -122,9 +122,9 @@ function Lines({ row, columns, best, view, now }) {
   </li>`;
 }
 
-function Chips({ all, query, setQuery }) {
+function Chips({ all, matched, query, setQuery }) {
   const asked = /(?:^|\s)status:(\S+)/.exec(query)?.[1]?.toLowerCase();
-  const others = useMemo(() => matching(all, query.replace(/(?:^|\s)status:\S+/g, "")).rows, [all, query]);
+  const others = useMemo(() => (asked ? matching(all, query.replace(/(?:^|\s)status:\S+/g, "")).rows : matched), [all, matched, query]);
   const counts = new Map();
   for (const row of others) counts.set(row.word, (counts.get(row.word) || 0) + 1);
   const toggle = word => {
@@ -332,11 +332,11 @@ export function Runs({ tell }) {
   const directionOf = column => (column.startsWith("m.") && direction(all, column.slice(2)) !== "max") || column === "run" ? "1" : null;
   const { rows: matched, error } = useMemo(() => matching(all, query), [all, query]);
   const names = useMemo(() => {
-    const inputs = differing(matched), numeric = new Set(inputs.filter(name => matched.some(row => typeof row.inputs[name] === "number" || row.trials.some(each => typeof each.inputs[name] === "number"))));
-    return { rows: matched, inputs, numeric, metrics: metricNames(matched) };
+    const { names: inputs, varied, numeric } = differing(matched);
+    return { rows: matched, inputs, varied, numeric, metrics: metricNames(matched) };
   }, [matched]);
   const own = ofAddress(parameters.get("cols") || "");
-  const columns = useMemo(() => own || automatic(matched), [matched, parameters.get("cols")]);
+  const columns = useMemo(() => own || automatic(names), [names, parameters.get("cols")]);
   const best = useMemo(() => bests(matched, columns.metrics), [matched, columns]);
   const base = all.find(row => row.id === pin) || null;
   const shown = useMemo(() => {
@@ -367,7 +367,7 @@ export function Runs({ tell }) {
     </div>
     <p class="worse" id="query-error">${error && "This /regex/ cannot be read: " + error}</p>
     <div class="chips"><span class="quiet" role="status" id="tallied">${matched.length} of ${all.length} runs${loading.value && all.length ? ", reading on" : ""}</span>
-      <${Chips} all=${all} query=${query} setQuery=${setQuery} /></div>
+      <${Chips} all=${all} matched=${matched} query=${query} setQuery=${setQuery} /></div>
     ${truncated.value && html`<p class="quiet">Only the newest ${all.length} are here; <code>recipe runs</code> lists all.</p>`}
     <${Selected} view=${view} all=${all} tell=${tell} />
     ${!all.length && !loading.value && html`<p class="quiet empty">No runs yet. <a href="#new">New run</a> starts one.</p>`}
