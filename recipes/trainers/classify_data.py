@@ -235,7 +235,7 @@ def _doubts(manifest: dict[str, Any]) -> Iterator[str]:
     shares = manifest["rows_by_label"]
     label, most = max(((label, sum(counts)) for label, counts in shares.items()), key=lambda pair: pair[1])
     if most / rows > LOPSIDED:
-        yield f'{most / rows:.1%} of the rows are "{label}": whoever says so always is right as often; judge by macro-F1, not by accuracy'
+        yield f'{most / rows:.1%} of the rows are "{label}": always saying so would be right as often; judge by macro-F1, not by accuracy'
     never = [label for label, (learned, _) in shares.items() if not learned]
     if never:
         yield f"no row to learn from has the label {', '.join(never[:SHOWN])}: the model cannot come to say it"
