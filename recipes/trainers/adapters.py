@@ -63,9 +63,9 @@ def lora(options: argparse.Namespace, task: str, base: PreTrainedModel | None = 
     )
 
 
-def adapted(base: PreTrainedModel, options: argparse.Namespace) -> Any:
-    """The base with its adapter, drawn from the seed, or the base itself where all of it is learned."""
-    config = lora(options, "CAUSAL_LM", base)
+def adapted(base: PreTrainedModel, options: argparse.Namespace, task: str = "CAUSAL_LM") -> Any:
+    """The base with its adapter for `task`, drawn from the seed, or the base itself where all of it is learned."""
+    config = lora(options, task, base)
     if config is None:
         return base
     from peft import get_peft_model

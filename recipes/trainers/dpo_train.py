@@ -14,7 +14,8 @@ import trl_common as common
 from adapters import lora
 from control import Ending
 from datasets import Dataset
-from preference_model import Pairs, record, scheduled
+from preference_model import record
+from splits import Splits, scheduled
 from trl import DPOConfig, DPOTrainer
 
 NAMES = {"rewards/margins": "margin", "rewards/accuracies": "accuracy", "rewards/chosen": "reward_chosen", "rewards/rejected": "reward_rejected"}
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--precompute-reference", action="store_true")
     options = common.parsed(parser)
     ending = Ending()
-    given = Pairs(options.data)
+    given = Splits(options.data)
     common.decide(options, len(given.train))
     options.eval_every *= bool(len(given.held_out))
     config = common.arguments(
@@ -46,7 +47,7 @@ def main() -> None:
         max_length=None,
         precompute_ref_log_probs=options.precompute_reference,
     )
-    pairs = Pairs(_writable(options)) if options.precompute_reference else given
+    pairs = Splits(_writable(options)) if options.precompute_reference else given
     model, adapter = common.load(options), lora(options, "CAUSAL_LM")
     trainer = Trainer(
         model=model,

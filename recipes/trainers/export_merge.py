@@ -137,7 +137,7 @@ def _describe(folder: model_folder.Folder, out: Path, recipe: str, told: dict[st
     if folder.made:
         text_record.write(out, folder.made)
     base = model_card.base_of(folder.base or folder.model)
-    export = model_card.Export(adapter=False, judge=False, trainer="export", random=folder.made.get("init") == "random")
+    export = model_card.Export(adapter=False, outputs=0, trainer="export", random=folder.made.get("init") == "random")
     name = folder.model.name
     what = f"The adapter `{name}` was merged into its base" if told["merged"] else f"The weights of `{name}` were written anew"
     made = f"{what} by the recipe `{recipe}`, in {told['shards']} files of safetensors."

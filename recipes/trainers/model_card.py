@@ -25,7 +25,7 @@ class Export(NamedTuple):
     """What a folder holds."""
 
     adapter: bool
-    judge: bool  # with a head of one number, instead of text
+    outputs: int  # numbers that its head makes of a text; 0: it writes text
     trainer: str  # sft, dpo, …
     random: bool  # the base's weights were drawn, and are nowhere to be had
 
@@ -53,10 +53,12 @@ def text(base: Base, export: Export, made: Mapping[str, object]) -> str:
     if base.revision and not export.random:
         header |= {"base_model": base.name, "base_model_relation": "adapter" if export.adapter else "finetune"}
     header |= {"library_name": "peft" if export.adapter else "transformers", **base.licence}
-    header |= {"pipeline_tag": "text-classification" if export.judge else "text-generation"}
+    header |= {"pipeline_tag": "text-classification" if export.outputs else "text-generation"}
     header |= {"tags": [*(["lora"] if export.adapter else []), export.trainer]}
     of = "a base with random weights" if export.random else f"{base.name} at {base.revision[:12]}" if base.revision else f"the folder {base.name}"
     known = ", ".join(f"{name} {made[name]}" for name in ("method", "rank", "max_steps", "learning_rate", "global_batch", "seed") if name in made)
+    labels = made.get("labels")
+    classes = f"Its outputs: {', '.join(f'{number} {label}' for number, label in enumerate(labels))}.\n\n" if isinstance(labels, list) else ""
     training = f"Training: {known}. All settings are in `training.json`.\n\n" if made else ""
     return f"""---
 {yaml.safe_dump(header, sort_keys=False, allow_unicode=True).strip()}
@@ -64,21 +66,21 @@ def text(base: Base, export: Export, made: Mapping[str, object]) -> str:
 
 # {"LoRA adapter" if export.adapter else "Model"} made by {export.trainer} from {of}
 
-{training}## Load it
+{classes}{training}## Load it
 
 {_loading(base, export)}
 """
 
 
 def _loading(base: Base, export: Export) -> str:
-    task = "SequenceClassification" if export.judge else "CausalLM"
-    labels = ", num_labels=1" if export.judge else ""
+    task = "SequenceClassification" if export.outputs else "CausalLM"
+    labels = f", num_labels={export.outputs}" if export.outputs else ""
     auto, package = (f"AutoPeftModelFor{task}", "peft") if export.adapter else (f"AutoModelFor{task}", "transformers")
     lines = [f"from {package} import {auto}", "from transformers import AutoTokenizer", "", 'folder = "."  # where this file is']
     if export.adapter and export.random:
         return "This adapter belongs to weights that were drawn from a seed, to test the training. Nothing can be loaded beneath it."
     lines += [f"model = {auto}.from_pretrained(folder{labels if export.adapter else ''})", "tokenizer = AutoTokenizer.from_pretrained(folder)"]
-    if export.adapter and not export.judge:
+    if export.adapter and not export.outputs:
         lines[1] += ", GenerationConfig"
         lines.append("model.generation_config = GenerationConfig.from_pretrained(folder)  # which token ends a text")
     shown = "\n".join(["```python", *lines, "```"])

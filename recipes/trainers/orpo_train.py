@@ -10,7 +10,8 @@ import trl_common as common
 from adapters import lora
 from control import Ending
 from datasets import Dataset
-from preference_model import Pairs, record, scheduled
+from preference_model import record
+from splits import Splits, scheduled
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 NAMES = {
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--beta", type=float, default=0.1)
     options = common.parsed(parser)
     ending = Ending()
-    pairs = Pairs(options.data)
+    pairs = Splits(options.data)
     common.decide(options, len(pairs.train))
     options.eval_every *= bool(len(pairs.held_out))
     glance = pairs.glance if options.eval_every else None

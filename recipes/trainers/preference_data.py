@@ -17,12 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from disk import sha256
 from layouts import Strange, functions, names, without_nulls
 from notices import other_tokens, warn
 from rows import Bad, BadData, Row, kind, unlike
 from sft_data import BATCH
 from sifting import SHOWN, Sieve, data_files, no_message, number, renamed, split
+from splits import write
 from vocabulary import Refused, Vocabulary, without_torch
 
 NAMES = ("prompt", "chosen", "rejected")
@@ -113,7 +113,7 @@ def prepare(options: argparse.Namespace) -> str:
         elif not found.held_out:
             splits["held_out"].append(row_of_tokens)
     options.out.mkdir(parents=True, exist_ok=True)
-    digests = {name: _write(options.out / f"{name}.arrow", rows) for name, rows in splits.items()}
+    digests = {name: write(options.out / f"{name}.arrow", [f"{name}_ids" for name in NAMES], rows) for name, rows in splits.items()}
     manifest = {
         "format": 1,
         "rows": sieve.rows,
@@ -255,19 +255,6 @@ def _once(ids: list[int], begin: int | None) -> list[int]:
 
 def _shared(one: list[int], other: list[int]) -> int:
     return next((at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), min(len(one), len(other)))
-
-
-def _write(file: Path, rows: list[tuple[list[int], list[int], list[int]]]) -> str:
-    """An Arrow stream, which `datasets` maps and does not load.  Its SHA-256 comes back."""
-    import pyarrow as arrow  # type: ignore[import-untyped]
-
-    schema = arrow.schema([(f"{name}_ids", arrow.list_(arrow.int32())) for name in NAMES])
-    with file.open("wb") as sink, arrow.ipc.new_stream(sink, schema) as stream:
-        for at in range(0, len(rows), BATCH):
-            part = rows[at : at + BATCH]
-            columns = [arrow.array([row[number] for row in part], arrow.list_(arrow.int32())) for number in range(len(NAMES))]
-            stream.write_batch(arrow.record_batch(columns, schema=schema))
-    return sha256(file)
 
 
 def _summary(manifest: dict[str, Any], counts: Counts, sieve: Sieve) -> str:

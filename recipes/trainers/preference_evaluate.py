@@ -10,13 +10,14 @@ import torch
 import tuned
 from loop import fail
 from precision import autocast
-from preference_model import Pairs, answers_logps
+from preference_model import answers_logps
+from splits import Splits
 from text_model import load_base
 
 
 def main() -> None:
     options = reports.parser(__doc__).parse_args()
-    pairs = Pairs(options.data)
+    pairs = Splits(options.data)
     if not len(pairs.held_out):
         fail("no pair is held out: a greater eval_fraction, or eval_fraction=0 for no report")
     made = text_record.read(options.model)

@@ -1,43 +1,19 @@
-"""The pairs that step `data` made, and how models judge them.  Does not know training."""
+"""What models make of the pairs of step `data`: rows of `prompt_ids`, `chosen_ids`, `rejected_ids`.  Does not know training."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import text_record
 import torch
 from datasets import Dataset
-from tokens import order
+from splits import Splits
 
-GLANCE = 256  # held-out pairs that are looked at while training; step `evaluate` reads all of them
 ANSWERS = ("chosen", "rejected")
 
 
-class Pairs:
-    """A folder of tokens: rows of `prompt_ids`, `chosen_ids`, `rejected_ids`, mapped and not loaded."""
-
-    def __init__(self, folder: Path) -> None:
-        self.manifest = json.loads((folder / "manifest.json").read_text())
-        self.digest = hashlib.sha256(json.dumps(self.manifest["arrays"], sort_keys=True).encode()).hexdigest()
-        self.train, self.held_out = (Dataset.from_file(str(folder / f"{name}.arrow")) for name in ("train", "held_out"))
-
-    @property
-    def glance(self) -> Dataset | None:
-        """The first held-out pairs, None where none are held out."""
-        count = min(GLANCE, len(self.held_out))
-        return self.held_out.select(range(count)) if count else None
-
-
-def scheduled(rows: Dataset, options: argparse.Namespace) -> Dataset:
-    """All rows that a training reads, in its order: one epoch shuffled after the other, so that a longer training begins with the shorter one's."""
-    return rows.select(order(len(rows), options.seed, 0, options.max_steps * options.global_batch))
-
-
-def record(options: argparse.Namespace, pairs: Pairs) -> None:
+def record(options: argparse.Namespace, pairs: Splits) -> None:
     """Say beside the weights what those who load them have to know."""
     made = {name: getattr(options, name) for name in ("init", "method", "precision", "seed", "beta") if hasattr(options, name)}
     text_record.write(options.out, {**made, "end_token": pairs.manifest["end_token"]})

@@ -8,12 +8,13 @@ import torch
 import tuned
 from loop import fail
 from precision import autocast
-from preference_model import Pairs, answers_rewards
+from preference_model import answers_rewards
+from splits import Splits
 
 
 def main() -> None:
     options = reports.parser(__doc__).parse_args()
-    pairs = Pairs(options.data)
+    pairs = Splits(options.data)
     if not len(pairs.held_out):
         fail("no pair is held out: a greater eval_fraction, or eval_fraction=0 for no report")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

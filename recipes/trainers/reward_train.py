@@ -10,7 +10,8 @@ from __future__ import annotations
 import trl_common as common
 from adapters import lora
 from control import Ending
-from preference_model import Pairs, record, scheduled, whole
+from preference_model import record, whole
+from splits import Splits, scheduled
 from trl import RewardConfig, RewardTrainer
 from tuned import load_judge
 
@@ -23,7 +24,7 @@ def main() -> None:
     parser.add_argument("--center", type=float, default=0.0)
     options = common.parsed(parser)
     ending = Ending()
-    pairs = Pairs(options.data)
+    pairs = Splits(options.data)
     common.decide(options, len(pairs.train))
     options.eval_every *= bool(len(pairs.held_out))
     config = common.arguments(

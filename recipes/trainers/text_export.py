@@ -37,8 +37,9 @@ def main() -> None:
     if "end_token" in made and not options.judge:
         stop_at(options.out, options.base, made["end_token"]["text"], made["end_token"]["number"])
     base = model_card.base_of(options.base)
+    outputs = len(made.get("labels", [None])) if options.judge else 0
     export = model_card.Export(
-        adapter=(options.out / "adapter_config.json").exists(), judge=options.judge, trainer=options.trainer, random=made.get("init") == "random"
+        adapter=(options.out / "adapter_config.json").exists(), outputs=outputs, trainer=options.trainer, random=made.get("init") == "random"
     )
     if export.adapter:
         model_card.name_base(options.out / "adapter_config.json", base, export)
@@ -77,7 +78,7 @@ def _options() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--kind", choices=["adapter", "merged"], required=True, help="of a model that was trained in full, all of it comes out")
     parser.add_argument("--trainer", required=True, help="what made it, in a word")
-    parser.add_argument("--judge", action="store_true", help="the model has a head of one number, and writes no text")
+    parser.add_argument("--judge", action="store_true", help="the model has a head, and writes no text")
     parser.add_argument("--chat-template", type=Path)
     return parser.parse_args()
 

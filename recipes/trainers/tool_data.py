@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from layouts import MARKS
-from rows import Bad, BadData, Row, kind
+from rows import Bad, BadData, Row, kind, unlike
 from sft_data import COLUMNS
 from sifting import Sieve, data_files, no_message, number, renamed, split
 
@@ -97,7 +97,7 @@ def _messages(where: str, name: str, value: object) -> list[dict[str, str]] | Ba
     if not isinstance(value, list) or not value:
         return Bad(where, f'"{name}" is {kind(value) if value else "empty"}, a list of messages is expected')
     if place := no_message(value):
-        return Bad(where, f'message {place} of "{name}" is not {{"role": "…", "content": "…"}}')
+        return Bad(where, f'message {place} of "{name}" {unlike(value[place - 1])}')
     for place, message in enumerate(value, 1):
         if mark := next((mark for mark in MARKS if message.get(mark) not in (None, 1)), None):
             return Bad(where, f'"{mark}" of message {place} is not read by this recipe, which would learn it: leave the row out, or train with sft@1')

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +45,12 @@ def save(model: Any, folder: Path, *, state: dict[str, torch.Tensor] | None = No
 
 
 def load(base: Path, tuned: Path, *, judge: bool) -> torch.nn.Module:
-    """What a training made, as its record says: a whole model, or an adapter on its base.  `judge`: with a head of one number."""
+    """What a training made, as its record says: a whole model, or an adapter on its base.
+
+    `judge`: with a head of one number, or of one for each label of the record.
+    """
     made = text_record.read(tuned)
-    loads = load_judge if judge else load_base
+    loads = partial(load_judge, labels=made.get("labels", [])) if judge else load_base
     adapter = (tuned / "adapter_config.json").exists()
     found = loads(base, made["init"], made["seed"], made["precision"]) if adapter else loads(tuned, "pretrained", made["seed"], made["precision"])
     if judge:
@@ -61,10 +66,13 @@ def load(base: Path, tuned: Path, *, judge: bool) -> torch.nn.Module:
     return adapted
 
 
-def load_judge(base: Path, init: str, seed: int, precision: str, *, four_bits: bool = False, attention: str | None = None) -> PreTrainedModel:
-    """The model with a head of one number, drawn from the seed where the folder holds none; with `init` random all of it is drawn.
+def load_judge(
+    base: Path, init: str, seed: int, precision: str, *, labels: Sequence[str] = (), four_bits: bool = False, attention: str | None = None
+) -> PreTrainedModel:
+    """The model with a head of a number for each of `labels`, or of one number; with `init` random all of it is drawn.
 
-    With `four_bits` its linear layers lie in memory as NF4.  `attention` is as for `load_base`.
+    The head is drawn from the seed where the folder holds none of this size.  With `four_bits` its linear layers lie in memory as NF4.  `attention`
+    is as for `load_base`.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification
     from transformers.utils import logging as told
@@ -74,15 +82,20 @@ def load_judge(base: Path, init: str, seed: int, precision: str, *, four_bits: b
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     draw("init", seed)
+    head: dict[str, Any] = {"num_labels": 1}
+    if labels:
+        named = dict(enumerate(labels))
+        head = {"id2label": named, "label2id": {label: number for number, label in named.items()}, "problem_type": "single_label_classification"}
     if init == "random":
-        config = AutoConfig.from_pretrained(base, local_files_only=True, num_labels=1)
+        config = AutoConfig.from_pretrained(base, local_files_only=True, **head)
         fresh: PreTrainedModel = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation=attention
         )
-        return in_four_bits(fresh, base, load_judge, precision) if four_bits else fresh.to(DTYPES[precision])
+        return in_four_bits(fresh, base, partial(load_judge, labels=labels), precision) if four_bits else fresh.to(DTYPES[precision])
     if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
         fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
     model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-        base, dtype=DTYPES[precision], num_labels=1, local_files_only=True, attn_implementation=attention, **(nf4(precision) if four_bits else {})
-    )
+        base, dtype=DTYPES[precision], local_files_only=True, attn_implementation=attention, ignore_mismatched_sizes=bool(labels), **head,
+        **(nf4(precision) if four_bits else {}),
+    )  # fmt: skip
     return model

@@ -110,7 +110,16 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "captions_missing",
             "alpha",
         ),
-        *("stems_twice", "odd_formats", "tool_rows", "layout", "called", "tasks"),
+        *(
+            "stems_twice",
+            "odd_formats",
+            "tool_rows",
+            "layout",
+            "called",
+            "tasks",
+            "values",
+            "scores",
+        ),
     ),
     "gpu": ("name", "capability", "cuda_max", "memory"),
     "host": (

@@ -62,7 +62,7 @@ def test_a_card_says_what_loads_it(
 ) -> None:
     base = card.Base("acme/tiny", "ab" * 20, {"license": "mit"})
     words = card.text(
-        base, card.Export(adapter, judge, "dpo", random=False), {"method": "lora", "seed": 0}
+        base, card.Export(adapter, int(judge), "dpo", random=False), {"method": "lora", "seed": 0}
     )
     header = yaml.safe_load(words.split("---\n")[1])
     assert f"model = {line}\n" in words and (

@@ -19,6 +19,7 @@ _ODD: Final = (".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".j2k", ".heic"
 _ROWS: Final = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
 
 
+_FEW: Final = 50  # different values of a column of labels, at most
 NO_ROWS: Final[dict[str, object]] = {
     "rows": 0,
     "columns": [],
@@ -27,6 +28,8 @@ NO_ROWS: Final[dict[str, object]] = {
     "tool_rows": 0,
     "layout": None,
     "called": {},
+    "values": {},
+    "scores": [],
 }
 CALLED: Final[dict[str, tuple[str, ...]]] = {
     "prompt": ("question", "instruction", "query", "problem", "input"),
@@ -34,7 +37,8 @@ CALLED: Final[dict[str, tuple[str, ...]]] = {
     "chosen": ("better", "preferred", "accepted", "chosen_response", "response_chosen", "winner"),
     "rejected": ("worse", "dispreferred", "rejected_response", "response_rejected", "loser"),
     "messages": ("conversation", "conversations", "chat", "dialogue", "dialog"),
-    "text": ("content", "document", "body"),
+    "text": ("content", "document", "body", "sentence", "review"),
+    "label": ("labels", "intent", "category", "class", "sentiment"),
 }
 """What columns of data sets are called elsewhere, the likeliest first, by the names that trainers look for."""
 
@@ -76,8 +80,10 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
         "tool_rows": sum(map(_has_tools, rows)),
         "layout": _layout(rows, columns),
         "called": _called(columns),
+        "values": _values(rows, columns),
+        "scores": [name for name in columns if any(_is_score(row.get(name)) for row in rows)],
     }
-    if all("text" in row for row in rows):
+    if all("text" in row and "label" not in row for row in rows):
         return found | {"truncated": 0.0}  # plain text is cut in pieces, and nothing of it is lost
     lengths = _lengths(rows, model) if limit else None
     if lengths is not None and limit:
@@ -104,6 +110,24 @@ def _called(columns: Sequence[str]) -> dict[str, str | None]:
         name: next((each for each in (name, *others) if each in columns), None)
         for name, others in CALLED.items()
     }
+
+
+def _values(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, list[str]]:
+    """The different values of columns that have few, as text, as labels are."""
+    found: dict[str, list[str]] = {}
+    for name in columns:
+        there = [row[name] for row in rows if row.get(name) is not None]
+        if all(isinstance(value, str | int | float) for value in there):
+            texts = sorted({str(value).strip() for value in there})
+            found |= {name: texts} if len(texts) <= _FEW else {}
+    return found
+
+
+def _is_score(value: object) -> bool:
+    """Whether a value is a number between classes, as itself or as a table has it."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d+\.\d+", value.strip()):
+        value = float(value)
+    return isinstance(value, float) and not value.is_integer()
 
 
 def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
