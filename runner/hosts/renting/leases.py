@@ -26,6 +26,7 @@ from drivers.base import (
     Denied,
     Driver,
     DriverError,
+    Excluding,
     Host,
     HostLost,
     Lease,
@@ -166,6 +167,20 @@ class Leases:
         self.freed = asyncio.Event()
         """Set when a lease that cost money is gone: others of the run may have what it does not need."""
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
+
+    @property
+    def excluded(self) -> Mapping[str, int]:
+        """Why the last offers lack some, by count."""
+        return self.driver.excluded if isinstance(self.driver, Excluding) else {}
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the drivers whose leases these are."""
+        return (self.name,)
+
+    def of_driver(self, _name: str) -> Leases:
+        """The leases of a driver, where a run has several."""
+        return self
 
     @property
     def _most(self) -> float:

@@ -244,7 +244,9 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 def check_driver(name: str) -> None:
     """That there is a driver of this name.  Raises NotFound."""
-    if name == "local":
+    if (
+        name == "local" or name.partition(":")[0] == "any"
+    ):  # which it chooses among is read with the settings
         return
     from ... import extensions
 

@@ -20,6 +20,7 @@ from ...execution.terms import Choice
 from ...hosts.renting import offering
 from ...hosts.renting.needs import market_of, need_for
 from ...hosts.renting.offering import Shelf
+from ...hosts.renting.several import names_of
 from ...hosts.renting.totals import History, HoursOn, Pricing
 from ...storage.records.ledger import Ledger, of_user
 from ...storage.workspace import Workspace
@@ -52,11 +53,13 @@ def run(args: argparse.Namespace) -> int:
     where = filters(args.where)
     take_stack(args)
     asked, args.driver = args.driver, args.driver if args.stack else "local"
+    with Workspace.open(args.workspace, read_only=True) as ws:
+        asked = ",".join(names_of(ws.config, asked))
     if args.recipe is None and args.file is None:
         with Workspace.open(args.workspace, read_only=True) as ws:
             if args.stack:
                 ws.on(args.stack)
-            card = Wish(Need(gpus=1, market=market_of(ws.config.driver(asked))))
+            card = Wish(Need(gpus=1))
             found = _asked(
                 args, ws, asked, lambda cluster: {"": Asked(Wish() if cluster else card)}, where
             )
@@ -189,7 +192,7 @@ def _asked(
     return list(zip(steps, asyncio.run(offering.shelves(asking, costing)), strict=True))
 
 
-def _on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
+def on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
     """A wish on the market of a driver's settings."""
     if wish.need == Need():  # of a cluster, which has none
         return wish
