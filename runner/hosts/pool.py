@@ -53,7 +53,7 @@ from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import driver_of, lease_of, need_of, offer_of
 from .renting.money import SAVING
-from .renting.needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for, wish_for
+from .renting.needs import Spot, Takes, least_of, market_of, need_for, wish_for
 from .renting.offering import left_out
 from .renting.resting import RESTS, NotAsSold, resting
 from .renting.several import SeveralLeases, alternatives
@@ -378,7 +378,8 @@ class HostPool:
                 if self._of().keeping is None or self._of().machine() is None
                 else "starting"
             )
-            self.say(f"{verb} {self._named(offer)} for ${offer.price:.2f} an hour")
+            why = self._why_spot(need, offer, offers)
+            self.say(f"{verb} {self._named(offer)} for ${offer.price:.2f} an hour{why}")
             began = time.monotonic()
             try:
                 found = await self._take(offer, 1, need, ready=ready)
@@ -402,6 +403,20 @@ class HostPool:
             "; ".join([why, *(tried or [f"the last that was asked for: {last}"] * bool(last))]),
         )
         return None
+
+    def _why_spot(self, need: Need, offer: Offer, offers: Sequence[Offer]) -> str:
+        """Which market was chosen where the run may rent on any, as the end of a sentence."""
+        others = [each for each in offers if each.market != offer.market]
+        if need.market != "any" or not others or offer is not offers[0]:
+            return ""
+        often = self._pricing(need).history_of.taken_away(
+            offer if offer.market == "spot" else others[0]
+        )
+        losses = f"with {often:.2g} preemptions an hour"
+        if offer.market == "spot":
+            left = self.spot.most_taken - self.spot.taken
+            return f", spot: cheaper than ${others[0].price:.2f} on demand also {losses}, and on demand after {left} more"
+        return f", on demand: spot at ${others[0].price:.2f} is not cheaper {losses}"
 
     def refuse(self, need: Need, why: str) -> None:
         """Ask for no machine of this need any more."""
@@ -447,7 +462,7 @@ class HostPool:
             failure, reason = LeaseFailure.TAKEN_AWAY, f"it was taken away: {reason}"
             if self.spot.market != spot:
                 self.say(
-                    f"{MOST_TAKEN} spot machines were taken away: what is rented from now on is on demand"
+                    f"{self.spot.most_taken} spot machines were taken away: what is rented from now on is on demand"
                 )
         healthy = not (place.lost or place.leaving)
         for row in rows:

@@ -72,7 +72,10 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
     )
     where = section(parser, WHERE)
     where.add_argument(
-        "--driver", default="local", metavar="NAME", help="Driver to run on (default: local)"
+        "--driver",
+        default="local",
+        metavar="NAME",
+        help="Driver to run on, or any:NAME,NAME for the cheapest of several (default: local)",
     )
     where.add_argument(
         "--host",
