@@ -25,6 +25,7 @@ _LISTS = (
     ("data", "allow"),
     ("server", "hosts"),
     ("hooks", "spend"),
+    ("drivers", "any"),
 )
 _FLAGS = (("server", "strict_jobs"), ("alerts", "silent_minutes"))
 """Settings of one value each."""
@@ -121,7 +122,7 @@ class Config:
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
     lists: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # `recipes.allow`, `data.roots`, `data.allow`, `server.hosts`, `hooks.spend`
+    )  # `recipes.allow`, `data.roots`, `data.allow`, `server.hosts`, `hooks.spend`, `drivers.any`
     said: Mapping[tuple[str, ...], tuple[Any, str]] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
     flags: Mapping[str, float] = field(
@@ -301,6 +302,8 @@ def _merged(files: list[_File]) -> Config:
                 )
         for kind in _TABLES:
             for name, table in file.value.get(kind, {}).items():
+                if (kind, name) in _LISTS:
+                    continue
                 tables[kind][name] = table
                 said = {keys: each for keys, each in said.items() if keys[:2] != (kind, name)}
                 said |= {
@@ -374,11 +377,16 @@ def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
     """Tables of drivers that neither we nor an installed package have: a driver that is never used would hide a slip of the pen."""
     tables, stacks = value.get("drivers"), value.get("stacks")
     named: list[tuple[tuple[str, ...], str]] = (
-        [(("drivers", name), name) for name in tables] if isinstance(tables, dict) else []
+        [(("drivers", name), name) for name in tables if ("drivers", name) not in _LISTS]
+        if isinstance(tables, dict)
+        else []
     )
     for name, stack in stacks.items() if isinstance(stacks, dict) else ():
         if isinstance(stack, dict) and "driver" in stack:
             named.append((("stacks", name, "driver"), f"{stack['driver']}"))
+    listed = tables.get("any") if isinstance(tables, dict) else None
+    if isinstance(listed, list):
+        named += [(("drivers", "any"), f"{each}") for each in listed]
     if not named:
         return []
     from .extensions import drivers

@@ -273,7 +273,12 @@ def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, li
 
 def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str) -> set[str]:
     """Addresses in buckets of whose objects machines of a driver may be given signed addresses, so that they have them past this machine."""
-    if ws.config.driver(driver).get("secrets", "send") == "deny":
+    from ..hosts.renting.several import names_of
+
+    if any(
+        ws.config.driver(name).get("secrets", "send") == "deny"
+        for name in names_of(ws.config, driver)
+    ):
         return set()
     addresses = {
         taken.address for n in nodes for taken in found.plan.nodes[n].takes if taken.in_bucket
@@ -287,7 +292,14 @@ def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str
 
 def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
     """Refuse to send secrets where the driver's setting `secrets` is "deny".  Raises Invalid."""
-    wanted = ws.config.driver(host_pool.name).get("secrets", "send")
+    from ..hosts.renting.several import names_of
+
+    for name in names_of(ws.config, host_pool.name):
+        _secrets_stay(ws, found, host_pool, name)
+
+
+def _secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool, name: str) -> None:
+    wanted = ws.config.driver(name).get("secrets", "send")
     if wanted not in ("send", "deny"):
         raise Invalid(
             [
@@ -302,9 +314,9 @@ def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
         words = "; ".join(
             f"{step} would take {', '.join(names)} there" for step, names in taken.items()
         )
-        fix = f"run it elsewhere, take the secrets out of the recipe, or allow it: `secrets` of [drivers.{host_pool.name}]"
+        fix = f"run it elsewhere, take the secrets out of the recipe, or allow it: `secrets` of [drivers.{name}]"
         raise Invalid(
-            [Problem("secrets-denied", f'`secrets = "deny"` of {host_pool.name}: {words}', fix=fix)]
+            [Problem("secrets-denied", f'`secrets = "deny"` of {name}: {words}', fix=fix)]
         )
 
 

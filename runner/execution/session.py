@@ -177,6 +177,10 @@ def _ahead(
     """The driver, which connects while the rest is being prepared.  Raises CannotRun, Invalid."""
     if settings.driver == "local":
         return nullcontext()
+    from ..hosts.renting.several import alternatives
+
+    if alternatives(ws.config, settings.driver):  # nothing is connected before an order
+        return nullcontext()
     from ..hosts.ahead import ahead
     from ..hosts.interpreters import CURRENT
     from ..hosts.pool import driver_for

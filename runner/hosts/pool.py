@@ -49,9 +49,10 @@ from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import driver_of, lease_of, need_of, offer_of
 from .renting.money import SAVING
-from .renting.needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for, wish_for
+from .renting.needs import Spot, Takes, least_of, market_of, need_for, wish_for
 from .renting.offering import left_out
 from .renting.resting import RESTS, NotAsSold, resting
+from .renting.several import SeveralLeases, alternatives
 from .renting.totals import History, Pricing
 
 BOOTS = 3
@@ -112,6 +113,8 @@ class HostPool:
     """This machine, once it is open: what `close` has to close although `open` failed."""
     _wish: Wish = field(default_factory=Wish)
     _connector: Connector = field(init=False)
+    _connectors: Mapping[str, Connector] = field(default_factory=dict)
+    """Of each driver, where the run has several."""
     _upkeep: LeaseUpkeep = field(init=False)
 
     lost: list[str] = field(default_factory=list)
@@ -203,6 +206,10 @@ class HostPool:
         Raises Busy when all is taken, DriverError.
         """
         self._connector = Connector(self.ws, self.name, self.python, self.say, self.given)
+        self._connectors = {
+            name: Connector(self.ws, name, self.python, self.say, self.given)
+            for name in alternatives(self.ws.config, self.name)
+        }
         self.here = self._connector.here(self.local)
         self._opened.append(self.here)
         if not self.away:
@@ -332,7 +339,7 @@ class HostPool:
                         ]
                     )
             else:
-                self.unmet[need] = left_out(driver.excluded)
+                self.unmet[need] = left_out(self._of().excluded)
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
@@ -341,7 +348,7 @@ class HostPool:
         Raises CannotRun, DriverError, and what `ready` raises.
         """
         tried: list[str] = []
-        asked: set[str] = set()
+        asked: set[tuple[str, str]] = set()
         last = ""
         await self._of().denied()
         while len(tried) < BOOTS:
@@ -349,28 +356,30 @@ class HostPool:
             offers = [
                 offer
                 for offer in await self._offers(wish_for(need, self.taking, self.where))
-                if offer.id not in asked
+                if (offer.driver, offer.id) not in asked
             ]
             now = time.time()
+            recent = self._of().ledger.since(now - max(RESTS.values()))
             offer = min(
                 offers,
-                key=resting(self._of().ledger.since(now - max(RESTS.values())), self.name, now).has,
+                key=lambda offer: resting(recent, self._driver(offer), now).has(offer),
                 default=None,
             )
             if offer is None:
                 break
-            asked.add(offer.id)
+            asked.add((offer.driver, offer.id))
             verb = (
                 "renting"
                 if self._of().keeping is None or self._of().machine() is None
                 else "starting"
             )
-            self.say(f"{verb} {self.name} {offer.id} for ${offer.price:.2f} an hour")
+            why = self._why_spot(need, offer, offers)
+            self.say(f"{verb} {self._named(offer)} for ${offer.price:.2f} an hour{why}")
             began = time.monotonic()
             try:
                 found = await self._take(offer, 1, need, ready=ready)
             except Full as error:  # another run was faster: this one asks again when there is room
-                self.say(f"{self.name} {offer.id} is not rented yet: {error}")
+                self.say(f"{self._named(offer)} is not rented yet: {error}")
                 return None
             if found:
                 self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
@@ -378,7 +387,7 @@ class HostPool:
             row = self._of().ledger.of_run(self.run)[-1]
             last = row.reason
             if row.lease:
-                tried.append(f"{offer.id}: {last}")
+                tried.append(f"{self._named(offer) if self._connectors else offer.id}: {last}")
         why = (
             f"{self.name} has no machine left that does for it"
             if len(tried) < BOOTS
@@ -389,6 +398,20 @@ class HostPool:
             "; ".join([why, *(tried or [f"the last that was asked for: {last}"] * bool(last))]),
         )
         return None
+
+    def _why_spot(self, need: Need, offer: Offer, offers: Sequence[Offer]) -> str:
+        """Which market was chosen where the run may rent on any, as the end of a sentence."""
+        others = [each for each in offers if each.market != offer.market]
+        if need.market != "any" or not others or offer is not offers[0]:
+            return ""
+        often = self._pricing(need).history_of.taken_away(
+            offer if offer.market == "spot" else others[0]
+        )
+        losses = f"with {often:.2g} preemptions an hour"
+        if offer.market == "spot":
+            left = self.spot.most_taken - self.spot.taken
+            return f", spot: cheaper than ${others[0].price:.2f} on demand also {losses}, and on demand after {left} more"
+        return f", on demand: spot at ${others[0].price:.2f} is not cheaper {losses}"
 
     def refuse(self, need: Need, why: str) -> None:
         """Ask for no machine of this need any more."""
@@ -434,7 +457,7 @@ class HostPool:
             failure, reason = LeaseFailure.TAKEN_AWAY, f"it was taken away: {reason}"
             if self.spot.market != spot:
                 self.say(
-                    f"{MOST_TAKEN} spot machines were taken away: what is rented from now on is on demand"
+                    f"{self.spot.most_taken} spot machines were taken away: what is rented from now on is on demand"
                 )
         healthy = not (place.lost or place.leaving)
         for row in rows:
@@ -489,7 +512,7 @@ class HostPool:
                             self.leases.hand_over(row)
                 for row, why in await self.leases.close():
                     self.say(
-                        f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}"
+                        f"the lease {row.key} of {row.driver} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}"
                     )
             await asyncio.gather(leaving, silent)
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
@@ -506,32 +529,61 @@ class HostPool:
         assert self.leases is not None
         return self.leases
 
+    def _driver(self, offer: Offer) -> str:
+        """The name of the driver of an offer."""
+        return offer.driver if self._connectors else self.name
+
+    def _named(self, offer: Offer) -> str:
+        """An offer as people call it."""
+        return f"{self._driver(offer)} {offer.id}"
+
     def _leases(self) -> KeptLeases:
-        settings = self.ws.config.driver(self.name)
-        self.box = {
-            name: settings[name]
-            for name in ("container", "container_engine", "engine_args", "container_args")
-            if name in settings
-        }
+        if not self._connectors:
+            return self._leases_of(self.name, self.driver)
+        each = {name: self._leases_of(name, None) for name in self._connectors}
+        settings = {name: self.ws.config.driver(name) for name in each}
+        # Of those whose machines run containers in an engine of their own.
+        for name, leases in each.items():
+            if not leases.driver.traits.images:
+                self.box = _box(settings[name])
+        on_demand = all(market_of(given) == "on-demand" for given in settings.values())
+        self.spot = Spot("on-demand" if on_demand else "any")
+        found = SeveralLeases(self.name, each, self.ws.config)
+        budgets = [leases.budget for leases in each.values()]
+        found.say = self.say
+        least = [given for given in map(least_of, settings.values()) if given is not None]
+        self._limit(found, max(least, default=None), min(budget.term for budget in budgets))
+        idle = min(float(given.get("idle", IDLE)) for given in settings.values())
+        self.inventory = Inventory(idle, ends=True)
+        return found
+
+    def _limit(self, leases: KeptLeases, least: float | None, term: timedelta) -> None:
+        """Have the leases of the run keep its limits."""
+        budget, traits = leases.budget, leases.driver.traits
+        budget.limits = self.ws.config.limits if traits.priced else {}
+        budget.limit = self.limit if traits.priced or traits.billed else None
+        budget.least, budget.term = least, term
+        budget.leaving = lambda: self.inventory.leaving_keys() | self._given_back
+
+    def _leases_of(self, name: str, given: Driver | None) -> KeptLeases:
+        settings = self.ws.config.driver(name)
+        self.box = _box(settings)
         self.spot = Spot(market_of(settings))
-        driver = self.driver or driver_for(self.ws, self.name, self.hosts, self.python)
+        driver = given or driver_for(self.ws, name, self.hosts, self.python)
         for line in driver.notices:
             self.say(line)
         leases = KeptLeases(
             driver,
-            self.name,
-            Ledger.open(_noted_in(self.ws, self.run, self.name, driver)),
+            name,
+            Ledger.open(_noted_in(self.ws, self.run, name, driver)),
             self.run,
             str(self.ws.root),
             lambda before, row: self.moves.append((before, row)),
         )
         self.inventory = Inventory(float(settings.get("idle", IDLE)), ends=driver.traits.priced)
-        budget = leases.budget
-        budget.limits = self.ws.config.limits if driver.traits.priced else {}
-        budget.limit = self.limit if driver.traits.priced or driver.traits.billed else None
-        budget.least, leases.say = least_of(settings), self.say
-        budget.leaving = lambda: self.inventory.leaving_keys() | self._given_back
-        budget.term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
+        leases.say = self.say
+        term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
+        self._limit(leases, least_of(settings), term)
         leases.keep_alive, leases.settings = self.keep_alive, settings
         if self.stack:
             leases.of(self.ws.config.stacks[self.stack])
@@ -595,7 +647,7 @@ class HostPool:
             yield
         except Rejected as error:
             fix = "make room there, or name a folder that can be written as `root` in the driver's settings; `recipe doctor` says what it lacks"
-            raise CannotRun(f"{self.name} {offer.id} cannot be used: {error}", fix=fix) from error
+            raise CannotRun(f"{self._named(offer)} cannot be used: {error}", fix=fix) from error
 
     async def _enter(
         self,
@@ -609,6 +661,8 @@ class HostPool:
         One that was rented just now and cannot be used is given back, too: its offer failed.  Raises CannotRun, and what `ready` raises.
         """
         places: list[Place] = []
+        leases = self._of().of_driver(offer.driver)
+        connector = self._connectors.get(offer.driver, self._connector)
         try:
             with self._usable(offer):
                 leased = [await self._of().up(row) for row in rows]
@@ -620,16 +674,16 @@ class HostPool:
                 else _disposable(DriverError, Infrastructure, CannotRun)
             ):
                 if self.priced:
-                    cuda = self.where.get("cuda") or str(self._of().settings.get("cuda", ""))
+                    cuda = self.where.get("cuda") or str(leases.settings.get("cuda", ""))
                     await measure(
-                        offer, need_of(rows[0]), hosts[0], self._of().driver.traits.image, cuda
+                        offer, need_of(rows[0]), hosts[0], leases.driver.traits.image, cuda
                     )
-                    self._of().measured(rows[0])
-                traits = self._of().driver.traits
+                    leases.measured(rows[0])
+                traits = leases.driver.traits
                 lease = lease_of(rows[0])
                 for host in hosts:
                     places.append(
-                        await self._connector.place(
+                        await connector.place(
                             offer, lease, host, traits, slots=len(rows), reached=reached
                         )
                     )
@@ -638,7 +692,7 @@ class HostPool:
                     for place in places:
                         await ready(place)  # before any step can be started there
         except HostLost as error:
-            self.say(f"{self.name} {offer.id}: {error}")
+            self.say(f"{self._named(offer)}: {error}")
             if not self.priced:
                 self.lost.append(f"{self.name} {offer.id}: {error}")
             for place in places:
@@ -657,8 +711,8 @@ class HostPool:
                 )
             if offer.market == "spot":
                 self.spot.add(place)
-                if self._of().driver.traits.notice:
-                    self._upkeep.watch(place, host)
+                if leases.driver.traits.notice:
+                    self._upkeep.watch(place, host, leases.driver)
         return places
 
 
@@ -671,6 +725,12 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
         raise
     except faults as error:
         raise NotAsSold(f"it did not come up: {error}", LeaseFailure.FAILED) from error
+
+
+def _box(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How containers are run, by the settings of a driver."""
+    keys = ("container", "container_engine", "engine_args", "container_args")
+    return {key: settings[key] for key in keys if key in settings}
 
 
 def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:

@@ -89,6 +89,13 @@ def wishes(
     }
 
 
+def on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
+    """A wish on the market of a driver's settings."""
+    if wish.need == Need():  # of a cluster, which has none
+        return wish
+    return wish._replace(need=replace(wish.need, market=market_of(ws.config.driver(driver))))
+
+
 def pricing(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
     """How the cost of a run is computed, by needs on any market: by estimates, and by what the ledger says of earlier machines."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
@@ -175,11 +182,12 @@ def _row(offer: Offer, shelf: Shelf) -> tuple[str, ...]:
     )
 
 
-def chosen(found: Mapping[str, Shelf]) -> list[str]:
+def chosen(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
     """Which machine a run would rent for each step, and which come next, as `recipe plan` shows it."""
     lines = []
-    for step, shelf in found.items():
-        for place, offer in enumerate(shelf.offers[: 1 + offering.RUNNERS_UP]):
+    for step, shelves in found.items():
+        ranked = ranking(shelves)[: 1 + offering.RUNNERS_UP]
+        for place, (shelf, offer) in enumerate(ranked):
             row, total = _row(offer, shelf), shelf.total_of(offer)
             cost = (
                 f", {row[7]} h, ${total.usd:.2f}"
@@ -198,13 +206,18 @@ def chosen(found: Mapping[str, Shelf]) -> list[str]:
                 else f"{offer.id}, {row[2]} of {row[3]}, {offer.region}, {offer.market}"
             )
             lines.append(f"{what}: {offer.driver} {kind}, ${row[6]} an hour{cost}")
-        if not shelf.offers:
-            lines.append(
-                f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}"
-            )
-        lines += [
-            f"{'':9}{words}" for words in (shelf.unsaid(), shelf.left_out(), shelf.ends) if words
-        ]
+        several = len(shelves) > 1
+        for shelf in shelves:
+            if not shelf.offers and (not ranked or shelf.failed):
+                lines.append(
+                    f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}"
+                )
+            ends = f"{shelf.driver}: {shelf.ends}" if several and shelf.ends else shelf.ends
+            lines += [
+                f"{'':9}{words}"
+                for words in (shelf.unsaid(), _left_out(shelf, several=several), ends)
+                if words
+            ]
     return lines
 
 

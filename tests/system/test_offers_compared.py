@@ -157,3 +157,39 @@ def test_what_the_ledger_says_of_a_provider_is_in_its_totals(
                     asked = ledger.move(asked, state, failure="taken-away" * (state == "GONE"))  # type: ignore[arg-type]
     lost, boot = parts()
     assert lost == pytest.approx((20 * 0.05 + 5) / 25 * 0.5, rel=0.01) and boot == 0.5
+
+
+def asked(space: Space, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main([*words, "-C", str(space.root)])
+    out, said = capsys.readouterr()
+    return code, out + said
+
+
+def test_any_is_for_drivers_that_were_chosen_and_the_question_names_where_data_may_go(
+    four: Space, capsys: pytest.CaptureFixture[str]
+) -> None:
+    four.write("tuned.yaml", TRAINS)
+    four.write("base/config.json", json.dumps(CONFIG))
+    run = ("run", "./tuned.yaml", "--driver")
+    code, said = asked(four, capsys, *run, "any")
+    assert code == 2 and "none is named" in said and '`any = ["vastai", "runpod"]`' in said
+    code, said = asked(four, capsys, *run, "any:vastai,runpot")
+    assert code == 3 and 'there is no driver "runpot"' in said and "runpod" in said
+    code, said = asked(four, capsys, *run, "any:vastai,ssh")
+    assert code == 2 and "the driver ssh rents nothing" in said
+
+    config = Path(four.root / "recipe.toml")
+    config.write_text(
+        '[drivers]\nany = ["vastai", "gcp"]\n'
+        + config.read_text()
+        + "[drivers.gcp]\nconfirm = 0.01\n"
+    )
+    code, said = asked(four, capsys, *run, "any")
+    assert code == 3 and "it would cost about $" in said, said
+    assert "its data and secrets may go to machines of vastai or gcp" in said
+    code, said = asked(four, capsys, "plan", "./tuned.yaml", "--driver", "any")
+    assert code == 0 and "rents for train: " in said and "machines of vastai or gcp" in said
+    assert "runpod" not in said and "prime" not in said
+    config.write_text(config.read_text().replace('"gcp"]', '"gpc"]'))
+    code, said = asked(four, capsys, *run, "any")
+    assert code == 3 and 'there is no driver "gpc"' in said, said

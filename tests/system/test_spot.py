@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from drivers.base import Need, Offer, Traits
+from drivers.base import Need, Offer, Resources, Traits, Wish
 from runner.hosts.place.place import Place
 from runner.hosts.pool import HostPool
-from runner.hosts.renting.needs import MOST_TAKEN, Spot
+from runner.hosts.renting.needs import AnyMarket, Spot
+from runner.hosts.renting.totals import History, Pricing
 from runner.planning.step import ResourceSpec, StepSpec
 from runner.storage.records.store import Store
 from tests.fake_provider import provider
@@ -105,13 +106,16 @@ steps:
         ][1:] == ["preempted"]
 
 
-def test_after_three_that_were_taken_away_the_next_is_rented_on_demand() -> None:
+@pytest.mark.parametrize(("market", "most"), [("spot", 3), ("any", 2)])
+def test_after_some_that_were_taken_away_the_next_is_rented_on_demand(
+    market: AnyMarket, most: int
+) -> None:
     nothing = cast(Any, None)
     leases = cast(Any, SimpleNamespace(driver=SimpleNamespace(traits=Traits())))
-    pool = HostPool(nothing, "r", nothing, "gcp", spot=Spot("spot"), leases=leases)
+    pool = HostPool(nothing, "r", nothing, "gcp", spot=Spot(market), leases=leases)
     wants = StepSpec("r@1", "s", {}, ResourceSpec(gpus=1))
-    for number in range(MOST_TAKEN):
-        assert pool.need(wants) == Need(gpus=1, market="spot")
+    for number in range(most):
+        assert pool.need(wants) == Need(gpus=1, market=market)
         taken = cast(
             Place, type("Taken", (), {"name": f"gcp {number}", "lost": "gone", "leaving": ""})()
         )
@@ -124,3 +128,32 @@ def test_a_spot_machine_is_dearer_than_its_price_by_the_hours_that_are_lost() ->
     spot, kept = Offer("gcp", "a", price=0.99, market="spot"), Offer("gcp", "b", price=1.0)
     assert kept.hourly == 1.0 < spot.hourly
     assert Offer("gcp", "c", price=0.4, market="spot").hourly < kept.hourly
+
+
+def test_on_any_market_spot_is_taken_where_that_is_cheaper_by_what_was_lost_before() -> None:
+    card = Resources(gpus=1, gpu="RTX 4090")
+    spot = Offer("vastai", "1", card, price=0.5, market="spot")
+    kept = Offer("vastai", "2", card, price=0.8)
+    calm, rough = History(), History(taken={"vastai": (60, 40.0)})
+    for wish in (Wish(hours=5.0), Wish()):
+        assert Pricing(calm).ranked([kept, spot], wish) == [spot, kept]
+        assert Pricing(rough).ranked([spot, kept], wish) == [spot, kept], "0.75 an hour"
+    worse = History(taken={"vastai": (100, 40.0)})
+    for wish in (Wish(hours=5.0), Wish()):
+        assert Pricing(worse).ranked([spot, kept], wish) == [kept, spot], "0.92 an hour"
+    leases = cast(
+        Any,
+        SimpleNamespace(
+            driver=SimpleNamespace(traits=Traits()), ledger=SimpleNamespace(since=lambda _: [])
+        ),
+    )
+    pool = HostPool(
+        cast(Any, None), "r", cast(Any, None), "vastai", spot=Spot("any"), leases=leases
+    )
+    need = Need(gpus=1, market="any")
+    said = pool._why_spot(need, spot, [spot, kept])
+    assert said.startswith(
+        ", spot: cheaper than $0.80 on demand also with 0.05 preemptions an hour"
+    )
+    assert pool._why_spot(need, kept, [kept, spot]).startswith(", on demand: spot at $0.50 is not")
+    assert pool._why_spot(Need(gpus=1), kept, [kept]) == ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...digest import of_value
 from ...hosts.place.place import Place
 from ...hosts.place.staging import SMALL, Attempt
+from ...hosts.renting.several import names_of
 from ...logs import Log
 from ...planning.plan import Node
 from ...planning.step import Source
@@ -34,7 +35,10 @@ class BucketInputs:
 
     def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, driver: str) -> None:
         self._ws, self._survey, self._commits = ws, survey, commits
-        self._secret = ws.config.driver(driver).get("secrets", "send") != "deny"
+        self._secret = all(
+            ws.config.driver(name).get("secrets", "send") != "deny"
+            for name in names_of(ws.config, driver)
+        )
         self._turns: dict[
             tuple[str, str], asyncio.Lock
         ] = {}  # by host and input: what two steps take goes there once

@@ -38,6 +38,9 @@ class KeptLeases(Leases):
     keep_alive = False
     """Leave the machine running after the last use, until its time is over."""
 
+    def of_driver(self, _name: str) -> KeptLeases:
+        return self
+
     def of(self, stack: Stack) -> None:
         """Rent for a stack from now on.  Raises CannotRun when its machine is to be kept and cannot be stopped."""
         self.stack = stack.id

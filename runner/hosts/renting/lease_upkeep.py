@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final
 
-from drivers.base import DriverError, Host
+from drivers.base import Driver, DriverError, Host
 
 from ...errors import Busy
 from ..place.place import Place
@@ -54,9 +54,9 @@ class LeaseUpkeep:
         elif self._leases.driver.traits.billed:
             self._beside(self._accrue())
 
-    def watch(self, place: Place, host: Host) -> None:
-        """Notice when a place is about to be taken away."""
-        self._beside(self._watch(place, host))
+    def watch(self, place: Place, host: Host, driver: Driver) -> None:
+        """Notice when a place of a driver is about to be taken away."""
+        self._beside(self._watch(place, host, driver))
 
     async def aclose(self) -> None:
         for task in self._tasks:
@@ -79,16 +79,16 @@ class LeaseUpkeep:
     def _beside(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
-    async def _watch(self, place: Place, host: Host) -> None:
+    async def _watch(self, place: Place, host: Host, driver: Driver) -> None:
         """Wait until a place is about to be taken away, or gone."""
         while not place.lost and place in self._inventory.places:
             try:
-                async for _ in host.call(self._leases.driver.traits.notice):
+                async for _ in host.call(driver.traits.notice):
                     pass
             except DriverError:
                 await asyncio.sleep(NOTICED)
             else:
-                place.leaving = f"{self._name} takes it away"
+                place.leaving = f"{place.name.split()[0]} takes it away"
                 return
 
     async def _renew(self) -> None:

@@ -164,6 +164,20 @@ class Leases:
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
 
     @property
+    def excluded(self) -> Mapping[str, int]:
+        """Why the last offers lack some, by count."""
+        return self.driver.excluded
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the drivers whose leases these are."""
+        return (self.name,)
+
+    def of_driver(self, _name: str) -> Leases:
+        """The leases of a driver, where a run has several."""
+        return self
+
+    @property
     def _most(self) -> float:
         """How many machines the user may have at once, in all runs."""
         return self.budget.limits.get("machines", math.inf)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 AnyMarket: TypeAlias = Market | Literal["any"]
 MOST_TAKEN: Final = 3
-"""Spot machines that are taken away from a run before it rents on demand."""
+"""Spot machines that are taken away from a run on the market `spot` before it rents on demand."""
+TAKEN_OF_ANY: Final = 2
+"""The same on the market `any`."""
 
 
 class Takes(NamedTuple):
@@ -44,7 +46,12 @@ class Spot:
     @property
     def market(self) -> AnyMarket:
         """On which the next machine is rented."""
-        return self._market if self.taken < MOST_TAKEN else "on-demand"
+        return self._market if self.taken < self.most_taken else "on-demand"
+
+    @property
+    def most_taken(self) -> int:
+        """Machines that are taken away before the run rents on demand."""
+        return TAKEN_OF_ANY if self._market == "any" else MOST_TAKEN
 
     def add(self, place: Place) -> None:
         """Note a place that was rented on the spot market."""

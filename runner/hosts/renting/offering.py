@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -179,13 +179,23 @@ async def shelves(
 
 
 def to_confirm(
-    ws: Workspace, found: Sequence[Shelf], limit: float | None, machines: int = 1
+    ws: Workspace,
+    found: Sequence[Shelf],
+    limit: float | None,
+    machines: int = 1,
+    drivers: Collection[str] = (),
 ) -> float | None:
-    """What all wishes cost together, in US dollars, with so many machines for each, where that is more than is spent without asking."""
+    """What all wishes cost together, in US dollars, with so many machines for each, where that is more than is spent without asking.
+
+    `drivers`: those whose setting `confirm` counts beside those of `found`.
+    """
     usd = sum(shelf.total or 0.0 for shelf in found) * machines
     usd = usd if limit is None else min(usd, limit)
     most = min(
-        (float(ws.config.driver(shelf.driver).get("confirm", CONFIRM)) for shelf in found),
+        (
+            float(ws.config.driver(name).get("confirm", CONFIRM))
+            for name in {*drivers, *(shelf.driver for shelf in found)}
+        ),
         default=CONFIRM,
     )
     return usd if usd > most else None

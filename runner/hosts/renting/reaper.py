@@ -23,6 +23,7 @@ from ...storage.workspace import Workspace
 from .budget import TERM
 from .kept import KeptLeases
 from .leases import OVERDUE, Leases, driver_of, plain
+from .several import alternatives
 
 RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
 """Of a run: at work, or about to be submitted; ended by itself; without a worker; not known to its workspace; never submitted, on a free place."""
@@ -104,6 +105,7 @@ def judged(rows: Iterable[LeaseRow], environ: Mapping[str, str]) -> list[tuple[L
 async def end(leases: Leases, row: LeaseRow, why: str) -> str:
     """Give back a lease that another process held.  Answers why it is there still; empty when it is proved gone."""
     try:
+        leases = leases.of_driver(row.driver)
         taken = leases.ledger.take(row, leases.holder)
         return "" if await leases.release(taken, why) else "the provider has not ended it yet"
     except NotOurs:
@@ -120,7 +122,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
         if row.run == leases.run or found.reason == "kept":
             continue
         ours, tell = (
-            (row.driver, row.stack) == (leases.name, leases.stack),
+            row.driver in leases.names and row.stack == leases.stack,
             bool(row.price),
         )  # a stack may have another account
         if (
@@ -181,6 +183,8 @@ def unknown(lease: Lease, installation: str | None = None) -> str:
 def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[str]:
     """`tidy` for a run that has nothing to do, on a stack where one is named.  No driver is made where no lease is known."""
     said: list[str] = []
+    if several := alternatives(ws.config, name):
+        return [words for each in several for words in settle(each, hosts, ws, stack)]
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
             known = ledger.living(name)

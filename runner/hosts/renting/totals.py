@@ -94,13 +94,18 @@ class Pricing:
     on: HoursOn | None = None
     """Hours by the kind of GPU; without it, those of the wish count everywhere."""
 
+    @property
+    def history_of(self) -> History:
+        """What is known of earlier machines, or that nothing is."""
+        return self.history or History()
+
     def total(self, offer: Offer, wish: Wish) -> Total:
         """What a run with this wish costs there."""
         out = egress(offer, wish.home)
         hours = self._hours(offer, wish)
         if hours is None:
             return Total(None, 0.0, 0.0, out, None)
-        history = self.history or History()
+        history = self.history_of
         boot = history.boot(offer) * offer.price if self.history is not None else 0.0
         lost = offer.price * hours.hours * history.taken_away(offer) * LOST
         return Total(hours, boot, lost, out, offer.price * hours.hours + boot + lost + out)
@@ -113,16 +118,17 @@ class Pricing:
     def ranked(self, offers: Sequence[Offer], wish: Wish) -> list[Offer]:
         """The same, the cheapest run first.
 
-        Those of which the time is not known come last, by their prices where several providers
-        offer, else in the order in which they were offered.
+        Those of which the time is not known come last, by their prices with what preemptions lose
+        where several providers or markets offer, else in the order in which they were offered.
         """
         usd = [self.total(offer, wish).usd for offer in offers]
-        several = len({offer.driver for offer in offers}) > 1
+        several = len({(offer.driver, offer.market) for offer in offers}) > 1
 
         def key(n: int) -> tuple[bool, float]:
-            total = usd[n]
+            total, offer = usd[n], offers[n]
             if total is None:
-                return True, offers[n].hourly if several else 0.0
+                lost = self.history_of.taken_away(offer) * LOST
+                return True, offer.price * (1 + lost) if several else 0.0
             return False, total
 
         return [offers[n] for n in sorted(range(len(offers)), key=key)]

@@ -72,7 +72,10 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
     )
     where = section(parser, WHERE)
     where.add_argument(
-        "--driver", default="local", metavar="NAME", help="Driver to run on (default: local)"
+        "--driver",
+        default="local",
+        metavar="NAME",
+        help="Driver to run on, or any:NAME,NAME for the cheapest of several (default: local)",
     )
     where.add_argument(
         "--host",
@@ -244,7 +247,9 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 def check_driver(name: str) -> None:
     """That there is a driver of this name.  Raises NotFound."""
-    if name == "local":
+    if (
+        name == "local" or name.partition(":")[0] == "any"
+    ):  # which it chooses among is read with the settings
         return
     from ... import extensions
 

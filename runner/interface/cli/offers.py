@@ -7,7 +7,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from drivers import DRIVERS, install_line
@@ -17,8 +16,8 @@ from ...errors import CannotRun
 from ...execution.session import look
 from ...execution.terms import Choice
 from ...hosts.renting import offering
-from ...hosts.renting.needs import market_of
 from ...hosts.renting.offering import Shelf
+from ...hosts.renting.several import names_of
 from ...storage.workspace import Workspace
 from ..pairs import filters
 from ..shelves import Asked, as_json, lines, pricing, ranking, wishes
@@ -44,11 +43,13 @@ def run(args: argparse.Namespace) -> int:
     where = filters(args.where)
     take_stack(args)
     asked, args.driver = args.driver, args.driver if args.stack else "local"
+    with Workspace.open(args.workspace, read_only=True) as ws:
+        asked = ",".join(names_of(ws.config, asked))
     if args.recipe is None and args.file is None:
         with Workspace.open(args.workspace, read_only=True) as ws:
             if args.stack:
                 ws.on(args.stack)
-            card = Wish(Need(gpus=1, market=market_of(ws.config.driver(asked))))
+            card = Wish(Need(gpus=1))
             found = _asked(
                 args, ws, asked, lambda cluster: {"": Asked(Wish() if cluster else card)}, where
             )
@@ -132,10 +133,3 @@ def _asked(
     }
     costing = pricing(ws, [each for wanted in by_kind.values() for each in wanted.values()])
     return list(zip(steps, asyncio.run(offering.shelves(asking, costing)), strict=True))
-
-
-def _on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
-    """A wish on the market of a driver's settings."""
-    if wish.need == Need():  # of a cluster, which has none
-        return wish
-    return wish._replace(need=replace(wish.need, market=market_of(ws.config.driver(driver))))

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
@@ -40,6 +40,8 @@ from .flags import (
 )
 
 if TYPE_CHECKING:
+    from drivers.base import Driver
+
     from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
     from ...hosts.renting.offering import Shelf
@@ -307,6 +309,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     if args.driver == "local" or not found.todo:
         return []
     from ...execution.refusals import sends, signed_there
+    from ...hosts.renting.several import names_of
     from ..shelves import chosen
 
     try:
@@ -323,6 +326,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         }
         return [
             *chosen(shelves),
+            *([_among(ws, names)] if len(names := names_of(ws.config, args.driver)) > 1 else ()),
             *_headed(ws, found, args),
             *(
                 [f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"]
@@ -351,25 +355,45 @@ def _headed(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]
     return [f"head: {head}", *crews]
 
 
-def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, Shelf]:
+def _renting(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
+    """The drivers by name whose machines the run may rent; empty where it rents none."""
+    from ...hosts.renting import offering
+    from ...hosts.renting.several import names_of
+
+    made = {
+        name: offering.renting(ws, name, args.hosts) for name in names_of(ws.config, args.driver)
+    }
+    return {name: driver for name, driver in made.items() if driver is not None}
+
+
+def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, list[Shelf]]:
+    """What the drivers of the run offer for each step that rents."""
     import asyncio
 
     from ...hosts.renting import offering
-    from ..shelves import pricing, wishes
+    from ..shelves import on_market_of, pricing, wishes
 
-    name = args.driver
-    driver = offering.renting(ws, name, args.hosts)
+    drivers = _renting(ws, args)
     where = filters(args.where)
-    if driver is None:
+    if not drivers:
         return {}
-    asked = wishes(ws, found, name, args.stack, cluster=driver.traits.allocates)
-    shelves = asyncio.run(
-        offering.shelves(
-            {name: (driver, [each.wish._replace(filters=where) for each in asked.values()])},
-            pricing(ws, asked.values()),
-        )
-    )
-    return dict(zip(asked, shelves, strict=True))
+    cluster = any(driver.traits.allocates for driver in drivers.values())
+    asked = wishes(ws, found, args.driver, args.stack, cluster=cluster)
+    wanted = {
+        name: {
+            step: on_market_of(ws, name, each.wish)._replace(filters=where)
+            for step, each in asked.items()
+            if len(drivers) == 1 or driver.traits.images or not each.wish.need.image
+        }
+        for name, driver in drivers.items()
+    }
+    asking = {name: (driver, [*wanted[name].values()]) for name, driver in drivers.items()}
+    shelves = iter(asyncio.run(offering.shelves(asking, pricing(ws, asked.values()))))
+    by_step: dict[str, list[Shelf]] = {step: [] for step in asked}
+    for steps in wanted.values():
+        for step in steps:
+            by_step[step].append(next(shelves))
+    return {step: each for step, each in by_step.items() if each}
 
 
 def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace) -> bool:
@@ -377,15 +401,12 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     if args.driver == "local":
         return True
     from ...hosts.renting import offering
+    from ..shelves import ranking
 
-    driver = offering.renting(ws, args.driver, args.hosts)
-    if (
-        driver is not None
-        and driver.traits.ends == "nothing"
-        and not args.unattended
-        and not sys.stdin.isatty()
-    ):
-        words = f"{args.driver}: {offering.ENDS['nothing']}, and stdin is no terminal"
+    drivers = _renting(ws, args)
+    endless = [name for name, driver in drivers.items() if driver.traits.ends == "nothing"]
+    if endless and not args.unattended and not sys.stdin.isatty():
+        words = f"{', '.join(endless)}: {offering.ENDS['nothing']}, and stdin is no terminal"
         raise Invalid(
             [
                 Problem(
@@ -395,7 +416,12 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
                 )
             ]
         )
-    if driver is None or args.yes:
+    if not drivers:
+        return True
+    among = _among(ws, [*drivers]) if len(drivers) > 1 else ""
+    if args.yes:
+        if among:
+            print(f"recipe: {among}", file=sys.stderr)
         return True
     found = look(ws, request, choice)
     limits = lower(found.plan.settings.limits, placed(ws, settings_of(args)).limits)
@@ -404,16 +430,16 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
         if _head(ws, args) is not None
         else 1
     )
-    total = (
-        offering.to_confirm(
-            ws, list(_shelves(ws, found, args).values()), limits.cost, max(1, at_once)
-        )
-        if found.todo
-        else None
-    )
+    total = None
+    if found.todo:
+        shelves = _shelves(ws, found, args)
+        best = [first for each in shelves.values() for first, _offer in ranking(each)[:1]]
+        total = offering.to_confirm(ws, best, limits.cost, max(1, at_once), [*drivers])
     if total is None:
+        if among and found.todo:
+            print(f"recipe: {among}", file=sys.stderr)
         return True
-    cost = f"it would cost about ${total:.2f}"
+    cost = f"it would cost about ${total:.2f}" + f"; {among}" * bool(among)
     return agreed(
         f"{cost}; rent?",
         Invalid(
@@ -424,6 +450,14 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
             ]
         ),
     )
+
+
+def _among(ws: Workspace, names: Sequence[str]) -> str:
+    """Where data and secrets of a run may go that chooses among drivers."""
+    to = f"{', '.join(names[:-1])} or {names[-1]}"
+    kept = [name for name in names if ws.config.driver(name).get("secrets", "send") == "deny"]
+    what = "its data" if kept else "its data and secrets"
+    return f"{what} may go to machines of {to}"
 
 
 def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ from drivers.base import DriverError, Host
 from ...errors import CannotRun, Infrastructure, Invalid, NotFound, Problem
 from ...execution.terms import placed, settings_of_run
 from ...hosts.renting.leases import driver_of, lease_of
+from ...hosts.renting.several import alternatives
 from ...planning.ids import names
 from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
 from .chosen import find_run, opened
@@ -70,10 +71,9 @@ def run(args: argparse.Namespace) -> int:
 
 async def _entered(ws: Workspace, row: RunRow, place: str, args: argparse.Namespace) -> int:
     settings = placed(ws, settings_of_run(row))
-    lease = _lease(ws, row.id, settings.driver, place)
-    driver = driver_of(
-        settings.driver, ws.config.driver(settings.driver), settings.hosts, str(ws.home)
-    )
+    name = place.split(" ", 1)[0] if alternatives(ws.config, settings.driver) else settings.driver
+    lease = _lease(ws, row.id, name, place)
+    driver = driver_of(name, ws.config.driver(name), settings.hosts, str(ws.home))
     try:
         found = await driver.hosts(lease_of(lease))
         return enter(place, found[0] if found else None, args.forwards, args.command)

@@ -1,0 +1,227 @@
+"""Leases of one run at several providers: the offers of all are one list, and each lease is its own provider's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final, cast
+
+from drivers.base import (
+    Denied,
+    Driver,
+    DriverError,
+    Host,
+    Lease,
+    Need,
+    NoCapacity,
+    Offer,
+    Rejected,
+    Traits,
+    Unreachable,
+    Wish,
+)
+
+from ...errors import CannotRun, NotFound, did_you_mean
+from ...settings import Config
+from ...storage.records.ledger import LeaseRow
+from .kept import KeptLeases
+from .needs import market_of
+
+ANY: Final = "any"
+NO_IMAGES: Final = "boots no image of a container"
+
+
+def alternatives(config: Config, name: str) -> tuple[str, ...]:
+    """The drivers that `any` or `any:NAME,NAME` stands for; empty for the name of one driver.
+
+    Raises CannotRun where the settings name none for `any`, or one rents nothing, NotFound for an unknown one.
+    """
+    kind, _, listed = name.partition(":")
+    if kind != ANY:
+        return ()
+    names = (
+        tuple(dict.fromkeys(filter(None, listed.split(","))))
+        if listed
+        else config.lists.get("drivers.any", ())
+    )
+    fix = f'name them: --driver {ANY}:vastai,runpod, or `any = ["vastai", "runpod"]` below [drivers] of recipe.toml'
+    if not names:
+        raise CannotRun(
+            f"--driver {ANY} is for drivers that you choose, and none is named", fix=fix
+        )
+    from ...extensions import drivers
+    from .leases import rents
+
+    for each in names:
+        if each not in (known := drivers(each)):
+            raise NotFound(
+                f'there is no driver "{each}"',
+                fix=did_you_mean(each, known) or f"known: {', '.join(sorted(known))}",
+            )
+        if each in ("local", "ssh") or not (rents(each) or config.driver(each).get("price")):
+            raise CannotRun(f"the driver {each} rents nothing, so {ANY} cannot choose it", fix=fix)
+    return names
+
+
+def names_of(config: Config, name: str) -> tuple[str, ...]:
+    """The drivers that may be used under the name of one, or of `any`."""
+    return alternatives(config, name) or (name,)
+
+
+class Together(Driver):
+    """What several drivers have in common, in the place of a driver."""
+
+    def __init__(self, drivers: Mapping[str, Driver]) -> None:
+        self.drivers = drivers
+        traits = [driver.traits for driver in drivers.values()]
+        at_once = [each.hosts_at_once for each in traits]
+        self.traits = Traits(
+            priced=True,
+            ends="nothing" if any(each.ends == "nothing" for each in traits) else "machine",
+            comes_up=max(each.comes_up for each in traits),
+            poll=min(each.poll for each in traits),
+            hosts_at_once=None if None in at_once else sum(each or 0 for each in at_once),
+            images=any(each.images for each in traits),
+        )
+
+    async def aclose(self) -> None:
+        """Let go of all connections."""
+        for driver in self.drivers.values():
+            await driver.aclose()
+
+
+class SeveralLeases(KeptLeases):
+    """The leases of a run at several providers, by the names of their drivers: one budget, and what one refuses another may give."""
+
+    def __init__(self, name: str, each: Mapping[str, KeptLeases], config: Config) -> None:
+        first = next(iter(each.values()))
+        together = Together({name: leases.driver for name, leases in each.items()})
+        super().__init__(
+            cast(Any, together), name, first.ledger, first.run, first.workspace, first.heard
+        )
+        self.each = each
+        self.gone: dict[str, str] = {}
+        """Providers that are asked for nothing more, and why."""
+        self._solvent: set[str] = set()
+        self._markets = {name: market_of(config.driver(name)) for name in each}
+        self._excluded: dict[str, int] = {}
+        for leases in each.values():
+            leases.budget, leases.freed = self.budget, self.freed
+            if leases is not first:
+                leases.ledger.close()
+                leases.ledger = self.ledger
+
+    @property
+    def excluded(self) -> Mapping[str, int]:
+        return self._excluded
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.each.keys()
+
+    def of_driver(self, name: str) -> KeptLeases:
+        return self.each[name]
+
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        """What all of them would rent.  One that cannot be asked, or has no credit, is said and left out.  Raises DriverError when none is left."""
+        found, self._excluded = list[Offer](), {}
+        asked = [name for name in self.each if name not in self.gone]
+        for name, offers in zip(
+            asked, await asyncio.gather(*(self._asked(name, wish) for name in asked)), strict=True
+        ):
+            found += [replace(offer, driver=name) for offer in offers]
+        if len(self.gone) == len(self.each):
+            raise Unreachable("; ".join(f"{name}: {why}" for name, why in self.gone.items()))
+        return found
+
+    async def _asked(self, name: str, wish: Wish) -> Sequence[Offer]:
+        leases, need = self.each[name], wish.need
+        if need.image and not leases.driver.traits.images:
+            self._excluded[f"{name}: {NO_IMAGES}"] = 1
+            return ()
+        if need.market == "any":
+            need = replace(need, market=self._markets[name])
+        try:
+            await leases.denied()
+            if name not in self._solvent:
+                await leases.call(leases.driver.solvent)
+            self._solvent.add(name)
+            offers = await leases.offers(wish._replace(need=need))
+        except Rejected:
+            raise  # a filter that is wrong for one is to be mended
+        except DriverError as error:
+            self._leave(name, error)
+            return ()
+        self._excluded |= {f"{name}: {why}": count for why, count in leases.excluded.items()}
+        return offers
+
+    def _leave(self, name: str, error: DriverError) -> None:
+        self.gone[name] = str(error)
+        left = [each for each in self.each if each not in self.gone]
+        more = f"; the run goes on with {', '.join(left)}" if left else ""
+        self.say(f"{name} is asked for nothing more: {error}{more}")
+
+    async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
+        """As Leases.ask, at the provider of the offer: where that refuses an order, another is taken."""
+        try:
+            return await self.each[offer.driver].ask(need, offer, shares)
+        except (Denied, NoCapacity, Unreachable) as error:
+            self._leave(offer.driver, error)
+            return None
+
+    async def up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
+        return await self.each[row.driver].up(row)
+
+    async def release(self, row: LeaseRow, reason: str, failure: str = "") -> bool:
+        return await self.each[row.driver].release(row, reason, failure)
+
+    async def renew(self, row: LeaseRow) -> LeaseRow:
+        return await self.each[row.driver].renew(row)
+
+    async def until(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
+        return await self.each[offer.driver].until(need, offer, shares)
+
+    async def adopt(self) -> list[LeaseRow]:
+        return [row for leases in self.each.values() for row in await leases.adopt()]
+
+    def inherit(self, row: LeaseRow) -> None:
+        if row.driver in self.each:
+            self.each[row.driver].inherit(row)
+
+    async def again(self) -> list[LeaseRow]:
+        return [row for leases in self.each.values() for row in await leases.again()]
+
+    async def denied(self) -> None:
+        """Each is asked with its offers."""
+
+    def accrue(self) -> None:
+        for leases in self.each.values():
+            leases.accrue()
+
+    async def charges(self) -> None:
+        for leases in self.each.values():
+            await leases.charges()
+
+    async def listed(self, row: LeaseRow) -> bool:
+        return await self.each[row.driver].listed(row)
+
+    async def strangers(self) -> list[Lease]:
+        found = list[Lease]()
+        for leases in self.each.values():
+            with suppress(DriverError):
+                found += await leases.strangers()
+        return found
+
+    async def close(
+        self,
+        keys: Collection[str] | None = None,
+        reason: str = "the run is over",
+        failure: str = "",
+    ) -> list[tuple[LeaseRow, str]]:
+        closed = await asyncio.gather(
+            *(leases.close(keys, reason, failure) for leases in self.each.values())
+        )
+        return [left for each in closed for left in each]
