@@ -1,1 +1,4 @@
-"""A recipe file is read into a Recipe: text, positions, schema, values, templates.  Knows nothing of plans, stores or hosts."""
+"""Read a recipe file into a Recipe: text, positions, schema, values, templates.
+
+Knows nothing of plans, stores or hosts.
+"""

@@ -191,7 +191,7 @@ class _Binder:
         self.values: dict[str, Tree] = {}
 
     def bind(self) -> dict[str, Tree]:
-        """Return the values that can be had, in the order of the recipe; `problems` has the rest."""
+        """Return the values that can be had, in the order of the recipe."""
         inputs = {name: spec for name, spec in self.recipe.inputs.items() if spec.type != "secret"}
         needs = {name: self._needs(name) & inputs.keys() for name in inputs}
         names, circle = ordered(needs)

@@ -22,7 +22,10 @@ Role: TypeAlias = Literal["code", "name", "number", "operand", "one", "program"]
 
 
 class Word(NamedTuple):
-    """One word of a command, `text` without its quotes.  `redirect` is the operator in front of it."""
+    """One word of a command.
+
+    `text` has no quotes.  `redirect` is the operator in front of the word.
+    """
 
     start: int
     end: int

@@ -1,7 +1,8 @@
 """Recipe and its parts as values.
 
-Leaves that may hold a template stay as written (`Leaf`); everything else is parsed: durations are seconds, sizes are bytes.
-`Step.origin` is the path of the step in the document, so that `document.locate(origin + …)` can point at any of its parts.
+Leaves that may hold a template stay as written (`Leaf`); everything else is parsed: durations are
+seconds, sizes are bytes.  `Step.origin` is the path of the step in the document, so that
+`document.locate(origin + …)` can point at any of its parts.
 """
 
 from __future__ import annotations
@@ -42,9 +43,8 @@ class Input:
     default: Tree = None
     has_default: bool = False
     required: bool = True  # false: may be null; an input with a default is never missing
-    limits: Mapping[str, Tree] = field(
-        default_factory=dict
-    )  # JSON Schema keywords: minimum, pattern, enum (from `choices`), …
+    # Keywords of JSON Schema, such as minimum and pattern, and `choices`.
+    limits: Mapping[str, Tree] = field(default_factory=dict)
     env: str | None = None
     secret: str | None = None
     key: bool = True
@@ -54,13 +54,12 @@ class Input:
     member: bool = False  # FILE.py:NAME, a class or function in a file
 
     def parted(self, address: str) -> tuple[str, str]:
-        """The file that a value names, and the `:NAME` behind it, which only a `member` has."""
+        """Split a value into the file and the `:NAME` behind it, which only a `member` has."""
         file, _, name = address.rpartition(":")
-        return (
-            (file, f":{name}")
-            if self.member and name.isidentifier() and file.endswith(".py") and "?" not in file
-            else (address, "")
-        )
+        is_file = file.endswith(".py") and "?" not in file
+        if self.member and is_file and name.isidentifier():
+            return file, f":{name}"
+        return address, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    """A pattern of paths, and patterns of those that are no match."""
+    """A pattern of paths, and patterns of paths to leave out."""
 
     pattern: str
     exclude: tuple[str, ...]
@@ -107,12 +106,12 @@ class GitCode:
 
 @dataclass(frozen=True, slots=True)
 class AutoCode:
-    """`code: auto`: the scripts that the command starts, and all that they import."""
+    """`code: auto`: the scripts that the command starts, and the files that they import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a step needs, per node.  `None` is unsaid."""
+    """Resources of a step, per node.  `None`: the recipe does not say."""
 
     cpus: float | None = None
     memory: int | None = None  # bytes
@@ -124,12 +123,17 @@ class Resources:
     key: bool = False
 
     def over(self, base: Resources) -> Resources:
-        """These values, and `base` where they say nothing."""
-        pick = {
-            name: mine if (mine := getattr(self, name)) is not None else getattr(base, name)
-            for name in ("cpus", "memory", "gpus", "gpu", "gpu_memory", "disk")
-        }
-        return Resources(**pick, pools={**base.pools, **self.pools}, key=self.key or base.key)
+        """Return these resources, and `base` for those that are None."""
+        return Resources(
+            cpus=base.cpus if self.cpus is None else self.cpus,
+            memory=base.memory if self.memory is None else self.memory,
+            gpus=base.gpus if self.gpus is None else self.gpus,
+            gpu=base.gpu if self.gpu is None else self.gpu,
+            gpu_memory=base.gpu_memory if self.gpu_memory is None else self.gpu_memory,
+            disk=base.disk if self.disk is None else self.disk,
+            pools={**base.pools, **self.pools},
+            key=self.key or base.key,
+        )
 
     def of_step(self, own: Resources, gpus: int | None) -> Resources:
         """Return what a step that says `own` has of these, which stand above it in its recipe, a preset or a `uses`.
@@ -155,7 +159,7 @@ class Select:
 
     @property
     def source(self) -> str:
-        """The step of this recipe that it is, or is inside of."""
+        """The step of this recipe that is selected from, or has the selected step inside."""
         return self.step.partition("/")[0]
 
 
@@ -170,7 +174,10 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """What a step's Python is: made from a hash-pinned requirements file or `pylock.toml` beside the recipe, of a version, or both; empty: any."""
+    """The Python of a step: from a lock file, of a version, or both; empty: any.
+
+    The lock is a requirements file with hashes, or `pylock.toml`, beside the recipe.
+    """
 
     lock: str = ""
     version: str = ""
@@ -178,7 +185,10 @@ class Python:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Where metrics are read: JSONL at `$RECIPE_METRICS` (neither given), a JSONL file of the step's, or a pattern over its log."""
+    """Where metrics are read: a JSONL file, or a pattern over the log of the step.
+
+    Neither: JSONL at `$RECIPE_METRICS`.
+    """
 
     file: str | None = None
     pattern: str | None = None
@@ -186,14 +196,16 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command with what it needs and what it makes.  Exactly one of `run`, `accelerate`, `uses`, `select` is there."""
+    """One command with its dependencies and outputs.
+
+    Exactly one of `run`, `accelerate`, `uses`, `select` is there.
+    """
 
     id: str
     origin: Where
     run: list[Tree] | str | None = None  # a list is argv, a string is a script
-    accelerate: Mapping[str, Tree] | None = (
-        None  # script module args processes mixed_precision config
-    )
+    # script module args processes mixed_precision config
+    accelerate: Mapping[str, Tree] | None = None
     uses: Uses | None = None
     select: Select | None = None
     shell: Literal["sh", "bash"] = "sh"
@@ -216,9 +228,7 @@ class Step:
     when: Leaf = None
     retries: int = 0  # task failures
     preemptions: int = 10
-    oom: Mapping[str, int] = field(
-        default_factory=dict
-    )  # inputs, and by how much each is divided when memory ran out
+    oom: Mapping[str, int] = field(default_factory=dict)  # input -> divisor, if memory ran out
     timeout: float | None = None  # seconds
     idle_timeout: float | None = None  # seconds
     cache: bool = True
@@ -227,7 +237,7 @@ class Step:
 
     @property
     def reads(self) -> list[str]:
-        """The paths and patterns among `deps`, without what they exclude."""
+        """The paths and patterns of `deps`, without the excluded patterns."""
         return [dep if isinstance(dep, str) else dep.pattern for dep in self.deps]
 
 
@@ -281,9 +291,12 @@ class Recipe:
     env_files: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     code: tuple[str | Glob | GitCode | AutoCode, ...] = ()
-    home: str = ""  # where the paths of its code and locks begin: the root of its workspace, or, empty, the folder of its file
+    # Directory in which the paths of its code and locks begin: the root of its workspace; empty:
+    # the directory of its file.
+    home: str = ""
     partial: bool = False  # parts with mistakes are left out
-    folder: str = ""  # of its file, from there: where paths with ./ or ../ in front begin
+    # Directory of its file, from `home`: paths with ./ or ../ in front begin there.
+    folder: str = ""
 
     @property
     def id(self) -> str:

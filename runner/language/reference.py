@@ -50,8 +50,8 @@ _TABLES = (
     ),
     (
         "Glob",
-        "In a step: `matrix: {AXIS: {glob: …}}`, instead of a list of values or an expression giving "
-        "one; an item of `deps` or `code`.",
+        "In a step: `matrix: {AXIS: {glob: …}}`, instead of a list of values or an expression "
+        "giving one; an item of `deps` or `code`.",
         ("$defs", "glob"),
     ),
     (
@@ -97,7 +97,8 @@ def table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) -
     yield f"### {heading}\n\n{where}\n\n| key | value | meaning |\n|---|---|---|"
     for key, value in schema["properties"].items():
         must = " **Required.**" if key in required else ""
-        yield f"| `{key}` | {_cell(_kind(root, value))} | {_cell(_description(root, value))}{must} |"
+        kind, meaning = _cell(_kind(root, value)), _cell(_description(root, value))
+        yield f"| `{key}` | {kind} | {meaning}{must} |"
     yield ""
 
 

@@ -1,4 +1,4 @@
-"""Read a script as a shell does: words, commands, compounds and pipelines, with the expressions in it as atoms."""
+"""Read a script as a shell does: words, commands, compounds, pipelines; expressions are atoms."""
 
 from __future__ import annotations
 

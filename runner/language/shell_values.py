@@ -1,6 +1,7 @@
 """Decide where in a shell script a value can stand, and which commands would read it as source.
 
-The reader fills a `Frame` as it goes through a list of commands, and calls `Values` at each expression, word and command.
+The reader fills a `Frame` as it goes through a list of commands, and calls `Values` at each
+expression, word and command.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _KEYED = re.compile(
 _ELEMENTS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=\(", re.DOTALL)
 _ARRAY = re.compile(
     r"([A-Za-z_][A-Za-z0-9_]*)(?:\[|\+?=\()|"
-    r"\b(?:mapfile|readarray|(?:declare|typeset|local|readonly|export|read)[ \t]+(?:-[A-Za-z]*[ \t]+)*-[A-Za-z]*[aA])\b([^;&|\n]*)"
+    r"\b(?:mapfile|readarray|"
+    r"(?:declare|typeset|local|readonly|export|read)[ \t]+(?:-[A-Za-z]*[ \t]+)*-[A-Za-z]*[aA])"
+    r"\b([^;&|\n]*)"
 )
 _QUOTING = re.compile(r"\\\n|[\"']|\\(?=.)|\$(?=[\"'])")
 _EDGE_BEFORE = frozenset(" \t\n;&|(<>`")

@@ -1,4 +1,4 @@
-"""A document while it is read: the names in it, the problems that were found, and the parts that recipes, presets and steps all have."""
+"""A document while it is read: its names, its problems, and parts that several sections have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _T = TypeVar("_T")
 
 
 class Source:
-    """One reading.  `raw` satisfies the schema; the document may hold more, which is known by name."""
+    """One reading of a document.
+
+    `raw` satisfies the schema.  Of the rest of the document only names are known.
+    """
 
     def __init__(self, document: Document, raw: dict[str, Any]) -> None:
         self.document, self.raw = document, raw
@@ -28,96 +31,94 @@ class Source:
         self.inputs = self._names("inputs")
 
     def near(self, word: str, known: Iterable[str]) -> str:
-        """`did_you_mean`, for as many words as a person would read: it compares with every name there is."""
-        return did_you_mean(word, islice(known, 5000)) if len(self.problems) < 20 else ""
+        """Return the fix that names the nearest known word, or an empty text.
+
+        It is slow, since it compares with every name: after 20 problems nothing is compared.
+        """
+        if len(self.problems) >= 20:
+            return ""
+        return did_you_mean(word, islice(known, 5000))
 
     def problem(
         self, code: str, message: str, path: Where, fix: str = "", *, key: bool = False
     ) -> None:
-        """Note a problem, up to as many as a person would read."""
+        """Note a problem, up to as many as a person would read: `schema.MANY`."""
         if len(self.problems) < schema.MANY:
             self.problems.append(self.document.problem(code, message, path, fix=fix, key=key))
 
     def check_numbers(self, tree: Any, path: Where) -> None:
-        """That no number which names something, here or below, means something else as text: `3.10` would be 3.1."""
+        """Report numbers that may be meant as text: `3.10` would be 3.1."""
         for found in misread_numbers(self.document, tree, path):
-            self.problem(
-                "ambiguous-number",
-                f"{found.written} is the number {found.read}",
-                found.where,
-                f'quote it: "{found.written}", or write the number {found.read}',
-            )
+            message = f"{found.written} is the number {found.read}"
+            fix = f'quote it: "{found.written}", or write the number {found.read}'
+            self.problem("ambiguous-number", message, found.where, fix)
 
     def _names(self, section: str) -> list[str]:
+        """Return the names in a section of the document."""
         whole = self.document.value
         names = whole.get(section) if isinstance(whole, dict) else None
         return list(names) if isinstance(names, dict) else []
 
     def expression(self, pattern: str, path: Where) -> Any:
-        """A pattern, compiled; None where it cannot be read."""
+        """Return a compiled pattern; None, and a problem, if it cannot be read."""
         import regex
 
         try:
             return regex.compile(pattern)
         except (regex.error, RecursionError, OverflowError) as error:
-            self.problem(
-                "bad-pattern",
-                f"the pattern cannot be read: {error}",
-                path,
-                "it is a regular expression; quote it with single quotes to keep its backslashes",
-            )
+            message = f"the pattern cannot be read: {error}"
+            fix = "it is a regular expression; quote it with single quotes to keep its backslashes"
+            self.problem("bad-pattern", message, path, fix)
+            return None
 
     def type(self, name: str) -> object:
-        """Of an input, as it is written."""
+        """Return the type of an input as it is written; None if it could not be read."""
         spec = self.raw.get("inputs", {}).get(name)
         return spec["type"] if spec else None
 
     def check_secret(self, name: str, path: Where) -> None:
-        """That an input is a secret."""
+        """Report the name of a secret that is no input, or an input that is no secret."""
+        spec = f"{{type: secret, env: {name.upper()}}}"
         if name not in self.inputs:
-            secrets = [other for other in self.inputs if self.type(other) == "secret"]
-            holds = next(
-                (
-                    other
-                    for other in secrets
-                    if self.raw["inputs"][other].get("env") == name.upper()
-                ),
-                "",
-            )
-            fix = (
-                f'${name.upper()} is the input "{holds}": write that'
-                if holds
-                else self.near(name, secrets)
-            )
-            fix = fix or f"declare it: {name}: {{type: secret, env: {name.upper()}}}"
+            fix = self._secret_meant(name) or f"declare it: {name}: {spec}"
             self.problem("unknown-secret", f'there is no secret input "{name}"', path, fix)
         elif self.type(name) not in ("secret", None):
-            self.problem(
-                "unknown-secret",
-                f'the input "{name}" is not a secret',
-                path,
-                f"give it {{type: secret, env: {name.upper()}}}",
-            )
+            message = f'the input "{name}" is not a secret'
+            self.problem("unknown-secret", message, path, f"give it {spec}")
+
+    def _secret_meant(self, name: str) -> str:
+        """Return the fix that names the secret that is probably meant, or an empty text."""
+        secrets = [other for other in self.inputs if self.type(other) == "secret"]
+        for other in secrets:
+            if self.raw["inputs"][other].get("env") == name.upper():
+                return f'${name.upper()} is the input "{other}": write that'
+        return self.near(name, secrets)
 
     def secrets(self, raw: Mapping[str, Any], path: Where) -> tuple[str, ...]:
+        """Return the names under `secrets` of a recipe or step, checked."""
         names = tuple(raw.get("secrets", ()))
-        for n, name in enumerate(names):
-            self.check_secret(name, (*path, "secrets", n))
+        for index, name in enumerate(names):
+            self.check_secret(name, (*path, "secrets", index))
         return names
 
     def python(self, raw: Any, path: Where) -> Python | None:
+        """Return the Python of a recipe, preset or step; None if it names none."""
         if not raw:
             return None
         lock = raw.get("lock", "")
         name = lock.rpartition("/")[2]
-        if (fix := other_lock(name)) is not None:
+        fix = other_lock(name)
+        if fix is not None:
             self.problem("unknown-lock", f"{name} cannot be installed here", (*path, "lock"), fix)
         return Python(lock, raw.get("version", ""))
 
     def unit(
         self, parse: Callable[[str], _T], raw: Mapping[str, Any], word: str, path: Where
     ) -> _T | None:
-        """A quantity that is written with its unit."""
+        """Return the quantity that `word` has with its unit.
+
+        None if it is not there, or cannot be read, which is a problem.
+        """
         text = raw.get(word)
         if text is None:
             return None
@@ -128,6 +129,7 @@ class Source:
             return None
 
     def resources(self, raw: dict[str, Any], path: Where) -> Resources:
+        """Return the resources of a recipe, preset or step."""
         if not raw:
             return _NO_RESOURCES
         gpus = raw.get("gpus")
@@ -143,6 +145,7 @@ class Source:
         )
 
     def limits(self, raw: dict[str, Any], path: Where) -> Limits:
+        """Return the limits of a recipe or preset."""
         return Limits(
             time=self.unit(units.duration, raw, "time", path),
             cost=self.unit(units.money, raw, "cost", path),
@@ -153,37 +156,46 @@ _NO_RESOURCES = Resources()
 _OTHER_LOCKS = (
     (
         r"(environment|conda).*\.ya?ml|conda-lock.*|pixi\.(lock|toml)",
-        "put its Python packages into requirements.txt and name that; what is no Python package comes with an `image`",
+        "put its Python packages into requirements.txt and name that; "
+        "what is no Python package comes with an `image`",
     ),
     (
         r"poetry\.lock|pdm\.lock|Pipfile(\.lock)?",
         "name pyproject.toml, or export it: requirements.txt with hashes",
     ),
 )
-"""Files that people name as locks and that are none of ours, and what to do."""
+"""Patterns of files that people name as locks and that cannot be installed, and what to do."""
 
 
 def path_or_glob(item: Any) -> str | Glob:
+    """Return a path, or the pattern of paths that a mapping is."""
     if isinstance(item, str):
         return item
     return Glob(item["glob"], tuple(item.get("exclude", ())), item.get("allow_empty"))
 
 
 def env_files(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the files of `env_file`, which is one or a list."""
     found = raw.get("env_file", ())
     return (found,) if isinstance(found, str) else tuple(found)
 
 
 def code(raw: Sequence[Any] | str) -> tuple[str | Glob | GitCode | AutoCode, ...]:
+    """Return the items of `code`, which is a list or `auto`."""
     if isinstance(raw, str):
         return (AutoCode(),)
-    git = [isinstance(item, dict) and "git" in item for item in raw]
-    return tuple(
-        GitCode(item["git"], item["commit"], item["at"]) if is_git else path_or_glob(item)
-        for item, is_git in zip(raw, git, strict=True)
-    )
+    return tuple(map(_code_item, raw))
+
+
+def _code_item(item: Any) -> str | Glob | GitCode:
+    if isinstance(item, dict) and "git" in item:
+        return GitCode(item["git"], item["commit"], item["at"])
+    return path_or_glob(item)
 
 
 def other_lock(name: str) -> str | None:
-    """What to do instead with a file of packages of this name, when it is of a kind that is not installed here."""
-    return next((fix for pattern, fix in _OTHER_LOCKS if re.fullmatch(pattern, name)), None)
+    """Return what to do instead of naming this file as a lock; None if it may be one."""
+    for pattern, fix in _OTHER_LOCKS:
+        if re.fullmatch(pattern, name):
+            return fix
+    return None

@@ -1,4 +1,4 @@
-"""Numbers as their author wrote them: where text is wanted, `3.10` is no 3.1, and `01234` no 1234."""
+"""Numbers as their author wrote them: as a text, `3.10` is no 3.1, and `01234` no 1234."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TRAILING_ZERO = re.compile(r"[-+]?[0-9]*\.[0-9]*0")
 
 
 class WrittenInt(int):
-    """A whole number of a file of values, and how it is written there."""
+    """A whole number of a file of values, with its text there."""
 
     written: str
 
 
 class WrittenFloat(float):
-    """A number of a file of values with a point or an exponent, and how it is written there."""
+    """A number of a file of values with a point or an exponent, with its text there."""
 
     written: str
 
@@ -41,13 +41,18 @@ def takes_text(spec: Input, kind: str) -> bool:
 
 
 def value_as_written(document: Document, spec: Input, value: Any, path: Where) -> Any:
-    """A value of an input, which stands at `path`: where that takes text, as it is written."""
+    """Return a value at `path`, with the text of its numbers if the input takes text."""
     kind = (spec.items or "") if isinstance(value, list) else spec.type
-    return as_written(document, value, path, every=True) if takes_text(spec, kind) else value
+    if not takes_text(spec, kind):
+        return value
+    return as_written(document, value, path, every=True)
 
 
 def as_written(document: Document, tree: Any, path: Where, *, every: bool = False) -> Any:
-    """`tree`, which stands at `path`, with text for each number in it whose own text is not what is written; `every`: for each number."""
+    """Return the tree at `path` with the written text for numbers that Python writes otherwise.
+
+    `every`: for each number.
+    """
     if isinstance(tree, dict):
         return {
             key: as_written(document, item, (*path, key), every=every) for key, item in tree.items()
@@ -60,7 +65,7 @@ def as_written(document: Document, tree: Any, path: Where, *, every: bool = Fals
 
 
 def remembering(document: Document, tree: Any, path: Where) -> Any:
-    """`tree`, which stands at `path`, with numbers, in lists too, that know how they are written."""
+    """Return the tree at `path` with numbers, in lists, too, that know how they are written."""
     if isinstance(tree, list):
         return [remembering(document, item, (*path, n)) for n, item in enumerate(tree)]
     if not is_number(tree):
@@ -71,12 +76,12 @@ def remembering(document: Document, tree: Any, path: Where) -> Any:
 
 
 def written_of(value: object) -> str | None:
-    """How a number of a file of values is written; None for everything else."""
+    """Return the written text of a number of a file of values; None for everything else."""
     return value.written if isinstance(value, (WrittenInt, WrittenFloat)) else None
 
 
 def plain_number(value: _T) -> _T | int | float:
-    """The value, a number without how it is written."""
+    """Return a value; a number that knows how it is written becomes a plain one."""
     if isinstance(value, WrittenInt):
         return int(value)
     return float(value) if isinstance(value, WrittenFloat) else value
@@ -87,11 +92,14 @@ class Misread(NamedTuple):
 
     where: Where
     written: str
-    read: str  # its own text
+    read: str  # the text of its value
 
 
 def misread_numbers(document: Document, tree: Tree, path: Where) -> Iterator[Misread]:
-    """The numbers in `tree`, which stands at `path`, that mean something else as text; `1e-3` is but another form."""
+    """Yield the numbers in the tree at `path` that mean something else as text.
+
+    `1e-3` is only another form of 0.001.
+    """
     if isinstance(tree, dict):
         for key, item in tree.items():
             yield from misread_numbers(document, item, (*path, key))
@@ -105,7 +113,7 @@ def misread_numbers(document: Document, tree: Tree, path: Where) -> Iterator[Mis
 
 
 def _other_text(document: Document, leaf: object, path: Where) -> str:
-    """How a number is written; empty where its own text says it, and for what is no number."""
+    """Return the written text of a number; empty if Python writes the same, or for no number."""
     if not is_number(leaf):
         return ""
     written = document.written(path)

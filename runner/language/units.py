@@ -1,7 +1,7 @@
 """Sizes, durations and money as people write them, and their one canonical text.
 
-`GB` is 10⁹ bytes and `GiB` is 2³⁰, as on the box of a card and as in `free -h`.
-A number without its unit is refused: its meaning is not agreed on.
+`GB` is 10⁹ bytes and `GiB` is 2³⁰, as on the box of a card and as in `free -h`.  A number without
+its unit is refused: its meaning is not agreed on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _MONEY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,4})?) USD")
 
 
 def size(text: str) -> int:
-    """Bytes of `24GB`, `16GiB`, `1.5TB`.  Raises ValueError with a sentence for the author."""
+    """Return the bytes of `24GB`, `16GiB`, `1.5TB`.
+
+    Raises ValueError with a sentence for the author.
+    """
     found = _SIZE.fullmatch(text)
     if found is None or found[2] not in _SIZES:
         raise ValueError(
@@ -34,27 +37,25 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """Seconds of `30s`, `5m`, `1h30m`, `2d`.  Raises ValueError with a sentence for the author."""
+    """Return the seconds of `30s`, `5m`, `1h30m`, `2d`.
+
+    Raises ValueError with a sentence for the author.
+    """
     found = _DURATION.fullmatch(text)
     if found is None or not text:
-        raise ValueError(
-            f'"{text}" is not a duration; write numbers with units from large to small, such as 30s, 5m or 1h30m'
-        )
-    total = sum(
-        (
-            Fraction(part) * unit
-            for part, unit in zip(found.groups(), _SECONDS, strict=True)
-            if part
-        ),
-        Fraction(),
-    )
+        fix = "write numbers with units from large to small, such as 30s, 5m or 1h30m"
+        raise ValueError(f'"{text}" is not a duration; {fix}')
+    total = Fraction()
+    for number, seconds in zip(found.groups(), _SECONDS, strict=True):
+        if number:
+            total += Fraction(number) * seconds
     if not total:
         raise ValueError(f'"{text}" is no time at all; leave the key out instead')
     return float(total)
 
 
 def money(text: str) -> float:
-    """US dollars of `5 USD`.  Raises ValueError with a sentence for the author."""
+    """Return the US dollars of `5 USD`.  Raises ValueError with a sentence for the author."""
     found = _MONEY.fullmatch(text)
     if found is None:
         raise ValueError(f'"{text}" is not an amount; write US dollars, such as 5 USD or 0.50 USD')
@@ -62,7 +63,7 @@ def money(text: str) -> float:
 
 
 def size_text(size: int) -> str:
-    """The shortest exact text of `size` bytes: `24GB`, `16GiB`, `1001B`."""
+    """Return the shortest exact text of `size` bytes: `24GB`, `16GiB`, `1001B`."""
     for unit, factor in sorted(_SIZES.items(), key=lambda item: -item[1]):
         if unit != "KB" and size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -70,7 +71,7 @@ def size_text(size: int) -> str:
 
 
 def about(size: float) -> str:
-    """Bytes for reading, three digits or so: `812 B`, `1.5 MB`, `24.0 GB`."""
+    """Return bytes for reading, three digits or so: `812 B`, `1.5 MB`, `24.0 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
@@ -79,8 +80,9 @@ def about(size: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """`1h30m` for 5400: the largest units first, parts that are zero left out."""
-    rest, parts = round(Fraction(seconds).limit_denominator(10**6), 6), []
+    """Return `1h30m` for 5400: the largest units first, without units of which there are none."""
+    rest = round(Fraction(seconds).limit_denominator(10**6), 6)
+    parts: list[str] = []
     for unit, factor in zip("dhm", _SECONDS, strict=False):
         whole, rest = divmod(rest, factor)
         if whole:
@@ -91,8 +93,9 @@ def duration_text(seconds: float) -> str:
 
 
 def money_text(dollars: float) -> str:
-    """`5 USD`, `0.50 USD`; parts of a cent are kept where there are any."""
+    """Return `5 USD` or `0.50 USD`; parts of a cent are kept, if there are any."""
     if dollars == int(dollars):
         return f"{int(dollars)} USD"
     text = f"{dollars:.4f}"
-    return f"{text[:-2] if text.endswith('00') else text.rstrip('0')} USD"
+    text = text[:-2] if text.endswith("00") else text.rstrip("0")
+    return f"{text} USD"

@@ -1,4 +1,4 @@
-"""What a YAML document holds, as types: a leaf, a tree of leaves, and the path to one of them."""
+"""The types of values in a YAML document: a leaf, a tree of leaves, the path to one of them."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def is_finite(value: float) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """A truth value is none."""
+    """Whether a value is a number; a truth value is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

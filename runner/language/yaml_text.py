@@ -1,6 +1,7 @@
-"""Write values as YAML that readers of both versions, 1.1 and 1.2, read back equal and of their types; and read YAML 1.2 of other tools.
+"""Write values as YAML that readers of versions 1.1 and 1.2 read back equal, and read YAML.
 
-Texts such as `1e-5`, `0o17` and `yes` are quoted, because one of the two takes them for something else; numbers have a form that both know.
+Texts such as `1e-5`, `0o17` and `yes` are quoted, because one of the versions takes them for
+something else; numbers have a form that both know.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ _ESCAPED = re.compile(f"{REFUSED_CHARACTERS.pattern[:-1]}\ufeff]")
 
 
 def block(value: object, *, indented: bool = False, width: int = 80) -> str:
-    """A value as lines of YAML.  `indented`: lists stand deeper than their keys, short ones on one line, and texts of several lines are blocks."""
+    """Return a value as lines of YAML.
+
+    `indented`: lists stand deeper than their keys, short ones on one line, and texts of several
+    lines are blocks.
+    """
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -50,7 +55,7 @@ def block(value: object, *, indented: bool = False, width: int = 80) -> str:
 
 
 def flow(value: object) -> str:
-    """A value on one line: JSON that is YAML, too."""
+    """Return a value on one line: JSON that is YAML, too."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{flow(key)}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -59,12 +64,14 @@ def flow(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False)
         return _ESCAPED.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
     text = json.dumps(value)
-    # YAML 1.1 knows a number with an exponent by its point.
-    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
+    if isinstance(value, float) and "." not in text:
+        # YAML 1.1 knows a number with an exponent by its point.
+        return text.replace("e", ".0e")
+    return text
 
 
 def scalar(value: object) -> str:
-    """A value on one line, a text without quotes where every reader takes it for that text."""
+    """Return a value on one line, a text without quotes if every reader takes it for that text."""
     if not isinstance(value, str):
         return flow(value)
     if not value or "\n" in value or _ESCAPED.search(value):
@@ -74,9 +81,9 @@ def scalar(value: object) -> str:
 
 
 def load(text: str) -> Any:
-    """The value of a YAML 1.2 file of another tool.  Raises yaml.YAMLError.
+    """Return the value of a YAML 1.2 file of another tool.  Raises yaml.YAMLError.
 
-    It may have tags and merge keys, which ours may not; numbers that ours refuses are text.
+    It may have tags and merge keys; numbers that a recipe may not have are text.
     """
     import yaml
 

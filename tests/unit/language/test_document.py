@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runner.errors import Invalid, NotFound, Problem
 from runner.language.document import parse, read
 
-CASES = Path(__file__).parents[2] / "fixtures" / "documents"
+CASES = Path(__file__).parents[3] / "fixtures" / "documents"
 MARK = "Qq7"
 
 
