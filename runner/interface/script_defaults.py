@@ -37,7 +37,7 @@ class _Unknown(Exception):
 
 
 class Defaults:
-    """The values of options that no one gave.  `option_of` says which option an expression is, as (name, whether it is below it)."""
+    """The values of options that were not given.  `option_of` says which option an expression is, as (name, whether it is below it)."""
 
     def __init__(
         self, options: Iterable[Given], option_of: Callable[[ast.expr], tuple[Any, bool] | None]

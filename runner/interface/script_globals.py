@@ -80,7 +80,7 @@ def _configured(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
                 found[target.id] = node.value
     for name, value in found.items():
         if not isinstance(value, (ast.Constant, ast.UnaryOp, ast.List, ast.Tuple, ast.Dict)):
-            continue  # computed: no one sets it
+            continue  # computed: not an option
         if (kind := _kind(value)) is None:
             notes.append(f"{name} is left as the script sets it: it is no plain value")
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -192,3 +193,47 @@ def test_parameters_keep_the_types_that_dvc_reads(space: Space) -> None:
     expected = {"lr": 1e-5, "n": 10, "flag": "yes", "tag": "1e5", "sha": "12e4567"}
     assert yaml.safe_load(space.read("m.txt")) == expected
     assert document.parse(space.read("m.txt"), "m.yaml").value == expected
+
+
+RULES = {
+    "target": "all",
+    "rules": [
+        {"name": "all", "input": [["", "total.txt"], ["", "up/b.txt"]], "output": [], "log": [], "params": [], "shell": None, "other": []},
+        {"name": "upper", "input": [["data", "raw/{s}.txt"], ["code", "up.sh"]], "output": [["", "up/{s}.txt"]], "log": [["", "logs/{s}.log"]],
+         "params": [["times", "3"]], "shell": "sh {input.code} {input.data} {params.times} {wildcards.s} > {output} 2> {log}", "other": []},
+        {"name": "total", "input": [["", "up/a.txt"], ["", "up/b.txt"]], "output": [["out", "total.txt"]], "log": [], "params": [],
+         "shell": "cat {input} > {output.out}; echo '{{}}'", "other": []},
+        {"name": "spare", "input": [], "output": [["", "spare.txt"]], "log": [], "params": [], "shell": None, "other": ["script"]},
+    ],
+}  # fmt: skip
+"""What Snakemake 9.27 says of a Snakefile with four rules."""
+
+
+def test_a_snakefile_is_read_by_snakemake_when_asked_for_and_runs_as_a_recipe(space: Space) -> None:
+    space.write("Snakefile", "rule all: ...\n")
+    space.write("rules.json", json.dumps(RULES))
+    for name, text in {
+        "python": f"#!/bin/sh\ncat '{space.root}/rules.json'\n",
+        "snakemake": f"#!{space.root}/bin/python\n",
+        "up.sh": "cat $1; echo $2 $3; echo said >&2\n",
+    }.items():
+        space.write(name if name == "up.sh" else f"bin/{name}", text).chmod(0o755)
+    for name in "ab":
+        space.write(f"raw/{name}.txt", f"{name}\n")
+    path = {"PATH": f"{space.root}/bin:{os.environ['PATH']}"}
+    code, _, err = space.command("import", "Snakefile", "mine", env=path)
+    assert code == 2 and "Snakemake reads Snakefile by executing it" in err and "--yes" in err
+    assert not (space.root / "mine.yaml").exists()
+    code, _, err = space.command("import", "Snakefile", "mine", "--yes", env=path)
+    assert code == 0 and "rule spare is not needed for all" in err
+    assert space.command("validate", "./mine.yaml")[0] == 0
+    code, _, err = space.command("run", "./mine.yaml")
+    assert code == 0, err
+    assert space.read("total.txt") == "a\n3 a\nb\n3 b\n"
+    assert space.read("logs/a.log") == "said\n"
+
+
+def test_without_snakemake_a_snakefile_is_refused_with_what_to_do(space: Space) -> None:
+    space.write("Snakefile", "rule all: ...\n")
+    code, _, err = space.command("import", "Snakefile", "--yes", env={"PATH": "/nowhere"})
+    assert code == 2 and "Snakemake's own parser, which is not installed" in err

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,26 +15,40 @@ from typing import Any
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import parse, yaml_text
 from ..importing import Imported, Table, from_dvc, from_sky, text_of
+from .flags import agreed
 from .new import write
 
 _LARGEST = 4 << 20
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("file", metavar="FILE", help="A dvc.yaml file, or a SkyPilot task")
+    parser.add_argument(
+        "file", metavar="FILE", help="A dvc.yaml file, a SkyPilot task, or a Snakefile"
+    )
     parser.add_argument(
         "name",
         nargs="?",
         metavar="NAME",
         help="Name of the recipe (default: the name of the directory or task)",
     )
-    parser.epilog = "Examples:\n  recipe import dvc.yaml\n  recipe import sky.yaml finetune"
+    parser.add_argument(
+        "-y",
+        "--yes",
+        action="store_true",
+        help="Read a Snakefile without asking: Snakemake executes it to do so",
+    )
+    parser.epilog = "Examples:\n  recipe import dvc.yaml\n  recipe import sky.yaml finetune\n  recipe import Snakefile"
 
 
 def run(args: argparse.Namespace) -> int:
     source = args.location.here / Path(args.file).expanduser()
-    value = _read(source, args.file)
-    if isinstance(value.get("stages"), dict):
+    is_snakefile = source.name == "Snakefile" or source.suffix == ".smk"
+    value = {} if is_snakefile else _read(source, args.file)
+    if is_snakefile:
+        made = _snakemake(
+            _named(args.name or args.location.root.resolve().name), source, args.location.root, args
+        )
+    elif isinstance(value.get("stages"), dict):
         made = _dvc(
             _named(args.name or source.resolve().parent.name), source, value, args.location.root
         )
@@ -84,7 +100,7 @@ def _read(path: Path, shown: str) -> Table:
         value = yaml_text.load(path.read_text("utf-8"))
     except FileNotFoundError:
         raise NotFound(
-            f"there is no file {shown}", fix="name a dvc.yaml, or a task of SkyPilot"
+            f"there is no file {shown}", fix="name a dvc.yaml, a task of SkyPilot or a Snakefile"
         ) from None
     except OSError as error:
         raise CannotRun(
@@ -106,6 +122,41 @@ def _read(path: Path, shown: str) -> Table:
 def _named(word: str) -> str:
     name = re.sub(r"[^a-z0-9_-]+", "-", word.lower()).strip("-_")
     return name if name[:1].isalpha() else f"from-{name}".rstrip("-")
+
+
+# -- Snakemake
+
+
+def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) -> Imported:
+    """Raises NotFound, CannotRun."""
+    from ..importing_snakemake import from_snakemake, rules_of
+
+    if not source.is_file():
+        raise NotFound(f"there is no file {args.file}", fix="name a Snakefile")
+    python = _python_of_snakemake()
+    unasked = CannotRun(
+        f"Snakemake reads {args.file} by executing it", fix="look it over, and add --yes"
+    )
+    if not args.yes and not agreed(f"Snakemake executes {args.file} to read it: go on?", unasked):
+        raise unasked
+    read = rules_of(python, source, root)
+    return from_snakemake(name, read, lambda path: _kind(root / path))
+
+
+def _python_of_snakemake() -> str:
+    """The Python that has Snakemake: that of the program on PATH, else ours.  Raises CannotRun."""
+    program = shutil.which("snakemake")
+    if program is not None:
+        with open(program, "rb") as file:
+            first = file.readline().decode("utf-8", "replace").strip()
+        if first.startswith("#!") and os.path.isabs(python := first[2:].split()[0]):
+            return python
+    if importlib.util.find_spec("snakemake") is None:
+        raise CannotRun(
+            "a Snakefile is read by Snakemake's own parser, which is not installed",
+            fix="put `snakemake` on PATH, version 8 or newer, such as in a virtual environment",
+        )
+    return sys.executable
 
 
 # -- DVC

@@ -1,0 +1,285 @@
+"""Draft a recipe from the rules of a Snakefile, as Snakemake's own parser gives them.  Decides names and shapes; runs nothing but that parser.
+
+Snakemake reads a Snakefile by executing it: `rules_of` does so in a process of its own, with the Python that has Snakemake.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import posixpath
+import re
+import string
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..errors import CannotRun
+from .drafting import plain_name
+from .importing import Imported, Table, Value
+
+PATIENCE: Final = 120.0
+"""Seconds that a Snakefile may take to be read."""
+_WILDCARD: Final = re.compile(r"\{\s*(\w+)\s*(?:,\s*([^{}]+(?:\{\d+(?:,\d*)?\}[^{}]*)*))?\}")
+_CODE: Final = (".py", ".sh", ".R", ".pl", ".jl")
+_PROGRAM: Final = r"""
+import json, sys
+from pathlib import Path
+said, sys.stdout = sys.stdout, sys.stderr
+from snakemake.api import SnakemakeApi
+from snakemake.settings.types import OutputSettings, ResourceSettings
+
+def items(found):
+    named = {}
+    for name, (start, end) in getattr(found, "_names", {}).items():
+        for n in range(start, start + 1 if end is None else end):
+            named[n] = name
+    def text(each):
+        if callable(each):
+            return None
+        flags = getattr(each, "flags", None) or {}
+        return str(each).rstrip("/") + ("/" if flags.get("directory") else "")
+    return [[named.get(n, ""), text(each)] for n, each in enumerate(found)]
+
+def other(rule):
+    words = ("script", "notebook", "wrapper", "conda_env", "container_img")
+    return [word for word in words if getattr(rule, word, None)]
+
+with SnakemakeApi(OutputSettings()) as api:
+    workflow = api.workflow(ResourceSettings(cores=1), snakefile=Path(sys.argv[1]))._workflow
+    rules = [
+        {"name": rule.name, "input": items(rule.input), "output": items(rule.output), "log": items(rule.log),
+         "params": items(rule.params), "shell": rule.shellcmd, "other": other(rule)}
+        for rule in workflow.rules
+    ]
+    print(json.dumps({"rules": rules, "target": workflow.default_target}), file=said)
+"""
+
+
+def rules_of(python: str, snakefile: Path, root: Path) -> Table:
+    """The rules of a Snakefile, which that executes in `root`.  Raises CannotRun with what Snakemake says."""
+    try:
+        done = subprocess.run(
+            [python, "-c", _PROGRAM, str(snakefile)],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotRun(
+            f"{snakefile.name} was not read: {error}", fix="read it with Snakemake itself first"
+        ) from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise CannotRun(
+            f"Snakemake does not read {snakefile.name}: {last}",
+            fix="`snakemake -n` shows more; it has to be version 8 or newer",
+        )
+    found: Table = json.loads(done.stdout)
+    return found
+
+
+class _Rule(NamedTuple):
+    name: str
+    inputs: Sequence[tuple[str, str | None]]
+    outputs: Sequence[tuple[str, str | None]]
+    logs: Sequence[tuple[str, str | None]]
+    params: Sequence[tuple[str, str | None]]
+    shell: str | None
+    other: Sequence[str]
+
+    @property
+    def made(self) -> list[tuple[str, str]]:
+        return [(name, path) for name, path in (*self.outputs, *self.logs) if path]
+
+
+def _rule(read: Value) -> _Rule:
+    def items(section: str) -> list[tuple[str, str | None]]:
+        return [(str(word), path) for word, path in read[section]]
+
+    return _Rule(
+        read["name"],
+        items("input"),
+        items("output"),
+        items("log"),
+        items("params"),
+        read["shell"],
+        read["other"],
+    )
+
+
+def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> Imported:
+    """A recipe of the rules that the first rule needs, directly or not.  `kind` says what is at a path."""
+    made = Imported({"recipe": f"{name}@1", "summary": "What the Snakefile makes"})
+    rules = {each["name"]: _rule(each) for each in read["rules"]}
+    wanted = _instances(rules, str(read["target"]), made.look)
+    made.recipe["steps"] = {
+        plain_name(rule): _step(rules[rule], instances, kind, made.look)
+        for rule, instances in wanted.items()
+    }
+    made.look += [
+        f"rule {each} is not needed for {read['target']}, and is left out"
+        for each in rules
+        if each not in wanted and each != read["target"]
+    ]
+    return made
+
+
+def _instances(
+    rules: Mapping[str, _Rule], target: str, look: list[str]
+) -> dict[str, list[dict[str, str]]]:
+    """The values of wildcards with which each rule is needed; the rules in the order in which they can run."""
+    found: dict[str, list[dict[str, str]]] = {}
+    order: list[str] = []
+
+    def need(rule: _Rule, values: dict[str, str], above: tuple[str, ...]) -> None:
+        if values in found.setdefault(rule.name, []) or rule.name in above:
+            return
+        found[rule.name].append(values)
+        for _, path in rule.inputs:
+            if path is None:
+                look.append(
+                    f"an input of rule {rule.name} is a function: add what it answers to `deps`"
+                )
+            else:
+                want(_filled(path, values), (*above, rule.name))
+        if rule.name not in order:
+            order.append(rule.name)
+
+    def want(path: str, above: tuple[str, ...]) -> None:
+        for rule in rules.values():
+            for _, pattern in rule.outputs:
+                if pattern and (match := _pattern(pattern).fullmatch(path)):
+                    need(rule, match.groupdict(), above)
+                    return
+
+    first = rules[target]
+    if first.outputs or first.shell or first.other:
+        need(first, {}, ())
+    else:
+        for _, path in first.inputs:
+            want(path or "", ())
+    return {name: found[name] for name in order}
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """What files an output with wildcards means."""
+    parts, end, seen = "", 0, set[str]()
+    for match in _WILDCARD.finditer(path):
+        parts += re.escape(path[end : match.start()])
+        parts += f"(?P={match[1]})" if match[1] in seen else f"(?P<{match[1]}>{match[2] or '.+'})"
+        seen.add(match[1])
+        end = match.end()
+    return re.compile(parts + re.escape(path[end:]))
+
+
+def _filled(path: str, values: Mapping[str, str]) -> str:
+    return _WILDCARD.sub(lambda match: values.get(match[1], match[0]), path)
+
+
+def _templated(path: str) -> str:
+    return _WILDCARD.sub(lambda match: f"{{{{ matrix.{plain_name(match[1])} }}}}", path)
+
+
+def _step(
+    rule: _Rule,
+    instances: Sequence[Mapping[str, str]],
+    kind: Callable[[str], str],
+    look: list[str],
+) -> Table:
+    step: Table = {}
+    if axes := {word: [*dict.fromkeys(each[word] for each in instances)] for word in instances[0]}:
+        step["matrix"] = {plain_name(word): values for word, values in axes.items()}
+        combined = [
+            dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())
+        ]
+        if len(combined) > len(instances):
+            chosen = json.dumps([list(each.values()) for each in instances], ensure_ascii=False)
+            named = ", ".join(f"matrix.{plain_name(word)}" for word in axes)
+            step["when"] = f"{{{{ [{named}] in {chosen} }}}}"
+    names = _names(rule)
+    if rule.shell is None:
+        how = ", ".join(rule.other) or "Python of the Snakefile"
+        look.append(f"rule {rule.name} has no shell command ({how}): write its command into `run`")
+        step["run"] = f"echo 'write the command of rule {rule.name} here' >&2; exit 1"
+    else:
+        step["run"] = _command(rule, names, look).strip()
+    if apart := [word for word in rule.other if word in ("conda_env", "container_img")]:
+        look.append(
+            f"rule {rule.name} has an environment of its own ({', '.join(apart)}): say it as `python` or `image`"
+        )
+    code, deps = list[str](), list[str]()
+    for _, path in rule.inputs:
+        if path is not None:
+            is_code = not _WILDCARD.search(path) and path.endswith(_CODE)
+            folder = "/" if kind(path) in ("code", "folder") and not path.endswith("/") else ""
+            (code if is_code else deps).append(_templated(path) + folder)
+    if code:
+        step["code"] = code
+    if deps:
+        step["deps"] = [*dict.fromkeys(deps)]
+    if names:
+        step["outputs"] = {
+            name: _templated(path) for name, (_, path) in zip(names, rule.made, strict=True)
+        }
+    return step
+
+
+def _names(rule: _Rule) -> list[str]:
+    """What the outputs of a rule, and then its logs, are called."""
+    found: list[str] = []
+    for word, path in rule.made:
+        stem = posixpath.splitext(posixpath.basename(_WILDCARD.sub("", path).rstrip("/")))[0]
+        name = plain_name(
+            word or stem.strip("._-") or ("log" if (word, path) in rule.logs else "made")
+        )
+        while name in found:
+            name += "_2"
+        found.append(name)
+    return found
+
+
+def _command(rule: _Rule, names: Sequence[str], look: list[str]) -> str:
+    """The shell command with templates in place of Snakemake's."""
+    logs = len([path for _, path in rule.logs if path])
+    outputs = [f"{{{{ outputs.{name} }}}}" for name in names]
+    split = len(outputs) - logs
+    known = {
+        "input": [(word, _templated(path or "")) for word, path in rule.inputs],
+        "output": [
+            (word, each) for (word, _), each in zip(rule.outputs, outputs[:split], strict=False)
+        ],
+        "log": [(word, each) for (word, _), each in zip(rule.logs, outputs[split:], strict=False)],
+        "params": [(word, value or "") for word, value in rule.params],
+    }
+    return "".join(_replaced(rule, known, look))
+
+
+def _replaced(
+    rule: _Rule, known: Mapping[str, Sequence[tuple[str, str]]], look: list[str]
+) -> Iterator[str]:
+    for before, field, _, _ in string.Formatter().parse(rule.shell or ""):
+        yield before
+        if field is None:
+            continue
+        head, _, rest = re.sub(r"\[(\w+)\]", r".\1", field.strip()).partition(".")
+        if head == "wildcards" and rest:
+            yield f"{{{{ matrix.{plain_name(rest)} }}}}"
+        elif head == "threads":
+            yield "1"
+            look.append(
+                f"rule {rule.name} asks for {{threads}}: 1 stands there; say `resources: {{cpus: N}}`"
+            )
+        elif head in known and not rest:
+            yield " ".join(each for _, each in known[head])
+        elif head in known and rest.isdecimal() and int(rest) < len(known[head]):
+            yield known[head][int(rest)][1]
+        elif head in known and (named := [each for word, each in known[head] if word == rest]):
+            yield " ".join(named)
+        else:
+            yield f"{{{field}}}"
+            look.append(f"rule {rule.name}: {{{field}}} is not known: put a value in its place")
