@@ -6,6 +6,7 @@ A test module imports these and gives a fixture `store`, and `fresh`, which open
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -495,6 +496,29 @@ def test_the_place_of_a_step_is_the_host_on_which_it_was_begun_last(
     ]
     store.runs.group("r1", claimed, [*begun, DONE])
     assert store.runs.places(["r1", "none"]) == {("r1", "a"): "box"} and store.runs.places([]) == {}
+
+
+def test_who_follows_runs_learns_what_has_moved(store: Store, claimed: int) -> None:
+    begun = time.time()
+    first = store.runs.get("r1").next_event
+    moves = [Move("run", "r1", "QUEUED", "ACTIVE"), Move("step", "s", "READY", "QUEUED")]
+    store.runs.group("r1", claimed, moves, run_state=("ACTIVE", ""))
+    stands = {"r1": ("ACTIVE", first + 2)}
+    assert store.runs.standing(["r1", "none"]) == stands
+    assert store.runs.standing_since(begun + 60) == stands, "it is not over"
+    over = Move("run", "r1", "ACTIVE", "COMPLETED")
+    store.runs.group("r1", claimed, [over], run_state=("COMPLETED", ""))
+    assert store.runs.standing_since(begun + 60) == {}
+    assert store.runs.standing_since(0.0) == {"r1": ("COMPLETED", first + 3)}
+    missed = store.runs.moves_since(begun - 1, 100)[-3:]
+    assert [(each.seq, each.after) for each in missed] == [
+        (first, "ACTIVE"),
+        (first + 1, "QUEUED"),
+        (first + 2, "COMPLETED"),
+    ]
+    assert store.runs.moves_since(begun + 60, 100) == []
+    states = [state for _, state in store.runs.run_moves(["r1"])["r1"]]
+    assert states[-2:] == ["ACTIVE", "COMPLETED"]
 
 
 def test_a_run_is_found_by_its_name_or_a_part_of_its_id(store: Store) -> None:
