@@ -17,7 +17,7 @@ def refreshed(text: str) -> str:
     lines = [
         line
         for heading, path in _tables(schema)
-        for line in table(schema, heading, _said(schema, path), path)
+        for line in table(_of_itself(schema, path), heading, _said(schema, path), path)
     ]
     return f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{rest.partition(END)[2]}"
 
@@ -33,11 +33,26 @@ def _tables(schema: dict[str, Any]) -> Iterator[tuple[str, tuple[str | int, ...]
     yield "`[stores.NAME]`", ("$defs", "store")
     yield "`[stacks.NAME]`", ("$defs", "stack")
     drivers: dict[str, list[str]] = {}
+    yield "`[drivers]`", ("properties", "drivers")
     for name, value in schema["properties"]["drivers"]["properties"].items():
+        if "$ref" not in value:
+            continue
         drivers.setdefault(value["$ref"].rpartition("/")[2], []).append(name)
     for one, names in drivers.items():
         yield ", ".join(f"`[drivers.{name}]`" for name in names), ("$defs", one)
     yield "A host of `[drivers.ssh]`", ("$defs", "ssh_host")
+
+
+def _of_itself(schema: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
+    """The schema without tables among the keys of `[drivers]`: each has a table of its own."""
+    if path != ("properties", "drivers"):
+        return schema
+    drivers = schema["properties"]["drivers"]
+    own = {name: value for name, value in drivers["properties"].items() if "$ref" not in value}
+    return {
+        **schema,
+        "properties": {**schema["properties"], "drivers": {**drivers, "properties": own}},
+    }
 
 
 def _said(schema: Any, path: tuple[str | int, ...]) -> str:
