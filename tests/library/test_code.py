@@ -195,7 +195,7 @@ def test_a_step_has_a_gpu_if_its_program_uses_one_and_no_preset_gives_it_one_els
     recipe = load(ROOT / "recipes" / f"{name}.yaml")
     own = recipe.steps[step].resources
     machines = [recipe.resources, *(preset.resources for preset in recipe.presets.values())]
-    found = [own.over(each.of_step(own)).gpus for each in machines if each]
+    found = [own.over(each.of_step(own, each.gpus)).gpus for each in machines if each]
     spec = RECIPES[name]["steps"][step]
     (program,) = (Path(each).stem for each in started(spec))
     # What ends with _run starts a tool of others.
