@@ -14,6 +14,7 @@ from ..errors import Invalid, RecipeError
 from ..language.values import is_finite, is_number
 from ..planning.halving import STOPPED
 from ..planning.ids import bare
+from ..planning.run_view import TOTALS
 from ..storage.records.index import Trace
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import recall
@@ -24,6 +25,7 @@ Cell = str | int | float | bool | None
 
 BESIDE: Final = frozenset(
     {
+        *TOTALS,
         "step",
         "epoch",
         "lr",
