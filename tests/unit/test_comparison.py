@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from runner.planning.run_view import TOTALS
 from runner.survey.comparison import (
     Result,
     Wish,
@@ -15,6 +16,7 @@ from runner.survey.comparison import (
     flat,
     in_id,
     less,
+    of_note,
     wish,
 )
 from runner.survey.results import Metric
@@ -135,3 +137,8 @@ def test_of_a_loss_less_is_better() -> None:
         and not less("accuracy")
         and not less("reward")
     )
+
+
+def test_how_many_steps_a_training_has_is_no_result() -> None:
+    assert not any(map(of_note, ("step", "epoch", "time_step", *TOTALS)))
+    assert of_note("loss") and of_note("eval_loss")
