@@ -8,11 +8,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from ..planning.run_view import TOTALS
 from .comparison import numeric
 
 Axis = Literal["step", "seconds"]
 """`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`."""
-_BESIDE = frozenset({"step", "epoch", "timestamp", "time"})
+_BESIDE = frozenset({*TOTALS, "step", "epoch", "timestamp", "time"})
 
 
 class Curve(NamedTuple):

@@ -6,7 +6,7 @@ import { kind } from "./text.js";
 const { signal, batch } = Signals;
 const FINAL = ["COMPLETED", "FAILED", "CANCELLED"];
 const OVER = ["FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"];
-const BESIDE = /^(?:step|epoch|timestamp|time|time_.*)$/;
+const BESIDE = /^(?:step|max_steps|total_steps|epoch|timestamp|time|time_.*)$/;
 const WORST = ["failed", "running", "blocked", "cancelled", "other", "waiting", "done", "fresh", "skipped"];
 const DRAW = 250;
 
