@@ -179,7 +179,8 @@ def test_a_report_of_a_run_under_way(space: Space, recipe: Recipe, tmp_path: Pat
         "".join(json.dumps({**each, **more}) + "\n" for each in samples)
     )
     # How far the step is says what it reported itself, by its row.
-    seen = "  train: step 3, GPU 90%, 10.0 GB; processors 12%, 4.2 GB of memory in use"
+    machine = "GPU 90%, 10.0 GB; processors 12%, 4.2 GB of memory in use"
+    seen = f"  train: step 3, loss 6, samples_per_second 4, memory_gb 1.5, {machine}"
     until(lambda: seen in recipe("status").out.splitlines())
     used = "the machine of train: GPU 85%, 20.0 GB; processors 12%, 4.2 GB of memory in use"
     assert used in recipe("report").out.splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from ...execution.session import look
@@ -64,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
                     f"running: {row['run']} {shown(row['recipe'])}, {since} (recipe logs {row['run']} -f)"
                 )
                 for id, sample in row["steps"].items():
-                    print(
-                        f"  {named(id)}: {', '.join([pulse(sample), *_told(row, id)]).lstrip(', ')}"
-                    )
+                    print(f"  {named(id)}: {pulse(sample, _told(row, id))}")
                 for link in row["links"]:
                     print(f"  {named(link['step'])}: {shown(link['name'])} {shown(link['to'])}")
             for row in queued:
@@ -252,8 +250,8 @@ def _seen(ws: Workspace, view: RunView) -> dict[str, dict[str, float]]:
     return found
 
 
-def pulse(sample: Mapping[str, float]) -> str:
-    """`step 120/1000 12%, ETA 3m05s, GPU 87%, 22.1 GB; processors 35%`."""
+def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
+    """`step 120/1000 12%, ETA 3m05s, loss 0.21, GPU 87%, 22.1 GB; processors 35%`."""
     from ...survey.samples import words
 
     said = []
@@ -266,7 +264,7 @@ def pulse(sample: Mapping[str, float]) -> str:
         said.append(f"step {sample['step']:.0f}{of}")
     if "eta" in sample:
         said.append(f"ETA {span(sample['eta'])}")
-    return ", ".join(filter(None, [*said, words(sample)]))
+    return ", ".join(filter(None, [*said, *numbers, words(sample)]))
 
 
 def _told(row: Begun, step: str) -> list[str]:
