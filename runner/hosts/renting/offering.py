@@ -151,7 +151,9 @@ async def shelves(
             costing = pricing.get(replace(wish.need, market="any"), Pricing())
             try:
                 found_there = await retry_async(partial(driver.offers, wish), patient(SOON))
-                offers = costing.ranked(found_there, wish)
+                # A cluster takes its partitions in the order of its settings.
+                ranks = driver.traits.priced
+                offers = costing.ranked(found_there, wish) if ranks else found_there
                 image = (
                     wish.need.image
                     and not driver.traits.images
