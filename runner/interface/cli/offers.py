@@ -20,7 +20,7 @@ from ...hosts.renting.offering import Shelf
 from ...hosts.renting.several import names_of
 from ...storage.workspace import Workspace
 from ..pairs import filters
-from ..shelves import Asked, as_json, lines, pricing, ranking, wishes
+from ..shelves import Asked, as_json, lines, on_market_of, pricing, ranking, wishes
 from .chosen import begun
 from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
 
@@ -125,7 +125,7 @@ def _asked(
         name: (
             driver,
             [
-                each.wish._replace(filters=where)
+                on_market_of(ws, name, each.wish)._replace(filters=where)
                 for each in by_kind[driver.traits.allocates].values()
             ],
         )

@@ -192,25 +192,26 @@ def _plain(value: object) -> object:
 _encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_plain).encode
 
 
+def damaged_value(stored: object) -> Corrupt:
+    """The error of a stored value that cannot be what was written."""
+    return Corrupt(
+        f"the database holds a damaged value: {str(stored)[:60]!r}", fix="`recipe doctor` says more"
+    )
+
+
 def parsed(stored: object) -> Json:
     """A stored value.  Raises Corrupt."""
     try:
         return cast("Json", parse_json(str(stored)))
     except ValueError as error:
-        raise Corrupt(
-            f"the database holds a damaged value: {str(stored)[:60]!r}",
-            fix="`recipe doctor` says more",
-        ) from error
+        raise damaged_value(stored) from error
 
 
 def mapping(stored: object) -> Data:
     """A stored object.  Raises Corrupt."""
     value = {} if stored == "{}" else parsed(stored)
     if not isinstance(value, dict):
-        raise Corrupt(
-            f"the database holds a damaged value: {str(stored)[:60]!r}",
-            fix="`recipe doctor` says more",
-        )
+        raise damaged_value(stored)
     return value
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ...errors import Busy, Invalid, NotFound, Problem
 from ...failures import RunFailure
-from .database import Data, Json, Row, mapping, parsed, text
+from .database import Data, Json, Row, damaged_value, mapping, parsed, text
 from .exchange import Exchange, Output, outputs_of
 from .index import NOTHING, Changes
 
@@ -376,6 +376,8 @@ class Runs(Protocol):
         answer: dict[str, dict[str, StepRow]] = {run: {} for run in runs}
         query = f"SELECT {STEP_COLUMNS} FROM steps WHERE run {self.words.among.format('runs')}"  # noqa: S608
         for row in self.all(query, {"runs": list(runs)}):
+            if row[0] not in answer:
+                raise damaged_value(row[0])
             answer[row[0]][row[1]] = StepRow(*row)
         return answer
 
