@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import pytest
 
 from drivers import cloud, web
-from drivers.base import Lease, Order, Unsure
+from drivers.base import Host, Lease, Order, Unsure
 from drivers.fakes import kind
 from drivers.fakes.account import EPOCH, Machine
 from drivers.fakes.world import Request, World
@@ -130,17 +130,17 @@ class VastaiModel(Vastai):
 
     async def hosts(self, lease: Lease) -> Any:
         return (
-            ("a host",) if (await self._alive(lease)).states[:2] == ("running", "running") else None
+            (Host(),) if (await self._alive(lease)).states[:2] == ("running", "running") else None
         )
 
 
-class Noticing:
+class Noticing(Host):
     """A machine of Google's: what waits there for the notice of its preemption ends with it."""
 
     def __init__(self, machine: Any) -> None:
         self._machine = machine
 
-    async def call(self, _argv: object) -> Any:
+    async def call(self, argv: object, stdin: object = None) -> Any:
         while not self._machine.noticed:  # noqa: ASYNC110  (a World has no events)
             await asyncio.sleep(1.0)
         yield b""
@@ -160,7 +160,7 @@ class RunpodModel(Runpod):
     settings: ClassVar[Mapping[str, Any]] = {"api": "http://model"}
 
     async def hosts(self, lease: Lease) -> Any:
-        return ("a host",) if (await self._alive(lease)).status == "RUNNING" else None
+        return (Host(),) if (await self._alive(lease)).status == "RUNNING" else None
 
 
 class PrimeModel(Prime):
@@ -168,7 +168,7 @@ class PrimeModel(Prime):
 
     async def hosts(self, lease: Lease) -> Any:
         found = await self._alive(lease)
-        return ("a host",) if found.status == "ACTIVE" and found.ready else None
+        return (Host(),) if found.status == "ACTIVE" and found.ready else None
 
     def _private(self) -> bytes:
         return b""
