@@ -1,6 +1,6 @@
 # make demo    a real recipe, end to end, in ./demo; the second time everything is fresh
 # make check   what to run while you work: lint, types, and the tests that are quick; a minute
-# make test    lint, types, and every test; about 45 minutes on two cores. What CI runs
+# make test    lint, types, and every test; about 25 minutes on two cores. What CI runs
 # make proof   what takes longer: kills, faults and schedules with many more examples, every library recipe at length
 # make lint    only what needs no test
 # make house   circles of imports and walls between rooms, which fail; sizes, which are printed
@@ -37,7 +37,7 @@ demo: .venv/.ready
 
 # Four at a time on two cores, for many wait for a server or a disk; in the order of the folders, so that long trainings do not come last.
 # Real servers and processes on a machine that others use, too: up to three that failed are tried twice more, alone. They are printed and counted.
-TEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --retry 3 --durations 30 --durations-min 8
+TEST := $(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder --retry 3 --durations 30 --durations-min 8
 
 CHECK := tests/unit tests/test_layers.py tests/test_errors.py tests/test_schema_used.py tests/test_released_recipes.py tests/test_startup.py \
 	tests/system/test_keys.py tests/system/test_locks.py tests/system/test_store.py
