@@ -55,6 +55,18 @@ def load_base(base: Path, init: str, seed: int, precision: str, *, four_bits: bo
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         base, dtype=DTYPES[precision], local_files_only=True, attn_implementation=attention, **(nf4(precision) if four_bits else {})
     )
+    return as_loaded(model)
+
+
+def as_loaded(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, whose weights in 4 bits stay as they were read.
+
+    On a processor with AVX512-BF16, bitsandbytes packs them at the first forward pass in eval mode, and computes with
+    other roundings from then on.  When that is depends on evaluations and resumes, and so would what is learned.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     return model
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import text_record
 import torch
 from loop import draw, fail
-from text_model import DTYPES, in_four_bits, load_base, nf4
+from text_model import DTYPES, as_loaded, in_four_bits, load_base, nf4
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -98,4 +98,4 @@ def load_judge(
         base, dtype=DTYPES[precision], local_files_only=True, attn_implementation=attention, ignore_mismatched_sizes=bool(labels), **head,
         **(nf4(precision) if four_bits else {}),
     )  # fmt: skip
-    return model
+    return as_loaded(model)
