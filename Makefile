@@ -1,6 +1,6 @@
 # make demo    a real recipe, end to end, in ./demo; the second time everything is fresh
 # make check   what to run while you work: lint, types, and the tests that are quick; a minute
-# make test    lint, types, and every test; about 25 minutes on two cores. What CI runs
+# make test    lint, types, and every test; about 20 minutes on two cores. What CI runs
 # make proof   what takes longer: kills, faults and schedules with many more examples, every library recipe at length
 # make lint    only what needs no test
 # make house   circles of imports and walls between rooms, which fail; sizes, which are printed
