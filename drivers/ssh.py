@@ -443,7 +443,44 @@ def _route(
     config: _Configured | None,
     depth: int = 0,
 ) -> Route:
-    """The way to `[user@]name[:port]`: what the address says, then the settings, then the configuration, then what is usual."""
+    """The way to `[user@]name[:port]`: what the address says, then the settings, then the configuration, then what is usual.
+
+    Raises Rejected for what is no address, Denied where the way goes through too many servers.
+    """
+    user, name, port = _parse_address(address)
+    said = config.said(name, user, port) if config else Said()
+    reads_agent = config is not None and config.agents and said.agent is not None
+    route = replace(
+        pattern,
+        user=user or said.user or getpass.getuser(),
+        host=said.host or name,
+        port=port or said.port or PORT,
+        known_hosts=pattern.known_hosts or said.known_hosts or KNOWN_HOSTS,
+        identity=pattern.identity or said.identity,
+        identities_only=bool(pattern.identity) or said.identities_only,
+        lenient=not pattern.identity,
+        certificates=() if pattern.identity else said.certificates,
+        agent=(said.agent if reads_agent else pattern.agent) or None,
+        alias=said.alias,
+        family=said.family,
+        patience=said.patience or pattern.patience,
+    )
+    hops = _split_hops(jump or said.jump)
+    if not hops:
+        return route if jump else replace(route, proxy=said.proxy)
+    if hops == [name]:
+        return route  # a `Host *` that names the way for all names it for that server, too
+    if depth == LONGEST_WAY:
+        raise Denied(
+            f"the way to {route} goes through more than {LONGEST_WAY} servers, or in a circle"
+        )
+    # The last hop is the one next to the server, and is itself reached through those before it.
+    before = ",".join(hops[:-1]) or None
+    return replace(route, jump=_route(hops[-1], pattern, before, config, depth + 1))
+
+
+def _parse_address(address: str) -> tuple[str, str, int]:
+    """User, name and port of `[user@]name[:port]`: empty and 0 where it says none.  Raises Rejected."""
     parts = ADDRESS.fullmatch(address)
     if parts is None or not 0 < int(parts["port"] or PORT) < 65536:
         raise Rejected(
@@ -452,37 +489,12 @@ def _route(
     name = parts["bare"] or parts["name"]
     if name.startswith("-"):
         raise Rejected(f'"{name}" is not the name of a server: it begins with a hyphen')
-    said = config.said(name, parts["user"] or "", int(parts["port"] or 0)) if config else Said()
-    agent = said.agent if config and config.agents and said.agent is not None else pattern.agent
-    route = replace(
-        pattern,
-        user=parts["user"] or said.user or getpass.getuser(),
-        host=said.host or name,
-        port=int(parts["port"] or said.port or PORT),
-        known_hosts=pattern.known_hosts or said.known_hosts or KNOWN_HOSTS,
-        identity=pattern.identity or said.identity,
-        identities_only=bool(pattern.identity) or said.identities_only,
-        lenient=not pattern.identity,
-        certificates=() if pattern.identity else said.certificates,
-        agent=agent or None,
-        alias=said.alias,
-        family=said.family,
-        patience=said.patience or pattern.patience,
-    )
-    hops = [
-        hop.strip().removeprefix("ssh://") for hop in (jump or said.jump).split(",") if hop.strip()
-    ]
-    if not hops or hops == [
-        name
-    ]:  # a `Host *` that names the way for all names it for that server, too
-        return route if jump or hops else replace(route, proxy=said.proxy)
-    if depth == LONGEST_WAY:
-        raise Denied(
-            f"the way to {route} goes through more than {LONGEST_WAY} servers, or in a circle"
-        )
-    # The last hop is the one next to the server, and is itself reached through those before it.
-    before = ",".join(hops[:-1]) or None
-    return replace(route, jump=_route(hops[-1], pattern, before, config, depth + 1))
+    return parts["user"] or "", name, int(parts["port"] or 0)
+
+
+def _split_hops(jump: str) -> list[str]:
+    """The servers of a ProxyJump, in the order in which they are passed."""
+    return [hop.strip().removeprefix("ssh://") for hop in jump.split(",") if hop.strip()]
 
 
 class _Configured:

@@ -90,8 +90,8 @@ class Config:
         if name.startswith("-"):
             raise ValueError(f'"{name}" is not the name of a server')
         if (program := shutil.which("ssh")) is not None:
-            values = _asked(program, self._home, name, user, port)
-            usual = _usual(program)
+            values = _ask_client(program, self._home, name, user, port)
+            usual = _client_defaults(program)
             changed = {word for word, given in values.items() if given != usual.get(word)}
         else:
             values = _read(self._home, name, user, port)
@@ -109,35 +109,35 @@ class Config:
 # --- what OpenSSH's client says
 
 
-def _asked(program: str, home: Path, name: str, user: str, port: int) -> _Values:
+def _ask_client(program: str, home: Path, name: str, user: str, port: int) -> _Values:
     words = [*(("-l", user) if user else ()), *(("-p", str(port)) if port else ())]
     account = Path(pwd.getpwuid(os.getuid()).pw_dir)
     if home == account:
-        return _printed([program, "-G", *words, "--", name])
+        return _run_client([program, "-G", *words, "--", name])
     # The client looks into the account's home whatever $HOME says; the rest of recipe, as most programs, goes by $HOME.
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
         file.writelines(f'Include "{each}"\n' for each in (home / ".ssh" / "config", SYSTEM))
         file.flush()
-        values = _printed([program, "-F", file.name, "-G", *words, "--", name])
+        values = _run_client([program, "-F", file.name, "-G", *words, "--", name])
     moved = {
-        word: [_moved(each, account, home) for each in values[word]]
+        word: [_move_below_home(each, account, home) for each in values[word]]
         for word in ("userknownhostsfile", "identityagent")
         if word in values
     }
     return {**values, **moved}
 
 
-def _moved(text: str, account: Path, home: Path) -> str:
+def _move_below_home(text: str, account: Path, home: Path) -> str:
     return re.sub(rf"(?<!\S){re.escape(str(account))}(?=/)", lambda _: str(home), text)
 
 
 @cache
-def _usual(program: str) -> _Values:
+def _client_defaults(program: str) -> _Values:
     """What the client does where no file says anything."""
-    return _printed([program, "-F", "none", "-G", "--", "localhost"])
+    return _run_client([program, "-F", "none", "-G", "--", "localhost"])
 
 
-def _printed(argv: Sequence[str]) -> _Values:
+def _run_client(argv: Sequence[str]) -> _Values:
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False
