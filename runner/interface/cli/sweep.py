@@ -25,10 +25,10 @@ from .flags import check_driver, positive, published_below, recipe_and_values
 from .results import as_text
 
 if TYPE_CHECKING:
+    from ...api.sweeps import Space
     from ...language.recipe import Recipe
     from ...language.values import Tree
     from ...survey.survey import Survey
-    from ..sweeps import Space
 
 _TRIAL: Final = re.compile(r"[^/]*\[trial=(\d+)\]/")
 ROUND: Final = 4
@@ -160,7 +160,7 @@ class _Asked(NamedTuple):
 
 def _tried(ws: Workspace, asked: _Asked) -> int:
     """Every combination, or some by chance."""
-    from ..sweeps import drafted
+    from ...api.sweeps import drafted
 
     args = asked.args
     swept = drafted(
@@ -186,7 +186,8 @@ def _tried(ws: Workspace, asked: _Asked) -> int:
 
 def _searched(ws: Workspace, asked: _Asked) -> int:
     """Trials in rounds, each proposed from what came of those before; the recipe of the search says which there were, also to a later call."""
-    from .. import search, sweeps
+    from ...api import sweeps
+    from .. import search
 
     args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
     search.library()  # before anything is run
