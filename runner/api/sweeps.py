@@ -58,6 +58,7 @@ def drafted(
     uses: str,
     given: Mapping[str, object],
     *,
+    several: Mapping[str, Sequence[object]] | None = None,
     preset: str | None = None,
     origins: Mapping[str, str] = inputs.NOWHERE,
     metric: str | None = None,
@@ -66,9 +67,11 @@ def drafted(
 ) -> Sweep:
     """The sweep over the inputs that are given several values; `uses` is how its recipe names the one that is tried.
 
+    `several`: the values of these inputs; None: words of `given` have them, separated by commas.
     With `draws` so many of the combinations, by chance; more of them, with the same seed, hold those of fewer.  Raises Invalid with every problem.
     """
-    found, problems = _gathered(recipe, given, preset, origins, metric)
+    words = in_words(recipe, given) if several is None else several
+    found, problems = _gathered(recipe, {**given, **words}, words, preset, origins, metric)
     axes: dict[str, Sequence[Tree]] = {}
     for name, axis in found.axes.items():
         if isinstance(axis, Range):
@@ -77,6 +80,7 @@ def drafted(
                     "bad-input",
                     f'"{name}" is a range, from which only a search takes values',
                     fix="add --tpe 30, or write values",
+                    input=name,
                 )
             )
         else:
@@ -114,7 +118,8 @@ def space(
     metric: str,
 ) -> Space:
     """Where a search looks for the best of `metric`.  Raises Invalid with every problem."""
-    found, problems = _gathered(recipe, given, preset, origins, metric)
+    words = in_words(recipe, given)
+    found, problems = _gathered(recipe, given, words, preset, origins, metric)
     if problems:
         raise Invalid(problems)
     return found
@@ -142,9 +147,24 @@ def trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
     return [list(point) for point in zip(*columns, strict=True)]
 
 
+def in_words(recipe: Recipe, given: Mapping[str, object]) -> dict[str, str | Sequence[object]]:
+    """Return the inputs that words give several values: the values of each, or the text of a range."""
+    found: dict[str, str | Sequence[object]] = {}
+    for name, value in given.items():
+        spec = recipe.inputs.get(name)
+        if spec is None or spec.type == "secret":
+            continue
+        if spec.type in ("number", "integer") and isinstance(value, str) and ".." in value:
+            found[name] = value
+        elif (texts := _several(spec, value)) is not None:
+            found[name] = texts
+    return found
+
+
 def _gathered(
     recipe: Recipe,
     given: Mapping[str, object],
+    several: Mapping[str, str | Sequence[object]],
     preset: str | None,
     origins: Mapping[str, str],
     metric: str | None,
@@ -152,22 +172,21 @@ def _gathered(
     """The axes of what is given and the values of the other inputs, and every problem."""
     problems: list[Problem] = []
     axes: dict[str, Range | Sequence[Tree]] = {}
-    for name, value in given.items():
+    for name, values in several.items():
         spec = recipe.inputs.get(name)
         if spec is None or spec.type == "secret":
             continue
-        if spec.type in ("number", "integer") and isinstance(value, str) and ".." in value:
-            axes[name] = _range(spec, value, problems)
-        elif (texts := _several(spec, value)) is not None:
-            axes[name] = _axis(spec, texts, problems)
+        axes[name] = (
+            _range(spec, values, problems)
+            if isinstance(values, str)
+            else _axis(spec, values, problems)
+        )
     fixed = {name: value for name, value in given.items() if name not in axes}
     one = {name: axis.low if isinstance(axis, Range) else axis[0] for name, axis in axes.items()}
-    values, wrong = inputs.tried(recipe, {**fixed, **one}, preset=preset, origins=origins)
+    bound, wrong = inputs.tried(recipe, {**fixed, **one}, preset=preset, origins=origins)
     problems += unread.refused(recipe, given, preset, origins)
     problems += [
-        problem
-        for problem in wrong
-        if not any(f'"{name}"' in problem.message and problem.where is None for name in axes)
+        problem for problem in wrong if problem.input not in axes or problem.where is not None
     ]
     if not axes and not problems:
         problems.append(
@@ -182,7 +201,7 @@ def _gathered(
     whole = {name.partition(".")[0] for name in fixed if "." in name}
     if not problems:
         fixed = {name: value for name, value in fixed.items() if "." not in name} | {
-            name: values[name] for name in whole
+            name: bound[name] for name in whole
         }
     return Space(axes, fixed), problems
 
@@ -202,6 +221,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
                 "bad-input",
                 f'"{spec.name}" has no range that can be read: "{text}"',
                 fix=f"write {spec.name}=LOW..HIGH or LOW..HIGH:log",
+                input=spec.name,
             )
         )
         return [None]
@@ -210,7 +230,15 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
         try:
             ends.append(float(str(inputs.converted(spec, each))))
         except inputs.BadValue as wrong:
-            problems.append(Problem(wrong.code, f'"{spec.name}" {wrong.message}', None, wrong.fix))
+            problems.append(
+                Problem(
+                    wrong.code,
+                    f'"{spec.name}" {wrong.message}',
+                    None,
+                    wrong.fix,
+                    input=spec.name,
+                )
+            )
     if len(ends) < 2:
         return [None]
     low, high = ends
@@ -220,6 +248,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
                 "bad-input",
                 f'"{spec.name}" has an empty range: {low:g} is not below {high:g}',
                 fix=f"write {spec.name}={high:g}..{low:g}",
+                input=spec.name,
             )
         )
     elif match[3] and low <= 0:
@@ -228,6 +257,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
                 "bad-input",
                 f'"{spec.name}" has no logarithmic range from {low:g}',
                 fix="begin above 0, or leave `:log` away",
+                input=spec.name,
             )
         )
     return Range(low, high, match[3] is not None, spec.type == "integer")
@@ -267,17 +297,34 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
     """The typed values of an axis; what is wrong with it is added to the problems."""
     if not texts or any(text == "" for text in texts):
         what = "has an empty value among its values" if texts else "has no values"
-        problems.append(Problem("bad-input", f'"{spec.name}" {what}', fix=f"write {spec.name}=A,B"))
+        problems.append(
+            Problem(
+                "bad-input", f'"{spec.name}" {what}', fix=f"write {spec.name}=A,B", input=spec.name
+            )
+        )
         return [None]
     found: list[Tree] = []
     for text in texts:
         try:
             found.append(inputs.converted(spec, text))
         except inputs.BadValue as wrong:
-            problems.append(Problem(wrong.code, f'"{spec.name}" {wrong.message}', None, wrong.fix))
+            problems.append(
+                Problem(
+                    wrong.code,
+                    f'"{spec.name}" {wrong.message}',
+                    None,
+                    wrong.fix,
+                    input=spec.name,
+                )
+            )
     if len({json.dumps(value, sort_keys=True) for value in found}) < len(found):
         problems.append(
-            Problem("twice", f'"{spec.name}" has the same value twice', fix="write it once")
+            Problem(
+                "twice",
+                f'"{spec.name}" has the same value twice',
+                fix="write it once",
+                input=spec.name,
+            )
         )
     return found or [None]
 

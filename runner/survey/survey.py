@@ -490,7 +490,7 @@ def _bind(ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any) -
                 [
                     recipe.document.problem(
                         "streamed-secret", f'"{name}" {words}', ("inputs", name), fix=fix, key=True
-                    )
+                    )._replace(input=name)
                 ]
             )
         if ws.addresses.setdefault(address, value) != value:
