@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from ..digest import of_bytes
 from ..errors import Invalid, Problem, did_you_mean
 from ..language import inputs, unread
 from ..language.presets import split
@@ -51,6 +52,13 @@ class Sweep(NamedTuple):
     text: str
     fixed: dict[str, object]
     instances: int
+    recipe: str
+    """The name of the recipe that is tried."""
+
+    @property
+    def stem(self) -> str:
+        """What the file of its recipe is called, without `.yaml`."""
+        return f"{self.recipe}-{of_bytes(self.text.encode())[:8]}"
 
 
 def drafted(
@@ -104,9 +112,8 @@ def drafted(
     one = ", ".join(f"matrix.{each}" for each in axes)
     when = f"{{{{ [{one}] in {_expression(chosen)} }}}}" if len(chosen) < count else ""
     handed = {each: f"{{{{ matrix.{each} }}}}" for each in axes}
-    return Sweep(
-        _text(recipe, uses, axes, handed, found.fixed, preset, when), found.fixed, len(chosen)
-    )
+    text = _text(recipe, uses, axes, handed, found.fixed, preset, when)
+    return Sweep(text, found.fixed, len(chosen), recipe.id.partition("@")[0])
 
 
 def space(
@@ -134,6 +141,28 @@ def searched(
         for n, name in enumerate(where.axes)
     }
     return _text(recipe, uses, {"trial": list(range(len(points)))}, handed, where.fixed, preset, "")
+
+
+class Written(NamedTuple):
+    """What the recipe of a sweep tries: a recipe, as it names it, and the values of the inputs that differ."""
+
+    uses: str
+    axes: Mapping[str, list[Tree]]
+
+
+def read(written: Tree) -> Written | None:
+    """Read a recipe that `drafted` wrote; None for one of a search, and for any other."""
+    steps = list(_mapping(_mapping(written).get("steps")).values())
+    step = _mapping(steps[0]) if len(steps) == 1 else {}
+    matrix, handed = _mapping(step.get("matrix")), _mapping(step.get("with"))
+    uses = step.get("uses")
+    if not isinstance(uses, str) or not matrix:
+        return None
+    if any(handed.get(name) != f"{{{{ matrix.{name} }}}}" for name in matrix):
+        return None
+    return Written(
+        uses, {name: values for name, values in matrix.items() if isinstance(values, list)}
+    )
 
 
 def trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ...digest import of_bytes, of_value
+from ...digest import of_value
 from ...errors import Invalid, NotFound, Problem, did_you_mean
 from ...execution.session import look
 from ...language import document, library
@@ -173,10 +173,9 @@ def _tried(ws: Workspace, asked: _Asked) -> int:
         draws=args.random,
         seed=args.seed,
     )
-    text = swept.text.encode()
-    path = asked.folder / f"{asked.name}-{of_bytes(text)[:8]}.yaml"
+    path = asked.folder / f"{swept.stem}.yaml"
     if not path.exists():
-        ws.write(path, text)
+        ws.write(path, swept.text.encode())
     request = asked.request(path, swept.fixed)
     code = _round(ws, request, args) if args.stop_early else running.done(ws, request, args)
     if code in (0, 1) and not (args.dry_run or args.json or args.quiet > 1):
