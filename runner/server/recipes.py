@@ -6,25 +6,26 @@ folder those in it.  They are asked for by their names, never by a path.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
 from ..api import starting
 from ..api.starting import Start
 from ..api.values import moment
-from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, did_you_mean
+from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
+from ..hosts.renting.offering import Shelf
+from ..interface import shelves
 from ..language import library, units
 from ..language.inputs import BadValue, converted, kind_of
 from ..language.library import Entry
@@ -36,6 +37,7 @@ from ..storage.records.runs import Wanted as RunsWanted
 from ..storage.workspace import Workspace
 from ..survey.summaries import selected
 from .answers import Refused, plain, plain_value
+from .market import Ask, InMarket, Known, look_up
 from .planner import InPlanner
 from .room import READ, Given, InRoom, ServedWorkspace, Whole, run_of
 
@@ -543,55 +545,57 @@ def recipe(name: str, room: InRoom) -> RecipeView:
 @router.post(
     "/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run"
 )
-async def plan(asked: AskedPlan, room: InRoom, planner: InPlanner) -> PlanView:
+async def plan(asked: AskedPlan, room: InRoom, planner: InPlanner, market: InMarket) -> PlanView:
     wanted = await run_in_threadpool(checked, room, asked)
-    return await planner.call(planned, room, wanted, asked)
+    if asked.driver == "local":
+        return (await planner.call(planned, room, Known(), wanted, asked))[0]
+    return await market.call(planner, planned, room, wanted, asked)
 
 
-def rented(ws: Workspace, found: Survey, name: str) -> list[RentedMachine]:
-    """What the driver of that name would rent for a plan.  Raises RecipeError where it cannot be asked."""
-    from ..hosts.renting import offering
-    from ..interface import shelves
+class OfferShelf(BaseModel):
+    """What a driver offers for a step."""
 
-    driver = offering.renting(ws, name)
-    if driver is None or not found.todo:
-        return []
-    asked = shelves.wishes(ws, found, name, cluster=driver.traits.allocates)
-    machines = []
-    try:
-        found_shelves = asyncio.run(
-            offering.shelves(
-                {name: (driver, [each.wish for each in asked.values()])},
-                shelves.pricing(ws, asked.values()),
-            )
-        )
-    except Infrastructure as error:
-        found_shelves = [
-            offering.Shelf(name, each.wish, failed=str(error)) for each in asked.values()
+    model_config = ConfigDict(extra="allow")
+
+    driver: str
+    step: str = Field(description="The first step that needs it, or `the run`.")
+    failed: str = Field(description="Why it was not asked; empty where it was.")
+    ends: str
+    left_out: dict[str, int]
+    offers: list[dict[str, Any]] = Field(
+        description="The cheapest run first; `rank` is the place among those of all drivers for the step."
+    )
+
+
+class OfferList(BaseModel):
+    drivers: list[OfferShelf]
+
+
+@router.post(
+    "/offers",
+    dependencies=READ,
+    summary="What all drivers offer for the steps that a run would have, the newest of the last minute; nothing is rented",
+)
+async def offers(asked: Asked, room: InRoom, planner: InPlanner, market: InMarket) -> OfferList:
+    wanted = await run_in_threadpool(checked, room, AskedWhere(**asked.model_dump()))
+    return await market.call(planner, offered_for, room, wanted)
+
+
+def offered_for(room: ServedWorkspace, known: Known, wanted: Wanted) -> tuple[OfferList, list[Ask]]:
+    """Return what drivers offer for a run, as far as it is known, and what they have to be asked."""
+    with surveyed(room, wanted) as (ws, found):
+        looked = look_up(ws, found, known.renting, known)
+        shown = [
+            shelf for step, each in looked.by_step.items() for shelf in shelves.ranked(step, each)
         ]
-    for step, shelf in zip(asked, found_shelves, strict=True):
-        offer = shelf.offers[0] if shelf.offers else None
-        none = "" if offer else shelf.failed or f"{name} offers no machine that does"
-        machines.append(
-            RentedMachine(
-                step=step,
-                driver=name,
-                offer=offer.id if offer else None,
-                gpu=offer.resources.gpu if offer else None,
-                gpus=offer.resources.gpus if offer else None,
-                region=offer.region if offer else None,
-                market=offer.market if offer else None,
-                usd_an_hour=offer.price if offer else None,
-                hours=shelf.wish.hours,
-                usd=shelf.total,
-                failed=plain(none, ws.root),
-            )
-        )
-    return machines
+        return OfferList(
+            drivers=[OfferShelf.model_validate(each) for each in shown]
+        ), looked.missing
 
 
-def planned(room: ServedWorkspace, wanted: Wanted, asked: AskedPlan) -> PlanView:
-    """Return what a run would do.  Raises Refused, or a RecipeError, with every problem."""
+@contextmanager
+def surveyed(room: ServedWorkspace, wanted: Wanted) -> Iterator[tuple[Workspace, Survey]]:
+    """What a run would do.  Raises Refused, or a RecipeError, with every problem."""
     from ..execution.session import look
     from ..survey import bundles
     from ..survey.templates import refuse_unrenderable
@@ -601,17 +605,25 @@ def planned(room: ServedWorkspace, wanted: Wanted, asked: AskedPlan) -> PlanView
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
         found = look(ws, bundles.brought(ws, request))
         refuse_unrenderable(ws, found)
+        yield ws, found
+
+
+def planned(
+    room: ServedWorkspace, known: Known, wanted: Wanted, asked: AskedPlan
+) -> tuple[PlanView, list[Ask]]:
+    """Return what a run would do, and what drivers have to be asked for it.  Raises Refused, or a RecipeError, with every problem."""
+    with surveyed(room, wanted) as (ws, found):
         steps = _planned_steps(ws, found)
-        driver = asked.driver
-        machines = rented(ws, found, driver) if driver != "local" else []
-        recipe, axes = read(wanted.offered), wanted.start.axes
-        return PlanView(
+        looked = look_up(ws, found, [asked.driver] if found.todo else [], known)
+        machines = [_machine(ws, step, each[0]) for step, each in looked.by_step.items()]
+        command = starting.command_line(
+            read(wanted.offered), wanted.start, asked.driver, asked.limits.cost
+        )
+        view = PlanView(
             recipe=found.plan.recipe,
-            instances=math.prod(map(len, axes.values())),
-            command=None
-            if asked.limits.time
-            else starting.command_line(recipe, wanted.start, driver, asked.limits.cost),
-            driver=driver,
+            instances=math.prod(map(len, wanted.start.axes.values())),
+            command=None if asked.limits.time else command,
+            driver=asked.driver,
             machines=machines,
             usd_of_machines=_sum([machine.usd for machine in machines]),
             inputs=dict(_shown_inputs(ws, found)),
@@ -620,6 +632,26 @@ def planned(room: ServedWorkspace, wanted: Wanted, asked: AskedPlan) -> PlanView
             seconds=_sum([step.seconds for step in steps]),
             usd=_sum([step.usd for step in steps]),
         )
+    return view, looked.missing
+
+
+def _machine(ws: Workspace, step: str, shelf: Shelf) -> RentedMachine:
+    """The machine that a driver would rent for a step: the first that it offers."""
+    offer = shelf.offers[0] if shelf.offers else None
+    none = "" if offer else shelf.failed or f"{shelf.driver} offers no machine that does"
+    return RentedMachine(
+        step=step,
+        driver=shelf.driver,
+        offer=offer.id if offer else None,
+        gpu=offer.resources.gpu if offer else None,
+        gpus=offer.resources.gpus if offer else None,
+        region=offer.region if offer else None,
+        market=offer.market if offer else None,
+        usd_an_hour=offer.price if offer else None,
+        hours=shelf.wish.hours,
+        usd=shelf.total,
+        failed=plain(none, ws.root),
+    )
 
 
 def _planned_steps(ws: Workspace, found: Survey) -> list[StepPlan]:

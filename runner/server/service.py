@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ..api.artifacts import list_outputs
 from ..api.metrics import last_samples
 from ..api.values import LAST, moment
-from ..errors import CannotRun, Infrastructure, Invalid
+from ..errors import CannotRun
 from ..hosts.renting import offering
 from ..interface import costs, shelves
 from ..interface.pairs import filters
@@ -22,7 +21,9 @@ from ..planning.schedule import word
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
 from ..storage.records.runs import FINAL, RunRow, Wanted
 from ..storage.workspace import Workspace
-from .answers import Refused, plain
+from .answers import Refused
+from .market import InMarket
+from .recipes import OfferList, OfferShelf
 from .room import ADMIN, READ, Given, InRoom, Moment, run_of
 from .streams import feed_of
 from .tokens import Scope, Token
@@ -46,20 +47,6 @@ class WorkerView(BaseModel):
 
 class WorkerList(BaseModel):
     workers: list[WorkerView]
-
-
-class Shelf(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    driver: str
-    failed: str = Field(description="Why it was not asked; empty where it was.")
-    ends: str
-    left_out: dict[str, int]
-    offers: list[dict[str, Any]]
-
-
-class OfferList(BaseModel):
-    drivers: list[Shelf]
 
 
 class NewToken(Given):
@@ -151,35 +138,35 @@ def leases(room: InRoom) -> LeaseList:
     return LeaseList(leases=found, usd_an_hour=sum(each.usd_an_hour for each in found))
 
 
-@router.get("/v1/offers", dependencies=READ, summary="Machines that could be rented now")
+@router.get(
+    "/v1/offers",
+    dependencies=READ,
+    summary="Machines that could be rented, the newest answers of the last minute",
+)
 def machines(
     room: InRoom,
+    market: InMarket,
     driver: Annotated[str, Query(max_length=64, pattern=r"^[a-z][a-z0-9_-]*$")] = "all",
     where: Annotated[
         list[Annotated[str, Query(max_length=100, pattern=r"^[a-z_]+=.+$")]] | None,
         Query(max_length=16),
     ] = None,
+    gpus: Annotated[int, Query(ge=0, le=1024)] = 1,
 ) -> OfferList:
     from drivers.base import Need, Wish
 
-    wish = Wish(Need(gpus=1), filters=filters(where or ()))
-    found = []
+    wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.working() as ws:
         try:
-            drivers = offering.priced(ws, driver).drivers
+            names = [*offering.priced(ws, driver).drivers]
         except CannotRun as error:
             raise Refused(
                 404, "not-found", str(error), "GET /v1/offers asks all that do"
             ) from error
-        for name, each in drivers.items():
-            try:
-                found += asyncio.run(offering.shelves({name: (each, [wish])}))
-            except (
-                Infrastructure,
-                Invalid,
-            ) as error:  # no key for it, or it has no such filter: the others are shown all the same
-                found.append(offering.Shelf(name, wish, failed=plain(str(error), ws.root)))
-    return OfferList(drivers=[Shelf.model_validate(shelves.as_json("", shelf)) for shelf in found])
+    found = market.ask(room, [(name, wish) for name in names])
+    return OfferList(
+        drivers=[OfferShelf.model_validate(each) for each in shelves.ranked("", found)]
+    )
 
 
 @router.get("/v1/tokens", dependencies=ADMIN, summary="The tokens, without their secrets")

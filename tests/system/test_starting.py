@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +37,10 @@ steps:
     run: echo {{ inputs.word }} {{ inputs.rate }} {{ inputs.count }} {{ inputs.loud }} {{ inputs.tags | tojson }} {{ inputs.names | tojson }} {{ inputs.kind }} {{ inputs.from | default('') }} > {{ outputs.o }}
     outputs: {o: say.txt}
 """
+TRAIN = """\
+recipe: train@1
+steps: {learn: {run: "true", resources: {gpus: 1}}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +51,9 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
     (root / "hidden.yaml").write_text(
         SAY.replace("say@1", "hidden@1").replace("say.txt", "hidden.txt")
     )
+    (root / "train.yaml").write_text(TRAIN)
     (root / "recipe.toml").write_text(
-        '[recipes]\nallow = ["./say.yaml"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
+        '[recipes]\nallow = ["./say.yaml", "./train.yaml"]\n[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
     )
     outside = root.parent / "words with blanks.txt"
     outside.write_text("words\n")
@@ -199,9 +206,32 @@ def test_the_owner_is_offered_what_is_beside_the_settings(rest: Rest) -> None:
         room = ServedWorkspace(rest.root, os.environ, for_owner=for_owner)
         return {each.word for each in offered(room) if each.word.startswith("./")}
 
-    assert files(for_owner=False) == {"./say.yaml"}
-    assert files(for_owner=True) == {"./say.yaml", "./hidden.yaml"}
+    assert files(for_owner=False) == {"./say.yaml", "./train.yaml"}
+    assert files(for_owner=True) == {"./say.yaml", "./train.yaml", "./hidden.yaml"}
     listed = {each["id"]: each for each in rest.get("/v1/recipes")["recipes"]}
     assert listed["say@1"]["file"] == "./say.yaml" and listed["say@1"]["used"]
     assert listed["sft@1"]["used"] is None and listed["sft@1"]["file"] == ""
     assert rest.get("/v1/recipes/sft@1")["secrets"]["hf_token"] == "HF_TOKEN"
+
+
+def test_offers_for_a_run_are_asked_once_and_priced_for_its_plan(rest: Rest) -> None:
+    body = {"recipe": "train"}
+    begun = time.monotonic()
+    (shelf,) = [each for each in offers(rest, **body) if each["driver"] == "loopback"]
+    first = time.monotonic() - begun
+    assert (shelf["step"], shelf["failed"]) == ("learn", "")
+    assert [(each["rank"], each["usd_an_hour"]) for each in shelf["offers"]] == [(1, 1.2)]
+    begun = time.monotonic()
+    failed = {each["driver"] for each in offers(rest, **body) if each["failed"]}
+    assert {"runpod", "vastai"} <= failed, "why one was not asked is said of each"
+    (machine,) = planned(rest, driver="loopback", **body)["machines"]
+    assert (machine["step"], machine["usd_an_hour"]) == ("learn", 1.2)
+    print(json.dumps({"first": first, "again, and a plan": time.monotonic() - begun}))
+    assert offers(rest, recipe="say") == [], "it rents nothing"
+    assert rest.get("/v1/offers?driver=loopback&gpus=1")["drivers"][0]["offers"]
+
+
+def offers(rest: Rest, **body: object) -> list[Any]:
+    found = rest.ask("POST", "/v1/offers", body)
+    assert found.status_code == 200, found.text
+    return list(found.json()["drivers"])
