@@ -18,7 +18,7 @@ from ..language.recipe import Input, Recipe
 from ..paths import is_path
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
-from ..survey.survey import Request
+from ..survey.request import Request
 from . import sweeps
 from .requests import has_no_request
 from .sweeps import Sweep, drafted, in_words

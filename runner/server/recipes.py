@@ -347,7 +347,7 @@ def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
 
 def _wanted(room: ServedWorkspace, asked: Asked) -> Wanted:
     """What a request is about, not checked yet.  Raises NotFound, Refused."""
-    from ..survey.survey import Request
+    from ..survey.request import Request
 
     resources = asked.resources.resources
     if not asked.like:
