@@ -20,7 +20,6 @@ from tests.servers.rest import Rest
 from tests.support import RECIPE
 from tests.system.test_report_page import PROGRAM
 from tests.system.test_report_page import RECIPE as HOSTILE
-from tests.tools import chromium
 
 GROW = """\
 recipe: grow@1
@@ -52,12 +51,6 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
     (root / "recipe.toml").write_text('[recipes]\nallow = ["./grow.yaml", "./hostile.yaml"]\n')
     with Rest(root, "--with-worker") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 def test_a_run_is_started_watched_and_cancelled_in_a_browser(rest: Rest, browser: Any) -> None:
