@@ -34,8 +34,8 @@ export function Curves({ feed }) {
   }), []);
   useEffect(() => () => current.current?.destroy(), []);
   useEffect(() => {
-    const found = [...series.get(metric)].filter(([, points]) => points.size > 1).slice(0, CURVES);
-    const points = found.map(([, each]) => thinned(smoothed([...each].sort((a, b) => a[0] - b[0]), weight)));
+    const found = [...series.get(metric)].filter(([, line]) => line.size > 1).slice(0, CURVES);
+    const points = found.map(([, line]) => thinned(smoothed(line.pairs(), weight)));
     const [x, rows] = aligned(points), ids = found.map(([id]) => id);
     const now = JSON.stringify([metric, log, x.length < 40, ids, ids.map(failed)]);
     place.current.dataset.points = String(points.reduce((sum, each) => sum + each.length, 0));
