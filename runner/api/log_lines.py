@@ -33,6 +33,10 @@ class LogPage(NamedTuple):
     """Lines of the whole log."""
     matches: int
     """Lines that contain the text that was looked for; all if none was."""
+    size: int
+    """Bytes of the lines that have an end: a client reads on from there."""
+    is_open: bool
+    """Whether the last line has no end."""
 
 
 def page_of(pieces: Iterable[bytes], *, find: str = "", first: int = 0, limit: int) -> LogPage:
@@ -40,7 +44,8 @@ def page_of(pieces: Iterable[bytes], *, find: str = "", first: int = 0, limit: i
     wanted = find.casefold()
     found: deque[LogLine] = deque(maxlen=None if first else limit)
     total = matches = 0
-    for total, raw in enumerate(_lines(pieces), 1):
+    read = _Counted(pieces)
+    for total, raw in enumerate(_lines(read), 1):
         text = ""
         if wanted:
             text = folded(raw)
@@ -50,12 +55,27 @@ def page_of(pieces: Iterable[bytes], *, find: str = "", first: int = 0, limit: i
         if total >= first and (not first or len(found) < limit):
             text = text or folded(raw)
             found.append(LogLine(total, text[:LONGEST], len(text) > LONGEST))
-    return LogPage(list(found), total, matches)
+    return LogPage(list(found), total, matches, read.whole, read.whole < read.passed)
 
 
 def folded(line: bytes) -> str:
     """Return a line as a terminal leaves it: what stands behind its last carriage return."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+
+
+class _Counted:
+    """Pieces of a text; `whole` counts the bytes of its lines that have an end."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = pieces
+        self.whole = self.passed = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces:
+            if end := piece.rfind(b"\n") + 1:
+                self.whole = self.passed + end
+            self.passed += len(piece)
+            yield piece
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:

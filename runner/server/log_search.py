@@ -43,6 +43,10 @@ class LineList(BaseModel):
     ended: bool = Field(description="Whether the attempt is over.")
     total: int = Field(description="Lines of the whole log.")
     matches: int = Field(description="Lines that contain `find`; all if nothing is looked for.")
+    size: int = Field(
+        description="Bytes of the lines that have an end: `GET …/logs?follow=true&offset=` goes on from there."
+    )
+    is_open: bool = Field(description="Whether the last line has no end yet.")
     lines: list[LineView]
 
 
@@ -90,6 +94,8 @@ def _answer(part: Part, nodes: int, page: LogPage) -> LineList:
         ended=part.ended,
         total=page.total,
         matches=page.matches,
+        size=page.size,
+        is_open=page.is_open,
         lines=[LineView(**line._asdict()) for line in page.lines],
     )
 

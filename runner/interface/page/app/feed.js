@@ -25,6 +25,18 @@ export function ordered(steps) {
   return [...steps].sort((a, b) => place(a) - place(b));
 }
 
+/** Curves in bins: by metric and step its Line. */
+export async function readCurves(path, signal) {
+  const text = await (await ask(path, { signal })).text(), found = new Map();
+  for (const line of text.split("\n")) {
+    if (!line) continue;
+    const { step, metric, x, y } = JSON.parse(line);
+    if (!found.has(metric)) found.set(metric, new Map());
+    found.get(metric).set(step, new Line(x, y));
+  }
+  return found;
+}
+
 /** A run of the server. `start` follows it until `stop`. */
 export class Feed {
   constructor(id) {
@@ -36,6 +48,8 @@ export class Feed {
     /** By metric and step its Line; a new value says that there are more points. */
     this.series = signal(new Map());
     this.artifacts = signal([]);
+    /** By step what had changed since it ran last. */
+    this.why = signal({});
     this.error = signal(null);
     this.live = new AbortController();
     this.waits = new Map();
@@ -57,6 +71,7 @@ export class Feed {
     if (signal.aborted) return;
     this.later(this.curves, 0);
     this.later(this.list, 0);
+    this.later(this.reasons, 0);
     if (isOver(this.run.value)) return;
     this.early = [];
     follow(this.path + "/stream", KINDS, () => this.run.value.seq, signal, each => this.heard(each));
@@ -90,7 +105,7 @@ export class Feed {
     else if (event === "lost") this.isStale = true;
     if (event === "end" || (event === "connected" && this.isStale)) {
       this.isStale = false;
-      for (const work of [this.refresh, this.curves, this.list]) this.later(work, 0);
+      for (const work of [this.refresh, this.curves, this.list, this.reasons]) this.later(work, 0);
     }
   }
 
@@ -110,6 +125,7 @@ export class Feed {
         attempts: event.after === "RUNNING" && Number.isInteger(attempt) ? attempt : each.attempts,
       }));
       if (event.after === "DONE") this.later(this.list);
+      if (event.before === "RUNNING") this.later(this.reasons);
     }
     this.later(this.refresh, event.subject === "step" ? 1000 : 0);
   }
@@ -139,18 +155,13 @@ export class Feed {
   /** The curves so far, of each part the least and the greatest; points that came meanwhile follow. */
   async curves() {
     this.early ||= [];
-    const text = await (await ask(`${this.path}/metrics?bins=${BINS}`, { signal: this.live.signal })).text();
-    const series = new Map();
-    for (const line of text.split("\n")) {
-      if (!line) continue;
-      const { step, metric, x, y } = JSON.parse(line);
-      if (!series.has(metric)) series.set(metric, new Map());
-      series.get(metric).set(step, new Line(x, y));
+    try {
+      this.series.value = await readCurves(`${this.path}/metrics?bins=${BINS}`, this.live.signal);
+    } finally {
+      const early = this.early;
+      this.early = null;
+      for (const each of early) this.put(each.step, each.new, each.points);
     }
-    this.series.value = series;
-    const early = this.early;
-    this.early = null;
-    for (const each of early) this.put(each.step, each.new, each.points);
   }
 
   /** Do something soon, and once for all who ask meanwhile. */
@@ -173,6 +184,10 @@ export class Feed {
 
   async list() {
     this.artifacts.value = (await json(this.path + "/artifacts", { signal: this.live.signal })).artifacts;
+  }
+
+  async reasons() {
+    this.why.value = (await json(this.path + "/why", { signal: this.live.signal })).steps;
   }
 
   /** The bytes of a file among the outputs. */
