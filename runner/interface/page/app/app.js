@@ -7,6 +7,7 @@ import { Runs } from "./runs.js";
 import { Run } from "./run.js";
 import { Start } from "./start.js";
 import { Compare } from "./compare.js";
+import { Machines } from "./machines.js";
 
 const { useEffect, useRef, useState } = Hooks;
 const THEME = "recipe.theme";
@@ -27,7 +28,7 @@ function Top({ view }) {
   const word = link.value;
   return html`<header class="top">
     <a class="mark" href="#">recipe</a>
-    <nav aria-label="views"><a href="#" aria-current=${view === "runs" ? "page" : undefined}>Runs</a>${view === "compare" && html`<a href=${location.hash} aria-current="page">Compare</a>`}</nav>
+    <nav aria-label="views"><a class="wide-only" href="#" aria-current=${view === "runs" ? "page" : undefined}>Runs</a>${view === "compare" && html`<a class="wide-only" href=${location.hash} aria-current="page">Compare</a>`}<a href="#machines" aria-current=${view === "machines" ? "page" : undefined}>Machines</a></nav>
     <span id="link" role="status" class=${"quiet " + word}>${word === "lost" ? "not connected, trying again" : word}</span>
     <${Theme} />
     <a class="button main" id="new" href="#new">New run</a>
@@ -57,7 +58,7 @@ function Message({ error }) {
 
 function App() {
   const [error, tell] = useState(null), parameters = route.value, run = parameters.get("run") || "";
-  const view = run ? "run" : parameters.has("new") ? "new" : parameters.has("compare") ? "compare" : "runs";
+  const view = run ? "run" : parameters.has("new") ? "new" : parameters.has("compare") ? "compare" : parameters.has("machines") ? "machines" : "runs";
   const seen = useRef("");
   useEffect(() => {
     tell(null);
@@ -73,7 +74,7 @@ function App() {
     <main id="main" tabindex="-1" data-view=${view}>
       <${Message} error=${error} />
       <${Guard} key=${view + run}>
-        ${view === "run" ? html`<${Run} id=${run} tell=${tell} />` : view === "new" ? html`<${Start} tell=${tell} />` : view === "compare" ? html`<${Compare} />` : html`<${Runs} tell=${tell} />`}
+        ${view === "run" ? html`<${Run} id=${run} tell=${tell} />` : view === "new" ? html`<${Start} tell=${tell} />` : view === "compare" ? html`<${Compare} />` : view === "machines" ? html`<${Machines} tell=${tell} />` : html`<${Runs} tell=${tell} />`}
       <//>
     </main>`;
 }
