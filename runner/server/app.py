@@ -25,7 +25,20 @@ from ..api.queue import LOOKED_AT
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
 from ..storage.records.runs import Wanted
-from . import answers, artifacts, live, page, platform, recipes, runs, service, streams
+from . import (
+    answers,
+    artifacts,
+    live,
+    log_search,
+    me,
+    page,
+    platform,
+    reasons,
+    recipes,
+    runs,
+    service,
+    streams,
+)
 from .answers import ErrorView, Refused
 from .asking import Asking
 from .feed import Feed
@@ -106,10 +119,13 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         router,
         recipes.router,
         runs.router,
+        reasons.router,
         streams.router,
+        log_search.router,
         live.router,
         artifacts.router,
         service.router,
+        me.router,
         platform.router,
         page.router,
     ):

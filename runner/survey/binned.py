@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 from ..planning.run_view import TOTALS
 from .comparison import is_comparable
 
-Axis = Literal["step", "seconds"]
-"""`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`."""
+Axis = Literal["step", "seconds", "at"]
+"""`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`.
+`at`: when a machine was looked at, in seconds since the epoch."""
 _BESIDE = frozenset({*TOTALS, "step", "epoch", "timestamp", "time"})
 
 
@@ -46,7 +47,7 @@ def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, C
             # The types first: points are many, and `is_comparable` is slow.
             if type(value) is float or type(value) is int or is_comparable(value):
                 by_x[x] = value
-    return {name: _in_order(by_x) for name, by_x in by_name.items() if by_x}
+    return {name: _in_order(by_x) for name, by_x in by_name.items() if by_x and name != axis}
 
 
 def _places(
@@ -60,6 +61,10 @@ def _places(
             if is_comparable(spent):
                 seconds += spent
                 yield seconds, point
+        elif axis == "at":
+            at = point.get("at")
+            if is_comparable(at):
+                yield at, point
         else:
             step = point.get("step", point.get("epoch", n))
             yield step if is_comparable(step) else n, point

@@ -207,6 +207,14 @@ def _files_of_output(ws: Workspace, path: str, content: Content) -> Iterable[tup
             yield f"{path}/{entry.path}", f"{place}/{entry.path}"
 
 
+def changes_of(ws: Workspace, row: RunRow) -> dict[str, list[str]]:
+    """Return what had changed for each step that ran, since it ran last before this run."""
+    by_step: dict[str, list[AttemptRow]] = {}
+    for attempt in ws.store.runs.attempts(row.id):
+        by_step.setdefault(attempt.step, []).append(attempt)
+    return _find_causes(ws, row, by_step)
+
+
 def _find_causes(
     ws: Workspace, row: RunRow, by_step: Mapping[str, Sequence[AttemptRow]]
 ) -> dict[str, list[str]]:
