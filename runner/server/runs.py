@@ -262,6 +262,7 @@ class StepView(BaseModel):
 
 class OutputView(BaseModel):
     name: str
+    path: str = Field(description="Where its step makes it; empty where that is not known.")
     content: str = Field(description="The digest of its bytes.")
     bytes: int | None
     folder: bool
