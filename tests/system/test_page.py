@@ -82,12 +82,13 @@ def test_a_run_is_started_watched_and_cancelled_in_a_browser(rest: Rest, browser
     tab.until("n => Number(document.getElementById('chart').dataset.points) > n + 20", points)
     page.reload()
     page.wait_for_selector("#chart canvas")
-    tab.until("() => document.getElementById('text')?.textContent.includes(\"of Ann's run\")")
     assert (
         page.locator("#steps g").count() == 2
         and page.locator("#steps [aria-label='… train 1 running']").count() == 1
         and tab.fits()
     )
+    page.click("#tab-log")
+    tab.until("() => document.getElementById('text')?.textContent.includes(\"of Ann's run\")")
     (run,) = rest.get("/v1/runs")["runs"]
     assert run["inputs"]["rate"] == 0.25 and run["metrics"]["loss"]["last"] > 20, (
         "the numbers of a run that goes on are in the list"
@@ -123,9 +124,17 @@ def test_hostile_names_and_logs_do_not_break_out_of_the_page(
     page = tab.page
     page.goto(address(rest, run))
     page.wait_for_selector("#chart canvas")
+    assert page.inner_text("#chip") == "✗ failed" and "train[lr=2]" in page.inner_text("#failed")
+    assert page.locator("#steps [aria-label='✗ train ×3 1 failed, 2 done']").count() == 1
+    page.select_option("#metric", "</script><img src=x onerror=window.__xss=2>")
+    page.select_option("#smooth", "0.9")
+    page.click("#log")
+    page.click("#tab-samples")
     page.wait_for_selector("#samples img", state="attached")
     tab.until("() => document.querySelectorAll('#samples img').length === 2")
-    tab.until("() => document.getElementById('text').textContent.includes('diverged')")
+    assert "fake.png" not in page.inner_html("#samples")
+    page.click("#tab-log")
+    tab.until("() => document.getElementById('text')?.textContent.includes('diverged')")
     log = page.text_content("#text")
     assert (
         "<script>window.__xss=1</script>" in log
@@ -140,15 +149,8 @@ def test_hostile_names_and_logs_do_not_break_out_of_the_page(
         == [["noopener noreferrer", 'https://runs.example/"><img/src=x/onerror=window.__xss=9>']]
         * 3
     )
-    assert page.inner_text("#chip") == "✗ failed" and "train[lr=2]" in page.inner_text("#failed")
-    assert "</title><script>window.__xss=6</script>" in page.text_content(
-        "#given"
-    ) and "fake.png" not in page.inner_html("#samples")
-    assert page.locator("#steps [aria-label='✗ train ×3 1 failed, 2 done']").count() == 1
-    page.select_option("#metric", "</script><img src=x onerror=window.__xss=2>")
-    page.select_option("#smooth", "0.9")
-    page.click("#log")
-    page.click("#each summary")
+    page.click("#tab-details")
+    assert "</title><script>window.__xss=6</script>" in page.text_content("#given")
     assert page.evaluate("window.__xss === undefined") and tab.fits() and tab.said == []
     assert not (faults := tab.faults()), "\n".join(faults)
     assert (

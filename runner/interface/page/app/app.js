@@ -1,13 +1,14 @@
 // The live page: all runs, one of them, or the form for a new one; by the address.
 import { Hooks, Signals, View, html } from "./lib.js";
 import { link, setToken, takeToken, unknown } from "./api.js";
+import { Guard } from "./guard.js";
 import { route } from "./route.js";
 import { Runs } from "./runs.js";
 import { Run } from "./run.js";
 import { Start } from "./start.js";
 import { Compare } from "./compare.js";
 
-const { useEffect, useErrorBoundary, useRef, useState } = Hooks;
+const { useEffect, useRef, useState } = Hooks;
 const THEME = "recipe.theme";
 
 function Theme() {
@@ -52,14 +53,6 @@ function Message({ error }) {
   const box = useRef(null);
   useEffect(() => box.current?.scrollIntoView({ block: "nearest" }), [error]);
   return error && html`<p id="message" ref=${box} class="failure" role="alert">${error.message}</p>`;
-}
-
-/** A fault in drawing one view leaves the others usable. */
-function Guard({ children }) {
-  const [error, reset] = useErrorBoundary(found => console.error(found));
-  if (!error) return children;
-  return html`<p class="failure" role="alert">This view cannot be shown: ${String(error.message || error)}</p>
-    <p><button type="button" onClick=${reset}>Try again</button></p>`;
 }
 
 function App() {

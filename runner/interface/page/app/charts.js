@@ -12,8 +12,15 @@ export function drawable(series) {
   return names.sort((a, b) => !/loss/.test(a) - !/loss/.test(b) || (a < b ? -1 : 1));
 }
 
-/** Curves of a metric that is chosen; `failed` says which steps failed. */
-export function Curves({ series, failed }) {
+/** The tab of curves. */
+export function CurvesTab({ feed }) {
+  if (!drawable(feed.series.value).length) return html`<p class="quiet empty">No step of this run has reported a metric yet.</p>`;
+  return html`<${Curves} feed=${feed} />`;
+}
+
+/** Curves of a metric that is chosen; those of steps that failed are dashed. */
+export function Curves({ feed }) {
+  const series = feed.series.value, failed = step => feed.steps.value.get(step)?.state === "FAILED";
   const names = drawable(series);
   const [wanted, setWanted] = useState(""), [log, setLog] = useState(false), [weight, setWeight] = useState(0);
   const [, redraw] = useState(0);

@@ -1,6 +1,7 @@
 // The log of one step: the newest that runs, or that of one's choice.
 import { Hooks, html } from "./lib.js";
 import { Refusal, ask, keep, part, pieces } from "./api.js";
+import { change, route } from "./route.js";
 import { lines, readable } from "./text.js";
 import { ordered } from "./feed.js";
 
@@ -38,8 +39,10 @@ function follow(feed, id, signal, show, note) {
   });
 }
 
-/** The log; `chosen` is a step, or "" for the newest. */
-export function Logs({ feed, steps, chosen, choose }) {
+/** The tab of logs: of the step that the address names, or the newest. */
+export function Logs({ feed }) {
+  const steps = feed.steps.value, chosen = route.value.get("step") || "";
+  const choose = step => change({ step });
   const known = ordered(steps).filter(([, each]) => each.attempts || each.state === "RUNNING").map(([id]) => id).slice(0, MOST);
   const running = [...steps].filter(([, each]) => each.state === "RUNNING").map(([id]) => id);
   const last = useRef("");
@@ -70,7 +73,7 @@ export function Logs({ feed, steps, chosen, choose }) {
       ends.abort();
     };
   }, [feed, id, attempt]);
-  if (!known.length) return null;
+  if (!known.length) return html`<p class="quiet empty">No step of this run has begun yet.</p>`;
   return html`<section id="logs"><h2>Log</h2>
     <p class="controls">
       <label>step <select id="which" value=${chosen} onChange=${event => choose(event.target.value)}>

@@ -32,7 +32,7 @@ async function pictured(feed, file) {
 }
 
 /** Pictures among the outputs, as the steps that make them end; the latest first. */
-export function Samples({ feed, artifacts }) {
+export function Samples({ feed, artifacts = feed.artifacts.value }) {
   const [seen] = useState(() => new Map()), [pictures, setPictures] = useState([]);
   useEffect(() => () => {
     for (const url of seen.values()) if (url) URL.revokeObjectURL(url);
@@ -75,8 +75,9 @@ async function save(feed, name) {
 }
 
 /** All outputs. */
-export function Outputs({ feed, artifacts, tell }) {
-  if (!artifacts.length) return null;
+export function Outputs({ feed, tell }) {
+  const artifacts = feed.artifacts.value;
+  if (!artifacts.length) return html`<p class="quiet empty">This run has no outputs yet.</p>`;
   const saved = each => {
     if (!each.stored) return "not stored here";
     if (each.folder) return "";
