@@ -24,7 +24,20 @@ from starlette.types import ASGIApp
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
 from ..storage.records.runs import Wanted
-from . import answers, artifacts, live, page, platform, recipes, runs, service, streams
+from . import (
+    answers,
+    artifacts,
+    checkpoints,
+    environments,
+    live,
+    page,
+    platform,
+    recipes,
+    runs,
+    service,
+    shares,
+    streams,
+)
 from .answers import ErrorView, Refused
 from .asking import Asking
 from .feed import Feed
@@ -113,6 +126,9 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         live.router,
         artifacts.router,
         artifacts.previews,
+        checkpoints.router,
+        environments.router,
+        shares.router,
         service.router,
         platform.router,
         page.router,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 from runner.interface.cli.main import main
@@ -48,6 +49,10 @@ except ModuleNotFoundError:
 for n in (20, 40, 60):
     (state / f"step-{n}").mkdir(exist_ok=True)
     (state / f"step-{n}" / "weights.bin").write_bytes(bytes(n * 1000))
+(state / "step-80").mkdir(exist_ok=True)
+(state / "step-80" / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": "step-40"}))
+if hue == 2:
+    sys.exit("out of paint")
 """
 PAINT = """\
 recipe: paint@1
@@ -106,8 +111,13 @@ steps:
 """
 
 
+def _git(root: Path, *words: str) -> None:
+    who = ("-c", "user.name=Ann", "-c", "user.email=ann@example.com")
+    subprocess.run(["git", "-C", str(root), *who, *words], check=True, capture_output=True)
+
+
 def seeded(root: Path) -> None:
-    """Make the workspace and its runs: two of `paint`, then one of `hostile`."""
+    """Make the workspace, which is a repository, and its runs: two of `paint`, one that failed, and one of `hostile`."""
     root.mkdir()
     for name, text in (
         ("draw.py", DRAW),
@@ -117,7 +127,12 @@ def seeded(root: Path) -> None:
     ):
         (root / name).write_text(text)
     (root / "recipe.toml").write_text('[recipes]\nallow = ["./paint.yaml", "./hostile.yaml"]\n')
+    _git(root, "init", "-q", "-b", "main")
+    _git(root, "add", "draw.py", "paint.yaml")
+    _git(root, "commit", "-q", "-m", "begin")
+    (root / "draw.py").write_text(f"# brighter than {EVIL}\n{DRAW}")
     here = ["-C", str(root)]
     assert main(["run", *here, "./paint.yaml"]) == 0
     assert main(["run", *here, "./paint.yaml", "hue=3", "--name", "red"]) == 0
+    assert main(["run", *here, "./paint.yaml", "hue=2", "--name", "out of paint"]) == 1
     assert main(["run", *here, "./hostile.yaml"]) == 0

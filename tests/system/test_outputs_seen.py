@@ -128,3 +128,84 @@ def test_nothing_outside_of_the_store_is_read(rest: Rest, runs: dict[str, str]) 
             "GET", f"/v1/runs/{run}/preview", params={"name": "make.out", "path": "page.html"}
         )
         assert (found.status_code, found.json()["error"]["code"]) == (404, "not-stored")
+
+
+# -- environment, inputs, checkpoints, links to share ---------------------------------------------
+
+
+def test_a_run_knows_its_commit_diff_packages_and_machine(rest: Rest, runs: dict[str, str]) -> None:
+    found = rest.get(f"/v1/runs/{runs['red']}/environment")
+    code = found["code"]
+    assert len(code["commit"]) == 40 and code["branch"] == "main" and not code["diff_cut"]
+    assert "+# brighter than <img" in code["diff"] and "draw.py" in code["changed"]
+    (python,) = found["pythons"]
+    assert python["steps"] == ["train", "plot"] and python["version"].startswith("3.")
+    assert any(each.startswith("pytest==") for each in python["packages"])
+    assert found["machine"]["system"].startswith("Linux") and found["machine"]["cpus"] > 0
+    assert [each["name"] for each in found["locks"]] == ["draw.py"] and found["words"] == []
+
+
+def test_a_run_of_an_earlier_version_says_that_nothing_was_noted(
+    rest: Rest, runs: dict[str, str]
+) -> None:
+    (kept,) = rest.root.glob(f".recipe/runs/{runs['paint@1']}/environment.json")
+    for text in ("[" * 100_000, "7", '{"code": 7, "machine": [], "python": "x", "at": "now"}'):
+        kept.write_text(text)
+        found = rest.get(f"/v1/runs/{runs['paint@1']}/environment")
+        assert found["code"] is None and len(found["words"]) == 1
+    kept.unlink()
+    assert "not known" in rest.get(f"/v1/runs/{runs['paint@1']}/environment")["words"][0]
+
+
+def test_inputs_stand_beside_their_defaults(rest: Rest, runs: dict[str, str]) -> None:
+    found = rest.get(f"/v1/runs/{runs['red']}/inputs")
+    hue, count, _ = found["inputs"]
+    assert (hue["value"], hue["default"], hue["set_by"]) == (3, 1.0, "caller")
+    assert hue["doc"] == "How much red a step adds"
+    assert (count["value"], count["default"], count["set_by"]) == (60, 60, "")
+    assert found["words"] == ""
+
+
+def test_the_next_run_resumes_from_a_checkpoint_that_is_chosen(
+    rest: Rest, runs: dict[str, str]
+) -> None:
+    at = f"/v1/runs/{runs['out of paint']}/checkpoints"
+    found = rest.get(at)["checkpoints"]
+    stands = [(each["number"], each["newest"], each["best"]) for each in found]
+    assert stands == [
+        (80, False, False), (60, True, False), (40, False, True), (20, False, False)
+    ]  # fmt: skip
+    asked = {"step": "train", "state": "points", "number": 40}
+    done = rest.ask("POST", f"{at}/resume", asked)
+    assert (done.status_code, done.json()) == (200, {"name": "step-40"}), done.text
+    newest = {
+        each["number"]: (each["newest"], each["aside"]) for each in rest.get(at)["checkpoints"]
+    }
+    assert newest == {80: (False, True), 60: (False, True), 40: (True, False), 20: (False, False)}
+    assert rest.ask("POST", f"{at}/resume", asked | {"number": 60}).json() == {"name": "step-60"}
+    assert rest.ask("POST", f"{at}/resume", asked | {"number": 7}).status_code == 404
+    assert rest.ask("POST", f"{at}/resume", asked | {"state": "none"}).status_code == 404
+
+
+def test_a_link_to_share_reads_its_run_alone_until_it_ends(
+    rest: Rest, runs: dict[str, str]
+) -> None:
+    run, other = runs["red"], runs["paint@1"]
+    made = rest.ask("POST", f"/v1/runs/{run}/shares", {"days": 2})
+    assert made.status_code == 201
+    token = made.json()["token"]
+    for path in ("", "/artifacts", "/environment", "/inputs", "/checkpoints", "/metrics"):
+        assert rest.ask("GET", f"/v1/runs/{run}{path}", token=token).status_code == 200, path
+        assert rest.ask("GET", f"/v1/runs/{other}{path}", token=token).status_code == 404
+    assert rest.ask("GET", "/v1/runs", token=token).status_code == 403
+    for path in ("cancel", "retry", "shares", "checkpoints/resume"):
+        body = {"step": "train", "state": "points", "number": 20} if "/" in path else {}
+        assert rest.ask("POST", f"/v1/runs/{run}/{path}", body, token=token).status_code == 403
+    assert rest.ask("GET", f"/v1/runs/{run}/shares", token=token).status_code == 403
+    (share,) = rest.get(f"/v1/runs/{run}/shares")["shares"]
+    assert "token" not in share and share["expires"][:10] > share["created"][:10]
+    for path in (f"/v1/runs/{other}/shares/{share['id']}", f"/v1/runs/{run}/shares/x"):
+        assert rest.ask("DELETE", path).status_code == 404
+    assert rest.ask("DELETE", f"/v1/runs/{run}/shares/{share['id']}").status_code == 204
+    assert rest.ask("GET", f"/v1/runs/{run}", token=token).status_code == 401
+    assert rest.ask("POST", f"/v1/runs/{run}/shares", {"days": 1000}).status_code == 422
