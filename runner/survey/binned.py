@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 from ..planning.run_view import TOTALS
 from .comparison import numeric
 
-Axis = Literal["step", "seconds"]
-"""`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`."""
+Axis = Literal["step", "seconds", "at"]
+"""`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`.
+`at`: when a machine was looked at, in seconds since the epoch."""
 _BESIDE = frozenset({*TOTALS, "step", "epoch", "timestamp", "time"})
 
 
@@ -38,6 +39,11 @@ def curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
                 continue
             seconds += spent
             x = seconds
+        elif axis == "at":
+            at = point.get("at")
+            if not numeric(at):
+                continue
+            x = at
         else:
             at = point.get("step", point.get("epoch", n))
             x = at if numeric(at) else n
@@ -50,7 +56,7 @@ def curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
                 by_x = found[name] = {}
             if type(value) is float or type(value) is int or numeric(value):
                 by_x[x] = value
-    found = {name: by_x for name, by_x in found.items() if by_x}
+    found = {name: by_x for name, by_x in found.items() if by_x and name != axis}
     answer = {}
     for name, by_x in found.items():
         xs = list(by_x)

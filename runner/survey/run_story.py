@@ -202,10 +202,18 @@ def _inside(ws: Workspace, path: str, content: Content) -> Iterable[tuple[str, s
             yield f"{path}/{entry.path}", f"{place}/{entry.path}"
 
 
+def changes_of(ws: Workspace, row: RunRow) -> dict[str, list[str]]:
+    """What had changed for each step that ran, since it ran last before this run."""
+    by_step: dict[str, list[AttemptRow]] = {}
+    for attempt in ws.store.runs.attempts(row.id):
+        by_step.setdefault(attempt.step, []).append(attempt)
+    return _why(ws, row, by_step)
+
+
 def _why(
     ws: Workspace, row: RunRow, by_step: Mapping[str, Sequence[AttemptRow]]
 ) -> dict[str, list[str]]:
-    """What had changed for each step that ran, since it ran last before this run."""
+    """The same, of attempts by their steps."""
     earlier: dict[str, AttemptRow] = {}
     for run in ws.store.runs.latest(recipe=row.recipe, last=200):
         if run.created < row.created:

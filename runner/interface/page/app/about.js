@@ -1,6 +1,7 @@
 // What people say of a run: its name, tags and note, and whether it is put away.
 import { Hooks, html } from "./lib.js";
 import { json, part } from "./api.js";
+import { mayOperate } from "./me.js";
 
 const { useEffect, useRef, useState } = Hooks;
 
@@ -53,7 +54,7 @@ export function About({ run, changed, tell }) {
     ${run.archived && html`<span class="tag">archived</span>`}
     ${run.tags.map(each => html`<span class="tag" key=${each}>#${each}</span>`)}
     ${run.note && html`<span class="note">${run.note}</span>`}
-    <button type="button" class="plain" id="describe" onClick=${() => setOpen(true)}>${run.name || run.tags.length || run.note ? "Edit" : "Name, tags, note"}</button>
-    <button type="button" class="plain" id="archive" onClick=${archive}>${run.archived ? "Bring back" : "Archive"}</button>
+    ${mayOperate() && html`<button type="button" class="plain" id="describe" onClick=${() => setOpen(true)}>${run.name || run.tags.length || run.note ? "Edit" : "Name, tags, note"}</button>
+    <button type="button" class="plain" id="archive" onClick=${archive}>${run.archived ? "Bring back" : "Archive"}</button>`}
   </div>`;
 }

@@ -1,11 +1,10 @@
 // Several runs or trials side by side: their curves, results and inputs.
 import { Hooks, html } from "./lib.js";
 import { address, change, route } from "./route.js";
-import { colour } from "./curves.js";
 import { kind, short, sign, words } from "./text.js";
 import { direction, family } from "./columns.js";
 import { CurveSet, MOST, curveOf, differingInputs, input, membersOf, metricsOf } from "./members.js";
-import { Multiple } from "./multiple.js";
+import { Key, Multiple } from "./multiple.js";
 import { Against, within } from "./against.js";
 import { Samples } from "./outputs.js";
 import { Feed } from "./feed.js";
@@ -14,11 +13,6 @@ import { follow, loading, rows } from "./store.js";
 const { useEffect, useMemo, useState } = Hooks;
 const CHARTS = 12;
 const SHEETS = 2;
-
-/** The colour of a member as its curve is drawn. */
-function Key({ n }) {
-  return html`<span class="key" style=${{ borderTop: `3px ${["solid", "dashed", "dotted"][Math.floor(n / 7) % 3]} ${colour(n)}` }}></span>`;
-}
 
 function Legend({ members, remove, lit, light, inside }) {
   return html`<ul class="legend" aria-label="compared">
@@ -126,7 +120,7 @@ export function Compare() {
   const base = members.find(each => each.row.id === pin || each.key === pin) || null;
   const toggle = (id, name, on, turn) => html`<button type="button" id=${id} aria-pressed=${String(on)} onClick=${() => turn(!on)}>${name}</button>`;
   const groups = differingInputs(members);
-  const given = { weight, logX, logY, zoom, setZoom, isGrouped: Boolean(group), lit, axis };
+  const given = { weight, logX, logY, zoom, setZoom, isGrouped: Boolean(group), lit, axis, sync: "compare", hint: "their best values are in the table of results" };
   return html`<section id="compare"><h1>${members.length} compared</h1>
     ${named.length > MOST && html`<p class="quiet">Only the first ${MOST} are shown.</p>`}
     <div class="controls">

@@ -5,6 +5,8 @@ import { go } from "./route.js";
 import { kind, sign, span, words } from "./text.js";
 import { isOver } from "./feed.js";
 import { About } from "./about.js";
+import { mayOperate } from "./me.js";
+import { hourly, usd } from "./money.js";
 
 const { useEffect, useState } = Hooks;
 const SURE = 4000;
@@ -36,9 +38,12 @@ function Actions({ feed, run, tell }) {
   };
   const button = (label, verb, of = "") => html`<button type="button" class=${of} data-verb=${verb} disabled=${busy} onClick=${() => does(verb)}>${label}</button>`;
   const resumes = run.state === "PAUSED" || run.request === "pause" || run.word === "NEEDS_RECOVERY";
-  if (isOver(run)) return html`<p class="controls" id="actions">${button("Run again", "retry")}</p>`;
+  const more = html`${mayOperate() && html`<a class="button" id="like" href=${"#new&like=" + encodeURIComponent(run.id)}>Start again with changes</a>`}
+    <a class="button" id="compare-this" href=${"#compare=" + encodeURIComponent(run.id)}>Compare</a>`;
+  if (!mayOperate()) return html`<p class="controls" id="actions">${more}</p>`;
+  if (isOver(run)) return html`<p class="controls" id="actions">${button("Run again", "retry")}${more}</p>`;
   return html`<p class="controls" id="actions">
-    ${resumes ? button("Resume", "resume", "main") : button("Pause", "pause")}
+    ${more}${resumes ? button("Resume", "resume", "main") : button("Pause", "pause")}
     ${button(sure ? "Really cancel?" : "Cancel", "cancel", "stop")}
   </p>`;
 }
@@ -67,7 +72,7 @@ export function Head({ feed, run, tell }) {
   const facts = [
     new Date(run.created).toLocaleString(),
     run.state === "QUEUED" ? "waits for a worker" : (over ? "took " : "for ") + took,
-    run.provider, run.user, run.preset && "preset " + run.preset, run.reason, run.cost ? "$" + run.cost.toFixed(2) : "",
+    run.provider, run.user, run.preset && "preset " + run.preset, run.reason, run.cost ? usd(run.cost) + " so far" : "", hourly(run) ? usd(hourly(run)) + " an hour" : "",
   ].filter(Boolean);
   const { percent, step, total, eta } = run.progress;
   return html`<header class="run-head">

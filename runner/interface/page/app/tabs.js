@@ -4,6 +4,7 @@ import { addressOf } from "./route.js";
 import { CurvesTab } from "./charts.js";
 import { Details } from "./details.js";
 import { Logs } from "./logs.js";
+import { Machine } from "./machine.js";
 import { Outputs, Samples } from "./outputs.js";
 import { Overview } from "./overview.js";
 
@@ -14,6 +15,7 @@ import { Overview } from "./overview.js";
 export const TABS = [
   { id: "overview", name: "Overview", View: Overview },
   { id: "curves", name: "Curves", View: CurvesTab },
+  { id: "machine", name: "Machine", View: Machine },
   { id: "log", name: "Log", View: Logs },
   { id: "samples", name: "Samples", View: Samples },
   { id: "outputs", name: "Outputs", View: Outputs },
