@@ -55,12 +55,13 @@ def read_environment(ws: Workspace, row: RunRow) -> Facts:
 
 
 def _code(found: Mapping[str, Any]) -> Facts:
-    changed = _texts(found.get("changed"))
     return {
         "commit": str(found.get("commit", "")),
         "branch": whole(str(found.get("branch", ""))),
-        "changed": changed,
-        "changed_count": _count(found.get("changed_count")) or len(changed),
+        "changed": _texts(found.get("changed")),
+        "changed_count": _count(found.get("changed_count")),
+        "untracked": _texts(found.get("untracked")),
+        "untracked_count": _count(found.get("untracked_count")),
         "diff": whole(str(found.get("diff", ""))),
         "diff_cut": found.get("diff_cut") is True,
     }

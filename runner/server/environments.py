@@ -19,10 +19,12 @@ class CodeView(BaseModel):
 
     commit: str
     branch: str
-    changed: list[str] = Field(
-        description="Files that differ from the commit or are not in it: the first 100."
-    )
+    changed: list[str] = Field(description="Files that differ from the commit: the first 100.")
     changed_count: int
+    untracked: list[str] = Field(
+        description="Files and folders in no commit, whose contents are not kept: the first 100."
+    )
+    untracked_count: int
     diff: str = Field(description="Against the commit; the first 256 KiB.")
     diff_cut: bool
 

@@ -133,19 +133,19 @@ def _code(root: Path, masked: Callable[[str], str]) -> Found | None:
     commit = _git(root, "rev-parse", "HEAD").decode().strip()
     if not commit:
         return None
-    changed = [
-        line[3:].decode(errors="replace")
-        for line in _git(root, "status", "--porcelain", "-z", "--", ".").split(b"\0")
-        if line
-    ]
+    status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--", ".").split(b"\0")
+    names = [(line[:2], masked(line[3:].decode(errors="replace"))) for line in status if line]
+    untracked = [name for sign, name in names if sign == b"??"]
+    changed = [name for sign, name in names if sign != b"??"]
     diff = _git(root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
-    text = diff[:LONGEST_DIFF].decode(errors="replace")
     return {
         "commit": commit,
         "branch": _git(root, "rev-parse", "--abbrev-ref", "HEAD").decode(errors="replace").strip(),
-        "changed": [masked(name) for name in changed[:FILES]],
+        "changed": changed[:FILES],
         "changed_count": len(changed),
-        "diff": masked(text),
+        "untracked": untracked[:FILES],
+        "untracked_count": len(untracked),
+        "diff": masked(diff[:LONGEST_DIFF].decode(errors="replace")),
         "diff_cut": len(diff) > LONGEST_DIFF,
     }
 

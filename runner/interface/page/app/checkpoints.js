@@ -4,7 +4,8 @@ import { json } from "./api.js";
 import { go } from "./route.js";
 import { ago, bytes, readable } from "./text.js";
 import { isOver } from "./feed.js";
-import { useLoaded } from "./samples.js";
+import { useLoaded } from "./loaded.js";
+import { mayOperate } from "./me.js";
 
 const { useState } = Hooks;
 const ROWS = 100;
@@ -23,6 +24,12 @@ function said(each) {
   return each.newest ? "a run resumes from it" : "";
 }
 
+/** How long ago a moment was. */
+function since(moment) {
+  const words = ago(Date.parse(moment), Date.now());
+  return /^\d+ /.test(words) ? words + " ago" : words;
+}
+
 function Resume({ feed, checkpoint, tell }) {
   const [sure, setSure] = useState(false), [busy, setBusy] = useState(false);
   const name = `${readable(checkpoint.step)} ${checkpoint.name}`;
@@ -31,7 +38,7 @@ function Resume({ feed, checkpoint, tell }) {
     await resumeFrom(feed, checkpoint).catch(tell);
     setBusy(false);
   };
-  if (!sure) return html`<button type="button" aria-label=${"resume from " + name} onClick=${() => setSure(true)}>Resume from here</button>`;
+  if (!sure) return html`<button type="button" onClick=${() => setSure(true)}>Resume from here<span class="unseen">${": " + name}</span></button>`;
   return html`<button type="button" class="main" disabled=${busy} onClick=${resume}>Put newer ones aside, and start a run</button>
     ${" "}<button type="button" onClick=${() => setSure(false)}>Back</button>`;
 }
@@ -39,7 +46,7 @@ function Resume({ feed, checkpoint, tell }) {
 /** Those of a run; nothing where no step keeps any. */
 export function Checkpoints({ feed, run, tell }) {
   const { value: found, error } = useLoaded(() => json(feed.path + "/checkpoints"), [feed, run.state]);
-  const all = found?.checkpoints || [], over = isOver(run);
+  const all = found?.checkpoints || [], may = isOver(run) && mayOperate();
   if (error && error.status !== 404) return html`<section id="checkpoints"><h2>Checkpoints</h2><p class="quiet">${error.message}</p></section>`;
   if (!all.length && !found?.unknown.length) return null;
   return html`<section id="checkpoints"><h2>Checkpoints</h2>
@@ -48,9 +55,9 @@ export function Checkpoints({ feed, run, tell }) {
       <tbody>${all.slice(0, ROWS).map(each => html`<tr key=${`${each.step} ${each.state} ${each.name} ${each.aside}`} data-number=${each.number}>
         <th scope="row">${readable(each.step)}</th>
         <td>${each.name}${each.best && html` <span class="tag best-of">best</span>`}</td>
-        <td class="number">${each.at_step ?? ""}</td><td class="number">${bytes(each.bytes)}</td><td>${ago(Date.parse(each.made), Date.now())}</td>
+        <td class="number">${each.at_step ?? ""}</td><td class="number">${bytes(each.bytes)}</td><td>${since(each.made)}</td>
         <td class="quiet">${said(each)}</td>
-        <td>${over && each.whole && each.number !== null && html`<${Resume} feed=${feed} checkpoint=${each} tell=${tell} />`}</td>
+        <td>${may && each.whole && each.number !== null && html`<${Resume} feed=${feed} checkpoint=${each} tell=${tell} />`}</td>
       </tr>`)}</tbody></table></div>`}
     ${all.length > ROWS && html`<p class="quiet">The first ${ROWS} of ${all.length} checkpoints.</p>`}
     ${found.unknown.length > 0 && html`<p class="quiet">${`Checkpoints of ${found.unknown.map(readable).join(", ")} can be found once the steps they need are done.`}</p>`}

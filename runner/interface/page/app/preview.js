@@ -1,7 +1,7 @@
 // What can be seen of one file, as the server has read it.
 import { Hooks, html } from "./lib.js";
 import { Media } from "./media.js";
-import { useLoaded } from "./samples.js";
+import { useLoaded } from "./loaded.js";
 
 const { useEffect, useMemo } = Hooks;
 const WIDE = 1200;
@@ -33,7 +33,7 @@ function Shown({ media, file, found, label }) {
 
 /** The preview of a file of a run. */
 export function Preview({ feed, file }) {
-  const media = useMemo(() => new Media(feed), [feed]);
+  const media = useMemo(() => new Media(feed.path), [feed]);
   useEffect(() => () => media.close(), [media]);
   const { value: found, error } = useLoaded(() => media.preview(file), [media, file.key]);
   if (error) return html`<div class="preview"><p role="alert">${error.message}</p></div>`;
