@@ -395,6 +395,7 @@ def _failed(
             work.attempts.wrapped(spec, running.place),
             running.place.elsewhere,
             given_files=bool(attempt.objects or attempt.links),
+            executable=lambda path: attempt_result.executable(work.ws.root / path),
         )
         hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
         hint = hint or hints.fix(
