@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
-PATIENCE = 8.0
+PATIENCE = 6.0
 """Seconds that nvidia-smi may take, here and on hosts."""
 _CARD = re.compile(r"GPU (\d+):.*\(UUID: (GPU-[^)\s]+)\)")
 _PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")

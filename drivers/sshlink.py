@@ -36,7 +36,7 @@ WINDOW, FAR_WINDOW = (
 )  # bytes that a server may send ahead on one channel; twice what is on the way on a fat wire
 PACKET = 1 << 17
 LONGEST = 120_000  # bytes of a command: the kernel takes 128 KiB in one argument
-LOGIN = 8.0  # seconds in which the start-up files of a login must have ended
+LOGIN = 6.0  # seconds in which the start-up files of a login must have ended
 NOISE = 1 << 20  # bytes that a login may print before the command begins
 WORDS = 4096  # bytes of stderr kept for an error
 AGAIN = 0.1  # seconds after a refusal until another channel is tried
@@ -145,6 +145,10 @@ class NotLetIn(Denied):
     """The login takes none of our keys."""
 
 
+class Stuck(Denied):
+    """The login lets us in and begins no command: its start-up files do not end."""
+
+
 class Link:
     """A connection that is made when it is needed and made again when it broke.  Belongs to one event loop at a time."""
 
@@ -197,7 +201,7 @@ class Link:
                         f"{self.route} prints {NOISE >> 20} MB and more at login, before any command: silence its start-up files"
                     )
         except TimeoutError:
-            kind = Unreachable if self._logged_in else Denied
+            kind = Unreachable if self._logged_in else Stuck
             raise kind(_stuck(self.route, noise + bytes(session.words))) from None
         finally:
             await session.leave()
@@ -630,7 +634,7 @@ def _stuck(route: Route, words: bytes) -> str:
     return (
         f"{route} began no command within {LOGIN:g} s of the login: its start-up files (~/.bashrc, ~/.profile) wait, read or print"
         + (f"; they say: {told[-200:]}" if told else "")
-        + ".\nHave ~/.bashrc end where nobody types, by its first line: case $- in *i*) ;; *) return ;; esac"
+        + "; have ~/.bashrc end at once where nobody types, by a first line of `case $- in *i*) ;; *) return ;; esac`"
     )
 
 

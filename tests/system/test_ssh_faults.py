@@ -26,11 +26,12 @@ import asyncssh
 import pytest
 
 from drivers import machine as machine_question
-from drivers import sshlink
+from drivers import cloud, sshlink
 from drivers.base import (
     Denied,
     DriverError,
     HostLost,
+    Lease,
     Need,
     NoCapacity,
     Rejected,
@@ -673,6 +674,29 @@ def test_start_up_files_that_do_not_end_are_named_in_time_and_leave_the_other_ho
         run(meet(), limit=10)
 
 
+def test_a_rented_machine_whose_start_up_files_do_not_end_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sshlink, "LOGIN", 0.5)
+    monkeypatch.setattr(cloud, "BOOTING", 0.1)
+
+    async def alive(lease: Lease) -> None:
+        return None
+
+    with Sshd(tmp_path / "sshd") as stuck:
+        (stuck.home / ".bashrc").write_text("read line\n")
+        ways = {"trust": stuck.host_key, "login": stuck.identity.read_bytes()}
+
+        async def meet() -> None:
+            logins = cloud.Logins(cloud.Installation(b"secret", tmp_path), alive, AT_ONCE)
+            lease = Lease("rented", "1", "key")
+            assert await logins.open(lease, stuck.user, "127.0.0.1", stuck.port, **ways) is None
+            with pytest.raises(HostLost, match="start-up files"):
+                await logins.open(lease, stuck.user, "127.0.0.1", stuck.port, **ways)
+
+        run(meet(), limit=10)
+
+
 def test_what_is_sent_to_a_command_is_not_read_by_the_start_up_files(tmp_path: Path) -> None:
     with Sshd(tmp_path / "sshd") as machine:
         (machine.home / ".bashrc").write_text("read -t 0.3 line\n")
@@ -691,7 +715,7 @@ def test_what_is_sent_to_a_command_is_not_read_by_the_start_up_files(tmp_path: P
 def test_an_nvidia_smi_that_does_not_end_costs_its_gpus_and_not_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_question, "SCRIPT", machine_question.SCRIPT.replace("sleep 8", "sleep 1"))
+    monkeypatch.setattr(machine_question, "SCRIPT", machine_question.SCRIPT.replace("sleep 6", "sleep 1"))
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA A100, 40960'; exec sleep 30\n")
     program.chmod(0o755)

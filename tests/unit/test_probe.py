@@ -95,7 +95,7 @@ def test_a_card_that_cannot_be_used_is_not_no_card() -> None:
 
 def test_an_nvidia_smi_that_does_not_end_is_a_fault_of_the_host() -> None:
     (finding,) = of("gpus", WHOLE + b"hung=nvidia-smi\n")
-    assert (finding.state, finding.found) == ("missing", "nvidia-smi did not answer within 8 s")
+    assert (finding.state, finding.found) == ("missing", "nvidia-smi did not answer within 6 s")
     assert "reboot" in finding.advice
     told = machine.facts(WHOLE + b"hung=nvidia-smi\n")
     assert machine.resources(told).gpus == 0
