@@ -95,7 +95,9 @@ def _ask() -> tuple[Card, ...]:
     try:
         # What it prints goes to a file: of a GPU whose driver is wedged no signal ends it, and so a pipe of it has no end.
         with tempfile.TemporaryFile() as printed:
-            asked = subprocess.Popen(("nvidia-smi", "-L"), stdout=printed, stderr=subprocess.DEVNULL)
+            asked = subprocess.Popen(
+                ("nvidia-smi", "-L"), stdout=printed, stderr=subprocess.DEVNULL
+            )
             try:
                 asked.wait(PATIENCE)
             except subprocess.TimeoutExpired:

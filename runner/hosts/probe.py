@@ -30,7 +30,8 @@ _SHOWN: Final = 120  # characters of what a stranger says
 _CLOCKS_APART: Final = 60  # seconds
 
 # Follows the question of `drivers.machine`, which sets $root.
-_SCRIPT: Final = r"""
+_SCRIPT: Final = (
+    r"""
 echo "system=$(uname -srm 2>/dev/null)"
 echo "login=$(id -un 2>/dev/null || id -u)"
 for tool in bash cat chmod date docker env git ln mkdir mv nvidia-smi podman python3 rm sed uv; do
@@ -75,7 +76,10 @@ rm -f "$probe" "$probe.l" 2>/dev/null
 rmdir "$root" 2>/dev/null
 echo "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -r /proc/self/environ ] && echo proc=yes
-""".replace("PYTHONS", " ".join(PYTHONS)).replace("OWN", OWN).replace("CUDA\n", machine.CUDA)
+""".replace("PYTHONS", " ".join(PYTHONS))
+    .replace("OWN", OWN)
+    .replace("CUDA\n", machine.CUDA)
+)
 
 _NEEDED: Final = ("cat", "chmod", "date", "env", "ln", "mkdir", "mv", "rm", "sed")
 """Programs with which a place there is taken."""

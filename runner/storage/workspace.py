@@ -21,7 +21,6 @@ from .records.runs import Reporter
 from .records.store import Store, home
 
 if TYPE_CHECKING:
-
     from ..settings import Config, Stack
     from .reach import Reach
     from .records.database import Data

@@ -25,8 +25,8 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from drivers import machine as machine_question
 from drivers import cloud, sshlink
+from drivers import machine as machine_question
 from drivers.base import (
     Denied,
     DriverError,
@@ -715,7 +715,9 @@ def test_what_is_sent_to_a_command_is_not_read_by_the_start_up_files(tmp_path: P
 def test_an_nvidia_smi_that_does_not_end_costs_its_gpus_and_not_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_question, "SCRIPT", machine_question.SCRIPT.replace("sleep 6", "sleep 1"))
+    monkeypatch.setattr(
+        machine_question, "SCRIPT", machine_question.SCRIPT.replace("sleep 6", "sleep 1")
+    )
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA A100, 40960'; exec sleep 30\n")
     program.chmod(0o755)
