@@ -634,7 +634,7 @@ def _stuck(route: Route, words: bytes) -> str:
     return (
         f"{route} began no command within {LOGIN:g} s of the login: its start-up files (~/.bashrc, ~/.profile) wait, read or print"
         + (f"; they say: {told[-200:]}" if told else "")
-        + "; have ~/.bashrc end at once where nobody types, by a first line of `case $- in *i*) ;; *) return ;; esac`"
+        + "; make the first line of ~/.bashrc `case $- in *i*) ;; *) return ;; esac`"
     )
 
 

@@ -118,7 +118,7 @@ def words(tail: bytes) -> bytes:
 
 
 def executable(path: Path) -> bool:
-    """Whether a file's mode lets it be executed, on whatever disk it lies."""
+    """Whether a file's mode lets it be executed, on any disk."""
     try:
         return path.is_file() and bool(path.stat().st_mode & 0o111)
     except OSError:
