@@ -233,11 +233,13 @@ class StepsReader:
             )
             fix = "add checkpoint: step-*"
             self._source.problem("missing-key", message, (*path, "keep"), fix, key=True)
+        every = self._source.unit(units.interval, raw, "every", path) or units.Interval()
         return State(
             name=name,
             path=raw.get("path", f"state/{name}").rstrip("/") or "/",
             checkpoint=raw.get("checkpoint"),
-            every=self._source.unit(units.duration, raw, "every", path),
+            every=every.seconds,
+            every_steps=every.steps,
             keep=None if keep is None else int(keep),
             shared="to" in raw,
         )

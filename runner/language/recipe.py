@@ -86,6 +86,7 @@ class State:
     every: float | None = None  # seconds
     keep: int | None = None
     shared: bool = False  # to: store
+    every_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -476,7 +476,9 @@ class _Compiler:
             ]
             or _NONE,
             state=[
-                StateSpec(s.name, state[s.name], s.checkpoint, s.every, s.keep, s.shared)
+                StateSpec(
+                    s.name, state[s.name], s.checkpoint, s.every, s.keep, s.shared, s.every_steps
+                )
                 for s in step.state
             ]
             or _NONE,

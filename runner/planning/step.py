@@ -103,6 +103,7 @@ class StateSpec(NamedTuple):
     every: float | None  # seconds between downloads of new checkpoints from another host
     keep: int | None  # how many checkpoints are kept
     shared: bool = False  # whether they go to the shared store, too
+    every_steps: int | None = None  # steps between two that are downloaded
 
 
 class SyncSpec(NamedTuple):
