@@ -500,6 +500,7 @@ class _Compiler:
             oom=dict(step.oom) or NOTHING,
             unlisted={str(recipe.inputs[s].env): s for s in scope.variables if s not in own.secrets}
             or NOTHING,
+            ends_on_nan=step.ends_on_nan,
         )
 
     def _read(

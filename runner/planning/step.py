@@ -278,6 +278,7 @@ class StepSpec(NamedTuple):
     unlisted: Mapping[str, str] = (
         NOTHING  # secret inputs of the recipe that the step does not get, by environment variable
     )
+    ends_on_nan: bool = False  # whether a loss that is no number ends an attempt
 
     @property
     def node_count(self) -> int:
