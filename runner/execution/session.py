@@ -18,6 +18,7 @@ from ..storage.records.runs import Wanted
 from ..storage.workspace import Workspace
 from ..survey.empty_globs import empty_warnings
 from ..survey.request import Request
+from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey, survey
 from .refusals import check, preflight
 from .reporting import delivering, no_points, refused
@@ -214,12 +215,14 @@ def _nothing_to_do(
         from . import resume
 
         resume.close_finished(ws, found, left)
+    wanted = found.wanted(found.plan)
     summary = Summary(
         "COMPLETED",
-        {"FRESH": fresh},
+        with_skipped({"FRESH": fresh}, found.plan, wanted),
         since.seconds,
         results=results(ws, found),
         warnings=empty_warnings(ws, found),
+        skipped=skipped_steps(found.plan, (), wanted),
     )
     listener.end(summary)
     return summary

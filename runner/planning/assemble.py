@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..digest import Digest
 from ..errors import Invalid, Problem
 from ..paths import heads
+from .choices import chosen
 from .drafts import UNKNOWN_PATH, Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
 from .mentions import in_order
@@ -77,6 +78,7 @@ def assemble(
                 d.lock,
                 d.flags,
                 d.spec.metrics.rule if d.spec.metrics is not None else "",
+                _choices(d),
             )
         )
     specs = [d.spec for d in drafts]
@@ -100,6 +102,14 @@ def assemble(
         empty=sketch.empty,
         globs=[(step, text, allowed) for (step, text), allowed in sketch.globs.items()],
     )
+
+
+def _choices(draft: Draft) -> list[int]:
+    """The nodes whose skip is no reason to skip this one, by number."""
+    if not draft.choices:
+        return []
+    perhaps = {d.number for group in draft.choices for d in group}
+    return sorted(perhaps & {producer.number for producer in producers(draft)})
 
 
 def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
@@ -131,9 +141,15 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
             continue
         if not all(sketch.step_name(sketch.top, r, where) for r in refs):
             continue
-        value = sketch.evaluate(
-            sketch.top, leaf, {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}, where
-        )
+        names = {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}
+        choice = chosen(sketch, sketch.top, leaf, names)
+        if choice.late:
+            message = f'which step gives the output "{name}" is known only in a run'
+            fix = "let a step choose it, and name the output of that step"
+            sketch.problem(recipe, "late-name", message, where, fix=fix)
+        value = sketch.evaluate(sketch.top, leaf, choice.names, where)
+        if value is None and choice.names is not names:
+            continue  # of a step that is skipped
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, PathValue) or item.kind != "step":
                 sketch.problem(
@@ -290,8 +306,10 @@ def _skip(drafts: Iterable[Draft]) -> None:
         if draft.flags & SKIP:
             continue
         groups: dict[int, list[Draft]] = {}
+        perhaps = {id(d) for group in draft.choices for d in group}
         for producer, _, _ in draft.upstream.values():
-            groups.setdefault(id(producer.step), []).append(producer)
+            if id(producer) not in perhaps:
+                groups.setdefault(id(producer.step), []).append(producer)
         if any(all(p.flags & SKIP for p in group) for group in groups.values()) or any(
             map(is_skipped, draft.wants)
         ):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..errors import Problem, did_you_mean
 from ..language.unknowns import BOOLEAN, Unknown, holds_unknown
 from .ids import bare
 from .mentions import templates
+from .plan import SKIP
 from .roots import moved
 from .step import (
     DIRECTORY,
@@ -89,7 +90,13 @@ class Draft:
     after: list[Draft] = field(default_factory=list)
     wants: list[list[Draft]] = field(
         default_factory=list
-    )  # each a step that it mentions or needs: one skipped whole skips this too
+    )  # each a step that it needs: one skipped whole skips this too
+    needed: set[str] = field(default_factory=set)  # the ids of these steps
+    asked_for: set[str] = field(
+        default_factory=set
+    )  # of steps that it only asks for, or may need: these do not
+    choices: list[list[Draft]] = field(default_factory=list)
+    doubtful: bool = False  # whether it is skipped is known only in a run
     author: Author = field(default_factory=Author)
     spec: StepSpec = UNCOMPILED
     deps: list[str] = field(default_factory=list)
@@ -148,6 +155,10 @@ class Scope:
             for ref in refs
         )
 
+    def group(self, id: str) -> list[Draft]:
+        """The nodes of a step; of one with `uses` all below it."""
+        return self.groups.get(id) or self.inner.get(id) or []
+
     def instances(self, step: str) -> list[Draft]:
         """What `select` compares: the instances of a step of this recipe, `train`, or of one inside a recipe that is used, `s/train`."""
         head, _, inside = step.partition("/")
@@ -158,6 +169,13 @@ class Scope:
             for draft in self.inner.get(head, ())
             if bare(draft.id.removeprefix(self.prefix)) == step
         ]
+
+
+class Standing(NamedTuple):
+    """What is known of whether a step is skipped: surely, or perhaps."""
+
+    skipped: bool
+    doubtful: bool
 
 
 class Sketch:
@@ -181,6 +199,19 @@ class Sketch:
         self.waiting: dict[str, list[str]] = {}
         self.homes: list[str] = []
         self.top: Scope | None = None
+        self.skips = False  # whether a step is, or may be, skipped
+        self._standings: dict[int, Standing] = {}  # by a list of drafts, which steps share
+
+    def standing(self, group: list[Draft]) -> Standing:
+        """Whether a step is skipped, as far as that is known.  Its instances are complete."""
+        if not group:
+            return Standing(False, False)
+        found = self._standings.get(id(group))
+        if found is None:
+            skipped = all(draft.flags & SKIP for draft in group)
+            doubtful = not skipped and any(draft.doubtful for draft in group)
+            found = self._standings[id(group)] = Standing(skipped, doubtful)
+        return found
 
     def wait(self, scope: Scope, step: Step, needs: Iterable[str]) -> None:
         """A step of a recipe waits for an expansion; `needs` are the steps of that recipe that it needs, besides the makers of what is expanded."""

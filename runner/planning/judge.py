@@ -125,7 +125,7 @@ def judge(
     """
     node = plan.nodes[n]
     if node.flags & SKIP:
-        return Verdict(SKIPPED, None, ("its `when` is false, or that of a step it needs",), NOTHING)
+        return Verdict(SKIPPED, None, (_why_skipped(plan, n),), NOTHING)
     if (
         not all([u.producer in made for u in node.upstream])
         or not all([m.producer in made for m in node.late])
@@ -138,7 +138,9 @@ def judge(
         or not all([made[m.producer].ok for m in node.late])
         or not all([made[a].ok for a in node.after])
     ):
-        skipped = _skipped(plan, node, made)
+        skipped = _skipped(plan, node, made) or (
+            _taken_is_skipped(plan, n, made) if node.choices else ""
+        )
         if skipped:
             return Verdict(SKIPPED, None, (f"{skipped}, which it needs, is skipped",), NOTHING)
     if node.flags & SELECT:
@@ -181,6 +183,17 @@ def judge(
         facts,
         own,
     )._replace(former=former)
+
+
+def _why_skipped(plan: Plan, n: int) -> str:
+    """Why the plan itself skips a step."""
+    node = plan.nodes[n]
+    before = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
+    gone = [each for each in sorted(before) if plan.nodes[each].flags & SKIP]
+    if gone:
+        return f"{bare(plan.nodes[gone[0]].id)}, which it needs, is skipped"
+    around = ", or that of a step around it, is false" if "/" in node.id else " is false"
+    return f"its `when`{around}"
 
 
 def rule_of(plan: Plan, n: int) -> MetricsSpec:
@@ -236,7 +249,8 @@ def _left(
 def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
     """A step that this one needs and of which nothing ran.  What failed is none: it would hold this one up, or is allowed to fail."""
     groups: dict[str, bool] = {}
-    for n in {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}:
+    needed = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
+    for n in needed.difference(node.choices):
         other = plan.nodes[n]
         id = (
             other.id
@@ -246,6 +260,31 @@ def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
         group = bare(id)
         groups[group] = groups.get(group, False) or made[n].ok or bool(other.flags & ALLOW_FAILURE)
     return next((group for group, some in groups.items() if not some), "")
+
+
+def _taken_is_skipped(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
+    """A step that this one chose, and of which nothing ran."""
+    from .choices import ANY_STATE, LATE, leaves_of, needed_steps
+
+    node, spec = plan.nodes[n], plan.specs()[n]
+    lost = _lost_choices(plan, node, made)
+    if not lost:
+        return ""
+    certain, _ = needed_steps(
+        leaves_of(spec), {**LATE, **scope_of(spec, plan, n, made), "state": ANY_STATE}
+    )
+    return next((f"{node.prefix}{id}" for id in lost if id in certain), "")
+
+
+def _lost_choices(plan: Plan, node: Node, made: Mapping[int, Made]) -> list[str]:
+    """The steps that a node chooses among and that were skipped, by the names that its templates have for them."""
+    lost: dict[str, bool] = {}
+    for number in node.choices:
+        other = plan.nodes[number]
+        id = bare(other.id.removeprefix(node.prefix)).partition("/")[0]
+        gone = number in made and not made[number].ok and not other.flags & ALLOW_FAILURE
+        lost[id] = lost.get(id, True) and gone
+    return [id for id, gone in lost.items() if gone]
 
 
 def world_of(
@@ -320,18 +359,36 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
     lost = {
         each.name for each in node.upstream if each.producer in made and not made[each.producer].ok
     }
+    gone = _skipped_names(plan, node, made) if node.choices else set()
+    skipped = _lost_choices(plan, node, made) if node.choices else []
     steps: dict[str, dict[str, object]] = {}
     for id, names in spec.names.steps.items():
+        if id in skipped:
+            steps[id] = dict.fromkeys(names)
+            continue
         kept: dict[str, object] = {}
         for name, value in names.items():
             if isinstance(value, list):
-                kept[name] = [item for item in value if item not in lost]
+                left = [item for item in value if item not in lost]
+                kept[name] = None if value and not left and gone.issuperset(value) else left
             else:
-                kept[name] = value
+                kept[name] = None if value in gone else value
         steps[id] = kept
     for id, wanted in spec.asks.items():
         steps.setdefault(id, {})["metrics"] = _metrics(wanted, node, plan, made, id)
     return {**spec.names._asdict(), "steps": steps}
+
+
+def _skipped_names(plan: Plan, node: Node, made: Mapping[int, Made]) -> set[str]:
+    """The paths of outputs that are not there because the step that makes them, of which another may be taken, is skipped."""
+    return {
+        each.name
+        for each in node.upstream
+        if each.producer in node.choices
+        and each.producer in made
+        and not made[each.producer].ok
+        and not plan.nodes[each.producer].flags & ALLOW_FAILURE
+    }
 
 
 def _metrics(

@@ -7,7 +7,7 @@ nothing to do never reads it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 Rows: TypeAlias = "list[list[Any]]"
-COMPILER: Final = 15
+COMPILER: Final = 16
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
@@ -52,6 +52,9 @@ class Node(NamedTuple):
     lock: str
     flags: int
     rule: str = ""  # the digest of its metrics rule, where that is no part of its key
+    choices: Sequence[
+        int
+    ] = ()  # producers whose skip alone does not skip it: its templates choose among them
 
 
 class Ahead(NamedTuple):
