@@ -17,6 +17,7 @@ from ..language.unknowns import A_TEXT, ANYTHING, LIST, Unknown, one_of
 from ..paths import escapes, heads
 from .choices import chosen
 from .drafts import Draft, PathValue, Results, Scope, Sketch, plain_value
+from .ids import LONGEST
 from .mentions import excluded
 from .path_rules import WORKSPACE
 from .plan import SKIP, Pending
@@ -234,4 +235,4 @@ def encoded(value: Any) -> str:
         else json.dumps(plain, sort_keys=True),
         safe="",
     )
-    return text if len(text) <= 80 else f"{text[:64]}~{of_value('axis', plain)[:12]}"
+    return text if len(text) <= LONGEST else f"{text[:64]}~{of_value('axis', plain)[:12]}"

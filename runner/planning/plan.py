@@ -179,6 +179,15 @@ class Plan:
         named = {n for n, node in enumerate(self.nodes) if word in names(node.id)}
         return named or {n for n, node in enumerate(self.nodes) if word in inner_names(node.id)}
 
+    def meant(self, words: Iterable[str]) -> set[str]:
+        """These words, and the ids of the steps that each means only inside of a recipe that is used."""
+        known = {name for id in [*self.index, *self.waiting] for name in names(id)}
+        inner = [word for word in words if word not in known]
+        found = (
+            {id for id in self.index if not inner_names(id).isdisjoint(inner)} if inner else set()
+        )
+        return {*words, *found}
+
     def leading(self, word: str) -> tuple[set[int], set[str]]:
         """What a word means, and all that it needs, directly or not: nodes, and steps that are waiting."""
         found, words, waits = set[int](), [word], set[str]()
