@@ -169,7 +169,7 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
 
 
 def _collisions(sketch: Sketch) -> None:
-    """Two makers of one path, of paths one below the other, or of paths that differ in case only."""
+    """Two makers of one path, or of paths one below the other, as the disk of the workspace compares them."""
     seen: dict[str, tuple[Draft, str, str]] = {}
     reported: set[tuple[int, str]] = set()
     for draft in [*sketch.drafts, *sketch.ghosts]:
@@ -181,7 +181,7 @@ def _collisions(sketch: Sketch) -> None:
             if draft.several:
                 _two_makers(sketch, draft, output, path, draft, path)
                 continue
-            whole = (draft.prefix + path).casefold()
+            whole = sketch.as_disk(draft.prefix + path)
             other = seen.get(whole)
             if other is not None:
                 if (id(draft.step), output) not in reported:
@@ -202,7 +202,7 @@ def _collisions(sketch: Sketch) -> None:
             if draft.outputs[made.name][0] != UNKNOWN_PATH:
                 continue
             folder = made.path.partition("{{")[0].rpartition("/")[0]
-            for head in heads((draft.prefix + folder).casefold()) if folder else ():
+            for head in heads(sketch.as_disk(draft.prefix + folder)) if folder else ():
                 if head in seen:
                     _inside(sketch, draft, made.name, made.path, seen[head])
 
@@ -223,7 +223,11 @@ def _two_makers(
     sketch: Sketch, draft: Draft, output: str, path: str, other: Draft, others_path: str
 ) -> None:
     where = (*draft.step.origin, "outputs", output)
-    if other.step is draft.step and draft.matrix:
+    if draft.prefix + path != other.prefix + others_path:
+        message = f'"{others_path}" of "{other.id}" and "{path}" of "{draft.id}" are one file on this disk, which ignores case'
+        fix = "give one of them another path; a sweep over such values needs another disk"
+        sketch.problem(draft.recipe, "two-makers", message, where, fix=fix)
+    elif other.step is draft.step and draft.matrix:
         used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path
         missing = [axis for axis in draft.matrix if not re.search(rf"matrix\.{axis}\b", used)]
         sketch.problem(
@@ -234,11 +238,6 @@ def _two_makers(
             fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it"
             if missing
             else f"{other.id} and {draft.id} do: its axes must differ in it",
-        )
-    elif draft.prefix + path != other.prefix + others_path:
-        message = f'"{others_path}" of "{other.id}" and "{path}" of "{draft.id}" differ only in case: some disks take them for one file'
-        sketch.problem(
-            draft.recipe, "two-makers", message, where, fix="give one of them another path"
         )
     else:
         sketch.problem(

@@ -101,17 +101,18 @@ def compile_plan(
     kind_of: Callable[[str], str],
     preset: str | None = None,
     trial: Trial | None = None,
+    as_disk: Callable[[str], str] = str,
 ) -> Plan:
     """Bind `values` (one per declared input) and expand every step.
 
     `used` has each recipe of a `uses`, as `mentions.which` names it; `globs` the sorted matches of
     each workspace pattern (`pattern`) and of each pattern below an output (`step/output:pattern`)
-    known so far; `bind` and `kind_of` are `language.inputs`'.  `trial` gains what no attempt can
-    render.  Raises Invalid with every other problem.
+    known so far; `bind` and `kind_of` are `language.inputs`'.  `as_disk` answers the same text for
+    two paths that the disk of the workspace takes for one.  `trial` gains what no attempt can render.  Raises Invalid with every other problem.
     """
     left_out: dict[str, Found] = {}
     while True:
-        compiler = _Compiler(used, globs, bind, kind_of, left_out)
+        compiler = _Compiler(used, globs, bind, kind_of, left_out, as_disk)
         compiler.add(recipe, values, prefix="", preset=preset)
         makes = compiler.makes()
         if not (
@@ -163,9 +164,10 @@ class _Compiler:
         bind: Callable[..., dict[str, Tree]],
         kind_of: Callable[[str], str],
         left_out: Collection[str],
+        as_disk: Callable[[str], str],
     ) -> None:
         self.used, self.kind_of, self.left_out = used, kind_of, left_out
-        self.sketch = Sketch()
+        self.sketch = Sketch(as_disk)
         self.axes = Axes(self.sketch, globs, left_out)
         self.depth: list[str] = []
         self._axis_steps: dict[tuple[str, str], tuple[set[str], set[str]]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -181,7 +181,8 @@ class Standing(NamedTuple):
 class Sketch:
     """All drafts of one plan, in the order in which they were made, and every problem so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, as_disk: Callable[[str], str] = str) -> None:
+        self.as_disk = as_disk  # of two paths that are one file the same text
         self.drafts: list[Draft] = []
         self.ghosts: list[Draft] = []  # one for each step that waits, to see what is wrong with it
         self.scopes: list[Scope] = []

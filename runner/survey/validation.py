@@ -24,6 +24,7 @@ from ..planning.compile import compile_plan
 from . import code_warnings
 from .absent_files import absent_files
 from .caller_files import WorkspaceGlobs
+from .disk_names import as_disk
 from .imports import syntax_of
 from .recipes import UsedRecipes, place_recipe
 
@@ -232,6 +233,7 @@ def _bound(
             kind_of=inputs.kind_of,
             preset=preset,
             trial=trial,
+            as_disk=as_disk(root),
         )
     except Invalid as error:
         found = list(error.problems)
