@@ -6,18 +6,15 @@ An axis over files that a step makes stays pending until that step is done.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import quote
 
-from ..digest import of_value
 from ..language.unknowns import A_TEXT, ANYTHING, LIST, Unknown, one_of
 from ..paths import escapes, heads
 from .choices import chosen
 from .drafts import Draft, PathValue, Results, Scope, Sketch, plain_value
-from .ids import LONGEST
+from .ids import encoded
 from .mentions import excluded
 from .path_rules import WORKSPACE
 from .plan import SKIP, Pending
@@ -222,17 +219,3 @@ def instance_id(scope: Scope, id: str, combination: Mapping[str, Any]) -> str:
     return f"{scope.prefix}{id}" + (
         f"[{','.join(f'{k}={encoded(v)}' for k, v in combination.items())}]" if combination else ""
     )
-
-
-def encoded(value: Any) -> str:
-    """One axis value in a step id: percent-encoded, long ones cut with a hash of the whole."""
-    from ..language.template import text_of
-
-    plain = plain_value(value)
-    text = quote(
-        text_of(plain)
-        if isinstance(plain, (str, int, float, bool))
-        else json.dumps(plain, sort_keys=True),
-        safe="",
-    )
-    return text if len(text) <= LONGEST else f"{text[:64]}~{of_value('axis', plain)[:12]}"

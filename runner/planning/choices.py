@@ -18,6 +18,7 @@ from ..language.unknowns import (
 )
 from .drafts import Draft, PathValue, Results, Scope, Sketch
 from .mentions import is_template, templates, walk
+from .pairs import SAME, SameResults
 from .plan import SKIP
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def known_names(
     for name in step.oom:  # these are divided when memory runs out
         spec = scope.recipe.inputs.get(name)
         inputs[name] = of_input(spec.type, spec.items) if spec is not None else ANYTHING
-    steps = KnownResults(sketch, scope)
+    steps = KnownResults(sketch, scope, given["matrix"])
     return {**LATE, **given, "inputs": inputs, "steps": steps, "state": ANY_STATE}
 
 
@@ -87,6 +88,11 @@ def axis_leaves(step: Step) -> list[str]:
     return [leaf for _, leaf in walk(step.matrix or {}, ()) if is_template(leaf)]
 
 
+def results_of(scope: Scope, matrix: Mapping[str, Any]) -> Results:
+    """`steps` as the templates of an instance see it while a plan is compiled."""
+    return Results(scope, lambda id: SameResults(scope, id, matrix))
+
+
 class Chosen(NamedTuple):
     """How to evaluate a value while a plan is compiled: with these names.  `late`: what it chooses is known only in a run."""
 
@@ -102,10 +108,10 @@ def chosen(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]) ->
             return Chosen(names, False)
     except TemplateError:
         return Chosen(names, False)  # reported where it is evaluated
-    known = {**names, "steps": KnownResults(sketch, scope)}
+    known = {**names, "steps": KnownResults(sketch, scope, names.get("matrix"))}
     _, possible = needed_steps(leaves, known)
     skipped = {id for id in possible if sketch.standing(scope.group(id)).skipped}
-    results = Results(scope)
+    results = names["steps"]
     steps = {id: _Any(None) if id in skipped else results[id] for id in results}
     return Chosen({**names, "steps": steps}, _is_late(leaves, known))
 
@@ -124,8 +130,10 @@ def _is_late(leaves: Iterable[str], known: Mapping[str, Any]) -> bool:
 class KnownResults(Mapping[str, Mapping[str, Any]]):
     """`steps` of a recipe as far as it is known: outputs of skipped steps are null, those of steps that may yet be skipped are unknown."""
 
-    def __init__(self, sketch: Sketch, scope: Scope) -> None:
-        self._sketch, self._scope = sketch, scope
+    def __init__(
+        self, sketch: Sketch, scope: Scope, matrix: Mapping[str, Any] | None = None
+    ) -> None:
+        self._sketch, self._scope, self._matrix = sketch, scope, matrix or {}
 
     def __getitem__(self, id: str) -> Mapping[str, Any]:
         scope = self._scope
@@ -134,7 +142,8 @@ class KnownResults(Mapping[str, Mapping[str, Any]]):
         standing = self._sketch.standing(scope.group(id))
         if standing.skipped:
             return _Any(None)
-        return _Outputs(scope.results[id], standing.doubtful)
+        same = SameResults(scope, id, self._matrix)
+        return _Outputs(scope.results[id], standing.doubtful, same)
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self._scope.results, **dict.fromkeys(self._scope.pending)})
@@ -146,12 +155,14 @@ class KnownResults(Mapping[str, Mapping[str, Any]]):
 class _Outputs(Mapping[str, Any]):
     """The outputs and metrics of one step."""
 
-    def __init__(self, made: Mapping[str, Any], doubtful: bool) -> None:
-        self._made, self._doubtful = made, doubtful
+    def __init__(self, made: Mapping[str, Any], doubtful: bool, same: Mapping[str, Any]) -> None:
+        self._made, self._doubtful, self._same = made, doubtful, same
 
     def __getitem__(self, name: str) -> Any:
         if name == "metrics":
             return _Any(ANYTHING)
+        if name == SAME and SAME not in self._made:
+            return self._same if not self._doubtful else _Any(_PERHAPS_A_PATH)
         return _known(self._made[name], self._doubtful)
 
     def __iter__(self) -> Iterator[str]:
@@ -180,7 +191,7 @@ class _Any(Mapping[str, Any]):
         self._value = value
 
     def __getitem__(self, name: str) -> Any:
-        return self if name == "metrics" else self._value
+        return self if name in ("metrics", SAME) else self._value
 
     def __iter__(self) -> Iterator[str]:
         return iter(())

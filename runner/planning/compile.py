@@ -30,12 +30,14 @@ from .choices import (
     known_names,
     needed_steps,
     needs,
+    results_of,
     wanted_steps,
 )
 from .drafts import (
     LATE_NAMES,
     UNKNOWN_PATH,
     Draft,
+    Instance,
     Namespaces,
     PathValue,
     Results,
@@ -47,6 +49,7 @@ from .drafts import (
     plain_value,
     resource_spec,
 )
+from .ids import encoded
 from .mentions import (
     Makes,
     Near,
@@ -62,8 +65,9 @@ from .mentions import (
     spelled,
     templates,
 )
+from .pairs import SAME, is_same, pair, shared_axes
 from .path_rules import BELOW, WORKSPACE, misplaced, unfit
-from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
+from .plan import ALLOW_FAILURE, LOCAL, PAIRED, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
 from .selection import add_select
 from .step import (
     DIRECTORY,
@@ -152,7 +156,7 @@ _UNSAID: Final = Resources()
 class _Mentioned(NamedTuple):
     """What one step mentions of others, by their ids."""
 
-    outputs: dict[str, dict[str, Tree]]
+    outputs: dict[str, dict[str, Any]]
     metrics: dict[str, list[MetricAsked]]
 
 
@@ -335,6 +339,10 @@ class _Compiler:
         scope.groups[step.id] = drafts
         if step.matrix is not None:
             scope.many.add(step.id)
+            scope.made[step.id] = [
+                Instance(d.matrix, {o.name: output_of(d, o.name) for o in step.outputs}, [d])
+                for d in drafts
+            ]
             scope.results[step.id] = {
                 o.name: [output_of(d, o.name) for d in drafts if not d.flags & SKIP]
                 for o in step.outputs
@@ -558,9 +566,11 @@ class _Compiler:
             axes = needed_steps(axis_leaves(step), names)
             self._axis_steps[scope.prefix, step.id] = axes
         draft.needed |= axes[0] | set(step.needs)
-        draft.wants = [found for id in draft.needed if (found := scope.group(id))]
+        groups = [found for id in draft.needed if (found := scope.group(id))]
+        draft.wants = [*groups, *draft.needed_pairs]
         perhaps = (draft.asked_for | axes[1]) - draft.needed
-        draft.choices = [found for id in perhaps if (found := scope.group(id))]
+        draft.choices += [found for id in perhaps if (found := scope.group(id))]
+        draft.choices = [each for each in draft.choices if not any(each is w for w in draft.wants)]
 
     def _may_be_skipped(self, draft: Draft) -> bool:
         """Whether a step that is not skipped by now may be skipped in a run: an edge of `deps` is not known yet."""
@@ -614,6 +624,9 @@ class _Compiler:
                     )
             elif root == "steps" and len(rest) >= 2:
                 asks = choice is not None and ref.path not in choice.certain
+                if is_same(ref.path) and SAME not in scope.results.get(rest[0], {}):
+                    self._mention_same(scope, draft, ref, where, reads, mentioned, asks, keyed)
+                    continue
                 (draft.asked_for if asks else draft.needed).add(rest[0])
                 if part == "deps" and rest[1] == "metrics":
                     self._metric_in_deps(scope, ref, where)
@@ -734,6 +747,58 @@ class _Compiler:
             else:
                 draft.after.extend(scope.group(id))
 
+    def _mention_same(
+        self,
+        scope: Scope,
+        draft: Draft,
+        ref: Reference,
+        where: Where,
+        reads: dict[str, Tree],
+        mentioned: _Mentioned,
+        asks: bool,
+        keyed: bool,
+    ) -> None:
+        """Note what a step reads of the same instance of another."""
+        _, id, _, name, *rest = ref.path
+        if draft.ghost or (name != "metrics" and name not in scope.results.get(id, {})):
+            return  # it waits, or has a problem of its own
+        found = pair(scope, id, draft.matrix)
+        if found is None:
+            self._no_pair(scope, draft, ref, where)
+            return
+        (draft.choices if asks else draft.needed_pairs).append(found.drafts)
+        draft.flags |= PAIRED if found.one else 0
+        if name == "metrics":
+            metric = ".".join(rest)
+            ids = [producer.id for producer in found.drafts]
+            for producer in found.drafts:
+                (draft.late if keyed else draft.asked)[(producer.id, metric)] = producer
+            if keyed and not found.one:
+                short: list[Tree] = [each[len(scope.prefix) :] for each in ids]
+                reads[f"steps.{id}.same.metrics.{metric}"] = short
+            asked = MetricAsked(metric, not found.one, ids)
+            mentioned.metrics.setdefault(id, []).append(asked)
+            return
+        skipped = asks and self.sketch.standing(found.drafts).skipped
+        value = None if skipped else found.output(name)
+        mentioned.outputs.setdefault(id, {}).setdefault(SAME, {})[name] = plain_value(value)
+        if keyed:
+            reads[f"steps.{id}.same.{name}"] = value
+            self._world(draft, value)
+        else:
+            draft.after.extend(found.drafts)
+
+    def _no_pair(self, scope: Scope, draft: Draft, ref: Reference, where: Where) -> None:
+        other = scope.recipe.steps[ref.path[1]]
+        axes = ", ".join(
+            f"{axis}={encoded(draft.matrix[axis])}" for axis in shared_axes(draft.step, other)
+        )
+        message = f'no instance of "{other.id}" has {axes}, as {draft.id} has'
+        fix = "give both steps the same values on this axis"
+        self.sketch.problem(
+            scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
+        )  # fmt: skip
+
     def _world(self, draft: Draft, value: Tree) -> None:
         if isinstance(value, list):
             for item in value:
@@ -845,7 +910,8 @@ class _Compiler:
         names: Mapping[str, Any] = {"inputs": draft.inputs, "matrix": matrix}
         text = dep if isinstance(dep, str) else dep.pattern
         if mentions_step(text):
-            choice = chosen(self.sketch, scope, text, {**names, "steps": Results(scope)})
+            steps = results_of(scope, draft.matrix)
+            choice = chosen(self.sketch, scope, text, {**names, "steps": steps})
             if choice.late:
                 return None, []  # each of the steps that it may name is an edge
             names = choice.names

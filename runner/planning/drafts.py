@@ -95,6 +95,7 @@ class Draft:
     asked_for: set[str] = field(
         default_factory=set
     )  # of steps that it only asks for, or may need: these do not
+    needed_pairs: list[list[Draft]] = field(default_factory=list)  # single instances of others
     choices: list[list[Draft]] = field(default_factory=list)
     doubtful: bool = False  # whether it is skipped is known only in a run
     author: Author = field(default_factory=Author)
@@ -115,6 +116,14 @@ class Draft:
     def several(self) -> bool:
         """Whether it stands for instances that may be several."""
         return self.ghost and any(map(holds_unknown, self.matrix.values()))
+
+
+class Instance(NamedTuple):
+    """One combination of a matrix: its values, what it makes, and its nodes."""
+
+    matrix: Mapping[str, Tree]
+    outputs: Mapping[str, Tree]
+    drafts: list[Draft]
 
 
 class Scope:
@@ -143,6 +152,9 @@ class Scope:
         self.foreseen: dict[str, dict[str, Any]] = {}  # their outputs, as far as they are known
         self.many: set[str] = set()
         self.inner: dict[str, list[Draft]] = {}  # uses steps: every draft below
+        self.made: dict[str, list[Instance]] = {}  # by step with a matrix
+        self.pairs: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], Any]] = {}
+        """By step and some of its axes: its instances, by their values of these."""
         self.makers: dict[str, tuple[str, str]] = {}
         self.variables = {
             name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"
@@ -384,6 +396,8 @@ class Sketch:
                 return True  # what it gives is not known yet, or it has problems of its own
         else:
             known = [o.name for o in target.outputs]
+        if ref.path[2:3] == ("same",) and len(ref.path) > 3 and "same" not in known:
+            return self._same_name(scope, target, known, ref, where)
         if ref.path[2] in known or (
             ref.path[2] == "metrics" and not target.uses and not target.select
         ):
@@ -391,6 +405,25 @@ class Sketch:
         self.unknown(
             scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref
         )
+        return False
+
+    def _same_name(
+        self, scope: Scope, target: Step, known: list[str], ref: Reference, where: Where
+    ) -> bool:
+        """Whether the same instance of a step can be meant here, and makes this."""
+        step = scope.recipe.steps.get(str(where[1])) if where[0] == "steps" else None
+        axes = list(target.matrix or {})
+        if step is None or not set(axes) & set(step.matrix or {}):
+            message = f'"steps.{target.id}.same" is the instance with the same axes, and there is none in common'
+            fix = f"give this step the axis {axes[0]} too" if axes else "leave out `.same`"
+            self.problem(
+                scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
+            )  # fmt: skip
+            return False
+        if ref.path[3] in known or (ref.path[3] == "metrics" and not target.uses):
+            return True
+        names = [f"steps.{target.id}.same.{name}" for name in known]
+        self.unknown(scope, ".".join(ref.path[:4]), names, where, ref)
         return False
 
 
@@ -427,12 +460,13 @@ def _written(recipe: Recipe, where: Where) -> Where:
 class Results(Mapping[str, "dict[str, Tree]"]):
     """`steps` as templates see it."""
 
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
+    def __init__(self, scope: Scope, same: Callable[[str], Any] | None = None) -> None:
+        self._scope, self._same = scope, same
 
     def __getitem__(self, id: str) -> dict[str, Tree]:
         found = self._scope.results.get(id)
-        return found if found is not None else self._scope.foreseen[id]
+        found = found if found is not None else self._scope.foreseen[id]
+        return found if self._same is None else {"same": self._same(id), **found}
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self._scope.results, **self._scope.foreseen})

@@ -84,14 +84,26 @@ def _tree(parts: str) -> dict[str, Any]:
     return found
 
 
-def _escaped(tree: object) -> str:
-    """A mapping or list as an id has it."""
+def encoded(value: object) -> str:
+    """One axis value in an id: percent-encoded, long ones cut with a hash of the whole."""
     from urllib.parse import quote
 
     from ..digest import of_value
+    from ..language.template import text_of
 
-    text = quote(json.dumps(tree, sort_keys=True), safe="")
-    return text if len(text) <= LONGEST else f"{text[:64]}~{of_value('axis', tree)[:12]}"
+    plain = _plain(value)
+    is_text = isinstance(plain, (str, int, float, bool))
+    text = quote(text_of(plain) if is_text else json.dumps(plain, sort_keys=True), safe="")
+    return text if len(text) <= LONGEST else f"{text[:64]}~{of_value('axis', plain)[:12]}"
+
+
+def _plain(value: object) -> object:
+    """The same as JSON has it."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def bare(id: str) -> str:
@@ -144,8 +156,7 @@ def _typed_axes(word: str, at: int) -> tuple[str, int] | None:
         if word[at : at + 1] == "]":
             trees = _tree(",".join(dotted)) if dotted else {}
             parts = (
-                f"{axis}={_escaped(trees[axis]) if axis in trees else v}"
-                for axis, v in axes.items()
+                f"{axis}={encoded(trees[axis]) if axis in trees else v}" for axis, v in axes.items()
             )
             return ",".join(parts), at + 1
         if word[at : at + 1] != ",":
@@ -162,7 +173,7 @@ def _typed_value(word: str, at: int) -> tuple[str, int]:
         except ValueError:
             tree, end = None, at
         if end > at and word[end : end + 1] in (",", "]"):
-            return _escaped(tree), end
+            return encoded(tree), end
     end = at
     while end < len(word) and word[end] not in ",]":
         end += 1

@@ -6,15 +6,15 @@ final.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from ..digest import Digest
 from . import fingerprint
 from .ids import bare
 from .mentions import code_name
-from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, Target
+from .plan import ALLOW_FAILURE, PAIRED, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, Target
 from .step import MetricAsked, MetricsSpec, StepSpec
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
@@ -258,7 +258,8 @@ def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
             else node.prefix + other.id.removeprefix(node.prefix).partition("/")[0]
         )
         group = bare(id)
-        groups[group] = groups.get(group, False) or made[n].ok or bool(other.flags & ALLOW_FAILURE)
+        may_fail = bool(other.flags & ALLOW_FAILURE) and not node.flags & PAIRED
+        groups[group] = groups.get(group, False) or made[n].ok or may_fail
     return next((group for group, some in groups.items() if not some), "")
 
 
@@ -364,19 +365,33 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
     steps: dict[str, dict[str, object]] = {}
     for id, names in spec.names.steps.items():
         if id in skipped:
-            steps[id] = dict.fromkeys(names)
+            steps[id] = _nulls(names)
             continue
-        kept: dict[str, object] = {}
-        for name, value in names.items():
-            if isinstance(value, list):
-                left = [item for item in value if item not in lost]
-                kept[name] = None if value and not left and gone.issuperset(value) else left
-            else:
-                kept[name] = None if value in gone else value
+        kept = {name: _kept(value, lost, gone) for name, value in names.items()}
+        same = names.get("same")
+        if isinstance(same, Mapping):
+            kept["same"] = {name: _kept(value, lost, gone) for name, value in same.items()}
         steps[id] = kept
     for id, wanted in spec.asks.items():
-        steps.setdefault(id, {})["metrics"] = _metrics(wanted, node, plan, made, id)
+        of = steps.setdefault(id, {})
+        of["metrics"] = _metrics(wanted, node, plan, made, id)
+        if paired := [each for each in wanted if each.same]:
+            same = cast("dict[str, object]", of.get("same") or {})
+            of["same"] = {**same, "metrics": _same_metrics(paired, node, plan, made)}
     return {**spec.names._asdict(), "steps": steps}
+
+
+def _kept(value: object, lost: Collection[str], gone: Collection[object]) -> object:
+    """An output without what failed instances would have made; null where the step was skipped."""
+    if isinstance(value, list):
+        left = [item for item in value if item not in lost]
+        return None if value and not left and all(item in gone for item in value) else left
+    return None if isinstance(value, str) and value in gone else value
+
+
+def _nulls(names: Mapping[str, object]) -> dict[str, object]:
+    """The same names, and nothing under them."""
+    return {n: _nulls(v) if isinstance(v, Mapping) else None for n, v in names.items()}
 
 
 def _skipped_names(plan: Plan, node: Node, made: Mapping[int, Made]) -> set[str]:
@@ -396,7 +411,9 @@ def _metrics(
 ) -> dict[str, object]:
     found: dict[str, object] = {}
     head = node.prefix + step
-    for metric, many in wanted:
+    for metric, many, same in wanted:
+        if same:
+            continue
         values = []
         for late in node.late:
             id = plan.nodes[late.producer].id
@@ -406,6 +423,23 @@ def _metrics(
                 and made[late.producer].ok
             ):
                 values.append(made[late.producer].metrics.get(metric))
+        found[metric] = values if many else (values[0] if values else None)
+    return found
+
+
+def _same_metrics(
+    wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, Made]
+) -> dict[str, object]:
+    """Metrics of the instances that have a node's axes."""
+    found: dict[str, object] = {}
+    for metric, many, same in wanted:
+        values = [
+            made[late.producer].metrics.get(metric)
+            for late in node.late
+            if late.metric == metric
+            and plan.nodes[late.producer].id in same
+            and made[late.producer].ok
+        ]
         found[metric] = values if many else (values[0] if values else None)
     return found
 

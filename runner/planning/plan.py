@@ -25,7 +25,16 @@ COMPILER: Final = 16
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
-SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL = 1, 2, 4, 8, 16, 32, 64
+SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL, PAIRED = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+)
 
 
 class Target(NamedTuple):

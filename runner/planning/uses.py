@@ -12,8 +12,15 @@ from ..errors import Invalid, Problem
 from ..language import presets
 from ..language.spelling import value_as_written
 from .axes import Axes, instance_id
-from .choices import KnownResults, axis_leaves, chosen, needed_steps, wanted_steps
-from .drafts import LATE_NAMES, Draft, PathValue, Results, Scope, Sketch, is_path_value
+from .choices import (
+    KnownResults,
+    axis_leaves,
+    chosen,
+    needed_steps,
+    results_of,
+    wanted_steps,
+)
+from .drafts import LATE_NAMES, Draft, Instance, PathValue, Results, Scope, Sketch, is_path_value
 from .mentions import templates, walk, which
 from .plan import SKIP
 
@@ -73,11 +80,13 @@ class UsedRecipes:
         inner_preset = uses.preset or presets.known(other, preset)
         results: list[dict[str, Any]] = []
         below: list[Draft] = []
+        instances: list[Instance] = []
         after = [d for id in step.needs for d in scope.group(id)]
         leaves = [*(leaf for _, leaf in templates(step, {})), *axis_leaves(step)]
         for combination in axes:
-            names = {"inputs": scope.inputs, "steps": Results(scope), "matrix": combination}
-            known = {**names, "steps": KnownResults(self.sketch, scope)}
+            steps = results_of(scope, combination)
+            names = {"inputs": scope.inputs, "steps": steps, "matrix": combination}
+            known = {**names, "steps": KnownResults(self.sketch, scope, combination)}
             needed = {*step.needs, *needed_steps(leaves, known)[0]}
             wants = [found for id in needed if (found := scope.group(id))]
             given, variables = self._given(scope, step, uses, other, names)
@@ -119,8 +128,11 @@ class UsedRecipes:
                 self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
             if inner.pending:
                 scope.pending.add(step.id)
-            results.append(self._exported(inner, other, inner.prefix[len(scope.prefix) :]))
+            exported = self._exported(inner, other, inner.prefix[len(scope.prefix) :])
+            results.append(exported)
+            instances.append(Instance(combination, exported, mine))
         scope.inner[step.id] = below
+        scope.made[step.id] = instances
         if step.matrix is None:
             scope.results[step.id] = results[0] if results else {}
         else:

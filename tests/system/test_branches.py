@@ -58,3 +58,26 @@ steps:
     assert tuple(space.summary.skipped) == lines
     reasons = {v.reasons for v in space.plan().verdicts if v.answer == "skip"}
     assert ("a, which it needs, is skipped",) in reasons
+
+
+def test_an_instance_reads_its_like_and_one_that_failed_skips_its_like(tmp_path: Path) -> None:
+    space = Space(tmp_path)
+    space.recipe(
+        """
+steps:
+  train:
+    matrix: {k: [1, 2, 3]}
+    allow_failure: true
+    run: 'test {{ matrix.k }} != 2; echo "{\\"loss\\": {{ matrix.k }}}" >> "$RECIPE_METRICS"; echo {{ matrix.k }} > "{{ outputs.m }}"'
+    metrics: true
+    outputs: {m: "m{{ matrix.k }}"}
+  test:
+    matrix: {k: [1, 2, 3], on: [x]}
+    run: 'echo $(cat "{{ steps.train.same.m }}") {{ steps.train.same.metrics.loss }} > "{{ outputs.o }}"'
+    outputs: {o: "t{{ matrix.k }}"}
+  all: {run: 'cat {{ steps.test.o }} > "{{ outputs.o }}"', outputs: {o: all.txt}}
+"""
+    )
+    space.run()
+    assert space.read("all.txt").split() == ["1", "1", "3", "3"]
+    assert space.summary is not None and space.summary.counts["SKIPPED"] == 1

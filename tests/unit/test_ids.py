@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.planning.axes import encoded
-from runner.planning.ids import names, readable, stored
+from runner.planning.ids import encoded, names, readable, stored
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=3))
