@@ -376,8 +376,8 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
         of = steps.setdefault(id, {})
         of["metrics"] = _metrics(wanted, node, plan, made, id)
         if paired := [each for each in wanted if each.same]:
-            same = cast("dict[str, object]", of.get("same") or {})
-            of["same"] = {**same, "metrics": _same_metrics(paired, node, plan, made)}
+            outputs = cast("dict[str, object]", of.get("same") or {})
+            of["same"] = {**outputs, "metrics": _same_metrics(paired, node, plan, made)}
     return {**spec.names._asdict(), "steps": steps}
 
 
