@@ -92,8 +92,8 @@ Judged by {report["queries"]} queries that were kept from training, among {repor
 
 **{report["conclusion"]}**
 
-Data: {facts["truncated_rows"]} rows truncated, {facts["duplicate_rows"]} duplicates, {facts["contradictions"]} with a negative that another row has as a match,
-{facts["bad_rows"]} bad rows left out.
+Data: {facts["truncated_rows"]} rows truncated, {facts["duplicate_rows"]} duplicates, {facts["bad_rows"]} bad rows left out,
+{facts["contradictions"]} rows with a negative that another row has as a match.
 """
 
 

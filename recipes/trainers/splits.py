@@ -1,4 +1,4 @@
-"""Rows of tokens or texts in two parts, to learn and to judge by, as steps `data` write them and trainings read them.  Does not know what they mean."""
+"""Rows of tokens or texts in two parts, to learn and to judge by, as steps `data` write and trainings read them.  Does not know what they mean."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import csv
 import importlib.util
 import json
 import random
-import shutil
 import signal
 from argparse import Namespace
 from collections.abc import Iterator
@@ -265,7 +264,11 @@ def test_losses_are_those_of_the_plain_script(
 ) -> None:
     """sentence-transformers' own trainer on the same texts in the same order, with nothing of ours."""
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments  # fmt: skip
+    from sentence_transformers import (  # fmt: skip
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
     from sentence_transformers.sentence_transformer import losses
     from torch.utils.data import BatchSampler, SequentialSampler
 
