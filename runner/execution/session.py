@@ -17,7 +17,8 @@ from ..storage.content.files import Content
 from ..storage.records.runs import Wanted
 from ..storage.workspace import Workspace
 from ..survey.empty_globs import empty_warnings
-from ..survey.survey import Request, Survey, survey
+from ..survey.request import Request
+from ..survey.survey import Survey, survey
 from .refusals import check, preflight
 from .reporting import delivering, no_points, refused
 from .results import results, sizes, tell, tell_warnings
@@ -78,7 +79,7 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
     if ws.remote_cache is not None:
         from ..survey import remote_results
 
-        remote_results.explain(ws, ws.remote_cache, found)
+        remote_results.explain_remote(ws, ws.remote_cache, found)
     return found
 
 
