@@ -319,7 +319,25 @@ def _several(spec: Input, value: object) -> list[object] | None:
             return read
     if not value.strip() and spec.type != "string":
         return []
-    return [part.strip() for part in value.split(",")] if "," in value else None
+    return _parts(value) if "," in value else None
+
+
+_PART: Final = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"\s*(?=,|$)|((?:\\,|[^,])*))', re.DOTALL)
+
+
+def _parts(text: str) -> list[object]:
+    """The values between commas: one in quotes is whole, and `\\,` is no comma between two."""
+    found: list[object] = []
+    at = 0
+    while at <= len(text) and (match := _PART.match(text, at)) is not None:
+        quoted, plain = match.groups()
+        found.append(
+            plain.strip().replace("\\,", ",")
+            if quoted is None
+            else re.sub(r'\\([,"\\])', r"\1", quoted)
+        )
+        at = match.end() + 1
+    return found
 
 
 def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list[Tree]:

@@ -35,7 +35,7 @@ from ..settings import load
 from ..storage.reach import Reach
 from ..storage.records.runs import Wanted as RunsWanted
 from ..storage.workspace import Workspace
-from ..survey.summaries import selected
+from ..survey.summaries import selected_directions
 from .answers import Refused, plain, plain_value
 from .market import Ask, InMarket, Known, look_up
 from .planner import InPlanner
@@ -442,7 +442,7 @@ def _packed(room: ServedWorkspace, name: str, address: str, problems: list[Probl
     with room.working() as ws:
         try:
             ws.share(None)
-            return bundles.in_store(ws, address) is not None
+            return bundles.find_packed(ws, address) is not None
         except CannotRun as error:
             problems.append(
                 Problem("no-such-pack", f'"{name}": {error}', None, error.fix, input=name)
@@ -536,7 +536,8 @@ def recipe(name: str, room: InRoom) -> RecipeView:
             spec.name: spec.env or "" for spec in found.inputs.values() if spec.type == "secret"
         },
         "metrics": {
-            name: {"better": "min" if least else "max"} for name, least in selected(found).items()
+            name: {"better": "min" if least else "max"}
+            for name, least in selected_directions(found).items()
         },
     }
     return RecipeView.model_validate(_summary(each).model_dump() | parts)
@@ -603,7 +604,7 @@ def surveyed(room: ServedWorkspace, wanted: Wanted) -> Iterator[tuple[Workspace,
     with room.working() as ws, starting.tried(ws, wanted.start) as request:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
-        found = look(ws, bundles.brought(ws, request))
+        found = look(ws, bundles.fetch_packed_inputs(ws, request))
         refuse_unrenderable(ws, found)
         yield ws, found
 

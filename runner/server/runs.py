@@ -18,7 +18,7 @@ from ..api.events import event_facts, read_events
 from ..api.outcomes import Outcome
 from ..api.runs import list_facts, list_runs, read_run
 from ..api.submitting import PRIORITY, Ticket, submit
-from ..api.values import Facts, moment, whole
+from ..api.values import Facts
 from ..execution.terms import (
     Choice,
     Settings,
@@ -32,7 +32,7 @@ from ..storage.records.runs import Event, RunRow
 from ..storage.records.runs import Wanted as RunsWanted
 from ..storage.workspace import Workspace
 from . import recipes
-from .answers import Refused, plain, plain_value
+from .answers import plain, plain_value
 from .asking import InAsking
 from .page import squeezed
 from .planner import InPlanner
@@ -53,7 +53,7 @@ from .room import (
 )
 
 if TYPE_CHECKING:
-    from ..survey.kept_state import Kept
+    pass
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -250,6 +250,7 @@ class StepView(BaseModel):
 
 class OutputView(BaseModel):
     name: str
+    path: str = Field(description="Where its step makes it; empty where that is not known.")
     content: str = Field(description="The digest of its bytes.")
     bytes: int | None
     folder: bool
@@ -546,92 +547,6 @@ def describe(run: str, room: InRoom, said: Description) -> RunDetail:
             requests.prioritize(ws, row.id, changes.pop("priority"))
         requests.describe(ws, row.id, changes)
         return detailed(ws, run_of(ws, run))
-
-
-# -- checkpoints ----------------------------------------------------------------------------------------------------------------------------------
-
-
-class CheckpointView(BaseModel):
-    """A checkpoint that a step of a run has kept."""
-
-    step: str
-    state: str = Field(description="The state of the step that it belongs to.")
-    name: str
-    number: int | None = Field(description="The last number in its name.")
-    at_step: int | None = Field(description="The step of the training that it was made at.")
-    bytes: int
-    made: str
-    whole: bool = Field(description="Whether a training can resume from it; `why` says why not.")
-    why: str
-    aside: bool = Field(description="Put aside, so that an earlier one counts.")
-    newest: bool = Field(description="The one that a run resumes from.")
-    best: bool = Field(description="The one that the trainer says was the best so far.")
-
-
-class CheckpointList(BaseModel):
-    checkpoints: list[CheckpointView]
-    unknown: list[str] = Field(
-        description="Steps whose checkpoints cannot be found before the steps they need are done."
-    )
-
-
-@router.get(
-    "/runs/{run}/checkpoints",
-    dependencies=READ_RUN,
-    summary="The checkpoints of a run's steps, the newest first, and which one is the best",
-)
-async def checkpoints(run: str, room: InRoom, planner: InPlanner) -> CheckpointList:
-    return await planner.call(kept_by, room, run)
-
-
-def kept_by(room: ServedWorkspace, run: str) -> CheckpointList:
-    """The checkpoints that a run's steps have here.  Raises Refused, or a RecipeError."""
-    from ..errors import CannotRun
-    from ..execution.session import look
-    from ..execution.terms import choice_of_run, request_of_run
-    from ..survey import kept_state
-
-    with room.working() as ws:
-        row = run_of(ws, run)
-        request = request_of_run(row)
-        if request is None or row.bundle:
-            words = "its checkpoints are not in the workspace of this server"
-            raise Refused(409, "not-here", words, "ask where the run is carried out")
-        found = look(ws, request, choice_of_run(row))
-        views_of: list[CheckpointView] = []
-        unknown: list[str] = []
-        for n, spec in enumerate(found.plan.specs()):
-            if not spec.state:
-                continue
-            try:
-                states = kept_state.kept(ws, found, [n])
-            except CannotRun:
-                unknown.append(found.plan.nodes[n].id)
-                continue
-            views_of += [view for state in states for view in _kept(ws, state)]
-    return CheckpointList(checkpoints=views_of, unknown=unknown)
-
-
-def _kept(ws: Workspace, state: Kept) -> list[CheckpointView]:
-    newest = state.newest()
-    best = state.best()
-    return [
-        CheckpointView(
-            step=state.step,
-            state=state.state,
-            name=whole(each.path.name),
-            number=each.number if each.number >= 0 else None,
-            at_step=each.step,
-            bytes=each.size,
-            made=str(moment(each.made)),
-            whole=not each.why,
-            why=plain(each.why, ws.root),
-            aside=each.aside,
-            newest=each is newest,
-            best=each is best,
-        )
-        for each in state.checkpoints
-    ]
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------

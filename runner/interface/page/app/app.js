@@ -2,7 +2,8 @@
 import { Hooks, Signals, View, html } from "./lib.js";
 import { link, setToken, takeToken, unknown } from "./api.js";
 import { Guard } from "./guard.js";
-import { route } from "./route.js";
+import { mayOperate, onlyRun } from "./me.js";
+import { go, route } from "./route.js";
 import { Runs } from "./runs.js";
 import { Run } from "./run.js";
 import { Start } from "./start.js";
@@ -24,14 +25,19 @@ function Theme() {
   return html`<button type="button" class="plain" id="theme" aria-label="light or dark" title="light or dark" onClick=${turn}>◐</button>`;
 }
 
+function Views({ view }) {
+  const link = (name, to, label, of = "") => html`<a class=${of} href=${to} aria-current=${view === name ? "page" : undefined}>${label}</a>`;
+  return html`<nav aria-label="views">${link("runs", "#", "Runs", "wide-only")}${view === "compare" && link("compare", location.hash, "Compare", "wide-only")}${link("machines", "#machines", "Machines")}</nav>`;
+}
+
 function Top({ view }) {
   const word = link.value;
   return html`<header class="top">
     <a class="mark" href="#">recipe</a>
-    <nav aria-label="views"><a class="wide-only" href="#" aria-current=${view === "runs" ? "page" : undefined}>Runs</a>${view === "compare" && html`<a class="wide-only" href=${location.hash} aria-current="page">Compare</a>`}<a href="#machines" aria-current=${view === "machines" ? "page" : undefined}>Machines</a></nav>
+    ${onlyRun() ? html`<span class="quiet shared">one run, to read</span>` : html`<${Views} view=${view} />`}
     <span id="link" role="status" class=${"quiet " + word}>${word === "lost" ? "not connected, trying again" : word}</span>
     <${Theme} />
-    <a class="button main" id="new" href="#new">New run</a>
+    ${mayOperate() && html`<a class="button main" id="new" href="#new">New run</a>`}
   </header>`;
 }
 
@@ -68,6 +74,10 @@ function App() {
     }
     seen.current = view + run;
   }, [view, run]);
+  const only = unknown.value ? "" : onlyRun();
+  useEffect(() => {
+    if (only && run !== only) go({ run: only });
+  }, [only, run]);
   if (unknown.value) return html`<${Sign} />`;
   return html`<a class="skip" href="#main" onClick=${event => { event.preventDefault(); document.getElementById("main").focus(); }}>to the content</a>
     <${Top} view=${view} />

@@ -5,7 +5,8 @@ import { go } from "./route.js";
 import { kind, sign, span, words } from "./text.js";
 import { isOver } from "./feed.js";
 import { About } from "./about.js";
-import { mayOperate } from "./me.js";
+import { inWords } from "./graph.js";
+import { mayOperate, onlyRun } from "./me.js";
 import { hourly, usd } from "./money.js";
 
 const { useEffect, useState } = Hooks;
@@ -76,7 +77,7 @@ export function Head({ feed, run, tell }) {
   ].filter(Boolean);
   const { percent, step, total, eta } = run.progress;
   return html`<header class="run-head">
-    <a class="back" href="#">‹ all runs</a>
+    ${!onlyRun() && html`<a class="back" href="#">‹ all runs</a>`}
     <div class="title-row"><h1>
       <span class=${"chip " + of} id="chip">${sign(of) + " " + words(run.word) + (run.request ? `, ${run.request} asked` : "")}</span>
       ${" "}<span id="name">${run.name || run.recipe}</span>
@@ -87,6 +88,6 @@ export function Head({ feed, run, tell }) {
     <div class=${"bar-of " + of} role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow=${percent ?? 0} aria-label="progress" id="bar">
       <span style=${{ width: (percent ?? 0) + "%" }}></span>
     </div>
-    <p class="quiet" id="tally">${total === null ? "" : `${step}/${total} steps finished` + (eta && !over ? `, about ${span(eta)} left` : "")}</p>
+    <p class="quiet" id="tally">${total === null ? "" : over && run.state !== "COMPLETED" ? `Of ${total} steps: ${inWords(run, feed.steps.value)}` : `${step}/${total} steps finished` + (eta && !over ? `, about ${span(eta)} left` : "")}</p>
   </header>`;
 }

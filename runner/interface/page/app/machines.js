@@ -2,13 +2,14 @@
 import { Hooks, html } from "./lib.js";
 import { json, keep, part } from "./api.js";
 import { address } from "./route.js";
-import { ago, bytes, words } from "./text.js";
+import { ago, bytes, span, words } from "./text.js";
 import { usd } from "./money.js";
 import { mayOperate } from "./me.js";
 
 const { useEffect, useState } = Hooks;
 const [EVERY, EVERY_STORES, SURE] = [3000, 60000, 5000];
 const MOST = 200;
+const A_YEAR = 365 * 86400 * 1000;
 
 function Tile({ id, what, children }) {
   return html`<li class="tile" id=${id}><b>${children}</b><span>${what}</span></li>`;
@@ -18,6 +19,11 @@ function Tile({ id, what, children }) {
 function Table({ label, heads, children }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="wide-table"><thead><tr>
     ${heads.map(each => html`<th key=${each} scope="col">${each || html`<span class="unseen">what can be done</span>`}</th>`)}</tr></thead><tbody>${children}</tbody></table></div>`;
+}
+
+/** A text in which `this` is typed in a terminal. */
+function Typed({ text }) {
+  return text.split("`").map((each, n) => (n % 2 ? html`<code key=${n}>${each}</code>` : each));
 }
 
 function RunLink({ id }) {
@@ -31,7 +37,8 @@ function since(moment) {
 function until(moment) {
   if (!moment) return "no end";
   const left = Date.parse(moment) - Date.now();
-  return left > 0 ? "in " + ago(-left, 0) : "over";
+  if (left <= 0) return "over";
+  return left > A_YEAR ? "in over a year" : "in " + span(left / 1000);
 }
 
 /** A button that asks once more before it acts. */
@@ -100,7 +107,7 @@ function Queue({ runs, act }) {
   if (!runs.length) return html`<p class="quiet">No run waits.</p>`;
   return html`<${Table} label="queue" heads=${["Place", "Run", "Why it waits", "Priority"]}>
     ${runs.slice(0, MOST).map(each => html`<tr key=${each.run}><td>${each.position}</td><th scope="row">${each.recipe} <small><${RunLink} id=${each.run} /> ${each.user}</small></th>
-      <td>${each.waits.words}${each.waits.fix && html`<small class="why">${each.waits.fix}</small>`}</td><td><${Priority} run=${each} act=${act} /></td></tr>`)}
+      <td>${each.waits.words}${each.waits.fix && html`<small class="why"><${Typed} text=${each.waits.fix} /></small>`}</td><td><${Priority} run=${each} act=${act} /></td></tr>`)}
   <//>${runs.length > MOST && html`<p class="quiet">${runs.length - MOST} more wait.</p>`}`;
 }
 
