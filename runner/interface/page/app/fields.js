@@ -122,7 +122,7 @@ export function Field({ name, schema, needed, state, wrong, like, set, reset, se
   const about = [range(schema), schema.description].filter(Boolean).join(". ");
   return html`<div class=${"field" + (changed ? " changed" : "")}>
     <div class="field-head"><label for=${"input-" + name}><b>${name}</b>${needed && html`<span class="must" title="needed">*</span>`}</label>
-      ${changed && !state.several && html`<${Was} schema=${schema} was=${state.was} like=${like} reset=${reset} name=${name} />`}
+      ${changed && !state.several && (like || state.was !== "") && html`<${Was} schema=${schema} was=${state.was} like=${like} reset=${reset} name=${name} />`}
       <button type="button" class="plain several" data-several=${name} aria-pressed=${state.several ? "true" : "false"} aria-label=${`${state.several ? "one value" : "several values"} of ${name}`}
         title="try several values: a sweep" onClick=${several}>${state.several ? "one value" : "several"}</button></div>
     <${Control} name=${name} schema=${schema} needed=${needed} state=${state} wrong=${wrong} set=${set} />
