@@ -202,9 +202,9 @@ _CALLED = {"input": "stored input"}
 def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     if args.store is not None:
         return _gc_store(ws, args)
-    from ...storage.garbage import collect, garbage
+    from ...storage.garbage import collect, find_garbage
 
-    plan = garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
+    plan = find_garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
     beside = find_leftovers(ws, plan, keep_days=args.keep_days)
     freed = plan.size + sum(item.size for item in beside)
     if not args.dry_run and not ws.read_only:
