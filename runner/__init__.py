@@ -24,8 +24,9 @@ from .paths import VERSION as __version__
 
 if TYPE_CHECKING:
     from .execution.terms import Choice, Overview, Settings, Summary
-    from .interface.handle.opening import How, New
+    from .interface.handle.opening import How
     from .interface.handle.shells import AsyncRun, Run
+    from .interface.handle.transport import New
     from .language.recipe import Recipe
     from .paths import Location
     from .storage.records.runs import Event
@@ -241,8 +242,9 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
 
     from .api.submitting import Ticket
     from .execution.terms import Choice, Settings
-    from .interface.handle.far import is_server
-    from .interface.handle.opening import New, checked
+    from .interface.handle.opening import checked
+    from .interface.handle.there import is_server
+    from .interface.handle.transport import New
     from .storage.workspace import results_place
 
     checked(how)
