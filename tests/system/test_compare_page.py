@@ -12,10 +12,9 @@ import pytest
 
 from runner.interface.cli.main import main
 from runner.survey import binned
-from tests.servers.browser import Tab, address
+from tests.servers.browser import Tab
 from tests.servers.rest import Rest
 from tests.support import RECIPE
-from tests.tools import chromium
 
 POINTS = 10_000
 PEAK = 4321
@@ -51,19 +50,6 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
     assert main(["sweep", "-C", str(root), "./long.yaml", f"rate={RATES}", f"seed={SEEDS}"]) == 0
     with Rest(root) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser(rest: Rest) -> Iterator[Any]:
-    del rest  # its runs are made before the loop of a browser is there
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def where(rest: Rest) -> str:
-    """The address of the page, with its token."""
-    return address(rest)
 
 
 @pytest.fixture(scope="module")
@@ -224,10 +210,10 @@ def test_bins_keep_the_extremes_of_every_part(rest: Rest, sweep: str) -> None:
 
 def test_a_step_that_went_back_is_one_curve_of_what_it_reported_last() -> None:
     said = [{"step": 1, "a": 5.0}, {"step": 2, "a": 4.0}, {"step": 2, "a": 3}, {"step": 1, "b": 1}]
-    found = binned.curves([*said, {"step": 0, "a": 9.0, "word": "x", "time_step": 2}], "step")
+    found = binned.build_curves([*said, {"step": 0, "a": 9.0, "word": "x", "time_step": 2}], "step")
     assert found == {"a": ([0, 1, 2], [9.0, 5.0, 3]), "b": ([1], [1])}
-    assert binned.curves(said, "seconds") == {}
+    assert binned.build_curves(said, "seconds") == {}
     regular = [{"step": n, "a": n / 2, "epoch": 1} for n in range(5)]
-    quick = binned.curves(regular, "step")
-    assert quick == binned.curves([*regular, {"step": 4, "word": "x"}], "step")
+    quick = binned.build_curves(regular, "step")
+    assert quick == binned.build_curves([*regular, {"step": 4, "word": "x"}], "step")
     assert quick == {"a": ([0, 1, 2, 3, 4], [0.0, 0.5, 1.0, 1.5, 2.0])}

@@ -18,7 +18,7 @@ from runner.interface.handle.files import Download
 from runner.interface.handle.notebook import html
 from runner.interface.handle.transport import LogPart, Lost, New, Transport
 from runner.storage.records.runs import Event
-from runner.survey.survey import Request
+from runner.survey.request import Request
 
 PRINTED = {("a", 1): b"one\ntwo\r\n\xc3\xa4 three\n", ("a", 2): b"", ("b", 1): b"no end"}
 

@@ -20,7 +20,7 @@ from ...execution.steps.work import Handover
 from ...execution.terms import Listener, Settings
 from ...paths import data_folder
 from ...storage.records.runs import LIMITED, Offer
-from ...survey.survey import Request
+from ...survey.request import Request
 from ..console import for_stream
 from ..handle.here import Here
 from ..handle.there import There

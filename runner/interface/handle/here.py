@@ -23,7 +23,7 @@ from ...planning.ids import names
 from ...storage.content.files import Content
 from ...storage.records.runs import FINAL, Event, RunRow, Wanted
 from ...storage.workspace import Workspace
-from ...survey.rows import Rows
+from ...survey.rows import StoredStream
 from .answers import artifact_of, event_of, queued_of, status_of, worker_of
 from .transport import (
     AsyncEvents,
@@ -107,7 +107,7 @@ class Here:
 
     def log(self, run: str, part: LogPart) -> Pieces:
         skip = part.offset
-        tail: Tail | Rows | None = None
+        tail: Tail | StoredStream | None = None
         try:
             while (attempt := self._attempt(run, part)) is not None:
                 # In this order: what is over has printed all before.
@@ -134,7 +134,7 @@ class Here:
                 return each
         return None
 
-    def _tail(self, run: str, part: Part, follow: bool) -> Tail | Rows | None:
+    def _tail(self, run: str, part: Part, follow: bool) -> Tail | StoredStream | None:
         """Raises CannotRun for a log that is being written and cannot be masked; one that is followed is shown when it is over."""
         if unset := missing(self.ws, run, part):
             if follow:

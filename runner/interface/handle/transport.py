@@ -15,7 +15,7 @@ from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
 from ...errors import Infrastructure, RecipeError
 from ...execution.terms import Choice, Settings
 from ...storage.records.runs import Event
-from ...survey.survey import Request
+from ...survey.request import Request
 
 
 class Lost(Exception):
