@@ -74,18 +74,15 @@ def plan(
     its packages, for all steps.  `store` names a shared store, as on the command line; without it the one that recipe.toml says.
     `nodes` is on how many nodes `accelerate` steps run that do not say it.  Raises errors.RecipeError.
     """
-    from .execution.session import look
+    from .api.plans import plan_run
     from .execution.terms import Choice
     from .storage.workspace import Workspace
-    from .survey.templates import refuse_unrenderable
 
     location = _standing(workspace, recipe)
     with Workspace.open(location.root) as ws:
         ws.share(store)
-        found = look(
-            ws, _request(location, recipe, inputs, preset, out, python, nodes), choice or Choice()
-        )
-        refuse_unrenderable(ws, found)
+        request = _request(location, recipe, inputs, preset, out, python, nodes)
+        found = plan_run(ws, request, choice or Choice())
         found.plan.specs()  # read while the workspace is open
         return found
 
