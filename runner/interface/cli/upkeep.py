@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...api.finding import find_run
 from ...errors import CannotRun
 from ...execution.session import look
 from ...language.units import about
@@ -28,7 +29,7 @@ from ...survey.upkeep import (
 )
 from ..differences import brief
 from ..tail import named, shown
-from .chosen import add_words, begun, existing, find_nodes, find_run, moment, one_request, requests
+from .chosen import add_words, begun, existing, find_nodes, moment, one_request, requests
 from .flags import JSON_HELP, RUN_HELP, agreed
 
 if TYPE_CHECKING:
