@@ -96,6 +96,7 @@ class Traits(NamedTuple):
         False  # its machines may be stopped and started again, disks and all: it heeds `Order.keep`
     )
     works: bool = False  # it can carry out a run itself, on one of its machines
+    joins: bool = False  # machines of one zone reach each other at addresses of their own: they may be the nodes of one step
     exports: bool = False  # it can write what it would rent as a program for another tool
 
 

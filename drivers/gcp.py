@@ -90,6 +90,7 @@ class Gcp(cloud.Rented[Wire]):
         priced=True,
         pauses=True,
         exports=True,
+        joins=True,
         settles=timedelta(seconds=30),
         ends="provider",
         identity="attested",
@@ -344,7 +345,10 @@ class Gcp(cloud.Rented[Wire]):
         ours = " ".join(cloud.public(self._installation.host_key(lease.key)).split()[:2])
         if ours not in await harmless(self._wire.host_keys(*_place(lease))):
             return None
-        return await self._logins.open(lease, USER, found.address, self._port)
+        host = await self._logins.open(lease, USER, found.address, self._port)
+        if host is not None:
+            host.address = found.internal
+        return host
 
     async def release(self, lease: Lease) -> bool:
         """Delete the machine.  True once Google itself says that there is none."""

@@ -8,7 +8,9 @@ from ...storage.workspace import Workspace
 from .commit import GroupCommit
 
 
-def raise_alert(ws: Workspace, commits: GroupCommit, name: str, words: str, about: str = "") -> None:
+def raise_alert(
+    ws: Workspace, commits: GroupCommit, name: str, words: str, about: str = ""
+) -> None:
     """Send `alert.NAME`, and say its words.  `about` tells alerts of one name in one second apart.
 
     Raises Infrastructure where the database does not answer.
