@@ -350,9 +350,16 @@ class Driver:
         return False
 
     def program(
-        self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str
+        self,
+        name: str,
+        *,
+        market: Market | Literal["any"],
+        keep: bool,
+        seconds: int,
+        bucket: str,
+        nodes: int,
     ) -> str:
-        """A program for Pulumi that makes the machine of the settings, what is beside it, and a bucket where one is named.  Asks no server.
+        """A program for Pulumi that makes the machines of the settings, what is beside them, and a bucket where one is named.  Asks no server.
 
         Raises Rejected where the settings do not say enough for one machine, and unless `Traits.exports`.
         """

@@ -224,8 +224,8 @@ class Gcp(cloud.Rented[Wire]):
         return self._prices.described
 
     def program(
-        self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str
-    ) -> str:
+        self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str, nodes: int,
+    ) -> str:  # fmt: skip
         zone = self._filters.zone
         if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone):
             raise Rejected(
@@ -245,7 +245,7 @@ class Gcp(cloud.Rented[Wire]):
         own = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack"
         return gcp_pulumi.program(gcp_pulumi.Machine(
             own, self._project, zone, kind, self._image, int(offer.data["disk"]), self._network, self._port, USER, offer.market == "spot", keep,
-            seconds, {shape.gpu: shape.gpus} if shape.attached else {}, _TOLD, bucket,
+            seconds, {shape.gpu: shape.gpus} if shape.attached else {}, _TOLD, bucket, nodes,
         ))  # fmt: skip
 
     # --- leases
