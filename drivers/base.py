@@ -324,6 +324,10 @@ class Driver:
         """What is known of the account, as names and words.  Changes nothing.  Raises Denied when the key is not accepted."""
         return ()
 
+    async def unusable(self) -> Sequence[tuple[str, str]]:
+        """What of the account cannot be used, as names and why: machines could be rented and not be logged in to.  Changes nothing."""
+        return ()
+
     async def solvent(self) -> None:
         """Raises Denied when the account has no credit, as far as the provider says so before an order."""
 

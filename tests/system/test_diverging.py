@@ -62,7 +62,7 @@ def test_a_loss_that_is_no_number_is_told_once_and_the_step_goes_on(
 
 def test_on_nan_stop_ends_the_attempt_with_what_to_do(trains: Space) -> None:
     steps(trains, ", on_nan: stop")
-    code, out, said = trains.command("run")
+    code, _, said = trains.command("run")
     assert code == 1, said
     assert "train/loss is nan at step 3" in said and "smaller learning rate" in said
     shown = json.loads(trains.command("show", "last", "--json")[1])
