@@ -106,6 +106,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "conversational",
             "truncated",
             "longest",
+            "longest_text",
             "limit",
             "images",
             "captions_missing",

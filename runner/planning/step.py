@@ -126,6 +126,7 @@ class MetricAsked(NamedTuple):
 
     metric: str
     many: bool  # the step has a matrix: a list with a value for each instance
+    same: Sequence[str] = ()  # of these instances alone, those that have the reader's axes
 
 
 class MetricsSpec(NamedTuple):
