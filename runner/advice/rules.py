@@ -10,6 +10,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import did_you_mean
@@ -252,10 +253,10 @@ def rules(tree: Mapping[str, Any], *, own: bool = False) -> tuple[Rule, ...]:
 def tools_of(
     command: Sequence[str], imports: Iterable[str], known: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Which tools a step uses: a word of its command, the last part of one, or a module that its code imports, is like one of the patterns."""
-    heads = {part for name in command for part in (name, name.rpartition("/")[2])} | {
-        f"import {name.partition('.')[0]}" for name in imports
-    }
+    """Which tools a step uses: a pattern is like a word of its command, the last part of one, that and the next, or an imported module."""
+    parts = [name.rpartition("/")[2] for name in command]
+    heads = {*command, *parts, *map(" ".join, pairwise(parts))}
+    heads |= {f"import {name.partition('.')[0]}" for name in imports}
     return [
         tool
         for tool, patterns in known.items()
