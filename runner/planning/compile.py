@@ -534,7 +534,9 @@ class _Compiler:
             ]
             or _NONE,
             state=[
-                StateSpec(s.name, state[s.name], s.checkpoint, s.every, s.keep, s.shared)
+                StateSpec(
+                    s.name, state[s.name], s.checkpoint, s.every, s.keep, s.shared, s.every_steps
+                )
                 for s in step.state
             ]
             or _NONE,
@@ -556,6 +558,7 @@ class _Compiler:
             oom=dict(step.oom) or NOTHING,
             unlisted={str(recipe.inputs[s].env): s for s in scope.variables if s not in own.secrets}
             or NOTHING,
+            ends_on_nan=step.ends_on_nan,
         )
 
     def _tools(self, scope: Scope, step: Step, own: _Settled) -> tuple[str, ...]:

@@ -103,6 +103,7 @@ class StateSpec(NamedTuple):
     every: float | None  # seconds between downloads of new checkpoints from another host
     keep: int | None  # how many checkpoints are kept
     shared: bool = False  # whether they go to the shared store, too
+    every_steps: int | None = None  # steps between two that are downloaded
 
 
 class SyncSpec(NamedTuple):
@@ -278,6 +279,7 @@ class StepSpec(NamedTuple):
     unlisted: Mapping[str, str] = (
         NOTHING  # secret inputs of the recipe that the step does not get, by environment variable
     )
+    ends_on_nan: bool = False  # whether a loss that is no number ends an attempt
 
     @property
     def node_count(self) -> int:

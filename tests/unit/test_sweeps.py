@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from runner.api import sweeps
 from runner.errors import Invalid
-from runner.interface import sweeps
 from runner.language import document, parse
 
 TEXT = """
