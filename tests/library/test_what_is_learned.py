@@ -279,7 +279,7 @@ def configured(folder: Path, kind: str, **more: Any) -> Path:
     return folder
 
 
-KINDS: dict[str, tuple[dict[str, int], bool]] = {
+KINDS: dict[str, tuple[dict[str, Any], bool]] = {
     "llama": ({"num_hidden_layers": 2}, False),
     "gpt2": ({"n_layer": 2}, False),
     "gemma2": ({"num_hidden_layers": 2}, False),
@@ -287,6 +287,10 @@ KINDS: dict[str, tuple[dict[str, int], bool]] = {
     "qwen3_5_text": ({"num_hidden_layers": 4}, True),
     "mamba": ({"num_hidden_layers": 2}, True),
     "falcon": ({"num_hidden_layers": 2}, True),
+    "bloom": ({"n_layer": 2}, True),
+    "mpt": ({"n_layers": 2}, True),
+    "xglm": ({"num_layers": 2}, True),
+    "lfm2": ({"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, True),
 }
 """Architectures of transformers by whether documents that share a sequence see each other."""
 
