@@ -133,7 +133,7 @@ def probe(base: Path) -> Finding:
         return Finding(None, why=_short(error))
     for count in dict.fromkeys((layers, text.num_hidden_layers)):
         for factor in FACTORS:
-            if (small := _smaller(text.to_dict(), count, factor)) is None:
+            if (small := smaller(text.to_dict(), count, factor)) is None:
                 continue
             try:
                 with torch.random.fork_rng(devices=[]):
@@ -242,7 +242,7 @@ def _traits(layer: torch.nn.Module) -> Iterator[object]:
         yield [name, type(part).__name__, {key: said[key] for key in sorted(said)}]
 
 
-def _smaller(config: dict[str, Any], layers: int, factor: int) -> dict[str, Any] | None:
+def smaller(config: dict[str, Any], layers: int, factor: int) -> dict[str, Any] | None:
     """The configuration with its first layers alone, and its widths divided; None where they cannot be."""
     every = config.get("num_hidden_layers")
     made: dict[str, Any] = {}
