@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from .paths import Location
     from .storage.records.runs import Event
     from .storage.workspace import Workspace
-    from .survey.survey import Request, Survey
+    from .survey.request import Request
+    from .survey.survey import Survey
 
 __all__ = [
     "__version__",
@@ -193,7 +194,9 @@ def results(
     location = _standing(workspace, recipe or "")
     with opened(location.root) as ws:
         named = recipe_of(ws, location, None if recipe is None else str(recipe))
-        tables = comparison.compared(comparison.results(ws, named), comparison.selects(ws, named))
+        tables = comparison.compare(
+            comparison.collect_results(ws, named), comparison.read_criteria(ws, named)
+        )
     rows = [row for table in tables for row in table.flat()]
     if frame or (frame is None and find_spec("pandas") is not None):
         return import_module("pandas").DataFrame(rows)
@@ -219,7 +222,7 @@ def _request(
 ) -> Request:
     from .language.library import meant
     from .storage.workspace import results_place
-    from .survey.survey import Request
+    from .survey.request import Request
 
     place = None if out is None else results_place(out)
     below = Path(location.typed(str(place))) if isinstance(place, Path) else None

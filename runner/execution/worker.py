@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +16,7 @@ from drivers.base import DriverError, NoCapacity
 
 from ..errors import CannotRun, Infrastructure, Invalid, NoHost, NotFound, RecipeError, StoreBusy
 from ..failures import RunFailure, of_step
-from ..hosts import stacks
+from ..hosts import interpreters, stacks
 from ..hosts.ahead import Ahead
 from ..hosts.connect import same_packages
 from ..hosts.interpreters import CURRENT
@@ -26,18 +27,19 @@ from ..logs import Log, mask
 from ..planning.halving import Goal
 from ..planning.ids import bare
 from ..planning.judge import FRESH
-from ..planning.schedule import Move
+from ..planning.schedule import Move, State
 from ..planning.secret_values import all_given, of_addresses
 from ..secrets import Masker
 from ..storage.content.files import no_space
 from ..storage.records.runs import Requested, RunState
 from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
-from ..survey import run_graph
+from ..survey import run_environment, run_graph
 from ..survey.empty_globs import empty_warnings
-from ..survey.input_manifests import remember
+from ..survey.input_manifests import store_manifests
+from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey
-from ..survey.trainings import steps_of
+from ..survey.trainings import training_length
 from . import takeover, uploading
 from .refusals import at_once, demand, fits, needed, secrets_stay, takes
 from .reporting import log_remote
@@ -162,9 +164,12 @@ def _work(ours: Assignment) -> Summary | None:
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.todo)}
+    wanted = found.wanted(working.plan)
+    states = working.scheduler.states()
+    skipped = [id for id, state in states.items() if state == State.SKIPPED]
     summary = Summary(
         state,
-        counts,
+        with_skipped(counts, working.plan, wanted),
         ours.since.seconds,
         report.failures,
         made,
@@ -172,6 +177,7 @@ def _work(ours: Assignment) -> Summary | None:
         interrupted,
         report.abandoned,
         empty_warnings(ws, found) if report.state == "COMPLETED" else (),
+        skipped_steps(working.plan, skipped, wanted),
     )
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)
@@ -203,6 +209,7 @@ async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
         )
         note_claim(Path(ws.home), begins.id, begins.fence, ours.local.root)
         ours.commits = _begun(ours, begins, jobs)
+        noting = _note_environment(ours, begins) if found.todo and not begins.resumed else None
         contended = ws.store.database.version() != ours.since.version
         goal = Goal(*settings.stop_early) if settings.stop_early else None
         options = Options(
@@ -222,12 +229,23 @@ async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
         await host_pool.close(leave=True)
         raise
     report = await loop.run(working)
+    if noting is not None:
+        noting.join(run_environment.PATIENCE)
     if report.state == "COMPLETED" and found.library:
         loop.publish_all(working)
         point_latest(ws, found)
     if report.state == "COMPLETED":
         deliver(ws, begins.id, begins.fence, working.plan, working.made)
     return working, report
+
+
+def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
+    """Begin to note the code and the packages that are here now."""
+    ws, settings = ours.ws, ours.settings
+    asked = CURRENT if ours.found.request.current_python else settings.python
+    named = asked if settings.driver == LOCAL or asked == CURRENT else ""
+    python = partial(interpreters.chosen, named, ws.root, ws.environ)
+    return run_environment.begin(ws, begins.id, python, ours.masker.text)
 
 
 def _places(ours: Assignment) -> HostPool:
@@ -346,11 +364,11 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     ws, found, settings, listener = ours.ws, ours.found, ours.settings, ours.listener
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     total, fresh = sizes(found)
-    remember(ws, found)
+    store_manifests(ws, found)
     if begins.resumed:
         graph = recall(ws.home, begins.id)
     else:
-        graph = run_graph.remember(ws, begins.id, found)
+        graph = run_graph.store_graph(ws, begins.id, found)
     expected = ws.store.index.expected(recipe, ids)
     _log.info(
         "run %s %s: %d steps, %d at once",
@@ -377,7 +395,7 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     listener.begin(
         named._replace(
             command=partial(_typed, found),
-            steps=partial(steps_of, found),
+            steps=partial(training_length, found),
             pattern=partial(pattern_of, found),
             trains=bare(graph.trains) if graph is not None else "",
         )

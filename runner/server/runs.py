@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -12,28 +13,30 @@ from fastapi import Request as HttpRequest
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from ..api import requests
+from ..api import requests, starting
 from ..api.events import event_facts, read_events
 from ..api.outcomes import Outcome
 from ..api.runs import list_facts, list_runs, read_run
 from ..api.submitting import PRIORITY, Ticket, submit
-from ..api.values import Facts, moment, whole
+from ..api.values import Facts
 from ..execution.terms import (
     Choice,
     Settings,
     new_id,
 )
+from ..planning.waiting import WaitKind
 from ..reports.addresses import public_endpoint
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
-from ..storage.records.runs import Event, RunRow, Wanted
+from ..storage.records.runs import Event, RunRow
+from ..storage.records.runs import Wanted as RunsWanted
 from ..storage.workspace import Workspace
 from . import recipes
-from .answers import Refused, plain, plain_value
+from .answers import plain, plain_value
 from .asking import InAsking
 from .page import squeezed
 from .planner import InPlanner
-from .recipes import AskedWhere, Offered
+from .recipes import AskedPlan, Wanted
 from .room import (
     OPERATE,
     OPERATE_RUN,
@@ -42,6 +45,7 @@ from .room import (
     Given,
     InRoom,
     Moment,
+    Nothing,
     Room,
     ServedWorkspace,
     Whole,
@@ -49,7 +53,7 @@ from .room import (
 )
 
 if TYPE_CHECKING:
-    from ..survey.kept_state import Kept
+    pass
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -81,22 +85,7 @@ class Hook(Given):
     )
 
 
-class Limits(Given):
-    """What a run may take, where its recipe does not allow less."""
-
-    time: float | None = Field(
-        default=None,
-        gt=0,
-        le=1e9,
-        allow_inf_nan=False,
-        description="Seconds of work, after which its steps are stopped.",
-    )
-    cost: float | None = Field(
-        default=None, gt=0, le=1e9, allow_inf_nan=False, description="US dollars for what it rents."
-    )
-
-
-class NewRun(AskedWhere):
+class NewRun(AskedPlan):
     """What is to be run, when, and by whom."""
 
     priority: Whole = Field(
@@ -119,7 +108,6 @@ class NewRun(AskedWhere):
         max_length=8,
         description="Receivers of its reports, beside the receivers of the server's settings.",
     )
-    limits: Limits = Limits()
 
 
 class Progress(BaseModel):
@@ -262,6 +250,7 @@ class StepView(BaseModel):
 
 class OutputView(BaseModel):
     name: str
+    path: str = Field(description="Where its step makes it; empty where that is not known.")
     content: str = Field(description="The digest of its bytes.")
     bytes: int | None
     folder: bool
@@ -296,7 +285,23 @@ class GraphStep(BaseModel):
     fresh: int = Field(description="Instances whose results were there before the run.")
 
 
+class SweepView(BaseModel):
+    recipe: str = Field(description="The recipe that it tries.")
+    axes: dict[str, list[Any]] = Field(description="The values of each input that differs.")
+
+
+class WaitView(BaseModel):
+    """Why a run waits."""
+
+    kind: WaitKind
+    words: str
+    fix: str = Field(description="What may help; empty where nothing needs to be done.")
+
+
 class RunDetail(ListedRun):
+    sweep: SweepView | None = Field(
+        description="Of a sweep what it tries, beside `inputs`, which are the same in all; null of other runs, and of a search."
+    )
     seq: int = Field(
         description="The number of its last event: what follows is `events?after=` it."
     )
@@ -310,6 +315,12 @@ class RunDetail(ListedRun):
     warnings: list[str] = Field(description="Those of its steps, STEP: WARNING.")
     training: TrainingView | None = Field(
         description="The numbers of the step that trains; null where none reports any."
+    )
+    waits: WaitView | None = Field(
+        description="Why no worker has it yet; null where it does not wait for one."
+    )
+    position: int | None = Field(
+        description="Its place among the runs of this workspace that wait; null where it does not."
     )
     steps: list[StepView]
     graph: list[GraphStep] = Field(
@@ -365,10 +376,12 @@ class Description(Given):
     archived: bool | None = Field(
         default=None, description="Put away: lists show it where it is asked for."
     )
-
-
-class Nothing(Given):
-    """An empty body: {}, or none at all."""
+    priority: Whole = Field(
+        default=0,
+        ge=-PRIORITY,
+        le=PRIORITY,
+        description="A run with a higher one is taken first; null is no priority.",
+    )
 
 
 # -- storing, listing -----------------------------------------------------------------------------------------------------------------------------
@@ -388,8 +401,8 @@ async def create(
     response: Response,
     key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = "",
 ) -> RunView:
-    each = await run_in_threadpool(recipes.checked, room, asked)
-    stored_run = await planner.call(store, room, each, asked, key)
+    wanted = await run_in_threadpool(recipes.checked, room, asked)
+    stored_run = await planner.call(store, room, wanted, asked, key)
     response.status_code = 201 if stored_run.is_new else 200
     return stored_run.view
 
@@ -410,7 +423,7 @@ def _hook(room: ServedWorkspace, hook: Hook) -> Mapping[str, object]:
 
 def store(
     room: ServedWorkspace,
-    each: Offered,
+    wanted: Wanted,
     asked: NewRun,
     key: str,
     job: Mapping[str, object] | None = None,
@@ -435,7 +448,8 @@ def store(
             reach,
             here=ws.share(None) is None,
         )
-        request = asked.request(each.word, out)
+        request = starting.write(ws, wanted.start)
+        request = replace(request, out=out) if out is not None else request
         run = submit(
             ws,
             request,
@@ -467,7 +481,7 @@ def runs(
     ] = True,
 ) -> Response:
     name, equals, value = label.partition("=")
-    wanted = Wanted(state or (), recipe, user, (name, value) if equals else None)
+    wanted = RunsWanted(state or (), recipe, user, (name, value) if equals else None)
     wanted = wanted._replace(tag=tag, archived={None: "", True: "yes", False: "no"}[archived])
     wanted = wanted._replace(before=after) if after else wanted
     with room.reading() as ws:
@@ -493,7 +507,7 @@ def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
 def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     """A run with all that is known of it."""
     found = read_run(ws, row)
-    told = {name: plain_value(found[name], ws.root) for name in ("failed", "warnings")}
+    told = {name: plain_value(found[name], ws.root) for name in ("failed", "warnings", "sweep")}
     for step in found["steps"]:
         step |= {
             name: plain_value(step[name], ws.root)
@@ -523,98 +537,16 @@ def shown(ws: Workspace, event: Event) -> EventView:
 @router.patch(
     "/runs/{run}",
     dependencies=OPERATE_RUN,
-    summary="Name, tags and note of a run; and whether it is put away",
+    summary="Name, tags, note and priority of a run; and whether it is put away",
 )
 def describe(run: str, room: InRoom, said: Description) -> RunDetail:
+    changes = said.model_dump(exclude_unset=True)
     with room.reading() as ws:
-        requests.describe(ws, run_of(ws, run).id, said.model_dump(exclude_unset=True))
-        return detailed(ws, run_of(ws, run))
-
-
-# -- checkpoints ----------------------------------------------------------------------------------------------------------------------------------
-
-
-class CheckpointView(BaseModel):
-    """A checkpoint that a step of a run has kept."""
-
-    step: str
-    state: str = Field(description="The state of the step that it belongs to.")
-    name: str
-    number: int | None = Field(description="The last number in its name.")
-    at_step: int | None = Field(description="The step of the training that it was made at.")
-    bytes: int
-    made: str
-    whole: bool = Field(description="Whether a training can resume from it; `why` says why not.")
-    why: str
-    aside: bool = Field(description="Put aside, so that an earlier one counts.")
-    newest: bool = Field(description="The one that a run resumes from.")
-    best: bool = Field(description="The one that the trainer says was the best so far.")
-
-
-class CheckpointList(BaseModel):
-    checkpoints: list[CheckpointView]
-    unknown: list[str] = Field(
-        description="Steps whose checkpoints cannot be found before the steps they need are done."
-    )
-
-
-@router.get(
-    "/runs/{run}/checkpoints",
-    dependencies=READ_RUN,
-    summary="The checkpoints of a run's steps, the newest first, and which one is the best",
-)
-async def checkpoints(run: str, room: InRoom, planner: InPlanner) -> CheckpointList:
-    return await planner.call(kept_by, room, run)
-
-
-def kept_by(room: ServedWorkspace, run: str) -> CheckpointList:
-    """The checkpoints that a run's steps have here.  Raises Refused, or a RecipeError."""
-    from ..errors import CannotRun
-    from ..execution.session import look
-    from ..execution.terms import choice_of_run, request_of_run
-    from ..survey import kept_state
-
-    with room.working() as ws:
         row = run_of(ws, run)
-        request = request_of_run(row)
-        if request is None or row.bundle:
-            words = "its checkpoints are not in the workspace of this server"
-            raise Refused(409, "not-here", words, "ask where the run is carried out")
-        found = look(ws, request, choice_of_run(row))
-        views_of: list[CheckpointView] = []
-        unknown: list[str] = []
-        for n, spec in enumerate(found.plan.specs()):
-            if not spec.state:
-                continue
-            try:
-                states = kept_state.kept(ws, found, [n])
-            except CannotRun:
-                unknown.append(found.plan.nodes[n].id)
-                continue
-            views_of += [view for state in states for view in _kept(ws, state)]
-    return CheckpointList(checkpoints=views_of, unknown=unknown)
-
-
-def _kept(ws: Workspace, state: Kept) -> list[CheckpointView]:
-    newest = state.newest()
-    best = state.best()
-    return [
-        CheckpointView(
-            step=state.step,
-            state=state.state,
-            name=whole(each.path.name),
-            number=each.number if each.number >= 0 else None,
-            at_step=each.step,
-            bytes=each.size,
-            made=str(moment(each.made)),
-            whole=not each.why,
-            why=plain(each.why, ws.root),
-            aside=each.aside,
-            newest=each is newest,
-            best=each is best,
-        )
-        for each in state.checkpoints
-    ]
+        if "priority" in changes:
+            requests.prioritize(ws, row.id, changes.pop("priority"))
+        requests.describe(ws, row.id, changes)
+        return detailed(ws, run_of(ws, run))
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------

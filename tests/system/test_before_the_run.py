@@ -41,7 +41,7 @@ NEVER = {
     "run: [echo, 'a{{ inputs.layers }}{{ inputs.note }}']": "a list cannot",
     "run: ['{{ inputs.note }}']": "inputs.note is null here: this command has no words",
     "run: [echo, 'a{{ host.nope }}']": "host.nope",
-    "run: [echo], when: '{{ (inputs.layers | length) > 2 }}'": "there is no filter `length`",
+    "run: [echo], when: '{{ (inputs.layers | size) > 2 }}'": "there is no filter `size`",
     "run: [echo], when: '{{ steps.train.metrics.loss ~ 1 }}'": "`when` is text",
     "accelerate: {script: a.py, processes: '{{ inputs.cfg.a / 2 }}'}": "whole number",
     "accelerate: {script: a.py, args: {x: '{{ inputs.cfg }}'}}": "a mapping cannot",
@@ -84,7 +84,7 @@ def space(tmp_path: Path) -> Space:
 
 
 def validated(space: Space, **given: str) -> list[validation.Problem]:
-    found = validation.file(space.root / space.file, space.root, given)
+    found = validation.check_file(space.root / space.file, space.root, given)
     return [problem for problem in found if problem.severity == "error"]
 
 
@@ -207,7 +207,7 @@ def test_everything_that_is_shipped_validates() -> None:
     shelf += [(path, True) for path in sorted(own) if b"\nsteps:" in path.read_bytes()]
     assert len(shelf) > 25
     for path, is_own in shelf:
-        found = validation.file(path, path.parent if is_own else ROOT, {}, own=is_own)
+        found = validation.check_file(path, path.parent if is_own else ROOT, {}, own=is_own)
         # The programs of a fixture come with the test that runs it.
         wrong = [each for each in found if each.severity == "error" and each.code != "no-such-file"]
         assert wrong == [], path
@@ -234,7 +234,7 @@ steps:
 
 def test_an_input_that_nothing_reads_is_a_warning_with_its_place(space: Space) -> None:
     space.recipe(IDLE)
-    found = validation.file(space.root / space.file, space.root, {})
+    found = validation.check_file(space.root / space.file, space.root, {})
     said = [each for each in found if each.severity == "warning"]
     assert [(each.code, space.pointed(each)) for each in said] == [("unread-input", "text")]
     code, _, errors = space.command("plan")

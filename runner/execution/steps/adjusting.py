@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ...errors import RecipeError
 from ...storage.records.index import Trace
-from ...survey.survey import compiled
+from ...survey.plan_cache import compile_request
 from .work import Work
 
 
@@ -50,7 +50,7 @@ def _adjust(work: Work, id: str, given: Mapping[str, int]) -> bool:
     request = replace(work.survey.request, inputs={**work.survey.request.inputs, **given})
     other = None
     with contextlib.suppress(RecipeError):  # the recipe does not take so small a value
-        other = compiled(work.ws, work.survey.source, request, work.survey.globs)
+        other = compile_request(work.ws, work.survey.source, request, work.survey.globs)
     if (
         other is None
         or other.index != work.plan.index

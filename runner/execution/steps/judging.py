@@ -12,7 +12,9 @@ from ...planning.secret_values import all_given
 from ...storage.content.files import Content
 from ...storage.records.index import warnings_in
 from ...storage.remote.cache import Downloads
-from ...survey.survey import compiled, expansions, look
+from ...survey.facts import collect_facts
+from ...survey.plan_cache import compile_request
+from ...survey.survey import find_expansions
 from .adjusting import smaller, stand_for
 from .groups import with_data
 from .work import Work
@@ -207,13 +209,13 @@ def grow(work: Work) -> None:
     """A pending matrix whose files are known by now becomes its instances."""
     if not work.plan.pending:
         return
-    grown = expansions(work.ws, work.plan, work.made)
+    grown = find_expansions(work.ws, work.plan, work.made)
     fresh = {k: v for k, v in grown.items() if k not in work.survey.globs}
     if not fresh:
         return
     work.survey.globs.update(fresh)
     old = work.plan
-    work.plan = compiled(work.ws, work.survey.source, work.survey.request, work.survey.globs)
+    work.plan = compile_request(work.ws, work.survey.source, work.survey.request, work.survey.globs)
     made = {
         work.plan.index[old.nodes[n].id]: m
         for n, m in work.made.items()
@@ -228,7 +230,7 @@ def grow(work: Work) -> None:
     work.commits.masker.learn(all_given(work.plan, work.ws.environ))
     before = {path for targets in work.survey.targets.values() for _, path in targets}
     work.survey.targets = work.survey.targets_of(work.ws, work.plan)
-    facts = look(work.ws, work.plan, work.survey.request)
+    facts = collect_facts(work.ws, work.plan, work.survey.request)
     facts.there = dict(
         work.ws.cache.contents(
             path for targets in work.survey.targets.values() for _, path in targets

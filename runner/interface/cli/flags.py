@@ -137,7 +137,7 @@ def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object],
 def request_of(args: argparse.Namespace) -> Any:
     """The Request that the words make.  Raises NotFound, Invalid."""
     from ...language import library
-    from ...survey.survey import Request
+    from ...survey.request import Request
 
     take_stack(args)
     check_driver(args.driver)
@@ -217,9 +217,9 @@ def values_of(
     }
     if not args.values_files:
         return words, {}
-    from ...survey.values_files import values
+    from ...survey.values_files import read_values
 
-    read, origins = values(
+    read, origins = read_values(
         [(name, args.location.here / Path(name).expanduser()) for name in args.values_files]
     )
     return {**read, **words}, {

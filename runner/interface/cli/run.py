@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from ...hosts.renting.offering import Shelf
     from ...settings import Head
     from ...storage.workspace import Workspace
-    from ...survey.survey import Request, Survey
+    from ...survey.request import Request
+    from ...survey.survey import Survey
 
 
 LINES = 20
@@ -178,6 +179,12 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     cost = section(parser, COST)
     cost.add_argument(
+        "--max-cost",
+        type=usd,
+        metavar="USD",
+        help="End the run when its rented machines have cost this much; a lower limit of the recipe holds",
+    )
+    cost.add_argument(
         "--keep-alive",
         action="store_true",
         help="Keep the machine of --stack running after the run, until its `auto_stop`",
@@ -207,6 +214,13 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
     results.add_argument(
         "--link", choices=["hard"], help="Publish outputs as read-only hard links, not copies"
     )
+
+
+def usd(text: str) -> float:
+    amount = float(text.removesuffix("USD"))
+    if not 0 < amount < 1e9:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return amount
 
 
 def run(args: argparse.Namespace) -> int:
@@ -300,6 +314,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         args.out if isinstance(args.out, str) else "",
         stack=args.stack,
         keep_alive=args.keep_alive,
+        limits={"cost": args.max_cost} if args.max_cost is not None else {},
         stop_early=getattr(args, "goal", None),
     )
 
@@ -538,7 +553,7 @@ def as_text(
     ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int
 ) -> str:
     """The plan for people: one line a step, then every reason."""
-    from ...survey.explain import replaced, resumes, shown_command
+    from ...survey.explain import describe_replaced, describe_resume, shown_command
 
     lines = []
     why = reasons(ws, found)
@@ -555,10 +570,12 @@ def as_text(
         lines += [
             f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line
         ]
-        lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
+        lines += [
+            f"{'':9}would replace {words}" for words in describe_replaced(ws, verdict.conflicts)
+        ]
         if verdict.answer in ("run", "maybe") and (count := found.plan.specs()[n].node_count) > 1:
             lines.append(f"{'':9}on {count} nodes")
-        if verdict.answer == "run" and (words := resumes(ws, found, n)):
+        if verdict.answer == "run" and (words := describe_resume(ws, found, n)):
             lines.append(f"{'':9}{named(words)}")
         if n in estimated:
             lines += [f"{'':9}{line}" for line in estimated[n].lines]
@@ -597,16 +614,16 @@ def _beginning(text: str) -> list[str]:
 
 def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
     """Every reason for each verdict; for a step that runs, what changed since it last ran here."""
-    from ...survey.explain import changes
+    from ...survey.explain import find_changes
 
-    changed = changes(
+    changed = find_changes(
         ws, found, [n for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"]
     )
     return {n: [*verdict.reasons, *changed.get(n, ())] for n, verdict in enumerate(found.verdicts)}
 
 
 def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping[str, object]:
-    from ...survey.explain import resumes
+    from ...survey.explain import describe_resume
 
     steps = []
     why = reasons(ws, found)
@@ -623,7 +640,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "outputs": {output.name: output.path for output in node.outputs},
                 "expected_seconds": expected.get(node.id) if n not in estimated else None,
                 "conflicts": list(verdict.conflicts),
-                "resumes": resumes(ws, found, n) if verdict.answer == "run" else "",
+                "resumes": describe_resume(ws, found, n) if verdict.answer == "run" else "",
                 "nodes": found.plan.specs()[n].node_count,
                 "memory": estimated[n].as_json() if n in estimated else None,
             }
@@ -677,14 +694,14 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     from ...language import document, parse, unread
     from ...survey import code_warnings
     from ...survey.imports import ImportCache
-    from ...survey.survey import placed
+    from ...survey.recipes import place_recipe
 
     read = document.read(found.source)
     recipe = parse.recipe(read)
     warnings = [*read.warnings, *unread.warnings(recipe)]
     if not found.library:
         cache = ImportCache(ws)
-        warnings += code_warnings.warnings(placed(recipe, found.source, ws.root), cache.read)
+        warnings += code_warnings.warnings(place_recipe(recipe, found.source, ws.root), cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render

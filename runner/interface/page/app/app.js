@@ -2,7 +2,8 @@
 import { Hooks, Signals, View, html } from "./lib.js";
 import { link, setToken, takeToken, unknown } from "./api.js";
 import { Guard } from "./guard.js";
-import { route } from "./route.js";
+import { mayOperate, onlyRun } from "./me.js";
+import { go, route } from "./route.js";
 import { Runs } from "./runs.js";
 import { Run } from "./run.js";
 import { Start } from "./start.js";
@@ -27,10 +28,10 @@ function Top({ view }) {
   const word = link.value;
   return html`<header class="top">
     <a class="mark" href="#">recipe</a>
-    <nav aria-label="views"><a href="#" aria-current=${view === "runs" ? "page" : undefined}>Runs</a>${view === "compare" && html`<a href=${location.hash} aria-current="page">Compare</a>`}</nav>
+    ${onlyRun() ? html`<span class="quiet shared">one run, to read</span>` : html`<nav aria-label="views"><a href="#" aria-current=${view === "runs" ? "page" : undefined}>Runs</a>${view === "compare" && html`<a href=${location.hash} aria-current="page">Compare</a>`}</nav>`}
     <span id="link" role="status" class=${"quiet " + word}>${word === "lost" ? "not connected, trying again" : word}</span>
     <${Theme} />
-    <a class="button main" id="new" href="#new">New run</a>
+    ${mayOperate() && html`<a class="button main" id="new" href="#new">New run</a>`}
   </header>`;
 }
 
@@ -67,6 +68,10 @@ function App() {
     }
     seen.current = view + run;
   }, [view, run]);
+  const only = unknown.value ? "" : onlyRun();
+  useEffect(() => {
+    if (only && run !== only) go({ run: only });
+  }, [only, run]);
   if (unknown.value) return html`<${Sign} />`;
   return html`<a class="skip" href="#main" onClick=${event => { event.preventDefault(); document.getElementById("main").focus(); }}>to the content</a>
     <${Top} view=${view} />

@@ -1,9 +1,11 @@
-// The tab of details: each step with why it ran, what the run was given, and everything that happened.
+// The tab of details: each step with why it ran, what the run was given, with what it was carried out, and everything that happened.
 import { Hooks, html } from "./lib.js";
 import { json } from "./api.js";
 import { addressOf } from "./route.js";
-import { kind, readable, sign, span, value, words } from "./text.js";
+import { kind, readable, sign, span, words } from "./text.js";
 import { ordered } from "./feed.js";
+import { Environment } from "./environment.js";
+import { Inputs } from "./inputs.js";
 
 const { useEffect, useState } = Hooks;
 const ROWS = 200;
@@ -32,15 +34,6 @@ function Steps({ run, steps, why }) {
   </section>`;
 }
 
-function Inputs({ inputs }) {
-  if (!Object.keys(inputs).length) return null;
-  return html`<section id="given"><h2>Inputs</h2>
-    <div class="scroll" tabindex="0" role="region" aria-label="inputs"><table><tbody>
-      ${Object.entries(inputs).map(([name, each]) => html`<tr key=${name}><th scope="row">${name}</th><td>${value(each)}</td></tr>`)}
-    </tbody></table></div>
-  </section>`;
-}
-
 /** The newest events of a run; read again when there are more. */
 function useEvents(feed, seq) {
   const [events, setEvents] = useState([]);
@@ -65,5 +58,5 @@ function Events({ feed, run }) {
 
 /** The tab. */
 export function Details({ feed, run }) {
-  return html`<${Steps} run=${run} steps=${feed.steps.value} why=${feed.why.value} /><${Inputs} inputs=${run.inputs} /><${Events} feed=${feed} run=${run} />`;
+  return html`<${Steps} run=${run} steps=${feed.steps.value} why=${feed.why.value} /><${Inputs} feed=${feed} /><${Environment} feed=${feed} run=${run} /><${Events} feed=${feed} run=${run} />`;
 }

@@ -189,10 +189,4 @@ export class Feed {
   async reasons() {
     this.why.value = (await json(this.path + "/why", { signal: this.live.signal })).steps;
   }
-
-  /** The bytes of a file among the outputs. */
-  async file(name, path = "", headers = {}) {
-    const query = path ? "?path=" + part(path) : "";
-    return ask(`${this.path}/artifacts/${part(name)}${query}`, { signal: this.live.signal, headers });
-  }
 }

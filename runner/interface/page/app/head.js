@@ -6,7 +6,7 @@ import { kind, sign, span, words } from "./text.js";
 import { isOver } from "./feed.js";
 import { About } from "./about.js";
 import { inWords } from "./graph.js";
-import { mayOperate } from "./me.js";
+import { mayOperate, onlyRun } from "./me.js";
 import { hourly, usd } from "./money.js";
 
 const { useEffect, useState } = Hooks;
@@ -77,7 +77,7 @@ export function Head({ feed, run, tell }) {
   ].filter(Boolean);
   const { percent, step, total, eta } = run.progress;
   return html`<header class="run-head">
-    <a class="back" href="#">‹ all runs</a>
+    ${!onlyRun() && html`<a class="back" href="#">‹ all runs</a>`}
     <div class="title-row"><h1>
       <span class=${"chip " + of} id="chip">${sign(of) + " " + words(run.word) + (run.request ? `, ${run.request} asked` : "")}</span>
       ${" "}<span id="name">${run.name || run.recipe}</span>

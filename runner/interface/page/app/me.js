@@ -2,11 +2,20 @@
 import { Signals } from "./lib.js";
 import { json } from "./api.js";
 
-const scope = Signals.signal("");
+const token = Signals.signal({ scope: "", run: "", expires: null });
 let asked = null;
+
+function known() {
+  asked ||= json("/me").then(found => { token.value = found; }, () => { asked = null; });
+  return token.value;
+}
 
 /** Whether runs may be started, stopped and described; false until it is known. */
 export function mayOperate() {
-  asked ||= json("/me").then(found => { scope.value = found.scope; }, () => { asked = null; });
-  return scope.value === "operate" || scope.value === "admin";
+  return ["operate", "admin"].includes(known().scope);
+}
+
+/** The one run that the token opens; empty where it opens all, and until it is known. */
+export function onlyRun() {
+  return known().run;
 }

@@ -5,8 +5,9 @@ import { CurvesTab } from "./charts.js";
 import { Details } from "./details.js";
 import { Logs } from "./logs.js";
 import { Machine } from "./machine.js";
-import { Outputs, Samples } from "./outputs.js";
+import { Outputs } from "./outputs.js";
 import { Overview } from "./overview.js";
+import { Samples } from "./samples.js";
 
 const { useEffect } = Hooks;
 
