@@ -33,7 +33,7 @@ function Legend({ steps }) {
 /** Charts of some metrics; `close` are their curves within the zoom, read with all their peaks. */
 export function Charts({ feed, names, weight, logY, zoom, setZoom, close = new Map() }) {
   const series = feed.series.value, steps = stepsOf(series, names);
-  const failed = step => feed.steps.value.get(step)?.state === "FAILED";
+  const failed = step => steps.length > 1 && feed.steps.value.get(step)?.state === "FAILED";
   const lineOf = (name, step) => (zoom && close.get(name)?.get(step)) || series.get(name).get(step);
   const linesOf = name => steps.filter(step => lineOf(name, step)?.size > 1).map(step => {
     const pairs = lineOf(name, step).pairs();

@@ -27,6 +27,13 @@ export function tallied(run, steps) {
   return found;
 }
 
+/** How many steps are in each kind of state, in words. */
+export function inWords(run, steps) {
+  const all = {};
+  for (const counts of tallied(run, steps).values()) for (const [of, count] of Object.entries(counts)) all[of] = (all[of] || 0) + count;
+  return SHARES.filter(of => all[of]).map(of => `${all[of]} ${of}`).join(", ");
+}
+
 function placed(graph) {
   const depth = new Map(), rows = [], places = new Map();
   for (const { step, needs } of graph) {
@@ -68,10 +75,13 @@ function reasonOf(ids, why) {
 function Box({ step, instances, at: { x, y }, counts, states, reason, open }) {
   const worst = WORST.find(of => counts[of]) || "waiting";
   const tally = SHARES.filter(of => counts[of]).map(of => [of, counts[of]]);
-  const text = instances === 1 && states.length === 1 ? doing(states[0]) : tally.map(([of, count]) => count + " " + of).join(", ");
-  const all = tally.reduce((sum, [, count]) => sum + count, 0) || 1;
+  const alone = instances === 1 && states.length < 2;
+  const text = alone ? (states.length ? doing(states[0]) : worst) : tally.map(([of, count]) => count + " " + of).join(", ");
+  const percent = alone && states[0]?.state === "RUNNING" ? states[0].progress?.percent : null;
+  const shares = typeof percent === "number" ? [["running", percent], ["waiting", 100 - percent]] : tally;
+  const all = shares.reduce((sum, [, count]) => sum + count, 0) || 1;
   let at = x + 10;
-  const parts = tally.map(([of, count]) => {
+  const parts = shares.map(([of, count]) => {
     const width = (WIDTH - 20) * count / all, begin = at;
     at += width;
     return html`<rect class=${"part " + of} x=${begin} y=${y + 68} width=${width} height="6" rx="2" />`;

@@ -5,6 +5,7 @@ import { go } from "./route.js";
 import { kind, sign, span, words } from "./text.js";
 import { isOver } from "./feed.js";
 import { About } from "./about.js";
+import { inWords } from "./graph.js";
 import { mayOperate, onlyRun } from "./me.js";
 import { hourly, usd } from "./money.js";
 
@@ -87,6 +88,6 @@ export function Head({ feed, run, tell }) {
     <div class=${"bar-of " + of} role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow=${percent ?? 0} aria-label="progress" id="bar">
       <span style=${{ width: (percent ?? 0) + "%" }}></span>
     </div>
-    <p class="quiet" id="tally">${total === null ? "" : `${step}/${total} steps finished` + (eta && !over ? `, about ${span(eta)} left` : "")}</p>
+    <p class="quiet" id="tally">${total === null ? "" : over && run.state !== "COMPLETED" ? `Of ${total} steps: ${inWords(run, feed.steps.value)}` : `${step}/${total} steps finished` + (eta && !over ? `, about ${span(eta)} left` : "")}</p>
   </header>`;
 }

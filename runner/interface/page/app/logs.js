@@ -114,7 +114,7 @@ export function Logs({ feed, run, tell }) {
     localStorage.setItem(WRAP, wrap ? "no" : "yes");
     setWrap(!wrap);
   };
-  const follow = () => {
+  const toEnd = () => {
     if (line) change({ line: null });
     else box.current.scrollTop = box.current.scrollHeight;
   };
@@ -126,7 +126,7 @@ export function Logs({ feed, run, tell }) {
       ${about?.nodes > 1 && html`<${Choice} name="node" label="node" value=${node} options=${upTo(about.nodes, 0)} />`}
       <${Find} find=${find} />
       <button type="button" id="wrap" aria-pressed=${String(wrap)} onClick=${turn}>Wrap</button>
-      <button type="button" id="follow" onClick=${follow}>${about && !about.ended && !find ? "Follow" : "To the end"}</button>
+      <button type="button" id="to-end" onClick=${toEnd}>To the end</button>
       <span id="logged" class="quiet" role="status">${file.note.value || countOf(about, lines, find)}</span>
     </div>
     <div id="text" ref=${box} class=${"log" + (wrap ? " wrap" : "")} tabindex="0" role="region" aria-label="what the step printed"

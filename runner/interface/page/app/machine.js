@@ -56,7 +56,7 @@ export function Machine({ feed, run }) {
   return html`<section id="machine">
     ${steps.length > 0 && html`<p class="legend-row" aria-label="steps">${steps.map((step, n) => html`<span key=${step}><${Key} n=${n} />${readable(step)}<small>${feed.steps.value.get(step)?.host}</small></span>`)}
       ${zoom && html`<button type="button" id="unzoom" onClick=${() => setZoom(null)}>Whole time</button>`}</p>`}
-    <div class="multiples">${drawn.map(([name, title, unit, places]) => html`<${Multiple} key=${name} metric=${title} lines=${linesOf(name)} zoom=${zoom} setZoom=${setZoom} axis="time" isTime=${true} sync="machine" value=${lastOf(found.get(name), unit, places)} hint="over time" />`)}</div>
+    <div class="multiples">${drawn.map(([name, title, unit, places]) => html`<${Multiple} key=${name} metric=${title} lines=${linesOf(name)} zoom=${zoom} setZoom=${setZoom} axis="time" isTime=${true} sync="machine" frame=${unit === "%" ? [0, 100] : null} value=${lastOf(found.get(name), unit, places)} hint="over time" />`)}</div>
     ${found && !drawn.length && html`<p class="quiet empty">No samples yet: a machine is looked at every 5 seconds while a step runs on it.</p>`}
     ${!found && html`<p class="quiet" role="status">…</p>`}
     <h2>Cost</h2><div class="narrow"><${MoneyTable} run=${run} /></div>

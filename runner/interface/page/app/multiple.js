@@ -67,9 +67,9 @@ function drawn(lines, isGrouped) {
 
 /**
  * A chart of one metric.  Charts of one `sync` share a cursor.
- * @param {{lines: {n: number, label: string, group: string, points: number[][], failed: boolean}[]}} props `hint`: what a screen reader is told of it; `value`: what stands beside its name
+ * @param {{lines: {n: number, label: string, group: string, points: number[][], failed: boolean}[]}} props `hint`: what a screen reader is told of it; `value`: what stands beside its name; `frame`: the range of y
  */
-export function Multiple({ metric, lines, weight = 0, logX = false, logY = false, zoom, setZoom, isGrouped = false, lit = null, axis, isTime = false, sync, value = "", hint }) {
+export function Multiple({ metric, lines, weight = 0, logX = false, logY = false, zoom, setZoom, isGrouped = false, lit = null, axis, isTime = false, frame = null, sync, value = "", hint }) {
   const place = useRef(null), chart = useRef(null), shape = useRef("");
   const [tall, setTall] = useState(false), [theme, turn] = useState(0);
   const [near, setNear] = useState("");
@@ -98,7 +98,8 @@ export function Multiple({ metric, lines, weight = 0, logX = false, logY = false
       legend: { show: false },
       bands,
       series: [{ label: axis }, ...series],
-      scales: { x: { time: isTime, distr: logX ? 3 : 1, ...(zoom ? { range: () => zoom } : {}) }, y: { distr: logY ? 3 : 1 } },
+      scales: { x: { time: isTime, distr: logX ? 3 : 1, ...(zoom ? { range: () => zoom } : {}) }, y: { distr: logY ? 3 : 1, ...(frame ? { range: () => frame } : {}) } },
+      padding: [10, 12, 0, 0],
       cursor: { sync: { key: sync, setSeries: false }, focus: { prox: 24 }, drag: { x: true, y: false, setScale: false } },
       focus: { alpha: 0.2 },
       axes: [{ ...side, size: 30, filter: logX ? sparse : undefined }, { ...side, size: 54, values: (_, all) => all.map(y => (y === null ? "" : short(y))), filter: logY ? sparse : undefined }],

@@ -9,16 +9,18 @@ import { Graph } from "./graph.js";
 import { mayOperate } from "./me.js";
 import { MoneyTable } from "./money.js";
 
-const { useState } = Hooks;
+const { useEffect, useRef, useState } = Hooks;
 const FAILURES = 10;
 const CHARTS = 4;
 const [INPUTS, OUTPUTS] = [16, 10];
 
 /** The last lines that a step printed, in their colours. */
 function LastLines({ lines }) {
+  const box = useRef(null);
+  useEffect(() => { if (box.current) box.current.scrollTop = box.current.scrollHeight; }, [lines.length]);
   if (!lines.length) return null;
   const painter = new Painter();
-  return html`<pre class="last-lines" tabindex="0" role="region" aria-label="last lines">${lines.map((line, n) => html`<span key=${n}>${painter.paint(line).map(part => html`<span class=${part.look}>${part.text}</span>`)}${"\n"}</span>`)}</pre>`;
+  return html`<pre class="last-lines" ref=${box} tabindex="0" role="region" aria-label="last lines">${lines.map((line, n) => html`<span key=${n}>${painter.paint(line).map(part => html`<span class=${part.look}>${part.text}</span>`)}${"\n"}</span>`)}</pre>`;
 }
 
 /** How a step ended, in a few words. */

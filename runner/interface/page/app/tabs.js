@@ -1,5 +1,5 @@
 // The tabs of a run, each with an address: #run=RUN&tab=ID.
-import { html } from "./lib.js";
+import { Hooks, html } from "./lib.js";
 import { addressOf } from "./route.js";
 import { CurvesTab } from "./charts.js";
 import { Details } from "./details.js";
@@ -8,6 +8,8 @@ import { Machine } from "./machine.js";
 import { Outputs } from "./outputs.js";
 import { Overview } from "./overview.js";
 import { Samples } from "./samples.js";
+
+const { useEffect } = Hooks;
 
 /**
  * In their order.  A view gets `feed`, the `run` as it was read last, and `tell`, which shows an error.
@@ -30,6 +32,7 @@ export function tabOf(parameters) {
 
 /** Links to the tabs of a run. */
 export function Tabs({ run, current }) {
+  useEffect(() => document.getElementById("tab-" + current)?.scrollIntoView({ block: "nearest", inline: "nearest" }), [current]);
   return html`<nav class="tabs" aria-label="parts of the run">
     ${TABS.map(({ id, name }) => html`<a key=${id} id=${"tab-" + id} href=${addressOf(run.id, id)} aria-current=${id === current ? "page" : undefined}>${name}</a>`)}
   </nav>`;
