@@ -10,14 +10,14 @@ from ..execution.terms import choice_of_run, request_of_run
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 from ..survey import kept_state
-from ..survey.kept_state import Kept
+from ..survey.kept_state import StepState
 from .values import Facts, moment, whole
 
 
 class Checkpoints(NamedTuple):
     """The states of a run's steps, and the steps of which nothing can be known before those that they need are done."""
 
-    kept: list[Kept]
+    kept: list[StepState]
     unknown: list[str]
 
     def facts(self) -> Facts:
@@ -41,13 +41,13 @@ def find_checkpoints(ws: Workspace, row: RunRow) -> Checkpoints:
     if request is None or row.bundle:
         raise NotHere
     found = look(ws, request, choice_of_run(row))
-    states: list[Kept] = []
+    states: list[StepState] = []
     unknown: list[str] = []
     for n, spec in enumerate(found.plan.specs()):
         if not spec.state:
             continue
         try:
-            states += kept_state.kept(ws, found, [n])
+            states += kept_state.find_states(ws, found, [n])
         except CannotRun:
             unknown.append(found.plan.nodes[n].id)
     return Checkpoints(states, unknown)
@@ -65,7 +65,7 @@ def resume_from(ws: Workspace, row: RunRow, step: str, state: str, number: int) 
     raise NotFound(f"the run has no step {whole(step)} with a state {whole(state)}", fix=fix)
 
 
-def _facts(state: Kept) -> list[Facts]:
+def _facts(state: StepState) -> list[Facts]:
     newest, best = state.newest(), state.best()
     return [
         {

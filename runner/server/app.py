@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp
 
+from ..api.queue import LOOKED_AT
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
 from ..storage.records.runs import Wanted
@@ -76,7 +77,7 @@ def health(request: Request, room: InRoom) -> Health:
     if request.scope["state"]["caller"] is None:
         return Health(status="ok")
     with room.reading() as ws:
-        active = len(ws.store.runs.page(Wanted(states=["ACTIVE"]), service.LOOKED_AT))
+        active = len(ws.store.runs.page(Wanted(states=["ACTIVE"]), LOOKED_AT))
     return Health(status="ok", version=VERSION, gpu=platform.gpu(), active_jobs=active)
 
 

@@ -15,7 +15,7 @@ from ..api.log_lines import LogPage, page_of
 from ..api.logs import Part, available, kept, parts
 from ..planning.ids import names
 from ..storage.workspace import Workspace
-from ..survey.rows import bring
+from ..survey.rows import fetch_file
 from .answers import Refused
 from .room import READ_RUN, InRoom, Room, run_of
 from .streams import StepName, opened
@@ -119,7 +119,7 @@ def _text(room: Room, run: str, part: Part) -> Iterator[bytes]:
     with room.reading() as ws:
         path = kept(ws, run, part)
         if part.ended:
-            bring(ws, run, path)
+            fetch_file(ws, run, path)
     if path.exists():
         with path.open("rb") as file:
             while piece := file.read(_PIECE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi import Request as HttpRequest
@@ -23,6 +23,7 @@ from ..execution.terms import (
     Settings,
     new_id,
 )
+from ..planning.waiting import WaitKind
 from ..reports.addresses import public_endpoint
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
@@ -42,14 +43,12 @@ from .room import (
     Given,
     InRoom,
     Moment,
+    Nothing,
     Room,
     ServedWorkspace,
     Whole,
     run_of,
 )
-
-if TYPE_CHECKING:
-    pass
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -297,6 +296,14 @@ class GraphStep(BaseModel):
     fresh: int = Field(description="Instances whose results were there before the run.")
 
 
+class WaitView(BaseModel):
+    """Why a run waits."""
+
+    kind: WaitKind
+    words: str
+    fix: str = Field(description="What may help; empty where nothing needs to be done.")
+
+
 class RunDetail(ListedRun):
     seq: int = Field(
         description="The number of its last event: what follows is `events?after=` it."
@@ -311,6 +318,12 @@ class RunDetail(ListedRun):
     warnings: list[str] = Field(description="Those of its steps, STEP: WARNING.")
     training: TrainingView | None = Field(
         description="The numbers of the step that trains; null where none reports any."
+    )
+    waits: WaitView | None = Field(
+        description="Why no worker has it yet; null where it does not wait for one."
+    )
+    position: int | None = Field(
+        description="Its place among the runs of this workspace that wait; null where it does not."
     )
     steps: list[StepView]
     graph: list[GraphStep] = Field(
@@ -366,10 +379,12 @@ class Description(Given):
     archived: bool | None = Field(
         default=None, description="Put away: lists show it where it is asked for."
     )
-
-
-class Nothing(Given):
-    """An empty body: {}, or none at all."""
+    priority: Whole = Field(
+        default=0,
+        ge=-PRIORITY,
+        le=PRIORITY,
+        description="A run with a higher one is taken first; null is no priority.",
+    )
 
 
 # -- storing, listing -----------------------------------------------------------------------------------------------------------------------------
@@ -524,11 +539,15 @@ def shown(ws: Workspace, event: Event) -> EventView:
 @router.patch(
     "/runs/{run}",
     dependencies=OPERATE_RUN,
-    summary="Name, tags and note of a run; and whether it is put away",
+    summary="Name, tags, note and priority of a run; and whether it is put away",
 )
 def describe(run: str, room: InRoom, said: Description) -> RunDetail:
+    changes = said.model_dump(exclude_unset=True)
     with room.reading() as ws:
-        requests.describe(ws, run_of(ws, run).id, said.model_dump(exclude_unset=True))
+        row = run_of(ws, run)
+        if "priority" in changes:
+            requests.prioritize(ws, row.id, changes.pop("priority"))
+        requests.describe(ws, row.id, changes)
         return detailed(ws, run_of(ws, run))
 
 

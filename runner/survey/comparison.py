@@ -19,7 +19,15 @@ from ..storage.records.index import Trace
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
-from .results import Metric, Point, attempts_of, in_author, in_image, points, summary
+from .results import (
+    Metric,
+    Point,
+    attempts_of,
+    in_author,
+    in_image,
+    read_attempt_points,
+    summarize_points,
+)
 
 Cell = str | int | float | bool | None
 
@@ -60,7 +68,7 @@ class Result(NamedTuple):
     metrics: Mapping[str, Metric]
 
 
-class Wish(NamedTuple):
+class Criterion(NamedTuple):
     """By which metric results are compared, and whether the least or the greatest is best."""
 
     metric: str
@@ -71,122 +79,163 @@ class Wish(NamedTuple):
         return f"the {'lowest' if self.least else 'highest'} {self.metric}"
 
 
-def results(ws: Workspace, recipe: str, keys: Collection[str] | None = None) -> list[Result]:
-    """Every result with metrics, or failed step that reports some, of the runs of a recipe that are known here; the newest last.
+def collect_results(
+    ws: Workspace, recipe: str, keys: Collection[str] | None = None
+) -> list[Result]:
+    """Return the results of the runs of a recipe that are known here, the newest last.
 
-    With `keys` only those of steps with these keys.
-
-    What several runs made or found under one key is one result: that of the run that made it last.  What they found fresh that was made by another
-    recipe, or elsewhere, is a result of theirs, too.
+    A result is a step instance that reported metrics, or that failed and reports some. What
+    several runs made or found under one key is one result, that of the run that made it last.
+    What they found fresh that another recipe made, or another machine, counts too. With `keys`,
+    only results under these keys are returned.
     """
-    rows = ws.store.runs.latest(recipe=recipe)[::-1]
-    inputs, labels = {row.id: row.inputs for row in rows}, {row.id: _label(row) for row in rows}
-    places = ws.store.runs.places(list(inputs))
-    tries: dict[tuple[str, str], list[AttemptRow]] = {}
-    read: set[str] = set()
-    for row in rows:
-        for attempt in ws.store.runs.attempts(row.id):
-            tries.setdefault((attempt.step, attempt.key or attempt.run), []).append(attempt)
-            read |= {
-                name.removeprefix("inputs.")
-                for name in _reads(attempt)
-                if name.startswith("inputs.")
-            }
-    fresh = {
-        each
-        for row in rows
-        if (graph := recall(ws.home, row.id)) is not None
-        for each in graph.fresh.items()
-    } - tries.keys()
+    runs = _RunsOfRecipe(ws, recipe)
+    attempts, fresh = runs.attempts, runs.fresh
     if keys is not None:
-        tries = {each: many for each, many in tries.items() if each[1] in keys}
+        attempts = {each: many for each, many in attempts.items() if each[1] in keys}
         fresh = {each for each in fresh if each[1] in keys}
-    traces = ws.store.index.traces([key for _, key in (*tries, *fresh)])
-    found = [result_found(ws, step, traces[key])[0] for step, key in fresh if key in traces]
-    found = [
-        result
-        for result in found
-        if any(numeric(metric.last) for metric in result.metrics.values())
-    ]
-    for (step, key), many in tries.items():
-        last = next((each for each in reversed(many) if each.outcome == "done"), many[-1])
-        given = {name: value for name, value in inputs[last.run].items() if name in read}
-        result, _ = result_of(
-            ws, step, [each for each in many if each.run == last.run], traces.get(key), given
-        )
-        result = result._replace(where=places.get((last.run, step), ""), label=labels[last.run])
-        if any(numeric(metric.last) for metric in result.metrics.values()) or (
-            result.state == "FAILED" and _reports(last)
-        ):
-            found.append(result)
-    return sorted(found, key=lambda result: result.made)
+    traces = ws.store.index.traces([key for _, key in (*attempts, *fresh)])
+    results = []
+    for step, key in fresh:
+        if key in traces:
+            result, _ = found_result(ws, step, traces[key])
+            if _has_numbers(result):
+                results.append(result)
+    for (step, key), many in attempts.items():
+        result = runs.result_of_attempts(step, many, traces.get(key))
+        if _has_numbers(result) or (result.state == "FAILED" and _reports(_deciding(many))):
+            results.append(result)
+    return sorted(results, key=lambda result: result.made)
 
 
-def result_of(
+class _RunsOfRecipe:
+    """The runs of one recipe: what they tried, what they found fresh, and their inputs."""
+
+    def __init__(self, ws: Workspace, recipe: str) -> None:
+        self._ws = ws
+        self._rows = {row.id: row for row in ws.store.runs.latest(recipe=recipe)[::-1]}
+        self._places = ws.store.runs.places(list(self._rows))
+        # By step and key. An attempt without a key stands for itself, by its run.
+        self.attempts: dict[tuple[str, str], list[AttemptRow]] = {}
+        self._inputs_read: set[str] = set()
+        for id in self._rows:
+            for attempt in ws.store.runs.attempts(id):
+                self.attempts.setdefault((attempt.step, attempt.key or attempt.run), []).append(
+                    attempt
+                )
+                self._inputs_read |= {
+                    name.removeprefix("inputs.")
+                    for name in _reads(attempt)
+                    if name.startswith("inputs.")
+                }
+        self.fresh = self._find_fresh() - self.attempts.keys()
+
+    def _find_fresh(self) -> set[tuple[str, str]]:
+        found: set[tuple[str, str]] = set()
+        for id in self._rows:
+            graph = recall(self._ws.home, id)
+            if graph is not None:
+                found |= set(graph.fresh.items())
+        return found
+
+    def result_of_attempts(
+        self, step: str, attempts: Sequence[AttemptRow], trace: Trace | None
+    ) -> Result:
+        """Return what the attempts of one key gave in the run that decides."""
+        row = self._rows[_deciding(attempts).run]
+        given = {name: value for name, value in row.inputs.items() if name in self._inputs_read}
+        own = [each for each in attempts if each.run == row.id]
+        result, _ = attempt_result(self._ws, step, own, trace, given)
+        return result._replace(where=self._places.get((row.id, step), ""), label=_label(row))
+
+
+def _deciding(attempts: Sequence[AttemptRow]) -> AttemptRow:
+    """Return the last attempt that was done, or else the last."""
+    return next((each for each in reversed(attempts) if each.outcome == "done"), attempts[-1])
+
+
+def _has_numbers(result: Result) -> bool:
+    return any(is_comparable(metric.last) for metric in result.metrics.values())
+
+
+def attempt_result(
     ws: Workspace,
     step: str,
     tries: Sequence[AttemptRow],
     trace: Trace | None,
     given: Mapping[str, object],
 ) -> tuple[Result, Sequence[Point]]:
-    """What attempts of one key gave, and everything that they reported.  `given`: inputs of its run; what the step itself read goes before them."""
-    last = next((each for each in reversed(tries) if each.outcome == "done"), tries[-1])
+    """Return what the attempts of one key gave, and all points that they reported.
+
+    `given` are inputs of the run; values that the step itself read take precedence.
+    """
+    last = _deciding(tries)
     done = last.outcome == "done"
-    said: list[Point] = []
+    points: list[Point] = []
     for each in tries:
-        with suppress(
-            Invalid
-        ):  # its pattern takes too long: its last values are known, and the other results are shown
-            said += points(ws, each) or ()
-    metrics = summary(said, trace.numbers if trace is not None and done else {})
-    seconds = (
-        trace.seconds
-        if done and trace is not None and trace.run == last.run
-        else (last.ended or 0) - (last.started or 0)
-    )
+        with suppress(Invalid):  # a pattern that takes too long: its last values are known
+            points += read_attempt_points(ws, each) or ()
+    numbers = trace.numbers if trace is not None and done else {}
+    if done and trace is not None and trace.run == last.run:
+        seconds = trace.seconds
+    else:
+        seconds = (last.ended or 0) - (last.started or 0)
+    state = "FAILED"
+    if done:
+        state = "DONE"
+    elif last.outcome == STOPPED:
+        state = "STOPPED"
     own = {
         name.partition(".")[2]: value
         for name, value in _reads(last).items()
         if name.startswith(("inputs.", "matrix."))
     }
-    values = {name: _cell(value) for name, value in {**given, **in_id(step), **own}.items()}
-    state, made = (
-        "DONE" if done else "STOPPED" if last.outcome == STOPPED else "FAILED",
-        last.ended or 0.0,
+    values = {**given, **matrix_values(step), **own}
+    result = Result(
+        step=step,
+        run=last.run,
+        made=last.ended or 0.0,
+        state=state,
+        reason=last.reason,
+        seconds=round(seconds, 3),
+        where="",
+        label="",
+        values={name: _cell(value) for name, value in values.items()},
+        metrics=summarize_points(points, numbers),
     )
-    return Result(
-        step, last.run, made, state, last.reason, round(seconds, 3), "", "", values, metrics
-    ), said
+    return result, points
 
 
-def result_found(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
-    """What a step found under its key, made by whatever run: by its attempts where they are known here, else by what is remembered of it."""
+def found_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
+    """Return the result that a step found under its key, whatever run made it.
+
+    It is told by its attempts if they are known here, or else by its trace.
+    """
     if tries := attempts_of(ws, trace):
-        return result_of(ws, step, tries, trace, {})
-    metrics = summary((), trace.numbers)
-    return Result(
-        step,
-        trace.run,
-        trace.made_at,
-        "DONE",
-        "",
-        round(trace.seconds, 3),
-        "",
-        "",
-        {**in_id(step)},
-        metrics,
-    ), ()
+        return attempt_result(ws, step, tries, trace, {})
+    result = Result(
+        step=step,
+        run=trace.run,
+        made=trace.made_at,
+        state="DONE",
+        reason="",
+        seconds=round(trace.seconds, 3),
+        where="",
+        label="",
+        values={**matrix_values(step)},
+        metrics=summarize_points((), trace.numbers),
+    )
+    return result, ()
 
 
 def _label(row: RunRow) -> str:
-    """The name and the tags that a run was begun with."""
+    """Return the name and the tags that a run was begun with."""
+    name = str(row.data.get("name", ""))
     tags = row.data.get("tags")
-    return " ".join(
-        [
-            *filter(None, [str(row.data.get("name", ""))]),
-            *(f"#{tag}" for tag in (tags if isinstance(tags, list) else ())),
-        ]
-    )
+    words = [name] if name else []
+    if isinstance(tags, list):
+        words += [f"#{tag}" for tag in tags]
+    return " ".join(words)
 
 
 def _reads(attempt: AttemptRow) -> Mapping[str, object]:
@@ -200,7 +249,7 @@ def _reports(attempt: AttemptRow) -> bool:
     return bool(in_image(attempt, "metrics") or in_author(attempt, "metrics"))
 
 
-def in_id(step: str) -> dict[str, str]:
+def matrix_values(step: str) -> dict[str, str]:
     """The matrix values in a stored id, as text: of `s[rank=4]/train[lr=1]` rank and lr."""
     pairs = (pair.partition("=") for inside in _MATRIX.findall(step) for pair in inside.split(","))
     return {name: unquote(value) for name, equals, value in pairs if equals}
@@ -214,22 +263,22 @@ def _cell(value: object) -> Cell:
     )
 
 
-def numeric(value: object) -> TypeGuard[int | float]:
+def is_comparable(value: object) -> TypeGuard[int | float]:
     """Whether a metric is a number that can be compared."""
     return is_number(value) and is_finite(value)
 
 
-def less(metric: str) -> bool:
+def lower_is_better(metric: str) -> bool:
     """Whether less of a metric is better, by its name."""
     return _LESS.search(metric) is not None
 
 
-def of_note(metric: str) -> bool:
+def is_outcome(metric: str) -> bool:
     """Whether a metric says what came of a training."""
     return metric not in BESIDE and not metric.startswith("time_")
 
 
-def differing(found: Sequence[Result]) -> list[str]:
+def differing_inputs(found: Sequence[Result]) -> list[str]:
     """The inputs and matrix values that are not the same in all results."""
     names = dict.fromkeys(name for result in found for name in result.values)
     return [
@@ -240,12 +289,15 @@ def differing(found: Sequence[Result]) -> list[str]:
 def metric_names(found: Iterable[Result]) -> list[str]:
     """The metrics that say what came of it, as they were reported."""
     named = dict.fromkeys(
-        name for result in found for name, metric in result.metrics.items() if numeric(metric.last)
+        name
+        for result in found
+        for name, metric in result.metrics.items()
+        if is_comparable(metric.last)
     )
-    return [name for name in named if of_note(name)]
+    return [name for name in named if is_outcome(name)]
 
 
-def selects(ws: Workspace, recipe: str) -> dict[str, Wish]:
+def read_criteria(ws: Workspace, recipe: str) -> dict[str, Criterion]:
     """By step, what the `select` steps of a recipe compare, as its file says now; nothing where that cannot be read."""
     from ..language import parse
 
@@ -256,96 +308,94 @@ def selects(ws: Workspace, recipe: str) -> dict[str, Wish]:
                 for step in parse.load(Path(str(row.data.get("source", "")))).steps.values()
                 if step.select is not None
             ]
-            return {each.step: Wish(each.metric, each.best == "min") for each in chosen}
+            return {each.step: Criterion(each.metric, each.best == "min") for each in chosen}
     return {}
 
 
-def wish(found: Sequence[Result], chosen: Mapping[str, Wish]) -> Wish | None:
-    """By what to compare results of one step: its `select`, else a metric of data held out, else a loss, else the first metric."""
+def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -> Criterion | None:
+    """Return by what to compare the results of one step; None if they report nothing to compare.
+
+    That is its `select`, or else a metric of held-out data, a loss, or the first metric.
+    """
     names = metric_names(found)
     for step in dict.fromkeys(bare(result.step) for result in found):
         if (given := chosen.get(step)) is not None and given.metric in names:
             return given
     held_out = [name for name in names if _HELD_OUT.search(name)]
-    name = next(
-        (name for name in (*filter(less, held_out), *held_out, *filter(less, names), *names)), ""
+    by_preference = (
+        *filter(lower_is_better, held_out),
+        *held_out,
+        *filter(lower_is_better, names),
+        *names,
     )
-    return Wish(name, less(name)) if name else None
+    if not by_preference:
+        return None
+    return Criterion(by_preference[0], lower_is_better(by_preference[0]))
 
 
-def value(result: Result, metric: str) -> float | None:
+def last_number(result: Result, metric: str) -> float | None:
     """The last number of a metric; None where there is none."""
     last = result.metrics[metric].last if metric in result.metrics else None
-    return float(last) if numeric(last) else None
+    return float(last) if is_comparable(last) else None
 
 
-def best(found: Sequence[Result], by: Wish | None) -> Result | None:
-    """The best of the results that are whole."""
-    ranked = (
-        []
-        if by is None
-        else [
-            result
-            for result in ranking(found, by)
-            if result.state == "DONE" and value(result, by.metric) is not None
-        ]
-    )
-    return ranked[0] if ranked else None
+def find_best(found: Sequence[Result], by: Criterion | None) -> Result | None:
+    """Return the best of the results that are done and have the metric; None if there is none."""
+    if by is None:
+        return None
+    for result in rank(found, by):
+        if result.state == "DONE" and last_number(result, by.metric) is not None:
+            return result
+    return None
 
 
-def ranking(found: Sequence[Result], by: Wish) -> list[Result]:
+def rank(found: Sequence[Result], by: Criterion) -> list[Result]:
     """The best first; then those without that number, and last what failed."""
 
     def place(result: Result) -> tuple[bool, bool, float]:
-        number = value(result, by.metric)
+        number = last_number(result, by.metric)
         return result.state != "DONE", number is None, (number or 0.0) * (1 if by.least else -1)
 
     return sorted(found, key=place)
 
 
-def flat(result: Result, *, is_best: bool) -> dict[str, Cell]:
-    """A result as one row: its own columns, inputs by name, and of each metric the last value and the best that was reported (`min loss`, `max acc`).
+def as_row(result: Result, *, is_best: bool) -> dict[str, Cell]:
+    """Return a result as one row of a table.
 
-    A metric that is called as an input or a column is `metrics.NAME`.  `made` is in seconds since 1970, `time` in seconds.
+    It has the columns `OWN`, inputs by name, and of each metric the last value and the best that
+    was reported (`min loss`, `max acc`). A metric that is named as an input or a column is
+    `metrics.NAME`. `made` is in seconds since 1970, `time` in seconds.
     """
-    made, took = result.made, result.seconds
-    own: dict[str, Cell] = dict(
-        zip(
-            OWN,
-            (
-                is_best,
-                result.step,
-                result.run,
-                result.label,
-                made,
-                result.state,
-                result.reason,
-                took,
-                result.where,
-            ),
-            strict=True,
-        )
-    )
-    row = own | {
-        (f"inputs.{name}" if name in own else name): each for name, each in result.values.items()
+    row: dict[str, Cell] = {
+        "best": is_best,
+        "step": result.step,
+        "run": result.run,
+        "label": result.label,
+        "made": result.made,
+        "state": result.state,
+        "reason": result.reason,
+        "time": result.seconds,
+        "where": result.where,
     }
+    for name, value in result.values.items():
+        row[f"inputs.{name}" if name in OWN else name] = value
     for name, metric in result.metrics.items():
-        word = f"metrics.{name}" if name in row else name
-        row[word] = metric.last
-        row[extreme(word)] = metric.least if less(name) else metric.greatest
+        column = f"metrics.{name}" if name in row else name
+        row[column] = metric.last
+        row[best_column(column)] = metric.least if lower_is_better(name) else metric.greatest
     return row
 
 
-def extreme(metric: str) -> str:
+def best_column(metric: str) -> str:
     """The column of the best value of a metric."""
-    return f"{'min' if less(metric) else 'max'} {metric}"
+    return f"{'min' if lower_is_better(metric) else 'max'} {metric}"
 
 
 class Comparison(NamedTuple):
     """The results of one step in order, by what they were compared, and which is best."""
 
     results: Sequence[Result]
-    by: Wish | None
+    by: Criterion | None
     best: Result | None
 
     def has(self, name: str) -> bool:
@@ -355,12 +405,12 @@ class Comparison(NamedTuple):
         )
 
     def flat(self) -> list[dict[str, Cell]]:
-        return [flat(result, is_best=result is self.best) for result in self.results]
+        return [as_row(result, is_best=result is self.best) for result in self.results]
 
 
-def compared(
+def compare(
     found: Iterable[Result],
-    chosen: Mapping[str, Wish],
+    chosen: Mapping[str, Criterion],
     *,
     sort: str | None = None,
     least: bool | None = None,
@@ -369,29 +419,35 @@ def compared(
     groups: dict[str, list[Result]] = {}
     for result in found:
         groups.setdefault(bare(result.step), []).append(result)
-    return [_compared(many, chosen, sort, least) for many in groups.values()]
+    return [_compare_step(many, chosen, sort, least) for many in groups.values()]
 
 
-def _compared(
-    found: Sequence[Result], chosen: Mapping[str, Wish], sort: str | None, least: bool | None
+def _compare_step(
+    found: Sequence[Result],
+    chosen: Mapping[str, Criterion],
+    sort: str | None,
+    least: bool | None,
 ) -> Comparison:
-    by = wish(found, chosen)
-    if sort is not None and any(
-        sort in result.metrics and sort not in result.values for result in found
-    ):
+    by = choose_criterion(found, chosen)
+    if sort is not None and _is_metric(found, sort):
         by = next(
-            (given for given in chosen.values() if given.metric == sort), Wish(sort, less(sort))
+            (given for given in chosen.values() if given.metric == sort),
+            Criterion(sort, lower_is_better(sort)),
         )
     if by is not None and least is not None:
         by = by._replace(least=least)
-    ordered = ranking(found, by) if by is not None else list(found)
+    ordered = rank(found, by) if by is not None else list(found)
     if sort is not None and (by is None or by.metric != sort):
-        ordered.sort(key=lambda result: _order(flat(result, is_best=False).get(sort)))
-    return Comparison(ordered, by, best(found, by))
+        ordered.sort(key=lambda result: _order(as_row(result, is_best=False).get(sort)))
+    return Comparison(ordered, by, find_best(found, by))
+
+
+def _is_metric(found: Sequence[Result], name: str) -> bool:
+    return any(name in result.metrics and name not in result.values for result in found)
 
 
 def _order(cell: Cell) -> tuple[int, float, str]:
     """Numbers by size, then words, then nothing."""
-    if numeric(cell):
+    if is_comparable(cell):
         return 0, float(cell), ""
     return (2, 0.0, "") if cell is None else (1, 0.0, str(cell))

@@ -126,7 +126,9 @@ def test_hostile_files_stay_files(
     page.wait_for_selector(".folder li")
     for n in range(page.locator(".folder li").count()):
         page.click(f".folder li >> nth={n} >> button.plain")
-        page.wait_for_selector(f".folder li >> nth={n} >> .preview[data-kind]")  # the last: step-1.png
+        page.wait_for_selector(
+            f".folder li >> nth={n} >> .preview[data-kind]"
+        )  # the last: step-1.png
     assert page.evaluate("window.__xss === undefined") and tab.fits()
     assert not (faults := tab.faults()), "\n".join(faults)
     page.wait_for_selector(".preview >> text=An SVG drawing may have programs in it")

@@ -41,7 +41,7 @@ from ...storage.workspace import Workspace
 from ...survey import locks
 from ...survey.env_files import EnvFiles
 from ...survey.survey import Survey
-from ...survey.trainings import steps_of
+from ...survey.trainings import training_length
 from .. import job_folders
 from ..reporting import log_remote
 from .bucket_inputs import BucketInputs
@@ -242,7 +242,7 @@ class Attempts:
 
         if not node.lock:
             return Wanted(None, "", spec.python)
-        lock = locks.file_of(Path(self.survey.plan.homes[node.home], node.lock))
+        lock = locks.lock_file(Path(self.survey.plan.homes[node.home], node.lock))
         return Wanted(lock, str(self.survey.facts.locks[node.home, node.lock]), spec.python)
 
     async def python(self, node: Node, spec: StepSpec, place: Place) -> str:
@@ -495,7 +495,7 @@ class Attempts:
             env["RECIPE_METRICS"] = paths.metrics
         if spec.state:
             env["RECIPE_CONTROL"] = control_file.control_file(paths.cwd)
-        if "RECIPE_METRICS" in env and (total := steps_of(self.survey, node.id)):
+        if "RECIPE_METRICS" in env and (total := training_length(self.survey, node.id)):
             env["RECIPE_TOTAL_STEPS"] = f"{total:.0f}"
         env |= {
             name: self.ws.environ[name]

@@ -15,7 +15,7 @@ from ...planning.ids import bare, readable
 from ...planning.schedule import State
 from ...storage import metrics
 from ...survey import stopped
-from ...survey.results import points
+from ...survey.results import read_attempt_points
 from .attempts import Running
 from .control import SAVING, stop
 from .work import Work
@@ -39,7 +39,7 @@ def watched(work: Work) -> Iterator[None]:
 
 
 async def _watch(work: Work, goal: Goal) -> None:
-    known = stopped.streams(work.ws, work.survey, goal.metric)
+    known = stopped.metric_streams(work.ws, work.survey, goal.metric)
     whole = set(known)
     while True:
         began = time.monotonic()
@@ -52,7 +52,7 @@ async def _watch(work: Work, goal: Goal) -> None:
                 known[id] = [
                     each
                     for row in tries
-                    for each in stream(points(work.ws, row) or (), goal.metric)
+                    for each in stream(read_attempt_points(work.ws, row) or (), goal.metric)
                 ]
         for id, running in work.running.items():
             known[id] = _read(work, running, goal.metric)

@@ -375,7 +375,7 @@ def _failed(
             *(output.path for output in running.node.outputs),
         ]
         said, base = tail.decode(errors="replace"), work.plan.homes[running.node.home]
-        hint = imports.advice(said, id, base, declared, started(spec.run, spec.accelerate))
+        hint = imports.import_advice(said, id, base, declared, started(spec.run, spec.accelerate))
         missing = (
             undeclared(said, work.ws.root, running.place.paths(attempt).cwd, declared)
             if not hint

@@ -186,9 +186,9 @@ async def _launch(work: Work, id: str, held: Held) -> None:
         if trouble is not None:
             raise trouble
         if conflicts:
-            from ...survey.explain import replaced
+            from ...survey.explain import describe_replaced
 
-            (words,) = replaced(work.ws, conflicts[:1])
+            (words,) = describe_replaced(work.ws, conflicts[:1])
             raise CannotRun(
                 f"it would replace {words}",
                 fix="move it away, give --overwrite, or `recipe adopt` it",
