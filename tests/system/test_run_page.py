@@ -309,3 +309,19 @@ def test_a_curve_in_memory_keeps_its_extremes_and_stays_small(browser: Any) -> N
     assert (first, last, at_end, in_order) == (0, 99999, 7, True)
     assert before_half > 300, "what is long ago is not thinner than what is new"
     page.close()
+
+
+def test_the_table_of_runs_follows_a_stream_and_asks_for_nothing_while_nothing_happens(
+    rest: Rest, browser: Any, where: str
+) -> None:
+    tab = Tab(browser, 1280, "light")
+    page = tab.page
+    page.goto(where)
+    tab.until("window.ready")
+    run = rest.submit("live", inputs={"count": 3, "rate": 0.7})
+    page.wait_for_selector(f"a[href*='{run}']")
+    rest.ask("PATCH", f"/v1/runs/{run}", {"name": "renamed elsewhere"})
+    page.wait_for_selector("text=renamed elsewhere")
+    rest.ask("POST", f"/v1/runs/{run}/cancel", {})
+    page.wait_for_selector(f"tr:has(a[href*='{run}']) >> text=cancelled")
+    assert sum("/v1/stream" in url for url in tab.asked) == 1 and tab.said == []
