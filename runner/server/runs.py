@@ -257,6 +257,12 @@ class StepView(BaseModel):
     lines: list[str] = Field(description="Of a step that FAILED the last lines that it printed.")
     fix: str = Field(description="What may help.")
     warnings: list[str] = Field(description="What it says that people have to know.")
+    key: str = Field(
+        description="The fingerprint of its last attempt, or of its result; empty before."
+    )
+    cost: float = Field(
+        description="US dollars: its share of the run's cost, by the seconds that it ran on rented machines."
+    )
 
 
 class OutputView(BaseModel):
