@@ -78,6 +78,10 @@ class StepStatus(NamedTuple):
     """Of a step that FAILED the last lines that it printed."""
     fix: str = ""
     warnings: Sequence[str] = ()
+    key: str = ""
+    """The fingerprint of its last attempt, or of its result."""
+    cost: float = 0.0
+    """US dollars: its share of the run's cost, by the seconds that it ran on rented machines."""
 
 
 class Failed(NamedTuple):
