@@ -326,7 +326,12 @@ def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Proble
     from ..language import inputs, unread
 
     recipe, (request, axes) = read_recipe(wanted.offered), wanted.start
-    problems: list[Problem] = []
+    fix = "leave one of them out"
+    problems = [
+        Problem("clash", f'"{name}" has one value, and several', None, fix, input=name)
+        for name in asked.inputs
+        if name in (asked.sweep or {})
+    ]
     if axes:
         try:
             starting.draft(room.root, wanted.start)
