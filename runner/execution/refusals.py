@@ -51,6 +51,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
             )
         elif spec.node_count > 1 and settings.driver == "local":
             wrong.append(f"{id} needs {spec.nodes} nodes; the driver local gives one")
+        wrong += [
+            f"{id} needs {tool}, which is not on PATH"
+            for tool in found.plan.nodes[n].tools
+            if found.facts.tools.get(tool) is None
+        ]
         wrong += _kept_apart(found, n)
         unset += faults(id, spec, ws.environ)
         unread += env_files.faults(spec.env_files)
@@ -113,6 +118,11 @@ def _gone_ahead(ws: Workspace, found: Survey) -> list[str]:
 
 def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) -> None:
     """Ask the preflight rules: say what is a warning, refuse what is an error.  Raises Invalid."""
+    if settings.driver != "local":
+        tools = dict.fromkeys(t for n in found.todo for t in found.plan.nodes[n].tools)
+        if tools:
+            names = ", ".join(tools)
+            listener.say(f"warning: the key has {names} of this machine, not of the hosts")
     if not (numbers := concerned(found)):
         return
     from ..advice import findings, preflight

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ...advice import bottleneck
+from ...api.finding import find_run
 from ...api.logs import parts
 from ...api.metrics import links
 from ...errors import CannotRun, NotFound
@@ -26,7 +27,7 @@ from ...survey.results import reported_metrics, summarize_points
 from .. import costs
 from ..tables import aligned
 from ..tail import named, shown, span
-from .chosen import find_run, makers, moment, near_step, opened
+from .chosen import makers, moment, near_step, opened
 from .flags import JSON_HELP, RUN_HELP
 from .history import ProgressOverview, earlier, overview
 

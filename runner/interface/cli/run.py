@@ -237,11 +237,9 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
     """Run it, or say what would be done, as the flags ask; the exit code.  `more`: as for `carried_out`."""
     choice = choice_of(args)
     if args.verb == "plan" or args.dry_run:
-        from ...survey.templates import refuse_unrenderable
+        from ...api.plans import plan_run
 
-        found = look(ws, request, choice)
-        refuse_unrenderable(ws, found)
-        _print_plan(ws, found, args)
+        _print_plan(ws, plan_run(ws, request, choice), args)
         return 0
     if not _agreed(ws, request, choice, args):
         return 3
