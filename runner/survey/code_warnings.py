@@ -41,6 +41,7 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
         ):
             continue  # what a checkout holds is not known before it is fetched
         listed = _listed_code(base, recipe, step)
+        yield from _file_as_program(recipe, step, listed)
         starts = [
             start
             for start in started(step.run, step.accelerate)
@@ -61,6 +62,20 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
             )
         yield from _heavy_files(
             base, recipe, listed, [*listed.files, *(needed.files if listed.auto else ())]
+        )
+
+
+def _file_as_program(recipe: Recipe, step: Step, listed: _StepCode) -> Iterator[Problem]:
+    """A command that begins with a file of `code`, which is not on PATH."""
+    program = step.run[0] if isinstance(step.run, list) and step.run else None
+    if isinstance(program, str) and "/" not in program and program in listed.files:
+        message = (
+            f'"{program}" is a file of `code`: a program without a slash is looked for on PATH'
+        )
+        starter = "python " if program.endswith(".py") else "./"
+        where = (*step.origin, "run", 0)
+        yield recipe.document.problem(
+            "file-as-program", message, where, fix=f"write {starter}{program}", severity="warning"
         )
 
 
