@@ -560,20 +560,20 @@ def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]
 
 def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     """Words for a step that has more nodes than there are hosts."""
+    from ..hosts.renting.needs import why_alone
+
     workers, headed = host_pool.head.workers(spec), host_pool.head.leads(spec)
-    if host_pool.priced and not headed:
-        return [
-            f"{id} needs {spec.nodes} nodes; {host_pool.name} rents single machines, which work together only under the `head` of a stack"
-        ]
-    if host_pool.priced and host_pool.leases is not None:
-        most = host_pool.leases.most
-        return (
-            [
-                f"{id} needs {workers} machines beside the head; no more than {most:g} may be rented at once"
-            ]
-            if most < workers
-            else []
+    if host_pool.priced and (leases := host_pool.leases) is not None:
+        words = why_alone(
+            id,
+            spec,
+            host_pool.name,
+            leases.driver.traits,
+            headed=headed,
+            kept=leases.keeping is not None,
+            most=leases.most,
         )
+        return [words] if words else []
     have = sum(bool(place.address) or headed for place in host_pool.places)
     whose = " beside the head" if headed else ""
     if have < workers:
