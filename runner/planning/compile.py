@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..digest import Digest
@@ -452,8 +453,9 @@ class _Compiler:
             "state": {n: {"latest": None} for n in state},
             "matrix": draft.matrix,
         }
-        seen = known_names(self.sketch, scope, step, {**places, "outputs": outputs})
-        reader = LeafReader(self.sketch, scope, draft, names, seen, state)
+        given = {**places, "outputs": outputs}
+        known_now = cache(lambda: known_names(self.sketch, scope, step, given))
+        reader = LeafReader(self.sketch, scope, draft, names, known_now, state)
         for where, leaf in templates(step, own.env):
             reader.read(leaf, where)
         for value in draft.matrix.values():
@@ -481,7 +483,7 @@ class _Compiler:
         if any(self.sketch.standing(group).skipped for group in draft.wants):
             draft.flags |= SKIP
         elif known:
-            self._when(scope, draft, {**names, "steps": seen["steps"]})
+            self._when(scope, draft, names)
         draft.doubtful = self._may_be_skipped(draft)
         self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
         draft.spec = StepSpec(
@@ -708,6 +710,7 @@ class _Compiler:
         step = draft.step
         if step.when is None:
             return
+        names = {**names, "steps": KnownResults(self.sketch, scope, draft.matrix)}
         refs = self.sketch.references(scope, step.when, (*step.origin, "when"))
         of_steps = [ref for ref in refs if ref.path[0] == "steps"]
         if any(ref.path[2:3] == ("metrics",) for ref in of_steps):

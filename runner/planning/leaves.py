@@ -6,7 +6,7 @@ key.  What `deps` name is read by content.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .choices import chooses, needs
@@ -53,7 +53,7 @@ class _Mention(NamedTuple):
 class LeafReader:
     """Reads the templates of one draft.
 
-    `names` are the values that they may read, `seen` what is known of all names, `state` the paths of its states.
+    `names` are the values that they may read, `known_now` gives what is known of all names, `state` the paths of its states.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class LeafReader:
         scope: Scope,
         draft: Draft,
         names: Namespaces,
-        seen: Mapping[str, Any],
+        known_now: Callable[[], Mapping[str, Any]],
         state: Mapping[str, str],
     ) -> None:
         self._sketch, self._scope, self._draft = sketch, scope, draft
-        self._names, self._seen, self._state = names, seen, state
+        self._names, self._known_now, self._state = names, known_now, state
         self.reads: dict[str, Tree] = {}
         """Every named value that is part of the key."""
         self.outputs: dict[str, dict[str, Any]] = {}
@@ -81,7 +81,7 @@ class LeafReader:
         part = str(where[len(self._draft.step.origin)])
         try:
             found = references(leaf)
-            choice = needs(leaf, self._seen) if chooses(leaf) else None
+            choice = needs(leaf, self._known_now()) if chooses(leaf) else None
         except TemplateError as error:
             self._sketch.template_problem(self._scope, error, where)
             return
