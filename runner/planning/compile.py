@@ -1,6 +1,6 @@
 """Compile a Recipe and its inputs into a Plan.  Pure: what the disk says (glob matches, other recipes) is handed in.
 
-mention = edge      each `steps.x.y` of the branches that a step's leaves take, as far as values tell, is an edge; names that are not there are errors in any
+mention = edge      each `steps.x.y` of the branches that a step's leaves take, as far as values tell, is an edge; wrong names are errors in any
 reads = key         every named value that a leaf mentions is part of the author's half of the key, without files of branches that are not taken
 matrix              a step becomes one node per combination; an axis over files that a step makes stays pending until that step is done
 globs               no match is a path that a step of the plan makes, holds or is below one: compiled with all matches, then without those

@@ -95,7 +95,8 @@ class Move(NamedTuple):
 class Task(NamedTuple):
     """What the scheduler knows of a step.
 
-    `needs` are steps it reads: one that is SKIPPED skips it too.  `after` are steps it follows, takes as a list or chooses among: a SKIPPED one is left out.
+    `needs` are steps it reads: one that is SKIPPED skips it too.  `after` are steps it follows, takes as a list or chooses among: a SKIPPED one is
+    left out.
     One that failed blocks it on either edge, unless that one has `allow_failure`, which every step after it respects.
     """
 
