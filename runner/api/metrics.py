@@ -117,13 +117,14 @@ def _restored(ws: Workspace, run: str, step: str, of: Source) -> Iterator[Report
             continue
         by = made[key]
         for each in ws.store.runs.attempts(by.run, by.step):
-            if each.key == key:
-                found = (
-                    samples.load_samples(ws, each)
-                    if of == "machine"
-                    else read_attempt_points(ws, each) or ()
-                )
-                yield Reported(id, each.n, found, by.run)
+            if each.key != key:
+                continue
+            found = (
+                samples.load_samples(ws, each)
+                if of == "machine"
+                else read_attempt_points(ws, each) or ()
+            )
+            yield Reported(id, each.n, found, by.run)
 
 
 class StepCurves(NamedTuple):

@@ -27,7 +27,7 @@ from ..logs import Log, mask
 from ..planning.halving import Goal
 from ..planning.ids import bare
 from ..planning.judge import FRESH
-from ..planning.schedule import Move
+from ..planning.schedule import Move, State
 from ..planning.secret_values import all_given, of_addresses
 from ..secrets import Masker
 from ..storage.content.files import no_space
@@ -37,6 +37,7 @@ from ..storage.workspace import Workspace
 from ..survey import run_environment, run_graph
 from ..survey.empty_globs import empty_warnings
 from ..survey.input_manifests import store_manifests
+from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey
 from ..survey.trainings import training_length
 from . import takeover, uploading
@@ -163,9 +164,12 @@ def _work(ours: Assignment) -> Summary | None:
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.todo)}
+    wanted = found.wanted(working.plan)
+    states = working.scheduler.states()
+    skipped = [id for id, state in states.items() if state == State.SKIPPED]
     summary = Summary(
         state,
-        counts,
+        with_skipped(counts, working.plan, wanted),
         ours.since.seconds,
         report.failures,
         made,
@@ -173,6 +177,7 @@ def _work(ours: Assignment) -> Summary | None:
         interrupted,
         report.abandoned,
         empty_warnings(ws, found) if report.state == "COMPLETED" else (),
+        skipped_steps(working.plan, skipped, wanted),
     )
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)

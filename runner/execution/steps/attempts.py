@@ -365,16 +365,17 @@ class Attempts:
         node, place, generation, attempt = running.node, seat.place, running.state, seat.attempt
         states: list[StateFolder] = []
         if generation is not None:
-            for name, path, pattern, every, keep, _shared in spec.state:
+            for state in spec.state:
                 states.append(
                     StateFolder(
-                        name,
-                        path,
-                        generation.folder(name),
-                        f"states/{generation.id}/{name}",
-                        pattern,
-                        every,
-                        keep,
+                        state.name,
+                        state.path,
+                        generation.folder(state.name),
+                        f"states/{generation.id}/{state.name}",
+                        state.checkpoint,
+                        state.every,
+                        state.keep,
+                        state.every_steps,
                     )
                 )
                 states[-1].here.mkdir(parents=True, exist_ok=True)

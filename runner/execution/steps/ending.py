@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from drivers.base import DriverError, Exit, HostLost
 
-from ...errors import Invalid, RecipeError
+from ...errors import Infrastructure, Invalid, RecipeError
 from ...hosts.place.host_task import TaskResult
 from ...hosts.place.staging import undeclared
 from ...language.imports import started
@@ -34,6 +34,7 @@ from ...survey.env_files import EnvFiles
 from . import attempt_result, hints
 from .adjusting import stand_for
 from .attempts import Running, clear_up, saved
+from .diverging import NAN, tell_diverged
 from .failing import fail, lose, wait_again
 from .groups import with_data
 from .judging import grow
@@ -114,6 +115,8 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
         return _Why(EARLY, work.early[id])
     if end.reason == "stopped" and work.control.limit:
         return _limit(work)
+    if end.reason == "stopped" and spec.ends_on_nan and running.name in work.diverged:
+        return _Why(NAN, work.diverged[running.name])
     if end.reason == "stopped" and end.detail:
         running.place.ending(end.detail)
     if (
@@ -209,7 +212,12 @@ def _succeeded(
         work.commits.say(f"{id}: {error.problems[0].message}: its numbers are not read")
         values = {}
     warnings = attempt_result.warnings(attempt.path, spec.metrics, work.commits.masker)
-    work.numbers.over(id, running, values)
+    if diverged := work.numbers.over(id, running, values):
+        with contextlib.suppress(Infrastructure):  # the warning stays
+            tell_diverged(work, id, running, diverged)
+        if spec.ends_on_nan:
+            return _failed(work, id, running, spec, _Why(NAN, diverged), exit)
+        warnings.append(diverged)
     if running.goes_on is not None:
         from ...storage import checkpoints
 
@@ -346,7 +354,8 @@ def _failed(
     attempt, (reason, words, hint) = running.attempt, why
     tail = attempt_result.tail(running.last_log, work.commits.masker)
     warnings = attempt_result.warnings(attempt.path, spec.metrics, work.commits.masker)
-    work.numbers.over(id, running, {})
+    if diverged := work.numbers.over(id, running, {}):
+        warnings.append(diverged)
     if _is_kept(running):
         work.orphans.look_again()
         words += "; what it made is kept in its attempt, and is taken when there is room"
@@ -395,6 +404,7 @@ def _failed(
             work.attempts.wrapped(spec, running.place),
             running.place.elsewhere,
             given_files=bool(attempt.objects or attempt.links),
+            executable=lambda path: attempt_result.executable(work.ws.root / path),
         )
         hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
         hint = hint or hints.fix(

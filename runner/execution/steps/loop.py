@@ -19,6 +19,7 @@ from ...hosts.link.local_agents import forget_claims
 from ...hosts.place.place import Place
 from ..signals import signals
 from .control import GRACE, hand_over, heed, interrupt, stop, terminate, time_is_up
+from .diverging import tell_diverged
 from .early import watched
 from .ending import end
 from .groups import GROUP_SECONDS
@@ -195,7 +196,8 @@ def _pulse(work: Work) -> Iterator[None]:
             heed(work)
             work.commits.let_go()
             work.chunks.tick()
-            work.numbers.tick()
+            for id, words in work.numbers.tick().items():
+                tell_diverged(work, id, work.running[id], words)
             work.silences.look()
         if work.tick:
             work.tick()

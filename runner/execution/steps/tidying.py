@@ -54,11 +54,11 @@ class Tidying:
 
     def tidy(self, running: Running, spec: StepSpec, *, success: bool) -> None:
         """Keep the directory of a failed attempt and its states; delete the rest once the trace is stored."""
-        for name, _path, pattern, _every, keep, _shared in spec.state:
+        for state in spec.state:
             if running.state is not None:
                 from ...storage import checkpoints
 
-                checkpoints.prune(running.state.folder(name), pattern, keep)
+                checkpoints.prune(running.state.folder(state.name), state.checkpoint, state.keep)
         path = running.attempt.path
         if success:
             # Not before the trace is stored: until then a worker that comes after us has to find all of it.

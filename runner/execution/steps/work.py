@@ -162,6 +162,7 @@ class Work:
             str, int
         ] = {}  # attempts of each key, or step without one, that were prepared: no two have one name
         self.early: dict[str, str] = {}  # steps that are stopped early, and why
+        self.diverged: dict[str, str] = {}  # attempts with a loss that is no number, in words
         self.sick: set[str] = set()  # steps on a host whose health check failed
         self.unwatched: Counter[str] = (
             Counter()
