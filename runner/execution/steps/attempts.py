@@ -29,6 +29,7 @@ from ...planning import judge as judging
 from ...planning.fingerprint import World
 from ...planning.judge import Made
 from ...planning.plan import Node
+from ...planning.schedule import PHASES
 from ...planning.secret_values import Passed, given, passed
 from ...planning.step import DIRECTORY, StepSpec
 from ...secrets import passwords
@@ -411,8 +412,8 @@ class Attempts:
             restored,
         )
         task.bring = functools.partial(self._buckets.bring, node, attempt, place)
-        if place.elsewhere:
-            task.phase = functools.partial(self._log_phase, node.id, place)
+        if place.elsewhere and not seat.rank:
+            task.phase = functools.partial(self._enter_phase, node.id, place)
         if states:
             task.processes = self.processes(spec, running.number, running.place)
             task.round = functools.partial(self._report_round, running)
@@ -423,7 +424,8 @@ class Attempts:
             task.synced = [Synced(*made[name], every) for name, every in spec.sync]
         return task
 
-    def _log_phase(self, step: str, place: Place, phase: Phase) -> None:
+    def _enter_phase(self, step: str, place: Place, phase: Phase) -> None:
+        self.commits.enter_phase(step, PHASES[phase])
         pool = self.host_pool
         log_remote(self.ws, self.commits.run, pool.name, pool.instance_of(place), phase, step)
 

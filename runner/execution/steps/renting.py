@@ -40,6 +40,11 @@ def rent(work: Work) -> None:
     states = work.scheduler.states()
     queued: Counter[Need] = Counter()
     crews: dict[Need, int] = {}  # the most machines that one step takes at once
+    pool.together = {
+        pool.need(work.spec(id))
+        for id in work.todo
+        if states[id] not in FINAL and pool.joins(work.spec(id))
+    }
     for id in work.todo:
         if states[id] not in FINAL:
             crew = pool.head.workers(work.spec(id)) if states[id] is State.QUEUED else 0
