@@ -101,7 +101,7 @@ function Album({ folder, rows, given }) {
   </details>`;
 }
 
-/** Samples with steps and what lies beside them; others; and folders of many others, by name. */
+/** Samples with steps and their neighbours; others; and folders of many others, by name. */
 function parted(rows) {
   const isMade = row => row.of.some(sample => sample && isStepped(sample));
   const beside = new Set(rows.filter(isMade).map(row => row.folder)), others = rows.filter(row => !beside.has(row.folder));
