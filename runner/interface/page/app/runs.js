@@ -6,6 +6,7 @@ import { automatic, bests, differing, direction, family, metricNames, sorted } f
 import { describe, tagsOf } from "./about.js";
 import { csv } from "./csv.js";
 import { matching } from "./filter.js";
+import { prepare } from "./members.js";
 import { follow, loading, refresh, rows, truncated } from "./store.js";
 
 const { useEffect, useMemo, useRef, useState } = Hooks;
@@ -13,6 +14,10 @@ const AT_ONCE = 70;
 const VIEWS = "recipe.views";
 // Held outside of the view, for a key may come before the one before it is drawn; and who comes back finds them.
 const chosenRuns = Signals.signal(new Set());
+Signals.effect(() => {
+  const chosen = chosenRuns.value;
+  for (const row of Signals.untracked(() => rows.value)) if (chosen.has(row.id)) prepare(row);
+});
 const openRuns = Signals.signal(new Set());
 const narrow = Signals.signal(matchMedia("(max-width: 760px)").matches);
 matchMedia("(max-width: 760px)").addEventListener("change", event => { narrow.value = event.matches; });
