@@ -28,6 +28,15 @@ function written(each) {
   return typeof each === "number" ? short(each) : value(each);
 }
 
+/** The value of an input; of a sweep those of its trials, as a range of numbers or their count. */
+function input(leaf, name) {
+  if (leaf.inputs[name] !== undefined || !leaf.trials?.length) return written(leaf.inputs[name]);
+  const tried = [...new Set(leaf.trials.map(each => each.inputs[name]).filter(each => each !== undefined))];
+  if (tried.length < 2) return written(tried[0]);
+  const numbers = tried.every(each => typeof each === "number"), all = tried.map(value).join(", ");
+  return html`<span class="quiet" title=${all}>${numbers ? `${short(Math.min(...tried))} … ${short(Math.max(...tried))}` : `${tried.length} values`}</span>`;
+}
+
 function Sparkline({ curve }) {
   if (!curve) return null;
   const points = curve.values;
@@ -71,7 +80,7 @@ function Row({ row, columns, best, base, view, now }) {
   const chosen = view.chosen.has(row.id), pinned = view.pin === row.id, open = view.open.has(row.id);
   const baseline = base && family(base) === family(row) ? base : null;
   const cells = leaf => html`
-    ${columns.inputs.map(name => html`<td key=${"i" + name} class=${typeof leaf.inputs[name] === "number" ? "number" : "text"}>${written(leaf.inputs[name])}</td>`)}
+    ${columns.inputs.map(name => html`<td key=${"i" + name} class=${typeof leaf.inputs[name] === "number" ? "number" : "text"}>${input(leaf, name)}</td>`)}
     ${columns.metrics.map(name => html`<${Metric} key=${"m" + name} leaf=${leaf} name=${name} best=${best.get(family(row) + "\n" + name)} base=${baseline} />`)}`;
   return html`<tr data-run=${row.id} class=${(chosen ? "chosen " : "") + (pinned ? "pinned" : "")}>
       <td class="tick"><input type="checkbox" checked=${chosen} aria-label=${"select " + label(row) + " " + row.id} onChange=${() => view.select(row.id)} /></td>
