@@ -152,8 +152,8 @@ def batches_of_epoch(images: Sequence[dict[str, Any]], micro_batch: int, *, buck
 
 def steps_of_epoch(images: Sequence[dict[str, Any]], options: argparse.Namespace, *, buckets: bool) -> int:
     """Steps in which a script reads all images once: the last of them has fewer batches than the others where they do not come out even."""
-    global_batch: int = options.global_batch
-    return math.ceil(batches_of_epoch(images, options.micro_batch, buckets=buckets) * options.micro_batch / global_batch)
+    micro_batch, global_batch = int(options.micro_batch), int(options.global_batch)
+    return math.ceil(batches_of_epoch(images, micro_batch, buckets=buckets) * micro_batch / global_batch)
 
 
 def skipped(images: Sequence[dict[str, Any]], micro_batch: int, *, buckets: bool) -> list[str]:
