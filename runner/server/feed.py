@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -22,6 +23,7 @@ from ..errors import NotFound, RecipeError
 from ..storage.records.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
 from .answers import NoSuchRun, Refused, plain
+from .followed import Followed, SentMove, take_up, write
 from .messages import OVER, STOPS, TOKEN_GONE, TOO_SLOW, End, Form, Message
 from .room import Room, run_of
 from .run_reader import PAGE, PIECE, RunReader, move
@@ -56,7 +58,8 @@ WAKE: Final = 20
 
 _AGAIN: Final = "a move is told apart by its `run` and `seq`"
 GAP: Final = {
-    "message": "the server was started anew or has sent too much since: moves of the last minute may come again",
+    "message": "the server was killed, or has sent too much since: moves of the last minute may come again, and log lines, metrics"
+    " and progress from before this connection do not",
     "fix": _AGAIN,
 }
 CUT: Final = {
@@ -103,15 +106,20 @@ class News(NamedTuple):
 class Reader:
     """Looks at the store.  Used by one thread."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, upcoming: Mapping[str, int] | None) -> None:
         self._room = room
         self._ws: Workspace | None = None
         self._readers: dict[str, RunReader] = {}
-        self._next: dict[str, int] | None = None
+        self._next: dict[str, int] | None = None if upcoming is None else dict(upcoming)
         """Of each run the number of the event that comes next, while all runs are followed."""
         self._version, self._looked = -1, 0.0
         self.behind = False
         """Whether there is more to read at once."""
+
+    @property
+    def upcoming(self) -> Mapping[str, int] | None:
+        """Of each run the number of the event that comes next, while all runs are followed."""
+        return self._next
 
     def close(self) -> None:
         for reader in self._readers.values():
@@ -407,12 +415,32 @@ class Channel:
 class AllRuns:
     """All runs, while somebody follows them: the moves that were sent last are kept for those who connect again."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Followed | None) -> None:
         self.followers: set[Follower] = set()
         self.number = 0
         self._coming: set[Follower] = set()
         self._until = 0.0
         self._begin_anew()
+        if before is not None:
+            self._go_on(before)
+
+    def _go_on(self, before: Followed) -> None:
+        """Continue where the server before this one was."""
+        self._epoch, self.number = before.epoch, before.number
+        for each in before.sent:
+            message = Message("move", each.run, each.data, seq=each.seq)
+            message.place = each.place
+            self._kept.append((each.number, message))
+        # Its followers have as long to come back as those who leave.
+        self._until, self._is_read = time.monotonic() + LINGER, True
+
+    def noted(self, upcoming: Mapping[str, int]) -> Followed:
+        """What the next server has to know."""
+        sent = [
+            SentMove(number, each.place, each.run, each.seq, each.data)
+            for number, each in self._kept
+        ]
+        return Followed(self._epoch, self.number, upcoming, sent)
 
     def _begin_anew(self) -> None:
         self._ready: asyncio.Future[None] | None = None
@@ -505,12 +533,15 @@ def _future() -> asyncio.Future[None]:
 class Feed:
     """All who follow runs of one server.  Used by its event loop alone."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, room: Room, followed: Path | None = None) -> None:
+        """`followed` is the file in which the place of the stream of all runs outlives the server."""
+        self._room, self._path = room, followed
+        before = None if followed is None else take_up(followed)
+        self._upcoming = None if before is None else before.upcoming
         self._followers: set[Follower] = set()
         self._streams: Counter[str] = Counter()
         self._channels: dict[str, Channel] = {}
-        self._all = AllRuns()
+        self._all = AllRuns(before)
         self._woken, self._left = asyncio.Event(), asyncio.Event()
         self._left.set()
         self._reading: asyncio.Task[None] | None = None
@@ -672,7 +703,8 @@ class Feed:
         return Look(runs, every, frozenset(first))
 
     async def _read(self) -> None:
-        loop, reader = asyncio.get_running_loop(), Reader(self._room)
+        loop, reader = asyncio.get_running_loop(), Reader(self._room, self._upcoming)
+        self._upcoming = None
         with ThreadPoolExecutor(1, "feed") as thread:
             try:
                 while (look := self._wanted()) is not None and not self._is_stopping:
@@ -687,6 +719,9 @@ class Feed:
                         await asyncio.sleep(CHECK)
                         continue
                     await self._give(look, found, at)
+                    # Who begins now gets nothing of what came while no server ran.
+                    if look.every is not None and not reader.behind and not self._all.ready.done():
+                        self._all.ready.set_result(None)
                     await self._check(thread)
                     if reader.behind:
                         await self._drained()
@@ -694,6 +729,8 @@ class Feed:
                         with suppress(TimeoutError):
                             await asyncio.wait_for(self._woken.wait(), LOOK)
             finally:
+                if self._is_stopping:
+                    self._upcoming = reader.upcoming
                 await loop.run_in_executor(thread, reader.close)
 
     async def _drained(self) -> None:
@@ -719,8 +756,6 @@ class Feed:
             of_run = list(channel.followers) if channel is not None else []
             await _in_turn(every, partial(self._all.give, messages=news.messages))
             await _in_turn(of_run, partial(_give_run, news=news))
-        if look.every is not None and not self._all.ready.done():
-            self._all.ready.set_result(None)
 
     def _gone(self, run: str) -> None:
         """There is no such run, or it was deleted."""
@@ -783,6 +818,11 @@ class Feed:
         self._woken.set()
         if self._reading is not None:
             await asyncio.wait({self._reading})
+        if self._path is not None and self._upcoming is not None:
+            try:
+                write(self._path, self._all.noted(self._upcoming))
+            except OSError as error:
+                _log.warning("the next server sends moves of the last minute again: %s", error)
 
 
 def _piece(messages: Iterable[Message]) -> list[Message]:

@@ -170,7 +170,8 @@ def serve(
                     _address(where, _NEAR.get(where.host, where.host), port), "utf-8"
                 )
             ready(address, secret)
-            feed = Feed(room)
+            # Of several servers of a workspace, the first.
+            feed = Feed(room, ws.home / "server" / "followed.json" if held is not None else None)
             config = uvicorn.Config(
                 application(room, hosts, feed), http=Patient, lifespan="on", log_level="error", access_log=False, server_header=False,
                 limit_concurrency=CONNECTIONS, h11_max_incomplete_event_size=LONGEST_HEAD, timeout_graceful_shutdown=3, proxy_headers=False,

@@ -178,6 +178,39 @@ def test_moves_of_another_server_are_sent_again_rather_than_lost(rest: Rest, ws:
     assert mine == [1, 2, 3, 4, 5]
 
 
+def test_the_stream_of_all_runs_goes_on_exactly_with_the_next_server(tmp_path: Path) -> None:
+    """Moves before the stop, unread ones, those while no server ran, and those after it: each comes once, without a gap."""
+    root = tmp_path / "space"
+    root.mkdir()
+    with Rest(root) as server, Workspace.open(root) as ws:
+        token, old, quiet = server.token, Worked(ws, "old"), Worked(ws, "quiet")
+        with server.follow("/v1/stream?kind=move") as stream:
+            stream.until("begin")
+            old.move(5)
+            quiet.move()
+            (first, *_) = [each for each in stream.until("move") if each.event == "move"]
+        assert server.end() == 0
+        old.move(3)
+        new = Worked(ws, "new")
+        new.move(2)
+        new.end()
+        with Rest(root) as after:
+            after.token = token
+            last = {"Last-Event-ID": first.id}
+            with after.follow("/v1/stream?kind=move", **last) as stream:
+                quiet.end()
+                found, missing = [first], {("old", 9), ("quiet", 3), ("new", 4)}
+                while missing:
+                    found += stream.until("move")
+                    missing -= {(found[-1].data["run"], found[-1].data["seq"])}
+            assert after.end() == 0
+        old.end()
+        assert {each.event for each in found} == {"move"}
+        for run, begins, stored in ((old, first.data["seq"], 9), (quiet, 0, 3), (new, 1, 4)):
+            got = [each.data["seq"] for each in found if each.data["run"] == run.id]
+            assert got == list(range(begins or got[0], stored + 1)), run.id
+
+
 def test_a_token_of_one_run_sees_no_other(rest: Rest, ws: Workspace) -> None:
     mine, other = Worked(ws, "mine"), Worked(ws, "other")
     token = new_token(rest, run=mine.id)
