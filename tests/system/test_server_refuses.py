@@ -33,7 +33,7 @@ from tests.system.test_server import refused, workspace
 from tests.tools import client
 
 LATE = "2099-01-01T00:00:00Z"
-OF_ITS_RUN = ("/v1/me", "/v1/stream", "/v1/tickets")
+OF_ITS_RUN = ("/v1/stream", "/v1/tickets")
 """What a token of one run may ask, for that run alone: test_live_streams."""
 
 

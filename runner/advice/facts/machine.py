@@ -59,7 +59,7 @@ def facts(name: str, said: bytes) -> dict[str, object]:
 
 
 def _provider(name: str, said: Iterable[str]) -> str | None:
-    """Return who rents out a host, as it says or as its address tells; None if nobody does."""
+    """Return who rents out a host, as it says or as its address tells; None if it is not rented."""
     for provider in said:
         if provider in _PROVIDERS:
             return provider
