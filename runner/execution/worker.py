@@ -46,8 +46,9 @@ from .resume import Claimed
 from .signals import signals
 from .steps import loop
 from .steps.commit import GroupCommit
+from .steps.control import Handover
 from .steps.loop import Report
-from .steps.work import Handover, Options, Work
+from .steps.work import Options, Work
 from .tasks import given, pattern_of
 from .terms import Listener, Overview, Settings, Since, Summary, lower
 
@@ -136,7 +137,9 @@ def _work(ours: Assignment) -> Summary | None:
         ) as runner:
             working, report = runner.run(_carried_out(ours))
         if settings.upload and report.state == "COMPLETED":
-            uploading.upload(ws, working.plan, working.made, settings.upload, listener, run)
+            uploading.upload(
+                ws, working.steps.plan, working.steps.made, settings.upload, listener, run
+            )
     except asyncio.CancelledError:  # no step had begun
         raise KeyboardInterrupt from None
     except BaseException as error:
@@ -149,7 +152,7 @@ def _work(ours: Assignment) -> Summary | None:
         if ours.commits is not None:
             ours.commits.keys.close()
     commits = working.commits
-    interrupted = working.control.interrupts > 0 or report.left
+    interrupted = working.stopper.is_interrupted or report.left
     state = _over(
         ws, commits, report, "interrupted" if interrupted and report.state != "COMPLETED" else ""
     )
@@ -161,7 +164,10 @@ def _work(ours: Assignment) -> Summary | None:
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = results(ws, found) if report.state == "COMPLETED" else ()
-    counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.todo)}
+    counts = {
+        **report.counts,
+        "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.steps.todo),
+    }
     summary = Summary(
         state,
         counts,
@@ -226,7 +232,7 @@ async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
         loop.publish_all(working)
         point_latest(ws, found)
     if report.state == "COMPLETED":
-        deliver(ws, begins.id, begins.fence, working.plan, working.made)
+        deliver(ws, begins.id, begins.fence, working.steps.plan, working.steps.made)
     return working, report
 
 

@@ -19,8 +19,9 @@ from runner.execution.queue import serve
 from runner.execution.resume import Claimed
 from runner.execution.steps import control, loop
 from runner.execution.steps.commit import GroupCommit
+from runner.execution.steps.control import Handover
 from runner.execution.steps.loop import Report
-from runner.execution.steps.work import Handover, Work
+from runner.execution.steps.work import Work
 from runner.execution.terms import Choice, Settings
 from runner.execution.unattended import end_unattended
 from runner.hosts.link import control_file
@@ -250,7 +251,7 @@ def test_a_resume_that_comes_when_all_has_stopped_is_not_lost(
     async def asked(work: Work) -> Report:
         turns[0] += 1
         if turns[0] == 1:
-            work.scheduler.pause()
+            work.schedule.pause()
             work.commits.answers = "pause"
         report = await whole(work)
         if turns[0] == 1:

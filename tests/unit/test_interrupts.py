@@ -15,6 +15,8 @@ import pytest
 from drivers.base import Unreachable
 from runner.execution.signals import preparing
 from runner.execution.steps import control
+from runner.execution.steps.bell import Bell
+from runner.execution.steps.control import Stopper
 from tests.virtual import virtual
 
 
@@ -26,11 +28,14 @@ def test_of_a_step_elsewhere_it_is_not_known_which_checkpoint_is_kept(
     elsewhere: str, words: str
 ) -> None:
     running = Of(node=Of(id="train"), state=None, place=Of(elsewhere=elsewhere))
-    work: Any = Of(
-        running={"train": running},
-        spec=lambda _id: Of(state=[Of(name="kept", checkpoint="step-*")]),
-    )
-    assert control._kept(work) == f" (train {words})"
+    none: Any = None
+    attempts: Any = {"train": running}
+    steps: Any = Of(spec=lambda _id: Of(state=[Of(name="kept", checkpoint="step-*")]))
+    said: list[str] = []
+    schedule: Any = Of(disturb=lambda: None, drain=lambda: None)
+    commits: Any = Of(say=said.append)
+    Stopper(none, steps, schedule, commits, attempts, (), Bell(), None).interrupt()  # type: ignore[arg-type]
+    assert said[0].endswith(f"press Ctrl-C again to stop now (train {words})")
 
 
 def test_an_interrupt_waits_for_the_end_of_an_import(

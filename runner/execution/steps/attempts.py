@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,7 +18,7 @@ from ...digest import Digest
 from ...errors import Infrastructure
 from ...hosts.link import control_file
 from ...hosts.place import launch
-from ...hosts.place.hooks import INSTALL, Hooks
+from ...hosts.place.hooks import INSTALL
 from ...hosts.place.host_task import HostTask, Phase, StateFolder, TaskResult
 from ...hosts.place.place import GRACE, Place
 from ...hosts.place.spare_dirs import Scrap
@@ -46,6 +46,7 @@ from .. import job_folders
 from ..reporting import log_remote
 from .bucket_inputs import BucketInputs
 from .commit import GroupCommit
+from .host_hooks import HostHooks
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -173,23 +174,17 @@ class Attempts:
         survey: Survey,
         commits: GroupCommit,
         host_pool: HostPool,
+        hooks: HostHooks,
         scrap: Scrap,
         made: Mapping[int, Made],
     ) -> None:
-        self.ws, self.survey, self.commits, self.host_pool, self.scrap, self.made = (
-            ws,
-            survey,
-            commits,
-            host_pool,
-            scrap,
-            made,
-        )
+        self.ws, self.survey, self.commits, self.host_pool = ws, survey, commits, host_pool
+        self.hooks, self.scrap, self.made = hooks, scrap, made
         self._top = str(ws.root)
         self._base: dict[
             tuple[object, ...], Passed
         ] = {}  # what attempts inherit, by what they ask for
         self._env_files = EnvFiles(ws.own)
-        self._hooks: dict[str, Hooks] = {}
         self._pythons: dict[
             tuple[Place, Wanted], asyncio.Task[str]
         ] = {}  # interpreters of environments, by place
@@ -197,22 +192,6 @@ class Attempts:
         self._buckets = BucketInputs(ws, survey, commits, host_pool.name)
         self._inputs = StoredInputs(ws.objects, ws.cache)
         self._said: set[tuple[str, str]] = set()  # inputs that are not files of ours, and why
-
-    @property
-    def hooks(self) -> Collection[Hooks]:
-        """Of every place that had any."""
-        return self._hooks.values()
-
-    def hooks_of(self, place: Place) -> Hooks:
-        if place.name not in self._hooks:
-            self._hooks[place.name] = Hooks(
-                place,
-                self.commits.run,
-                self.commits.fence,
-                self.survey.plan.settings,
-                self.survey.plan.inputs,
-            )
-        return self._hooks[place.name]
 
     def image(self, spec: StepSpec) -> str:
         """The image that a step runs in; empty for the host's own programs."""
@@ -287,7 +266,7 @@ class Attempts:
         if lock and not await built(place, wanted):
             self.commits.say(f"installing the packages of {what}, once")
         return await python_of(
-            self.hooks_of(place), wanted, lambda words: self.commits.say(f"{what}: {words}")
+            self.hooks.of(place), wanted, lambda words: self.commits.say(f"{what}: {words}")
         )
 
     async def end_installs(self) -> None:

@@ -43,9 +43,9 @@ async def _watch(work: Work, goal: Goal) -> None:
     whole = set(known)
     while True:
         began = time.monotonic()
-        for id in work.todo - whole - work.running.keys():
+        for id in work.steps.todo - whole - work.running.keys():
             # Stored in groups: a moment after it is done.
-            if work.scheduler.state(id) is State.DONE and (
+            if work.schedule.state(id) is State.DONE and (
                 tries := work.ws.store.runs.attempts(work.commits.run, id)
             ):
                 whole.add(id)
@@ -63,13 +63,13 @@ async def _watch(work: Work, goal: Goal) -> None:
             if not running.stopped and (words := behind(known[id], others, goal.least)):
                 work.early[id] = f"{goal.metric} {words}"
                 work.commits.say(f"{readable(id)} is stopped early: {work.early[id]}")
-                work.beside(stop(running, SAVING, may_save=True))
+                work.bell.run_in_background(stop(running, SAVING, may_save=True))
         await asyncio.sleep(max(EVERY, SHARE * (time.monotonic() - began)))
 
 
 def _read(work: Work, running: Running, metric: str) -> Stream:
     """What an attempt has reported so far."""
-    rule = work.spec(running.node.id).metrics
+    rule = work.steps.spec(running.node.id).metrics
     if rule is None:
         return ()
     with contextlib.suppress(Invalid, OSError):  # a pattern that takes too long, or nothing yet

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from drivers.base import DriverError, Exit, HostLost
 
@@ -32,27 +32,18 @@ from ...storage.records.links import Link
 from ...survey import imports
 from ...survey.env_files import EnvFiles
 from . import attempt_result, hints
-from .adjusting import stand_for
 from .attempts import Running, clear_up, saved
-from .failing import fail, lose, wait_again
-from .groups import with_data
+from .failing import Cause, Evidence
 from .judging import grow
+from .running_attempts import End
 from .watches import PATIENCE
-from .work import End, Work
+from .work import Work
 
 UNWATCHED: Final = 3
 """Times that the agent here is killed under a step in one run before that counts as the step's failure."""
 
 NO_OUTPUTS: Final[Mapping[str, str]] = MappingProxyType({})
 _log: Final = Log("loop")
-
-
-class _Why(NamedTuple):
-    """Why an attempt failed: the word of the scheduler, and a sentence."""
-
-    reason: str
-    words: str
-    fix: str = ""
 
 
 async def end(work: Work, id: str, end: End) -> None:
@@ -67,10 +58,9 @@ async def end(work: Work, id: str, end: End) -> None:
             end.code,
             end.ended - end.started,
         )
-    running.place.capacity.leave(running.wants, running.devices)
     for words in attempt_result.remove_replaced(running.attempt.path, running.logs):
         work.commits.say(f"{readable(id)}: {words}")
-    spec = work.spec(id)
+    spec = work.steps.spec(id)
     image = work.attempts.wrapped(spec, running.place)
     try:
         if image and isinstance(end, Exit):
@@ -80,10 +70,10 @@ async def end(work: Work, id: str, end: End) -> None:
                 with contextlib.suppress(DriverError):
                     await work.attempts.containers_of(each).over(each.paths(part.attempt).cwd, end)
         if isinstance(end, HostLost):
-            lose(work, running.place, end)
+            work.machines.lose(running.place, end)
         if isinstance(end, Exit) and end.reason == BUSY:
             _discard(work, running)
-            wait_again(work, id)
+            work.failures.queue_again(id)
         elif (why := await _why(work, id, running, spec, end)) is not None:
             (_stopped if why.reason == EARLY else _failed)(
                 work, id, running, spec, why, end if isinstance(end, Exit) else None
@@ -98,60 +88,60 @@ async def end(work: Work, id: str, end: End) -> None:
             work.commits.release_after_flush(running.key)
 
 
-async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) -> _Why | None:
+async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) -> Cause | None:
     """Why an attempt failed; None when it ended well."""
     if isinstance(end, RecipeError):
-        if work.control.limit:
+        if work.stopper.limit:
             return _limit(work)
-        return _Why("error", str(end), end.fix)
+        return Cause("error", str(end), end.fix)
     if isinstance(end, DriverError):
         if isinstance(end, HostLost):
-            return _Why(
+            return Cause(
                 "preempted" if work.host_pool.spot.preemptible(running.place) else "lost", str(end)
             )
-        return _Why("driver", str(end))
-    if end.reason == "stopped" and id in work.early and not work.control.stopping:
-        return _Why(EARLY, work.early[id])
-    if end.reason == "stopped" and work.control.limit:
+        return Cause("driver", str(end))
+    if end.reason == "stopped" and id in work.early and not work.stopper.is_stopping:
+        return Cause(EARLY, work.early[id])
+    if end.reason == "stopped" and work.stopper.limit:
         return _limit(work)
     if end.reason == "stopped" and end.detail:
         running.place.ending(end.detail)
     if (
         end.reason == "stopped"
-        and not work.control.stopping
+        and not work.stopper.is_stopping
         and (taken := [place for place in running.place.members if place.leaving])
     ):
-        return _Why("preempted", f"{taken[0].name}: {taken[0].leaving}")
+        return Cause("preempted", f"{taken[0].name}: {taken[0].leaving}")
     if end.reason == "stopped" and id in work.sick:
         work.sick.discard(id)
-        return _Why("health", f"the recipe's health check failed {PATIENCE} times in a row")
-    if end.reason == "stopped" and end.detail and not work.control.stopping:
-        return _Why("lost", f"{running.place.name} ended it: {end.detail}")
-    if running.taken_up and end.reason == "stopped" and not work.control.stopping:
-        return _Why("lost", "an earlier run, which is gone, had asked it to stop")
+        return Cause("health", f"the recipe's health check failed {PATIENCE} times in a row")
+    if end.reason == "stopped" and end.detail and not work.stopper.is_stopping:
+        return Cause("lost", f"{running.place.name} ended it: {end.detail}")
+    if running.taken_up and end.reason == "stopped" and not work.stopper.is_stopping:
+        return Cause("lost", "an earlier run, which is gone, had asked it to stop")
     if end.code == 0 and end.reason == "exit":
         return _not_taken(running)
     return await _exit(work, id, running, spec, end)
 
 
-def _limit(work: Work) -> _Why:
-    return _Why(LIMIT, f"stopped: {work.control.limit}")
+def _limit(work: Work) -> Cause:
+    return Cause(LIMIT, f"stopped: {work.stopper.limit}")
 
 
-def _not_taken(running: Running) -> _Why | None:
+def _not_taken(running: Running) -> Cause | None:
     """What is wrong with what a command left that ended well."""
     assert running.brought is not None
     problem, words = running.brought.problem, running.brought.words
     if problem == "input":
-        return _Why("input", f"{words}; what is declared as an input is only to be read")
+        return Cause("input", f"{words}; what is declared as an input is only to be read")
     if problem == "output":
-        return _Why("lost" if running.taken_up else "output", f"{words} (exit 0)")
+        return Cause("lost" if running.taken_up else "output", f"{words} (exit 0)")
     if problem == "full":
-        return _Why("disk", words)
-    return _Why(problem, words) if problem else None
+        return Cause("disk", words)
+    return Cause(problem, words) if problem else None
 
 
-async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> _Why:
+async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> Cause:
     """What a bad exit means, by what the step printed and by where it ran."""
     tail, image = (
         attempt_result.tail(running.last_log, work.commits.masker),
@@ -168,7 +158,7 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
         # This machine runs on, or we would not: what ends with it each time is not bad luck, and counts as the step's failure.
         work.unwatched[id] += 1
         if work.unwatched[id] >= UNWATCHED:
-            return _Why(
+            return Cause(
                 "unwatched", f"the agent of this machine was killed {UNWATCHED} times while it ran"
             )
     if reason == "exit":
@@ -179,19 +169,19 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
         if full := attempt_result.full(
             tail, await running.place.members[node].folder.free(), where
         ):
-            return _Why("disk", f"{words}: {full}")
+            return Cause("disk", f"{words}: {full}")
     if (
         exit.signal == signal.SIGTERM
         and where
         and work.host_pool.spot.preemptible(running.place)
         and not running.stopped
     ):
-        return _Why("preempted", f"{words}: {where} is being taken away")
+        return Cause("preempted", f"{words}: {where} is being taken away")
     if reason in ("timeout", "idle") and causes.is_stalled(
         *metrics.pace(Path(f"{running.attempt.path}.metrics"))
     ):
         reason = "stalled"
-    return _Why(causes.of_exit(reason, tail.decode(errors="replace")), words)
+    return Cause(causes.of_exit(reason, tail.decode(errors="replace")), words)
 
 
 def _succeeded(
@@ -218,7 +208,7 @@ def _succeeded(
         ):
             work.commits.say(f"{id}: {words}")
     made = Made(True, outputs, values)
-    work.made[running.number] = made
+    work.steps.set_made(running.number, made)
     data: dict[str, object] = {"seconds": round(seconds, 3)}
     if stale := attempt.stale(work.ws.cache):
         where = str(work.ws.root / stale[0]).removeprefix(f"{work.ws.root}/")
@@ -226,15 +216,15 @@ def _succeeded(
             f"{where} changed while it ran: its result is used now, and it will run again"
         )
     elif running.key is not None:
-        again = work.facts.traces.get(running.key) is not None
+        again = work.steps.facts.traces.get(running.key) is not None
         facts = _facts(work, running, spec) | ({"warnings": warnings} if warnings else {})
         trace = work.commits.trace(running.key, node, outputs, values, exit, facts, again=again)
-        stand_for(work, id, trace)
+        work.smaller_inputs.note_result(id, trace)
     if not work.survey.library:
         try:
             work.publisher.publish(running.number, made)
         except RecipeError as error:
-            return _failed(work, id, running, spec, _Why("publish", str(error)))
+            return _failed(work, id, running, spec, Cause("publish", str(error)))
         crashpoint("published")
     python = work.attempts.interpreter(node, spec, running.place)
     image = attempt_result.image(spec, running.world)
@@ -258,7 +248,7 @@ def _succeeded(
         data["warnings"] = warnings
     if exit.strays:
         data["strays"] = exit.strays
-    work.groups.record(with_data(work.scheduler.end(id, Outcome(True)), id, data))
+    work.schedule.end(id, Outcome(True), data)
     work.tidying.tidy(running, spec, success=True)
     grow(work)
     return None
@@ -300,7 +290,7 @@ def _facts(work: Work, running: Running, spec: StepSpec) -> dict[str, object]:
 
 
 def _stopped(
-    work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None
+    work: Work, id: str, running: Running, spec: StepSpec, why: Cause, exit: Exit | None
 ) -> None:
     """Keep what an attempt reported that others had left behind, and its state, from which a later run goes on."""
     work.numbers.over(id, running, {})
@@ -325,8 +315,8 @@ def _stopped(
     )
     attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
     work.tidying.tidy(running, spec, success=False)
-    work.made[running.number] = NOTHING
-    work.groups.record(work.scheduler.end(id, Outcome(False, EARLY, why.words)))
+    work.steps.set_made(running.number, NOTHING)
+    work.schedule.end(id, Outcome(False, EARLY, why.words))
 
 
 def _is_kept(running: Running) -> bool:
@@ -340,7 +330,7 @@ def _is_kept(running: Running) -> bool:
 
 
 def _failed(
-    work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None
+    work: Work, id: str, running: Running, spec: StepSpec, why: Cause, exit: Exit | None = None
 ) -> None:
     """Keep what a failed attempt printed and wrote, with what helps to mend it."""
     attempt, (reason, words, hint) = running.attempt, why
@@ -350,7 +340,8 @@ def _failed(
     if _is_kept(running):
         work.orphans.look_again()
         words += "; what it made is kept in its attempt, and is taken when there is room"
-        return fail(work, id, reason, words, causes.REMEDIES["disk"], tail, running.log)
+        kept = Cause(reason, words, causes.REMEDIES["disk"])
+        return work.failures.fail(id, kept, Evidence(tail, running.log))
     if reason == "disk":
         delete(
             Path(attempt.path)
@@ -374,7 +365,7 @@ def _failed(
             *attempt.objects,
             *(output.path for output in running.node.outputs),
         ]
-        said, base = tail.decode(errors="replace"), work.plan.homes[running.node.home]
+        said, base = tail.decode(errors="replace"), work.steps.plan.homes[running.node.home]
         hint = imports.advice(said, id, base, declared, started(spec.run, spec.accelerate))
         missing = (
             undeclared(said, work.ws.root, running.place.paths(attempt).cwd, declared)
@@ -422,19 +413,19 @@ def _failed(
         links=found,
     )
     work.tidying.tidy(running, spec, success=False)
-    fail(
-        work,
+    shown = attempt_result.words(tail)
+    work.failures.fail(
         id,
-        reason,
-        words,
-        hint,
-        attempt_result.words(tail),
-        log,
-        work.tidying.left(running),
-        _error(reason, words, attempt_result.words(tail)) if exit is not None else "",
-        saved=advanced,
-        exit=exit,
-        warnings=warnings,
+        Cause(reason, words, hint),
+        Evidence(
+            shown,
+            log,
+            work.tidying.left(running),
+            _error(reason, words, shown) if exit is not None else "",
+            warnings,
+            exit,
+            advanced,
+        ),
     )
 
 
@@ -451,5 +442,5 @@ def _error(reason: str, words: str, tail: bytes) -> str:
 
 def _discard(work: Work, running: Running) -> None:
     """Delete what there is of an attempt that did not begin."""
-    work.beside(running.place.clear_after(running.task, ()))
+    work.bell.run_in_background(running.place.clear_after(running.task, ()))
     clear_up(running, work.scrap)

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from ...errors import Corrupt, Infrastructure
 from ...logs import Log
 from ...planning.ids import readable
 from ...planning.schedule import Move
-from .attempts import Running
 from .commit import GroupCommit
 
 _log: Final = Log("loop")
@@ -25,7 +24,7 @@ class Groups:
     """The groups of one run.  `wake` is called when one is on the disk."""
 
     def __init__(
-        self, commits: GroupCommit, running: Mapping[str, Running], wake: Callable[[], None]
+        self, commits: GroupCommit, running: Collection[str], wake: Callable[[], None]
     ) -> None:
         self.commits, self.running, self._wake = commits, running, wake
         self.landed = False  # the last group is on the disk, and `land` was not called yet
@@ -95,13 +94,3 @@ class Groups:
         for move in moves:
             _log.debug("%s: %s → %s %s", readable(move.id), move.before, move.after, move.reason)
             self.commits.move(move)
-
-
-def with_data(moves: Sequence[Move], id: str, data: Mapping[str, object]) -> list[Move]:
-    """The same moves, with more to say of the step `id`."""
-    return [
-        move._replace(data={**move.data, **data})
-        if move.id == id and move.subject == "step"
-        else move
-        for move in moves
-    ]

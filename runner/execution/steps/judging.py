@@ -13,40 +13,42 @@ from ...storage.content.files import Content
 from ...storage.records.index import warnings_in
 from ...storage.remote.cache import Downloads
 from ...survey.survey import compiled, expansions, look
-from .adjusting import smaller, stand_for
-from .groups import with_data
+from .failing import Cause
 from .work import Work
 
 
 def judge_ready(work: Work) -> bool:
     """Judge every step whose needs are final; True when something moved."""
     moved = False
-    for id in work.scheduler.ready():
+    for id in work.schedule.ready():
         if work.downloads is not None and (work.downloads.awaited(id) or _behind(work, id)):
             continue
-        _judge(work, id, work.plan.index[id])
+        _judge(work, id, work.steps.plan.index[id])
         moved = True
     return moved
 
 
 def _judge(work: Work, id: str, n: int) -> None:
     for need in (
-        work.plan.needs(n) - work.made.keys()
+        work.steps.plan.needs(n) - work.steps.made.keys()
     ):  # skipped because of another, or failed under an earlier worker, and left out
-        if (other := work.plan.nodes[need].id) in work.todo and work.scheduler.state(other) in (
+        if (other := work.steps.plan.nodes[need].id) in work.steps.todo and work.schedule.state(
+            other
+        ) in (
             State.SKIPPED,
             State.FAILED,
         ):
-            work.made[need] = NOTHING
+            work.steps.set_made(need, NOTHING)
     try:
         verdict = _verdict(work, n)
-        for _ in range(work.short.pop(id, 0)):
-            work.verdicts[id] = verdict if id not in work.asked else work.verdicts[id]
-            if smaller(work, id):
+        for _ in range(work.smaller_inputs.take_earlier(id)):
+            if not work.smaller_inputs.are_used_by(id):
+                work.steps.judged(id, verdict)
+            if work.smaller_inputs.divide(id):
                 verdict = _verdict(work, n)
     except RecipeError as error:
         return _refuse(work, id, "when", str(error), error.fix)
-    work.verdicts[id] = verdict
+    work.steps.judged(id, verdict)
     if work.downloads is not None and _sent_for(work, work.downloads, id, n, verdict):
         return None
     reasons = "; ".join(verdict.reasons)
@@ -54,12 +56,12 @@ def _judge(work: Work, id: str, n: int) -> None:
         assert verdict.made is not None
         return _reuse(work, id, n, verdict, verdict.made)
     if verdict.answer == "skip":
-        work.made[n] = NOTHING
-        work.groups.record(work.scheduler.judge(id, "skip", reasons))
-    elif work.plan.nodes[n].flags & SELECT:
+        work.steps.set_made(n, NOTHING)
+        work.schedule.judge(id, "skip", reasons)
+    elif work.steps.plan.nodes[n].flags & SELECT:
         _refuse(work, id, "select", reasons)
     else:
-        work.groups.record(work.scheduler.judge(id, "run", reasons))
+        work.schedule.judge(id, "run", reasons)
     return None
 
 
@@ -70,50 +72,51 @@ def _reuse(work: Work, id: str, n: int, verdict: Verdict, made: Made) -> None:
         if work.downloads is None or not _sent_for(
             work, work.downloads, id, n, Verdict("run", verdict.key, (gone,), None)
         ):
-            work.groups.record(work.scheduler.judge(id, "run", gone))
+            work.schedule.judge(id, "run", gone)
         return
-    work.made[n] = made
+    work.steps.set_made(n, made)
     if (
-        id in work.asked
+        work.smaller_inputs.are_used_by(id)
         and verdict.key is not None
         and (trace := work.ws.store.index.trace(verdict.key)) is not None
     ):
-        stand_for(work, id, trace)
+        work.smaller_inputs.note_result(id, trace)
     if verdict.answer == RESTORE:
         try:
             work.publisher.publish(n, made)
         except RecipeError as error:
             return _refuse(work, id, "publish", str(error), error.fix)
-    moves = work.scheduler.judge(id, "fresh", "; ".join(verdict.reasons))
     data: dict[str, object] = {"restored": True} if verdict.answer == RESTORE else {}
-    metrics = work.spec(id).metrics
+    metrics = work.steps.spec(id).metrics
     if metrics is not None and metrics.in_environment and verdict.key is not None:
         trace = work.ws.store.index.trace(verdict.key)
         if trace is not None and (warnings := warnings_in(trace)):
             data["warnings"] = warnings
-    work.groups.record(with_data(moves, id, data) if data else moves)
+    work.schedule.judge(id, "fresh", "; ".join(verdict.reasons), data)
     grow(work)
 
 
 def _refuse(work: Work, id: str, reason: str, words: str, fix: str = "") -> None:
     """A step that cannot even be judged fails, when it is its turn."""
-    work.refused[id] = reason, words, fix
-    work.groups.record(work.scheduler.judge(id, "run", ""))
+    work.refused[id] = Cause(reason, words, fix)
+    work.schedule.judge(id, "run", "")
 
 
 def _verdict(work: Work, n: int) -> Verdict:
-    id = work.plan.nodes[n].id
+    id = work.steps.plan.nodes[n].id
     verdict = judge(
-        work.plan,
+        work.steps.plan,
         n,
-        work.facts,
-        work.made,
+        work.steps.facts,
+        work.steps.made,
         force=work.survey.forces(id),
         targets=work.survey.targets,
     )
     if verdict.forced and verdict.key in work.commits.made:
         # This run has made it anew already.
-        return judge(work.plan, n, work.facts, work.made, targets=work.survey.targets)
+        return judge(
+            work.steps.plan, n, work.steps.facts, work.steps.made, targets=work.survey.targets
+        )
     return verdict
 
 
@@ -147,20 +150,20 @@ def _taken(work: Work, n: int) -> set[str]:
     """The outputs of a step that others of this run take."""
     return {
         u.output
-        for id in work.consumers(n)
-        for u in work.plan.nodes[work.plan.index[id]].upstream
+        for id in work.steps.consumers(n)
+        for u in work.steps.plan.nodes[work.steps.plan.index[id]].upstream
         if u.producer == n
     }
 
 
 def _sent_for(work: Work, downloads: Downloads, id: str, n: int, verdict: Verdict) -> bool:
     """Whether the shared store is asked for something that this step needs, or what made it runs again: it is judged anew when that is there."""
-    node, contents = work.plan.nodes[n], dict[str, int]()
+    node, contents = work.steps.plan.nodes[n], dict[str, int]()
     if verdict.made is not None:
         shown = [
             output
             for output, path in work.survey.targets.get(n, ())
-            if work.facts.there.get(path) != verdict.made.outputs.get(output)
+            if work.steps.facts.there.get(path) != verdict.made.outputs.get(output)
         ]
         contents = {
             verdict.made.outputs[name]: n
@@ -169,9 +172,9 @@ def _sent_for(work: Work, downloads: Downloads, id: str, n: int, verdict: Verdic
         }
     elif verdict.answer == "run":
         contents = {
-            work.made[u.producer].outputs[u.output]: u.producer
+            work.steps.made[u.producer].outputs[u.output]: u.producer
             for u in node.upstream
-            if u.output in work.made[u.producer].outputs
+            if u.output in work.steps.made[u.producer].outputs
         }
     missing = [
         Content(content) for content in contents if not work.ws.objects.has(Content(content))
@@ -180,17 +183,17 @@ def _sent_for(work: Work, downloads: Downloads, id: str, n: int, verdict: Verdic
         return True
     lost = {contents[content] for content in missing} if verdict.made is None else set()
     for producer in lost:
-        _revive(work, work.plan.nodes[producer].id)
-    work.held[id] = {work.plan.nodes[producer].id for producer in lost}
+        _revive(work, work.steps.plan.nodes[producer].id)
+    work.held[id] = {work.steps.plan.nodes[producer].id for producer in lost}
     return bool(lost)
 
 
 def _revive(work: Work, id: str) -> None:
     """What a step made cannot be had any more: it is judged again, and runs."""
-    if id in work.todo:
-        if work.scheduler.state(id) in (State.FRESH, State.DONE):
-            work.groups.record(work.scheduler.gone(id, "its stored output is gone"))
-            work.groups.record(work.scheduler.adopt(id, "what it needs may have to be brought"))
+    if id in work.steps.todo:
+        if work.schedule.state(id) in (State.FRESH, State.DONE):
+            work.schedule.make_again(id, "its stored output is gone")
+            work.schedule.judge_again(id, "what it needs may have to be brought")
         return
     work.add({id})
 
@@ -198,51 +201,42 @@ def _revive(work: Work, id: str) -> None:
 def _behind(work: Work, id: str) -> bool:
     """Whether a step that could be judged waits for one that was found to have to run again."""
     return any(
-        work.scheduler.state(other) in (State.WAITING, State.READY, State.QUEUED, State.RUNNING)
+        work.schedule.state(other) in (State.WAITING, State.READY, State.QUEUED, State.RUNNING)
         for other in work.held.get(id, ())
     )
 
 
 def grow(work: Work) -> None:
     """A pending matrix whose files are known by now becomes its instances."""
-    if not work.plan.pending:
+    if not work.steps.plan.pending:
         return
-    grown = expansions(work.ws, work.plan, work.made)
+    grown = expansions(work.ws, work.steps.plan, work.steps.made)
     fresh = {k: v for k, v in grown.items() if k not in work.survey.globs}
     if not fresh:
         return
     work.survey.globs.update(fresh)
-    old = work.plan
-    work.plan = compiled(work.ws, work.survey.source, work.survey.request, work.survey.globs)
-    made = {
-        work.plan.index[old.nodes[n].id]: m
-        for n, m in work.made.items()
-        if old.nodes[n].id in work.plan.index
-    }
-    work.made.clear()
-    work.made.update(made)
-    for id, running in work.running.items():  # nodes have other numbers now
-        running.number = work.plan.index[id]
-        running.node = work.plan.nodes[running.number]
-    work.survey.plan = work.plan
-    work.commits.masker.learn(all_given(work.plan, work.ws.environ))
+    old = work.steps.plan
+    plan = compiled(work.ws, work.survey.source, work.survey.request, work.survey.globs)
     before = {path for targets in work.survey.targets.values() for _, path in targets}
-    work.survey.targets = work.survey.targets_of(work.ws, work.plan)
-    facts = look(work.ws, work.plan, work.survey.request)
+    work.survey.targets = work.survey.targets_of(work.ws, plan)
+    facts = look(work.ws, plan, work.survey.request)
     facts.there = dict(
         work.ws.cache.contents(
             path for targets in work.survey.targets.values() for _, path in targets
         )
     )
     facts.ours = work.ws.published()
-    work.facts = work.survey.facts = facts
+    work.steps.replace(plan, facts)
+    work.running.renumber(plan)
+    work.commits.masker.learn(all_given(plan, work.ws.environ))
     known = {node.id for node in old.nodes}
-    wanted = {work.plan.nodes[n].id for n in work.survey.wanted(work.plan)}
+    wanted = {work.steps.plan.nodes[n].id for n in work.survey.wanted(work.steps.plan)}
     new = wanted - known | wanted & work.survey.aside
     work.survey.aside -= new
     if work.survey.begin:
         work.survey.forced |= {
-            work.plan.nodes[n].id for n in work.plan.after(work.plan.named(work.survey.begin))
+            work.steps.plan.nodes[n].id
+            for n in work.steps.plan.after(work.steps.plan.named(work.survey.begin))
         }
     work.commits.expanded(fresh, len(new))
     work.add(new | _unpublished(work, before) & wanted)
@@ -252,7 +246,7 @@ def _unpublished(work: Work, before: Container[str]) -> set[str]:
     """Fresh steps that are to be published where it was not known `before` that they are.  What this run made is published at once."""
     found = set()
     for n, targets in work.survey.targets.items():
-        left = work.made.get(n)
+        left = work.steps.made.get(n)
         if (
             left is None
             or not left.ok
@@ -260,8 +254,8 @@ def _unpublished(work: Work, before: Container[str]) -> set[str]:
             or all(path in before for _, path in targets)
         ):
             continue
-        id = work.plan.nodes[n].id
-        if id not in work.todo:
+        id = work.steps.plan.nodes[n].id
+        if id not in work.steps.todo:
             found.add(id)
             continue
         try:

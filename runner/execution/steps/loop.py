@@ -18,16 +18,16 @@ from ...errors import CannotRun, Infrastructure
 from ...hosts.link.local_agents import forget_claims
 from ...hosts.place.place import Place
 from ..signals import signals
-from .control import GRACE, hand_over, heed, interrupt, stop, terminate, time_is_up
+from .control import GRACE, stop
 from .early import watched
 from .ending import end
+from .failing import Failure
 from .groups import GROUP_SECONDS
 from .judging import judge_ready
 from .orphans import left_by
-from .renting import note, rent
 from .starting import start_ready
 from .watches import watch
-from .work import Failure, Work
+from .work import Work
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ async def run(work: Work) -> Report:
     """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
     ours = work.handover is None  # else signals end the worker, which does more than this run
     with (
-        signals(functools.partial(interrupt, work), functools.partial(terminate, work))
+        signals(work.stopper.interrupt, work.stopper.terminate)
         if ours
         else contextlib.nullcontext()
     ):
@@ -59,64 +59,66 @@ async def run(work: Work) -> Report:
             await _close(work)
         work.commits.flush()
         work.scrap.clear()
-    counts = {str(state): count for state, count in work.scheduler.counts.items() if count}
-    left = work.control.abandoned
+    left = work.stopper.is_abandoned
     return Report(
-        work.scheduler.result, counts, work.failures, sorted(work.running) if left else [], left
+        work.schedule.result,
+        work.schedule.counts,
+        work.failures.final,
+        sorted(work.running) if left else [],
+        left,
     )
 
 
 def publish_all(work: Work) -> None:
     """A library recipe's results, at the end."""
-    work.publisher.publish_all(work.made)
+    work.publisher.publish_all(work.steps.made)
     work.commits.flush()
 
 
 async def _turn(work: Work) -> None:
     while (
-        not work.scheduler.finished
-        and not work.control.abandoned
-        and work.scheduler.result != "PAUSED"
+        not work.schedule.is_finished
+        and not work.stopper.is_abandoned
+        and work.schedule.result != "PAUSED"
     ):
         # One end at a time: what takes its place runs while the next is looked at.
-        moved = bool(work.ended)
+        moved = work.running.has_ended
         if moved:
-            await end(work, *work.ended.popleft())
-        rent(work)
-        if not (judge_ready(work) | await start_ready(work) | moved | bool(work.ended)):
-            await work.rest()
+            await end(work, *work.running.next_end())
+        work.machines.rent()
+        if not (judge_ready(work) | await start_ready(work) | moved | work.running.has_ended):
+            await work.bell.wait()
         if work.groups.landed:
             work.groups.land()
         if work.groups.due:
             work.groups.send()
-    if work.control.handing_over and work.control.request not in ("pause", "cancel"):
-        work.control.left |= not work.scheduler.finished
+    work.stopper.leave_unfinished()
 
 
 async def _close(work: Work) -> None:
-    kept = work.control.keep_hosts and work.scheduler.result == "PAUSED"
+    kept = work.stopper.keeps_hosts and work.schedule.result == "PAUSED"
     try:
         await _leave(work)
     finally:  # whatever went wrong, no machine is paid for any longer
-        await work.host_pool.close(leave=work.control.abandoned or kept)
-    note(work)
+        await work.host_pool.close(leave=work.stopper.is_abandoned or kept)
+    work.machines.note_moves()
     work.scrap.clear()
 
 
 async def _leave(work: Work) -> None:
     """Let go of what the run has on its hosts."""
-    if work.scheduler.finished or work.scheduler.result == "PAUSED":
+    if work.schedule.is_finished or work.schedule.result == "PAUSED":
         with contextlib.suppress(Infrastructure):  # raised again by the last flush
             work.commits.flush()
-        await work.settle(GRACE.total_seconds())
-    work.leave()
-    if not work.control.abandoned:
+        await work.bell.settle(GRACE.total_seconds())
+    work.bell.cancel_background()
+    if not work.stopper.is_abandoned:
         await work.attempts.end_installs()
-        for hooks in work.attempts.hooks:
+        for hooks in work.hooks:
             for problem in await hooks.cleanup() if not hooks.place.lost else ():
                 work.commits.say(problem)
     if (
-        work.scheduler.finished and work.scheduler.result == "COMPLETED"
+        work.schedule.is_finished and work.schedule.result == "COMPLETED"
     ):  # else a step that ended well may still wait to be collected
         await work.orphans.sweep()
         if not left_by(work.ws.home, work.commits.run)[0]:
@@ -125,27 +127,27 @@ async def _leave(work: Work) -> None:
 
 async def _set_up(work: Work) -> None:
     """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
-    here = {work.stays(id) for id in work.todo}
+    here = {work.machines.stays_here(id) for id in work.steps.todo}
     pool = work.host_pool
     places = [
         *([*pool.head.places, *pool.places] if pool.away and False in here else ()),
         *([pool.here] if True in here else ()),
     ]
     try:
-        await asyncio.gather(*(work.attempts.hooks_of(place).setup() for place in places))
+        await asyncio.gather(*(work.hooks.of(place).setup() for place in places))
     except CannotRun:
-        if not work.control.stopping:
+        if not work.stopper.is_stopping:
             raise
-    if stayed := work.stayed():
+    if stayed := work.steps.left_on_hosts(work.ws.objects):
         await asyncio.gather(*(place.folder.look_for(stayed) for place in places))
 
 
 @contextlib.contextmanager
 def _clock(work: Work) -> Iterator[None]:
     """End the run when it reaches its `limits.time`."""
-    limit = work.plan.settings.limits.time
+    limit = work.steps.plan.settings.limits.time
     clock = (
-        asyncio.get_running_loop().call_later(limit, functools.partial(time_is_up, work), limit)
+        asyncio.get_running_loop().call_later(limit, work.stopper.time_is_up, limit)
         if limit
         else None
     )
@@ -159,11 +161,11 @@ def _clock(work: Work) -> Iterator[None]:
 @contextlib.contextmanager
 def _looks(work: Work) -> Iterator[None]:
     """Look now and then at the hosts' health, if the recipe says how."""
-    health = work.plan.settings.health
+    health = work.steps.plan.settings.health
     if health is None:
         yield
         return
-    looks = watch(work.attempts.hooks, health.run, health.every, functools.partial(_end_sick, work))
+    looks = watch(work.hooks, health.run, health.every, functools.partial(_end_sick, work))
     task = asyncio.get_running_loop().create_task(looks)
     try:
         yield
@@ -187,12 +189,12 @@ def _pulse(work: Work) -> Iterator[None]:
     def beat() -> None:
         nonlocal timer
         timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
-        work.wake()
-        hand_over(work)
+        work.bell.wake()
+        work.stopper.hand_over()
         with contextlib.suppress(
             Infrastructure
         ):  # a database that does not answer: the next beat asks again
-            heed(work)
+            work.stopper.poll_requests()
             work.commits.let_go()
             work.chunks.tick()
             work.numbers.tick()

@@ -32,9 +32,10 @@ from ...storage.locks import Lock
 from . import attempt_result, shared_states, stayed
 from .attempts import Running
 from .control import GRACE, stop
-from .failing import fail, fail_unstarted, lose, wait_again
+from .failing import Cause
 from .judging import is_made
-from .work import End, Work
+from .running_attempts import End
+from .work import Work
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -76,32 +77,30 @@ class Held:
 
 async def start_ready(work: Work) -> bool:
     """Start every step that there is room for; True when something moved."""
-    now = time.monotonic()
-    for id in [id for id, at in work.resting.items() if at <= now]:
-        del work.resting[id]
     moved = False
-    work.control.disturbed = False
-    for id in work.scheduler.startable(work.resting):
+    for id in work.schedule.startable():
         moved |= await _start(work, id)
-        if work.control.disturbed:
-            break  # a failure or an interrupt: what may be started is another question now
     return moved
 
 
 async def _start(work: Work, id: str) -> bool:
     """Begin an attempt; True when something moved."""
     if id in work.refused:
-        fail_unstarted(work, id, *work.refused[id])
+        work.failures.fail_unstarted(id, work.refused[id])
         return True
-    n = work.plan.index[id]
-    node, spec, key = work.plan.nodes[n], work.plan.specs()[n], work.verdicts[id].key
+    n = work.steps.plan.index[id]
+    node, spec, key = (
+        work.steps.plan.nodes[n],
+        work.steps.plan.specs()[n],
+        work.steps.verdicts[id].key,
+    )
     wants = spec.resources.room
     if key is not None and work.orphans.out_of_reach(key[:24]):
-        work.resting[id] = time.monotonic() + KEY_ELSEWHERE
+        work.schedule.rest(id, KEY_ELSEWHERE)
         return False
     place = _place_for(work, node, spec)
     if place is None:
-        work.resting[id] = time.monotonic() + NO_ROOM
+        work.schedule.rest(id, NO_ROOM)
         return _without_room(work, id, node)
     gpus: tuple[Device, ...] = ()
     if wants.get("gpus") and not (
@@ -110,28 +109,29 @@ async def _start(work: Work, id: str) -> bool:
         try:
             gpus = await _pick(work, id, place, int(wants["gpus"]))
         except HostLost as error:
-            lose(work, place, error)
+            work.machines.lose(place, error)
             return True
         except DriverError as error:
-            fail_unstarted(work, id, "error", str(error))
+            work.failures.fail_unstarted(id, Cause("error", str(error)))
             return True
         if not gpus:
             return False
     if key is not None and (moved := _hold(work, id, n, key)) is not None:
         return moved
-    world, _ = world_of(node, work.facts, work.made)
+    world, _ = world_of(node, work.steps.facts, work.steps.made)
     held = Held(n, node, spec, key, world, place, gpus)
     try:
         opened = await _open_state(work, held)
     except OSError as error:
         _give_back(work, held)
-        fail_unstarted(work, id, "disk", str(no_space(error, error.filename or "")))
+        full = no_space(error, error.filename or "")
+        work.failures.fail_unstarted(id, Cause("disk", str(full)))
         return True
     if not opened:
         # Another attempt holds the state, under other `continues` values: two trainers in one folder would spoil it.
-        work.resting[id] = time.monotonic() + NO_ROOM
+        work.schedule.rest(id, NO_ROOM)
     if (
-        not opened or work.control.disturbed
+        not opened or work.schedule.is_disturbed
     ):  # an interrupt or the run's limit came meanwhile: nothing new starts
         _give_back(work, held)
         return False
@@ -151,7 +151,7 @@ def _hold(work: Work, id: str, n: int, key: Digest) -> bool | None:
     """Hold the key of a step.  None: it is held, and the step is to be made; else whether something moved."""
     if not work.commits.hold(key, id):
         # Another run here, or another step of this one, is making the same thing: wait, then judge again and find it made.
-        work.resting[id] = time.monotonic() + (KEY_ELSEWHERE if work.ws.delivers else KEY_IN_USE)
+        work.schedule.rest(id, (KEY_ELSEWHERE if work.ws.delivers else KEY_IN_USE))
         work.contended |= not work.commits.holds(key)
         return True  # its place is free for others
     contended = work.contended or work.ws.delivers or not work.commits.keys.alone()
@@ -161,10 +161,8 @@ def _hold(work: Work, id: str, n: int, key: Digest) -> bool | None:
         work.ws.remote_cache.look_again(key)  # another machine may have made it meanwhile
     if (contended or key in work.commits.made) and is_made(work, n):
         work.commits.release(key)
-        work.groups.record(
-            work.scheduler.adopt(
-                id, f"another {'step of this run' if key in work.commits.made else 'run'} made it"
-            )
+        work.schedule.judge_again(
+            id, f"another {'step of this run' if key in work.commits.made else 'run'} made it"
         )
         return True
     return None
@@ -198,26 +196,25 @@ async def _launch(work: Work, id: str, held: Held) -> None:
         if held.lock is not None:
             held.lock.release()
         if isinstance(error, HostLost):
-            lose(work, held.place, error)
+            work.machines.lose(held.place, error)
         if isinstance(error, (_Taken, HostLost)):
-            return wait_again(work, id, held.key)
+            return work.failures.queue_again(id, held.key)
         if held.key is not None:
             work.commits.release_after_flush(held.key)
         trouble = (
             no_space(error, error.filename or held.name) if isinstance(error, OSError) else error
         )
-        if work.control.limit:
-            return fail(work, id, LIMIT, f"stopped: {work.control.limit}")
-        if work.control.interrupts and isinstance(
+        if work.stopper.limit:
+            return work.failures.fail(id, Cause(LIMIT, f"stopped: {work.stopper.limit}"))
+        if work.stopper.is_interrupted and isinstance(
             error, CannotRun
         ):  # an install that we ended ourselves has not failed
-            return fail(work, id, "stopped", "interrupted")
-        return fail(work, id, "error", str(trouble), getattr(trouble, "fix", ""))
-    work.running[id] = running
-    running.place.capacity.enter(running.wants, running.devices)
+            return work.failures.fail(id, Cause("stopped", "interrupted"))
+        return work.failures.fail(id, Cause("error", str(trouble), getattr(trouble, "fix", "")))
+    work.running.add(id, running)
     running.carried = asyncio.get_running_loop().create_task(_carry(work, id, running))
-    if work.control.stopping:  # asked for while this job was being started
-        work.beside(stop(running))
+    if work.stopper.is_stopping:  # asked for while this job was being started
+        work.bell.run_in_background(stop(running))
     return None
 
 
@@ -243,7 +240,7 @@ def _record(work: Work, id: str, held: Held, taken: Running | None) -> None:
         data["site"] = place.elsewhere
         if held.state is not None:
             data["generation"] = held.state.id
-    work.groups.record([work.scheduler.start(id, data)])
+    work.schedule.start(id, data)
 
 
 def shown(work: Work, id: str, name: str, spec: StepSpec) -> dict[str, object]:
@@ -327,12 +324,12 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
     if held.key is None:
         return None
     # Although it was made already.
-    always = work.verdicts[held.node.id].forced or bool(held.node.flags & UNCACHED)
+    always = work.steps.verdicts[held.node.id].forced or bool(held.node.flags & UNCACHED)
     for name in work.orphans.pop(held.key[:24]):
         try:
             found = await work.orphans.taken_up(held.node, name, always)
         except HostLost as error:
-            lose(work, work.orphans.place_of(name) or held.place, error)
+            work.machines.lose(work.orphans.place_of(name) or held.place, error)
             raise _Taken from error
         except Unreachable as error:  # its agent went, or another is just beginning there
             work.orphans.look_again()
@@ -354,7 +351,7 @@ async def _carry(work: Work, id: str, running: Running) -> None:
     """Put the end of an attempt into the queue, whatever happens."""
     end: End
     try:
-        async with shared_states.sent(work, running, work.spec(id)):
+        async with shared_states.sent(work, running, work.steps.spec(id)):
             running.brought = await running.place.carry(running.task)
         end = running.brought.exit
         if running.asked and end.reason in ("exit", "signal") and end.code != 0:
@@ -370,7 +367,7 @@ async def _carry(work: Work, id: str, running: Running) -> None:
         end = no_space(error, error.filename or running.name)
     except Exception as error:
         end = await _internal(id, running, error)
-    work.ends(id, end)
+    work.running.note_end(id, end)
 
 
 async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
@@ -424,21 +421,24 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
             producer = next(
                 each.producer
                 for each in node.upstream
-                if work.made[each.producer].outputs.get(each.output) == content
+                if work.steps.made[each.producer].outputs.get(each.output) == content
             )
-            name = work.plan.nodes[producer].id
-            work.made.pop(producer)
-            work.groups.record(
-                work.scheduler.gone(name, "its output stayed on a host that is lost")
-            )
+            name = work.steps.plan.nodes[producer].id
+            work.steps.forget_made(producer)
+            work.schedule.make_again(name, "its output stayed on a host that is lost")
             return True
-    if work.coming.intersection(absent) or work.replacing or work.host_pool.hopes(work.spec(id)):
+    if (
+        work.coming.intersection(absent)
+        or work.machines.are_coming
+        or work.host_pool.hopes(work.steps.spec(id))
+    ):
         return False
     fix = f"`recipe offers --driver {work.host_pool.name}` shows what there is, `recipe doctor --driver {work.host_pool.name}` the account"
     words = (
         f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}"
     )
-    fail_unstarted(work, id, StepFailure.UNPLACED, words, fix if work.host_pool.priced else "")
+    cause = Cause(StepFailure.UNPLACED, words, fix if work.host_pool.priced else "")
+    work.failures.fail_unstarted(id, cause)
     return True
 
 
@@ -446,7 +446,7 @@ async def _pick(work: Work, id: str, place: Place, count: int) -> tuple[Device, 
     """Free GPUs of a place; none when the step has to wait for them, which is said once.  Raises DriverError."""
     found = await place.capacity.pick(count)
     if not found.devices:
-        work.resting[id] = time.monotonic() + found.again
+        work.schedule.rest(id, found.again)
         if found.others and place.name not in work.queued_for:
             work.queued_for.add(place.name)
             what = "a GPU" if count == 1 else f"{count} GPUs"

@@ -10,7 +10,7 @@ from ...errors import RecipeError
 from ...hosts.place.place import Place
 from ...planning.plan import Node
 from ...storage.content.files import Content
-from .failing import lose
+from .failing import Cause
 from .work import Work
 
 NOTHING: Mapping[str, float] = {}
@@ -20,7 +20,7 @@ def absent(work: Work, node: Node) -> list[str]:
     """What a step takes of earlier ones and that is not here."""
     if not work.host_pool.away:
         return []
-    found = [work.made[each.producer].outputs.get(each.output) for each in node.upstream]
+    found = [work.steps.made[each.producer].outputs.get(each.output) for each in node.upstream]
     return [
         content
         for content in found
@@ -44,18 +44,18 @@ def send_for(work: Work, id: str, contents: Sequence[str]) -> None:
     for content in contents:
         if content not in work.coming and (places := holders(work, [content])):
             work.coming.add(content)
-            work.beside(_come(work, id, content, places[0]))
+            work.bell.run_in_background(_come(work, id, content, places[0]))
 
 
 async def _come(work: Work, id: str, content: str, place: Place) -> None:
     try:
         await place.folder.bring(content)
     except HostLost as error:
-        lose(work, place, error)
+        work.machines.lose(place, error)
     except RecipeError as error:
-        work.refused[id] = "error", str(error), error.fix
+        work.refused[id] = Cause("error", str(error), error.fix)
     except DriverError as error:
-        work.refused[id] = "driver", str(error), ""
+        work.refused[id] = Cause("driver", str(error))
     finally:
         work.coming.discard(content)
-        work.wake()
+        work.bell.wake()

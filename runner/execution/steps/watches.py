@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from drivers.base import DriverError
@@ -17,7 +17,7 @@ PATIENCE: Final = 3
 
 
 async def watch(
-    hosts: Collection[Hooks],
+    hosts: Iterable[Hooks],
     command: str | Sequence[Tree],
     every: float,
     sick: Callable[[Place], Awaitable[None]],

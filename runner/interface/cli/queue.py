@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...api.submitting import Ticket, submit
 from ...execution.queue import serve
-from ...execution.steps.work import Handover
+from ...execution.steps.control import Handover
 from ...execution.terms import Listener
 from ...paths import data_folder
 from ...storage.records.runs import LIMITED, Offer
