@@ -30,7 +30,7 @@ import psycopg
 from runner.api.submitting import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.storage.workspace import Workspace
-from runner.survey.survey import Request
+from runner.survey.request import Request
 from tests.servers.postgres import Postgres
 
 RECIPE = """\

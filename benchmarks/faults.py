@@ -35,7 +35,7 @@ from runner.errors import RecipeError
 from runner.execution.terms import Choice, Settings
 from runner.storage.records.postgres_runs import CLAIM
 from runner.storage.workspace import Workspace
-from runner.survey.survey import Request
+from runner.survey.request import Request
 
 RECIPE = """\
 recipe: fault@1

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from .paths import Location
     from .storage.records.runs import Event
     from .storage.workspace import Workspace
-    from .survey.survey import Request, Survey
+    from .survey.request import Request
+    from .survey.survey import Survey
 
 __all__ = [
     "__version__",
@@ -219,7 +220,7 @@ def _request(
 ) -> Request:
     from .language.library import meant
     from .storage.workspace import results_place
-    from .survey.survey import Request
+    from .survey.request import Request
 
     place = None if out is None else results_place(out)
     below = Path(location.typed(str(place))) if isinstance(place, Path) else None

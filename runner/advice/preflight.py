@@ -168,11 +168,11 @@ class _Looks:
     def _types(self, recipe: str) -> Mapping[str, str]:
         """The types of a recipe's inputs; none where it cannot be read any more."""
         from ..errors import RecipeError
-        from ..survey.survey import input_types
+        from ..survey.recipes import input_types
 
         if self._input_types is None:
             try:
-                self._input_types = input_types(self._ws, self._found)
+                self._input_types = input_types(self._ws, self._found.source, self._found.request)
             except RecipeError:
                 self._input_types = {}
         return self._input_types.get(recipe, {})

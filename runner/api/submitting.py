@@ -29,7 +29,8 @@ from ..storage.content.files import Content
 from ..storage.records.runs import RunRow, Submitted
 from ..storage.remote.states import Lying
 from ..storage.workspace import Workspace
-from ..survey.survey import Request, compiled, storable
+from ..survey.plan_cache import as_stored, compile_request
+from ..survey.request import Request
 from ..survey.templates import refuse_nodes
 
 PRIORITY: Final = 1_000_000
@@ -71,13 +72,13 @@ def submit(
         ws = ws.within(ws.root)
         ws.asks_secrets = False
     source = find(request.recipe, ws.root)
-    plan = compiled(ws, source, request, {})
+    plan = compile_request(ws, source, request, {})
     check_ids(plan, choice, bare)  # which instances there are may be known only when it runs
     refuse_nodes(ws, source, request, plan, plan.chosen(choice.only, choice.until), {})
     limits = lower(plan.settings.limits, limits_asked(ws, settings))
     data = {
         "source": str(source),
-        "asked": asked(storable(ws, plan, request)),
+        "asked": asked(as_stored(ws, plan, request)),
         **noted(choice, settings),
         **limits_of(limits),
     }

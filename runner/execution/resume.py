@@ -13,7 +13,9 @@ from ..failures import RunFailure
 from ..planning.schedule import FINAL, Spent, State, spent
 from ..storage.records.runs import RunRow, RunState, settle
 from ..storage.workspace import Workspace
-from ..survey.survey import Survey, compiled, look
+from ..survey.facts import collect_facts
+from ..survey.plan_cache import compile_request
+from ..survey.survey import Survey
 
 LOOKED_AT = 10
 """Runs of a recipe among which those with dead workers are looked for, from the last."""
@@ -42,8 +44,8 @@ def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> s
     """What a request asks for and of what: two with one digest would make the same, in the same places, in the same way."""
     plan, facts = found.plan, found.facts
     if found.globs:  # the plan as it was before its first step ran
-        plan = compiled(ws, found.source, found.request, {})
-        facts = look(ws, plan, found.request)
+        plan = compile_request(ws, found.source, found.request, {})
+        facts = collect_facts(ws, plan, found.request)
     content = [
         sorted(map(repr, part.items()))
         for part in (facts.files, facts.code, facts.takes, facts.locks)

@@ -17,7 +17,8 @@ from ..storage.content.files import Content
 from ..storage.records.runs import Wanted
 from ..storage.workspace import Workspace
 from ..survey.empty_globs import empty_warnings
-from ..survey.survey import Request, Survey, survey
+from ..survey.request import Request
+from ..survey.survey import Survey, survey
 from .refusals import check, preflight
 from .reporting import delivering, no_points, refused
 from .results import results, sizes, tell, tell_warnings

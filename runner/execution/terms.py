@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..planning.step import LimitSpec
     from ..storage.records.runs import Event, RunRow
     from ..storage.workspace import Workspace
-    from ..survey.survey import Request
+    from ..survey.request import Request
     from .steps.failing import Failure
 
 
@@ -175,7 +175,7 @@ def limits_of(limits: LimitSpec) -> dict[str, object]:
 
 def request_of_run(row: RunRow) -> Request | None:
     """What a run was asked for; None for one that did not note it."""
-    from ..survey.survey import Request
+    from ..survey.request import Request
 
     asked = row.data.get("asked")
     if not isinstance(asked, dict):

@@ -28,7 +28,8 @@ from .planner import InPlanner
 from .room import READ, Given, InRoom, ServedWorkspace, Whole
 
 if TYPE_CHECKING:
-    from ..survey.survey import Request, Survey
+    from ..survey.request import Request
+    from ..survey.survey import Survey
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
@@ -129,7 +130,7 @@ class Asked(Given):
 
     def request(self, word: str, out: Path | None = None) -> Request:
         """The same for a recipe that the workspace calls `word`."""
-        from ..survey.survey import Request
+        from ..survey.request import Request
 
         return Request(word, self.inputs, self.preset, out, resources=self.resources.resources)
 

@@ -24,7 +24,9 @@ from ..storage.content.disk import delete, total
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import locks
-from .survey import Anew, Request, compiled_anew, look
+from .facts import collect_facts
+from .plan_cache import CompiledFromFiles, compile_from_files
+from .request import Request
 
 if TYPE_CHECKING:
     from ..language.values import Tree
@@ -60,10 +62,10 @@ def pack(
 
     Raises NotFound, and Invalid with every problem of its inputs and files.
     """
-    anew = compiled_anew(ws, request)
+    anew = compile_from_files(ws, request)
     packing = _Packing(ws, anew, holds)
     packing.refuse(request)
-    facts = look(ws, anew.plan, request)
+    facts = collect_facts(ws, anew.plan, request)
     packing.recipes()
     packing.taken(facts)
     packing.declared(facts)
@@ -164,7 +166,7 @@ class _Packing:
     """What goes into a bundle, by its path there."""
 
     def __init__(
-        self, ws: Workspace, anew: Anew, holds: Callable[[list[Content]], set[Content]]
+        self, ws: Workspace, anew: CompiledFromFiles, holds: Callable[[list[Content]], set[Content]]
     ) -> None:
         self._ws, self._anew, self._holds = ws, anew, holds
         self._files: dict[str, str] = {}  # path in the bundle -> path here

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from ..errors import Invalid
 from ..planning.plan import SKIP
-from .survey import Globs, compiled_on_trial
+from .plan_cache import compile_on_trial
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ..planning.plan import Plan
     from ..storage.workspace import Workspace
-    from .survey import Request, Survey
+    from .request import Request
+    from .survey import Survey
 
 
 def refuse_unrenderable(ws: Workspace, found: Survey) -> None:
@@ -47,5 +48,5 @@ def refuse_nodes(
     from ..planning.beforehand import HOOKS, Trial
 
     trial = Trial(wanted=(wrong | ({HOOKS} if hooks else set())).__contains__)
-    compiled_on_trial(ws, source, request, Globs(ws.root, known, ws), trial)
+    compile_on_trial(ws, source, request, known, trial)
     raise Invalid(trial.problems)

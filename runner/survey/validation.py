@@ -23,8 +23,9 @@ from ..planning.beforehand import Trial
 from ..planning.compile import compile_plan
 from . import code_warnings
 from .absent_files import absent_files
+from .caller_files import WorkspaceGlobs
 from .imports import syntax_of
-from .survey import Globs, load_used, placed
+from .recipes import UsedRecipes, place_recipe
 
 if TYPE_CHECKING:
     from ..language.document import Document
@@ -42,34 +43,34 @@ def problems(
     found = list(document.warnings)
     recipe, wrong = parse.tried(document)
     if source is not None:
-        recipe = placed(recipe, source, root)
+        recipe = place_recipe(recipe, source, root)
     if wrong:
         return list(once([*found, *wrong, *_of_the_rest(recipe, root, given)]))
     found += _scripts(recipe)
     found += unread.warnings(recipe)
     found += code_warnings.warnings(recipe, syntax_of)
-    used: dict[str, Recipe] = {}
+    used = UsedRecipes(root)
     try:
-        load_used(root, recipe, used, {})
+        used.load(recipe)
     except Invalid as error:
         return [*found, *error.problems]
     for preset in (None, *recipe.presets):
-        found += _meaning(recipe, used, root, given, preset)
+        found += _meaning(recipe, used.by_place, root, given, preset)
     found += absent_files(recipe, root)
     return list(dict.fromkeys(found))
 
 
 def _of_the_rest(recipe: Recipe, root: Path, given: Mapping[str, str]) -> list[Problem]:
     """What is wrong with the parts of a recipe that could be read, as far as it does not come from the others."""
-    used: dict[str, Recipe] = {}
+    used = UsedRecipes(root)
     recipe = _whole_part(recipe)
     found = list(_scripts(recipe))
     try:
-        load_used(root, recipe, used, {})
+        used.load(recipe)
     except Invalid as error:
         found += error.problems
     known = {name: value for name, value in given.items() if name in recipe.inputs}
-    rest = _meaning(recipe, used, root, known, None)
+    rest = _meaning(recipe, used.by_place, root, known, None)
     return list(dict.fromkeys([*found, *(each for each in rest if each.code in _OF_TEXT)]))
 
 
@@ -226,7 +227,7 @@ def _bound(
             bound,
             digest=of_value("validate", [recipe.id]),
             used=used,
-            globs=Globs(root, {}),
+            globs=WorkspaceGlobs(root, {}),
             bind=inputs.bind,
             kind_of=inputs.kind_of,
             preset=preset,

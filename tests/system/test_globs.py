@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.survey import survey
+from runner.survey import plan_cache
 from tests.support import Space
 
 COPY = "cat {{ matrix.f }} > {{ outputs.o }}"
@@ -188,7 +188,7 @@ def test_a_plan_with_globs_is_recalled(data: Space, monkeypatch: pytest.MonkeyPa
     def compiles(*_words: Any) -> None:
         raise AssertionError("it was compiled again")
 
-    monkeypatch.setattr(survey, "_compile", compiles)
+    monkeypatch.setattr(plan_cache, "_Compilation", compiles)
     assert set(data.answers().values()) == {"fresh"}
 
 

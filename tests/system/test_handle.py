@@ -22,7 +22,7 @@ from runner.interface.handle.core import TimedOut
 from runner.interface.handle.shells import Run
 from runner.storage import run_views
 from runner.storage.workspace import Workspace
-from runner.survey.survey import Request
+from runner.survey.request import Request
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
 from tests.servers.rest import Rest

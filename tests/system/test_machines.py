@@ -35,7 +35,8 @@ from runner.storage.records.runs import Offer, RunRow
 from runner.storage.remote.states import Lying
 from runner.storage.workspace import Workspace
 from runner.survey import bundles, comparison
-from runner.survey.survey import Request, survey
+from runner.survey.request import Request
+from runner.survey.survey import survey
 from tests.servers.moto import Moto
 from tests.servers.rest import Rest
 from tests.support import Space, until

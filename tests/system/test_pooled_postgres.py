@@ -12,7 +12,7 @@ from runner.api.submitting import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.storage.records.runs import Wanted
 from runner.storage.workspace import Workspace
-from runner.survey.survey import Request
+from runner.survey.request import Request
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres
 from tests.support import Space

@@ -24,7 +24,7 @@ from runner.storage.records.index import Changes
 from runner.storage.records.runs import ELSEWHERE, Offer, Stale, StepRow
 from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
-from runner.survey.survey import Request
+from runner.survey.request import Request
 from tests.contract.store_contract import *  # noqa: F403
 from tests.contract.store_contract import DONE, RUN, taken
 from tests.servers.postgres import Postgres

@@ -25,7 +25,7 @@ from runner.language import document
 from runner.storage.content import tiny
 from runner.storage.records import database
 from runner.storage.records.store import Store
-from runner.survey.survey import Request
+from runner.survey.request import Request
 from tests.support import Space, until
 
 NAMED = {

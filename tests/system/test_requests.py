@@ -29,7 +29,7 @@ from runner.hosts.link.client import Client
 from runner.storage.records.runs import Offer
 from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
-from runner.survey.survey import Request
+from runner.survey.request import Request
 from tests.support import Space, until
 from tests.system.test_worker import Silent
 

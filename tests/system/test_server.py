@@ -26,7 +26,7 @@ from runner.execution.terms import Choice, Settings
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
 from runner.storage.workspace import Workspace
-from runner.survey.survey import Request
+from runner.survey.request import Request
 from tests.servers.rest import Rest
 from tests.support import RECIPE, until
 

@@ -20,7 +20,7 @@ from runner.execution.terms import Choice, Settings
 from runner.storage import bound, sources
 from runner.storage.remote.states import Lying
 from runner.storage.workspace import Workspace
-from runner.survey.survey import Request
+from runner.survey.request import Request
 from tests.support import Space
 from tests.system.test_worker import row, submitted, work
 

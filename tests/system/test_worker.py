@@ -25,7 +25,7 @@ from runner.storage.records import database
 from runner.storage.records.runs import Offer, RunRow
 from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
-from runner.survey.survey import Request
+from runner.survey.request import Request
 from tests.support import Space, until
 
 TWO = """

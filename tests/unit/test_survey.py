@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.survey.survey import Folders
+from runner.survey.caller_files import GlobMatcher
 
 NAMES = (
     "a",
@@ -68,7 +68,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     patterns=st.lists(st.lists(PARTS, min_size=1, max_size=3).map("/".join), min_size=1, max_size=4)
 )
 def test_patterns_match_what_glob_matches(tree: Path, patterns: list[str]) -> None:
-    folders = Folders(tree)
+    folders = GlobMatcher(tree)
     for pattern in [*patterns, f"{tree}/{patterns[0]}", f"none/{patterns[0]}", f"{patterns[0]}/"]:
         found = glob.glob(pattern, root_dir=tree, recursive=True)
         # `none/**` matches `none/` for `glob`, though that is not there.
@@ -82,7 +82,7 @@ def test_a_folder_is_listed_once_for_a_thousand_patterns(
     listed: list[str] = []
     found: Callable[..., list[str]] = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: listed.append(str(path)) or found(path))
-    folders = Folders(tree)
+    folders = GlobMatcher(tree)
     assert sum(len(folders.matches(f"sub/a{number}*.txt")) for number in range(1000)) == 0
     assert folders.matches("sub/a*.txt") == ["sub/a.txt"]
     assert listed == [str(tree / "sub")]

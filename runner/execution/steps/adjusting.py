@@ -16,7 +16,7 @@ from ...errors import RecipeError
 from ...storage.records.index import Trace
 from ...storage.records.runs import AttemptRow
 from ...storage.workspace import Workspace
-from ...survey.survey import compiled
+from ...survey.plan_cache import compile_request
 from .commit import GroupCommit
 from .run_plan import RunPlan
 
@@ -97,7 +97,7 @@ class SmallerInputs:
         request = replace(survey.request, inputs={**survey.request.inputs, **values})
         other = None
         with contextlib.suppress(RecipeError):  # the recipe does not take so small a value
-            other = compiled(self._ws, survey.source, request, survey.globs)
+            other = compile_request(self._ws, survey.source, request, survey.globs)
         if (
             other is None
             or other.index != plan.index

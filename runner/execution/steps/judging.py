@@ -12,7 +12,9 @@ from ...planning.secret_values import all_given
 from ...storage.content.files import Content
 from ...storage.records.index import warnings_in
 from ...storage.remote.cache import Downloads
-from ...survey.survey import compiled, expansions, look
+from ...survey.facts import collect_facts
+from ...survey.plan_cache import compile_request
+from ...survey.survey import find_expansions
 from .failing import Cause
 from .work import Work
 
@@ -210,16 +212,16 @@ def grow(work: Work) -> None:
     """A pending matrix whose files are known by now becomes its instances."""
     if not work.steps.plan.pending:
         return
-    grown = expansions(work.ws, work.steps.plan, work.steps.made)
+    grown = find_expansions(work.ws, work.steps.plan, work.steps.made)
     fresh = {k: v for k, v in grown.items() if k not in work.survey.globs}
     if not fresh:
         return
     work.survey.globs.update(fresh)
     old = work.steps.plan
-    plan = compiled(work.ws, work.survey.source, work.survey.request, work.survey.globs)
+    plan = compile_request(work.ws, work.survey.source, work.survey.request, work.survey.globs)
     before = {path for targets in work.survey.targets.values() for _, path in targets}
     work.survey.targets = work.survey.targets_of(work.ws, plan)
-    facts = look(work.ws, plan, work.survey.request)
+    facts = collect_facts(work.ws, plan, work.survey.request)
     facts.there = dict(
         work.ws.cache.contents(
             path for targets in work.survey.targets.values() for _, path in targets

@@ -145,7 +145,7 @@ def find(transport: Transport, word: str) -> Run:
 def _submit(transport: Transport, args: argparse.Namespace) -> int:
     from ...api.submitting import Ticket
     from ...execution.terms import Settings
-    from ...survey.survey import Request
+    from ...survey.request import Request
     from ..handle.opening import New, submitted
     from .flags import split_words, values_of
 

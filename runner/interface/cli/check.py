@@ -19,7 +19,8 @@ from .flags import add_request, color, request_of
 
 if TYPE_CHECKING:
     from ...advice.rules import Verdict
-    from ...survey.survey import Request, Survey
+    from ...survey.request import Request
+    from ...survey.survey import Survey
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:

@@ -20,7 +20,8 @@ from ...planning.ids import bare, names
 from ...storage.records.runs import Wanted
 from ...storage.records.store import home
 from ...storage.workspace import Workspace, local_folder
-from ...survey.survey import Request, read
+from ...survey.recipes import read_recipe
+from ...survey.request import Request
 from .flags import REQUEST, add_values, published_below, section, split_words, values_of
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def begun(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
             root, read_only=True, environ={**os.environ, "RECIPE_RUNS": ""}
         ) as ws:  # it asks for no run
             ws.asks_secrets = secrets
-            read(ws, request)
+            read_recipe(ws, request)
     return Workspace.open(root)
 
 

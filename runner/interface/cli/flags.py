@@ -137,7 +137,7 @@ def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object],
 def request_of(args: argparse.Namespace) -> Any:
     """The Request that the words make.  Raises NotFound, Invalid."""
     from ...language import library
-    from ...survey.survey import Request
+    from ...survey.request import Request
 
     take_stack(args)
     check_driver(args.driver)

@@ -26,7 +26,8 @@ from .flags import JSON_HELP
 if TYPE_CHECKING:
     from ...storage.workspace import Workspace
     from ...survey.kept_state import Kept
-    from ...survey.survey import Request, Survey
+    from ...survey.request import Request
+    from ...survey.survey import Survey
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:

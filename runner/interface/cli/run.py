@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from ...hosts.renting.offering import Shelf
     from ...settings import Head
     from ...storage.workspace import Workspace
-    from ...survey.survey import Request, Survey
+    from ...survey.request import Request
+    from ...survey.survey import Survey
 
 
 LINES = 20
@@ -677,14 +678,14 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     from ...language import document, parse, unread
     from ...survey import code_warnings
     from ...survey.imports import ImportCache
-    from ...survey.survey import placed
+    from ...survey.recipes import place_recipe
 
     read = document.read(found.source)
     recipe = parse.recipe(read)
     warnings = [*read.warnings, *unread.warnings(recipe)]
     if not found.library:
         cache = ImportCache(ws)
-        warnings += code_warnings.warnings(placed(recipe, found.source, ws.root), cache.read)
+        warnings += code_warnings.warnings(place_recipe(recipe, found.source, ws.root), cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render

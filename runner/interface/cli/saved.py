@@ -99,16 +99,16 @@ def _names(ws: Workspace) -> list[str]:
 
 def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[str]) -> int:
     from ...language.library import find
-    from ...survey.survey import compiled, storable
+    from ...survey.plan_cache import as_stored, compile_request
 
     path = _path(ws, name)
     if path.exists() and not args.replace:
         raise CannotRun(f'"{name}" is saved already', fix="another name, or --replace")
     request = one_request(ws, argparse.Namespace(**{**vars(args), "words": words}))
-    plan = compiled(
+    plan = compile_request(
         ws, find(request.recipe, ws.root), request, {}
     )  # what is no input, or no value of one, is refused now
-    kept = storable(ws, plan, request)
+    kept = as_stored(ws, plan, request)
     saved = Saved(
         name,
         kept.recipe,

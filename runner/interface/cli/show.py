@@ -74,7 +74,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...language import parse
-    from ...survey.survey import placed
+    from ...survey.recipes import place_recipe
     from .. import datasheet
 
     names, typed = split_words([*([args.recipe] if args.recipe is not None else []), *args.words])
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     recipe = parse.load(path := library.find(meant, args.workspace))
     if args.values or typed or args.parts or args.values_files or args.preset is not None:
         return _values(recipe, args, typed)
-    recipe = placed(recipe, path, args.workspace) if is_path(meant) else recipe
+    recipe = place_recipe(recipe, path, args.workspace) if is_path(meant) else recipe
     sheet = datasheet.Sheet(
         recipe,
         took(args.workspace, recipe.id),

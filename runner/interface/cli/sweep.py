@@ -18,8 +18,8 @@ from ...language import document, library
 from ...paths import is_path
 from ...storage.workspace import Workspace
 from ...survey import comparison, stopped
+from ...survey.request import Request
 from ...survey.results import points
-from ...survey.survey import Request
 from . import run as running
 from .flags import check_driver, positive, published_below, recipe_and_values
 from .results import as_text

@@ -33,7 +33,7 @@ from .flags import JSON_HELP, RUN_HELP, agreed
 
 if TYPE_CHECKING:
     from ...storage.workspace import Workspace
-    from ...survey.survey import Request
+    from ...survey.request import Request
 
 KEEP_DAYS, KEEP_RUNS = 30.0, 20
 

@@ -16,7 +16,7 @@ from .main import explain
 
 if TYPE_CHECKING:
     from ...execution.terms import Choice
-    from ...survey.survey import Request
+    from ...survey.request import Request
 
 _Seen: TypeAlias = "tuple[tuple[str, str | None], ...] | str"
 """What a look found: each step's answer and key; or what is wrong with the recipe."""

@@ -16,7 +16,7 @@ from ...errors import Invalid, Problem, did_you_mean
 from ...execution.terms import Choice, Settings
 from ...paths import is_path
 from ...storage.workspace import Workspace
-from ...survey.survey import Request
+from ...survey.request import Request
 from . import core
 from .far import AsyncServer, Server, is_server
 from .here import AsyncHere, Here

@@ -22,7 +22,7 @@ from runner.interface.cli.main import main
 from runner.planning.schedule import Move
 from runner.storage.records.runs import StepRow
 from runner.storage.workspace import Workspace
-from runner.survey.survey import Request
+from runner.survey.request import Request
 from tests.contract.api.fronts import FRONTS, Answer, World
 from tests.contract.api.outcomes import STANDINGS, VERBS, Asked, Done, NewRun, Refused
 from tests.servers.postgres import Postgres

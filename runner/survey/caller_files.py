@@ -1,0 +1,187 @@
+"""Globs over the workspace that match only the caller's files.
+
+A path that a step of the plan makes is not the caller's, and neither is one that an earlier run of
+the recipe published, as long as its content is unchanged since.
+"""
+
+from __future__ import annotations
+
+import bisect
+import fnmatch
+import glob
+import itertools
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from ..errors import RecipeError
+from ..paths import heads
+from ..planning.mentions import Makes, excluded, unspelled
+from ..planning.plan import Plan
+from ..storage.workspace import Workspace
+
+
+class GlobMatcher:
+    """Match glob patterns below a folder.
+
+    A folder that several patterns look into is listed once, and is expected not to change meanwhile.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names: dict[str, list[str]] = {}
+
+    def matches(self, pattern: str) -> list[str]:
+        """Return the sorted matches of `pattern`; `**` matches any number of folders."""
+        folder, name = os.path.split(pattern)
+        if glob.has_magic(folder) or not glob.has_magic(name) or name == "**":
+            return self._search(pattern)
+        found = fnmatch.filter(self._candidates(folder, name), name)
+        return [os.path.join(folder, each) for each in found if each[0] != "." or name[0] == "."]
+
+    def _search(self, pattern: str) -> list[str]:
+        matches = glob.glob(pattern, root_dir=self._root, recursive=True)
+        # `nope/**` matches `nope/`, whether that exists or not.
+        return sorted(
+            each for each in matches if each[-1] != "/" or os.path.isdir(self._root / each)
+        )
+
+    def _candidates(self, folder: str, name: str) -> list[str]:
+        """Return the entries of `folder` that start with the fixed beginning of the pattern."""
+        names = self._list(folder)
+        start = re.split(r"[*?[]", name, maxsplit=1)[0]
+        if not start:
+            return names
+        first = bisect.bisect_left(names, start)
+        tail = itertools.islice(names, first, None)
+        return list(itertools.takewhile(lambda each: each.startswith(start), tail))
+
+    def _list(self, folder: str) -> list[str]:
+        if folder not in self._names:
+            try:
+                self._names[folder] = sorted(os.listdir(self._root / folder))
+            except OSError:
+                self._names[folder] = []
+        return self._names[folder]
+
+
+class EarlierOutputs:
+    """What earlier runs of a recipe published below the workspace.
+
+    An output that its caller adopted or changed since is the caller's file again.
+    """
+
+    def __init__(self, ws: Workspace, recipe: str) -> None:
+        self._ws, self._recipe = ws, recipe
+
+    @cached_property
+    def _rows(self) -> dict[str, tuple[str, str]]:
+        """Published paths below the workspace: the store's spelling, and the published content."""
+        head = f"{self._ws.root}/"
+        return {
+            path.removeprefix(head): (path, row.content)
+            for path, row in self._ws.store.index.published(self._recipe).items()
+            if row.run
+        }
+
+    @cached_property
+    def _parents(self) -> set[str]:
+        return {above for path in self._rows for above in heads(path)[1:]}
+
+    def among(self, paths: Iterable[str]) -> set[str]:
+        """Return those of `paths` that are unchanged outputs of earlier runs.
+
+        A path inside of such an output counts, and so does a folder that holds nothing else.
+        """
+        plain = {path: posixpath.normpath(path) for path in paths}
+        if not plain or not self._rows:
+            return set()
+        outputs = {
+            path: head for path, at in plain.items() for head in heads(at) if head in self._rows
+        }
+        unchanged = {head for head in dict.fromkeys(outputs.values()) if self._is_unchanged(head)}
+        return {
+            path
+            for path, at in plain.items()
+            if outputs.get(path) in unchanged
+            or (at in self._parents and self._holds_only_outputs(at))
+        }
+
+    def _is_unchanged(self, path: str) -> bool:
+        spelled, content = self._rows[path]
+        if os.path.islink(self._ws.root / path):
+            return False
+        try:
+            return self._ws.cache.content_of(spelled) == content
+        except RecipeError:  # a pipe, or a link that leads out: no run publishes such a thing
+            return False
+
+    def _holds_only_outputs(self, folder: str) -> bool:
+        found = [
+            os.path.relpath(os.path.join(at, name), self._ws.root)
+            for at, _, names in os.walk(self._ws.root / folder)
+            for name in names
+        ]
+        return len(self.among(found)) == len(found)
+
+
+class WorkspaceGlobs(Mapping[str, tuple[str, ...]]):
+    """The matches of globs as the compiler asks for them, without outputs of earlier runs.
+
+    `known` has the matches of globs below outputs of steps. `looked` remembers what each pattern
+    matched in the workspace, and `left` which of those are outputs of earlier runs.
+    """
+
+    def __init__(
+        self, root: Path, known: Mapping[str, tuple[str, ...]], ws: Workspace | None = None
+    ) -> None:
+        self.looked: dict[str, list[str]] = {}
+        self.left: set[str] = set()
+        self.recipe = ""
+        self._matcher, self._known, self._ws = GlobMatcher(root), known, ws
+
+    def __getitem__(self, pattern: str) -> tuple[str, ...]:
+        if pattern in self._known:
+            return self._known[pattern]
+        if ":" in pattern:
+            raise KeyError(pattern)
+        found = self._matcher.matches(pattern)
+        self.looked[pattern] = found
+        left = set() if self._ws is None else EarlierOutputs(self._ws, self.recipe).among(found)
+        self.left |= left
+        return tuple(match.rstrip("/") for match in found if match not in left)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.looked)
+
+    def __len__(self) -> int:
+        return len(self.looked)
+
+
+class CallerFiles:
+    """The files of the caller that globs of a plan match: no outputs of the plan or of earlier runs."""
+
+    def __init__(self, ws: Workspace, plan: Plan) -> None:
+        self._plan = plan
+        self._matcher, self._earlier = GlobMatcher(ws.root), EarlierOutputs(ws, plan.recipe)
+
+    @cached_property
+    def _outputs(self) -> Makes:
+        return Makes(
+            node.prefix + output.path for node in self._plan.nodes for output in node.outputs
+        )
+
+    def matches(self, dep: str) -> list[str]:
+        """Return the sorted matches of a glob of `deps`."""
+        pattern, exclude = unspelled(dep)
+        matches = self._matcher.matches(pattern)
+        return self.among([match.rstrip("/") for match in matches if not excluded(match, exclude)])
+
+    def among(self, paths: list[str]) -> list[str]:
+        """Return those of `paths` that are the caller's, in their order."""
+        others = [path for path in paths if not self._outputs.meets(path)]
+        earlier = self._earlier.among(others)
+        return [path for path in others if path not in earlier]

@@ -1,0 +1,142 @@
+"""Look at the disk: the contents of everything that the nodes of a plan refer to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..digest import of_value
+from ..errors import CannotRun
+from ..planning.judge import Facts
+from ..planning.mentions import AUTO, is_glob, parts_of_automatic, unspelled
+from ..planning.plan import Plan
+from ..planning.step import MetricsSpec
+from ..reading import unfit
+from ..storage.content.files import Content
+from ..storage.workspace import Workspace
+from . import code_files, locks
+from .caller_files import CallerFiles
+from .imports import ImportCache, followed
+from .request import Request
+
+
+def collect_facts(ws: Workspace, plan: Plan, request: Request) -> Facts:
+    """Return the contents of all files, code, sources and locks of a plan. Raises CannotRun."""
+    read_metrics = partial(_read_metrics, ws, plan)
+    facts = Facts(ws.traces, _TreeListings(ws), stored=ws.stored, numbers=read_metrics)
+    callers, imports = CallerFiles(ws, plan), ImportCache(ws)
+    deps: dict[str, None] = {}
+    for node in plan.nodes:
+        for dep in node.deps:
+            if not is_glob(dep):
+                deps[dep] = None
+                continue
+            if dep not in facts.matches:
+                facts.matches[dep] = callers.matches(dep)
+            deps.update(dict.fromkeys(facts.matches[dep]))
+        for pattern in node.code:
+            if (node.home, pattern) not in facts.code:
+                facts.code[node.home, pattern] = _code_contents(
+                    ws, plan.homes[node.home], pattern, callers, imports
+                )
+        for source in node.takes:
+            if source.asked not in facts.takes:
+                facts.takes[source.asked] = _source_identity(
+                    ws, source.kind, source.address, source.only, update=request.update
+                )
+        if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
+            path = Path(plan.homes[node.home], node.lock)
+            facts.locks[node.home, node.lock] = _lock_content(ws, path)
+    imports.save()
+    facts.files = dict(ws.cache.contents(deps))
+    if request.current_python:
+        from ..extensions import packages
+
+        facts.current_python = of_value("packages/1", packages())
+    return facts
+
+
+def _read_metrics(
+    ws: Workspace, plan: Plan, key: str, rule: MetricsSpec
+) -> Mapping[str, Any] | None:
+    """Read the metrics of a key by a new rule from what is kept of its attempt; None if nothing is."""
+    # Only after a change of `metrics:`: the module reads logs and files.
+    from .numbers import read
+
+    return read(ws, plan, key, rule)
+
+
+def _source_identity(
+    ws: Workspace, kind: str, address: str, only: Sequence[str], *, update: bool
+) -> str | None:
+    """Return the content or the pinned revision of a source; None if it does not exist."""
+    if kind != "path":
+        from ..storage.sources import resolve
+
+        return resolve(ws, kind, address, update=update)
+    source = str(ws.absolute(address))
+    if only and os.path.isdir(source):
+        from ..storage.sources import chosen
+
+        return chosen(ws.cache, source, only)[0]
+    return ws.cache.content_of(source)
+
+
+def _lock_content(ws: Workspace, path: Path) -> Content | None:
+    """Return the content of a lock, made first from requirements that pin nothing.
+
+    None if there is no such file. Raises CannotRun.
+    """
+    if not locks.is_current(path) and not ws.read_only:
+        locks.make(path, ws.environ)
+    path = locks.file_of(path)
+    try:
+        wrong = unfit(path.stat())
+    except OSError:
+        return None
+    if wrong:
+        raise CannotRun(
+            f"{path} cannot be read as a lock: {wrong}",
+            fix="make it with the tool that locks packages",
+        )
+    return ws.cache.content_of(str(path.resolve()))
+
+
+def _code_contents(
+    ws: Workspace, home: str, pattern: str, callers: CallerFiles, imports: ImportCache
+) -> list[tuple[str, str]]:
+    """Return the names and contents of the files that an entry of `code` matches."""
+    base = os.path.realpath(home)
+    is_auto = unspelled(pattern)[0] == AUTO
+    if is_auto:
+        needed = followed(base, *parts_of_automatic(pattern), imports.read)
+        names = sorted(needed.files)
+    else:
+        names = code_files.matches(base, pattern)
+    root = f"{os.path.realpath(ws.root)}/"
+    is_several = is_auto or is_glob(pattern) or code_files.is_folder(base, pattern)
+    if is_several and f"{base}/".startswith(root):
+        at = {f"{base}/{name}".removeprefix(root): name for name in names}
+        names = [at[path] for path in callers.among(list(at))]
+    contents = ws.cache.contents(f"{base}/{name}" for name in names)
+    found = ((name, contents[f"{base}/{name}"]) for name in names)
+    return [(name, content) for name, content in found if content is not None]
+
+
+class _TreeListings(dict[str, Mapping[str, str]]):
+    """Listings of stored trees by content, read when a step takes a file below one."""
+
+    def __init__(self, ws: Workspace) -> None:
+        self._ws = ws
+
+    def __missing__(self, content: str) -> Mapping[str, str]:
+        if self._ws.remote_cache is not None:
+            self._ws.remote_cache.outline(Content(content))
+        entries = self._ws.objects.manifests.entries(Content(content))
+        self[content] = {
+            entry.path: f"{entry.kind}:{entry.value}" for entry in entries if entry.kind in "fx"
+        }
+        return self[content]

@@ -1,0 +1,256 @@
+"""Read the recipe of a request and the recipes that it uses, and bind its inputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..digest import Digest, of_bytes, of_value
+from ..errors import Invalid, NotFound, Problem
+from ..paths import VERSION, Location, is_path, shipped
+from ..reading import whole
+from ..storage.workspace import Workspace
+from .request import Request
+
+if TYPE_CHECKING:
+    from ..language.recipe import Input, Recipe, Step
+    from ..language.values import Tree
+
+_PATH_TYPES: Final = frozenset({"file", "dataset", "model"})
+"""Types of inputs whose values are paths or addresses."""
+
+
+def read_recipe(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree]]:
+    """Return the recipe of a request, and a value for each of its inputs.
+
+    Raises NotFound, Invalid.
+    """
+    from ..language.library import find
+
+    source = find(request.recipe, ws.root)
+    return read_and_bind(ws, source, read_text(source), request, UsedRecipes(ws.root))
+
+
+def read_and_bind(
+    ws: Workspace, source: Path, text: bytes, request: Request, used: UsedRecipes
+) -> tuple[Recipe, dict[str, Tree]]:
+    """Do the same for the text of the recipe, and load the recipes that it uses into `used`."""
+    from ..language import unread
+
+    recipe = parse_recipe(ws, text, str(source))
+    if is_path(request.recipe):
+        recipe = place_recipe(recipe, source, ws.root)
+    used.load(recipe)
+    values = bind_inputs(
+        ws,
+        recipe,
+        request.inputs,
+        preset=request.preset,
+        environment=ws.environ if ws.asks_secrets else None,
+        origins=request.origins,
+    )
+    if wrong := unread.refused(recipe, request.inputs, request.preset, request.origins):
+        raise Invalid(wrong)
+    for name in request.typed_in.keys() & values.keys():
+        location = Location(ws.root, request.typed_in[name])
+        values[name] = _start_at_root(recipe.inputs[name], values[name], location)
+    return recipe, values
+
+
+def input_types(ws: Workspace, source: Path, request: Request) -> dict[str, dict[str, str]]:
+    """Return the types of the inputs of a recipe and of those that it uses, by recipe id.
+
+    Raises NotFound, Invalid.
+    """
+    recipe = parse_recipe(ws, read_text(source), str(source))
+    if is_path(request.recipe):
+        recipe = place_recipe(recipe, source, ws.root)
+    used = UsedRecipes(ws.root)
+    used.load(recipe)
+    return {
+        each.id: {name: spec.type for name, spec in each.inputs.items()}
+        for each in (*used.by_place.values(), recipe)
+    }
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def read_text(source: Path) -> bytes:
+    """Return the bytes of a recipe file. Raises NotFound."""
+    try:
+        return whole(source)
+    except OSError as error:
+        raise NotFound(f"{source} cannot be read: {error.strerror}") from error
+
+
+def parse_recipe(ws: Workspace, text: bytes, name: str) -> Recipe:
+    """Parse the text of a recipe; a text that passed the schema before is not checked again."""
+    return _parse_once(text, name, schema_mark(ws, of_bytes(text)).exists())
+
+
+# A first run reads its recipe before there is a workspace, and then compiles it.
+@lru_cache(maxsize=1)
+def _parse_once(text: bytes, name: str, sound: bool) -> Recipe:
+    from ..language import document, parse
+
+    return parse.recipe(document.parse(text, name), sound=sound)
+
+
+def schema_mark(ws: Workspace, text: Digest) -> Path:
+    """Return the path of a file that exists if a recipe text has passed the schema.
+
+    Validating by the schema takes longer than all other reading.
+    """
+    from ..language.library import schema_text
+
+    try:
+        schema = schema_text()
+    except FileNotFoundError:  # a shelf with recipes alone has no schema
+        schema = ""
+    return ws.home / "plans" / f"{of_value('sound', [VERSION, schema, text])}.sound"
+
+
+def place_recipe(recipe: Recipe, source: Path, root: Path) -> Recipe:
+    """Make the paths of a recipe that is given by its path start at the workspace.
+
+    A recipe of the library keeps its own folder.
+    """
+    from ..planning.roots import rooted
+
+    if source.is_relative_to(shipped() / "recipes"):
+        return recipe
+    return rooted(recipe, os.path.abspath(source), os.path.abspath(root))
+
+
+class UsedRecipes:
+    """The recipes that one recipe uses, directly or through others.
+
+    `by_place` has them as the compiler asks for them, `sources` the digests of their files.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.by_place: dict[str, Recipe] = {}
+        self.sources: dict[str, Digest] = {}
+        self._root = root
+
+    def load(self, recipe: Recipe) -> None:
+        """Read every recipe that `recipe` uses, and those that they use. Raises Invalid."""
+        problems = []
+        for step in recipe.steps.values():
+            try:
+                self._load_for(recipe, step)
+            except (NotFound, OSError) as error:
+                problems.append(_unreadable_recipe(recipe, step, error))
+        if problems:
+            raise Invalid(problems)
+
+    def _load_for(self, recipe: Recipe, step: Step) -> None:
+        from ..language import document, parse
+        from ..language.library import find
+        from ..planning.mentions import which
+
+        if step.uses is None:
+            return
+        place = which(recipe, step.uses)
+        if place in self.by_place:
+            return
+        name = step.uses.recipe
+        if is_path(name):
+            path = Path(recipe.document.name).parent / name
+        else:
+            path = find(name, self._root)
+        text = whole(path)
+        self.sources[str(path)] = of_bytes(text)
+        other = parse.recipe(document.parse(text, str(path)))
+        if recipe.home and is_path(name):
+            other = place_recipe(other, path, self._root)
+        self.by_place[place] = other
+        self.load(other)
+
+
+def _unreadable_recipe(recipe: Recipe, step: Step, error: NotFound | OSError) -> Problem:
+    assert step.uses is not None
+    name = step.uses.recipe
+    if isinstance(error, (NotFound, FileNotFoundError)):
+        message = f'there is no recipe "{name}"'
+    else:
+        message = f"{name} cannot be read: {error.strerror or error}"
+    fix = "name the file of a recipe, or a recipe of the library"
+    if isinstance(error, NotFound):
+        fix = error.fix
+    return recipe.document.problem("unknown-recipe", message, (*step.origin, "uses"), fix=fix)
+
+
+# -- inputs --------------------------------------------------------------------------------------
+
+
+def bind_inputs(
+    ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any
+) -> dict[str, Tree]:
+    """Bind inputs by `inputs.bind`, with addresses as they may be stored.
+
+    The credentials of an address are kept in `ws.addresses`. Raises Invalid.
+    """
+    from ..language import inputs
+
+    values = inputs.bind(recipe, given, **how)
+    for name, value in values.items():
+        if _takes_path(recipe.inputs[name]):
+            values[name] = _without_credentials(ws, recipe, name, value)
+    return values
+
+
+def _takes_path(spec: Input) -> bool:
+    return not _PATH_TYPES.isdisjoint({spec.type, spec.items})
+
+
+def _without_credentials(ws: Workspace, recipe: Recipe, name: str, value: Tree) -> Tree:
+    """Return a value without the credentials of its addresses, and keep those. Raises Invalid."""
+    from ..language import inputs
+
+    if isinstance(value, list):
+        return [_without_credentials(ws, recipe, name, item) for item in value]
+    if not isinstance(value, str):
+        return value
+    address, private = inputs.divided(value)
+    if not private:
+        return value
+    if recipe.inputs[name].stream:
+        raise Invalid([_streamed_secret(recipe, name)])
+    if ws.addresses.setdefault(address, value) != value:
+        words = (
+            f"two inputs are {address} with different queries;"
+            " a query opens a file and is no part of its name"
+        )
+        raise Invalid([Problem("two-queries", words, fix="fetch them into files, and give these")])
+    return address
+
+
+def _streamed_secret(recipe: Recipe, name: str) -> Problem:
+    return recipe.document.problem(
+        "streamed-secret",
+        f'"{name}" is streamed, so that its address stands in the command,'
+        " and what opens it would, too",
+        ("inputs", name),
+        fix="say `stream: false` in the recipe",
+        key=True,
+    )
+
+
+def _start_at_root(spec: Input, value: Tree, location: Location) -> Tree:
+    """Make a relative path that was typed in `location` start at the workspace."""
+    from ..language.inputs import kind_of
+
+    if isinstance(value, list):
+        return [_start_at_root(spec, item, location) for item in value]
+    if not isinstance(value, str) or not _takes_path(spec):
+        return value
+    if kind_of(value) != "path" or value[:1] in "/~":
+        return value
+    path = location.typed(value)
+    # The bare name of a model is one of the Hub.
+    return f"./{path}" if "model" in (spec.type, spec.items) else path

@@ -1,0 +1,28 @@
+"""What a caller asks to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A recipe by path or name, its inputs as typed or as text, and where its results go."""
+
+    recipe: str
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    preset: str | None = None
+    out: Path | None = None
+    current_python: bool = False
+    update: bool = False
+    # Folders of the workspace in which inputs were typed: relative paths in them start there.
+    typed_in: Mapping[str, str] = field(default_factory=dict)
+    # The files that inputs were read from, for messages.
+    origins: Mapping[str, str] = field(default_factory=dict)
+    # The node count of `accelerate` steps that do not set one; 0 means one node.
+    nodes: int = 0
+    # Resources that replace those of the recipe, with the fields of `ResourceSpec`.
+    resources: Mapping[str, Any] = field(default_factory=dict)
