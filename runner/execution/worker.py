@@ -44,11 +44,10 @@ from .reporting import log_remote
 from .results import deliver, point_latest, results, sizes, tell, tell_warnings
 from .resume import Claimed
 from .signals import signals
-from .steps import loop
+from .steps.assembly import Options, assemble
 from .steps.commit import GroupCommit
 from .steps.control import Handover
-from .steps.loop import Report
-from .steps.work import Options, Work
+from .steps.loop import Loop, Report
 from .tasks import given, pattern_of
 from .terms import Listener, Overview, Settings, Since, Summary, lower
 
@@ -138,7 +137,12 @@ def _work(ours: Assignment) -> Summary | None:
             working, report = runner.run(_carried_out(ours))
         if settings.upload and report.state == "COMPLETED":
             uploading.upload(
-                ws, working.steps.plan, working.steps.made, settings.upload, listener, run
+                ws,
+                working.owners.steps.plan,
+                working.owners.steps.made,
+                settings.upload,
+                listener,
+                run,
             )
     except asyncio.CancelledError:  # no step had begun
         raise KeyboardInterrupt from None
@@ -152,7 +156,7 @@ def _work(ours: Assignment) -> Summary | None:
         if ours.commits is not None:
             ours.commits.keys.close()
     commits = working.commits
-    interrupted = working.stopper.is_interrupted or report.left
+    interrupted = working.owners.stopper.is_interrupted or report.left
     state = _over(
         ws, commits, report, "interrupted" if interrupted and report.state != "COMPLETED" else ""
     )
@@ -166,7 +170,7 @@ def _work(ours: Assignment) -> Summary | None:
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {
         **report.counts,
-        "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.steps.todo),
+        "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.owners.steps.todo),
     }
     summary = Summary(
         state,
@@ -186,7 +190,7 @@ def _work(ours: Assignment) -> Summary | None:
     return summary
 
 
-async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
+async def _carried_out(ours: Assignment) -> tuple[Loop, Report]:
     """Open the places, begin the run, and work until nothing is left to do."""
     ws, found, settings = ours.ws, ours.found, ours.settings
     host_pool = _places(ours)
@@ -221,18 +225,18 @@ async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
             goal,
             settings.jobs,
         )
-        working = Work(
+        working = assemble(
             ws, found, ours.commits, host_pool, options, begins, ours.listener.tick, ours.handover
         )
     except BaseException:
         await host_pool.close(leave=True)
         raise
-    report = await loop.run(working)
+    report = await working.run()
     if report.state == "COMPLETED" and found.library:
-        loop.publish_all(working)
+        working.publish_all()
         point_latest(ws, found)
     if report.state == "COMPLETED":
-        deliver(ws, begins.id, begins.fence, working.steps.plan, working.steps.made)
+        deliver(ws, begins.id, begins.fence, working.owners.steps.plan, working.owners.steps.made)
     return working, report
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from drivers.base import Unreachable
 from runner.execution.signals import preparing
-from runner.execution.steps import control
+from runner.execution.steps.attempt import GRACE, Attempt
 from runner.execution.steps.bell import Bell
 from runner.execution.steps.control import Stopper
 from tests.virtual import virtual
@@ -27,7 +27,7 @@ from tests.virtual import virtual
 def test_of_a_step_elsewhere_it_is_not_known_which_checkpoint_is_kept(
     elsewhere: str, words: str
 ) -> None:
-    running = Of(node=Of(id="train"), state=None, place=Of(elsewhere=elsewhere))
+    running = Of(id="train", state=None, place=Of(elsewhere=elsewhere))
     none: Any = None
     attempts: Any = {"train": running}
     steps: Any = Of(spec=lambda _id: Of(state=[Of(name="kept", checkpoint="step-*")]))
@@ -125,13 +125,13 @@ def test_a_run_that_is_ended_waits_for_no_rented_machine_that_cannot_be_reached(
             is_rented=rented, lost="", stop=asked, wait=waited, paths=lambda _attempt: Of(cwd="/")
         )
         task = Of(job=object(), states=())
-        running: Any = Of(
-            stopped=False, asked=False, task=task, carried=carried, place=place, attempt=None
-        )
+        none: Any = None
+        attempt = Attempt(0, none, none, None, {}, place)  # type: ignore[arg-type]
+        attempt.directory, attempt.task, attempt.carrier = none, task, carried  # type: ignore[assignment]
         began = asyncio.get_running_loop().time()
-        await control.stop(running)
+        await attempt.stop()
         took = asyncio.get_running_loop().time() - began
-        assert took == pytest.approx(2 * control.GRACE.total_seconds() if rented else 0, abs=1)
+        assert took == pytest.approx(2 * GRACE.total_seconds() if rented else 0, abs=1)
         await asyncio.wait({carried}, timeout=0.01)
         assert carried.cancelled() is rented and bool(place.lost) is rented
         carried.cancel()

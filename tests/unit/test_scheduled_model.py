@@ -26,6 +26,7 @@ from drivers.base import HostLost, Lease, Need, Offer
 from drivers.devices import Device
 from runner.errors import RecipeError
 from runner.execution.steps import renting
+from runner.execution.steps.attempt import Attempt
 from runner.execution.steps.bell import Bell
 from runner.execution.steps.control import Stopper
 from runner.execution.steps.renting import Machines
@@ -82,21 +83,6 @@ class Job:
     ends: float
     stopped: bool = False
     over: bool = False
-
-
-@dataclass
-class Attempt:
-    """What a worker knows of a step that runs."""
-
-    place: Rented
-    task: Any
-    node: Any
-    carried: Any = None
-    attempt: Any = None
-    stopped: bool = False
-    asked: bool = False
-    wants: Any = field(default_factory=lambda: {"gpus": 1.0})
-    devices: tuple[Device, ...] = ()
 
 
 @dataclass
@@ -293,8 +279,11 @@ class Worker:
             job = Job(id, place.machine, now + self.kept.takes[id])
             self.kept.jobs.append(job)
         self.moves.start(id)
-        running: Any = Attempt(place, SimpleNamespace(job=job, states=()), SimpleNamespace(id=id))
-        self.running.add(id, running)
+        node: Any = SimpleNamespace(id=id)
+        attempt = Attempt(0, node, SPEC, None, {}, place)
+        attempt.directory = None  # type: ignore[assignment]
+        attempt.task = SimpleNamespace(job=job, states=())  # type: ignore[assignment]
+        self.running.add(id, attempt)
         self.bell.run_in_background(self._carry(id, place, job))
         return True
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from datetime import timedelta
 from typing import Final
 
-from drivers.base import DriverError, Job, Unreachable
-
 from ...errors import Busy
-from ...hosts.link.control_file import asked
 from ...hosts.place.hooks import INSTALL
 from ...language.units import money_text
 from ...planning.schedule import LIMIT
 from ...storage import checkpoints
 from ...storage.workspace import Workspace
-from .attempts import Running
+from .attempt import GRACE, SAVING, Attempt
 from .bell import Bell
 from .commit import GroupCommit
 from .host_hooks import HostHooks
@@ -25,19 +21,8 @@ from .run_plan import RunPlan
 from .run_schedule import RunSchedule
 from .running_attempts import RunningAttempts
 
-GRACE: Final = timedelta(seconds=10)
-"""Between the request to end and the kill."""
-SAVING: Final = timedelta(seconds=30)
-"""The same for a step that may save where it is: of a run that is paused or cancelled."""
-STEP: Final = timedelta(minutes=5)
-"""So long a training that was asked to save has until the end of its step and of its checkpoint.
-
-Then it gets SIGTERM.
-"""
 HANDOVER: Final = timedelta(seconds=20)
 """So long a worker that was asked to end waits for what runs, before it leaves that to the next."""
-AGAIN: Final = 1.0
-"""Seconds until a machine that cannot be reached is asked again whether what it was to end has ended."""
 NAMED: Final = 3
 """So many running steps are named in a message."""
 
@@ -156,11 +141,11 @@ class Stopper:
         words = [self._checkpoints_of(each) for each in list(self._running.values())[:NAMED]]
         return f" ({'; '.join(words)})" if words else ""
 
-    def _checkpoints_of(self, running: Running) -> str:
+    def _checkpoints_of(self, attempt: Attempt) -> str:
         """The same for one step; of one elsewhere it is not known what is there."""
-        states, names = self._steps.spec(running.node.id).state, list[str]()
+        states, names = self._steps.spec(attempt.id).state, list[str]()
         for each in states:
-            folder = running.state.folder(each.name) if running.state is not None else None
+            folder = attempt.state.folder(each.name) if attempt.state is not None else None
             if folder is None or not folder.is_dir():
                 continue
             if each.checkpoint is None:
@@ -170,10 +155,10 @@ class Stopper:
             if newest is not None:
                 names.append(newest)
         if names:
-            return f"{running.node.id} keeps {', '.join(names)}"
-        if running.place.elsewhere and states:
-            return f"{running.node.id} keeps what it saved there"
-        return f"{running.node.id} starts over next time"
+            return f"{attempt.id} keeps {', '.join(names)}"
+        if attempt.place.elsewhere and states:
+            return f"{attempt.id} keeps what it saved there"
+        return f"{attempt.id} starts over next time"
 
     # -- requests
 
@@ -250,55 +235,6 @@ class Stopper:
         self._schedule.disturb()
         for hooks in self._hooks:
             self._bell.run_in_background(hooks.stop())
-        for running in self._running.values():
-            self._bell.run_in_background(stop(running, grace, may_save=may_save))
+        for attempt in self._running.values():
+            self._bell.run_in_background(attempt.stop(grace, may_save=may_save))
         self._bell.wake()
-
-
-async def stop(running: Running, grace: timedelta = GRACE, *, may_save: bool = False) -> None:
-    """End what runs; an attempt that has not begun yet on its host never does.
-
-    `may_save`: a program that listens is asked to save at the end of the step that it is in, and has time for that.
-    """
-    running.stopped = True
-    job = running.task.job
-    if job is None:
-        if running.carried is not None:
-            running.carried.cancel()
-        return
-    with contextlib.suppress(
-        DriverError
-    ):  # the wait for its end finds that the host is gone, or cannot be reached
-        cwd = running.place.paths(running.attempt).cwd
-        if may_save and running.task.states and running.carried is not None:
-            running.asked = True  # before the question: a quick trainer has saved and ended before the answer is here
-            running.asked = await asked(running.place.host, cwd, "pause")
-            if (
-                running.asked
-                and (await asyncio.wait({running.carried}, timeout=STEP.total_seconds()))[0]
-            ):
-                return
-        await running.place.stop(job, grace)
-        if running.place.is_rented:
-            await _await_end(running, job, grace + GRACE)
-
-
-async def _await_end(running: Running, job: Job, patience: timedelta) -> None:
-    """Wait for the end of a job that was asked to end on a rented machine, and give it up where no word of that comes."""
-    try:
-        async with asyncio.timeout(patience.total_seconds()):
-            while True:
-                try:
-                    if await running.place.wait(job, patience) is not None:
-                        return
-                except Unreachable:
-                    await asyncio.sleep(AGAIN)
-    except TimeoutError:
-        _give_up(running)
-
-
-def _give_up(running: Running) -> None:
-    """Wait no longer for what runs on a rented machine that cannot be reached: it ends with its machine, which is given back."""
-    if running.place.is_rented and running.carried is not None:
-        running.place.lost = running.place.lost or "it could not be reached to end what runs there"
-        running.carried.cancel()

@@ -38,11 +38,22 @@ class Publisher:
         )
         self._top = str(ws.root)
 
-    def conflicts(self, n: int) -> list[str]:
-        """Where step `n` publishes, and something is that is not ours."""
-        return [
-            path for _, path in self.survey.targets.get(n, ()) if self.survey.facts.strange(path)
-        ]
+    def check_targets(self, n: int) -> None:
+        """Raise CannotRun where step number `n` publishes and something is there that is not ours.
+
+        With `overwrite` nothing is asked.
+        """
+        if self.overwrite:
+            return
+        for _, path in self.survey.targets.get(n, ()):
+            if self.survey.facts.strange(path):
+                from ...survey.explain import replaced
+
+                (words,) = replaced(self.ws, [path])
+                raise CannotRun(
+                    f"it would replace {words}",
+                    fix="move it away, give --overwrite, or `recipe adopt` it",
+                )
 
     def publish(self, n: int, made: Made) -> None:
         """Publish what step `n` made.  Raises CannotRun where something was changed by hand, and Infrastructure."""

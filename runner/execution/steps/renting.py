@@ -20,7 +20,7 @@ from ...storage.workspace import Workspace
 from ..reporting import log_remote
 from .bell import Bell
 from .commit import GroupCommit
-from .control import Stopper, stop
+from .control import Stopper
 from .host_hooks import HostHooks
 from .orphans import Orphans
 from .run_plan import RunPlan
@@ -197,15 +197,14 @@ class Machines:
         The next attempt resumes from there.
         """
         for place in self._pool.inventory.leaving():
-            for running in self._running.values():
-                if place not in running.place.members or running.stopped:
+            for attempt in self._running.values():
+                if place not in attempt.place.members or attempt.stop_asked:
                     continue
                 self._commits.say(
-                    f"{place.name} is about to be taken away: {running.node.id} saves, "
+                    f"{place.name} is about to be taken away: {attempt.id} saves, "
                     "and continues elsewhere"
                 )
-                running.stopped = True
-                self._bell.run_in_background(stop(running, place.notice))
+                self._bell.run_in_background(attempt.stop(place.notice))
 
     def _succeed_in_time(self) -> None:
         """Ask for an allocation in place of one that is about to end.

@@ -10,22 +10,22 @@ from drivers.base import DriverError, Exit
 
 from ...errors import RecipeError
 from ...planning.plan import Plan
-from .attempts import Running
+from .attempt import Attempt
 from .bell import Bell
 
 End: TypeAlias = "Exit | DriverError | RecipeError"
 """How an attempt is over."""
 
 
-class RunningAttempts(Mapping[str, Running]):
+class RunningAttempts(Mapping[str, Attempt]):
     """The attempt of each RUNNING step, by the step's id."""
 
     def __init__(self, bell: Bell) -> None:
         self._bell = bell
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, Attempt] = {}
         self._ended: deque[tuple[str, End]] = deque()
 
-    def __getitem__(self, id: str) -> Running:
+    def __getitem__(self, id: str) -> Attempt:
         return self._running[id]
 
     def __iter__(self) -> Iterator[str]:
@@ -34,16 +34,16 @@ class RunningAttempts(Mapping[str, Running]):
     def __len__(self) -> int:
         return len(self._running)
 
-    def add(self, id: str, running: Running) -> None:
+    def add(self, id: str, attempt: Attempt) -> None:
         """An attempt begins, and takes its part of the host."""
-        self._running[id] = running
-        running.place.capacity.enter(running.wants, running.devices)
+        self._running[id] = attempt
+        attempt.place.capacity.enter(attempt.wants, attempt.devices)
 
-    def pop(self, id: str) -> Running:
+    def pop(self, id: str) -> Attempt:
         """An attempt is over: its part of the host is free again."""
-        running = self._running.pop(id)
-        running.place.capacity.leave(running.wants, running.devices)
-        return running
+        attempt = self._running.pop(id)
+        attempt.place.capacity.leave(attempt.wants, attempt.devices)
+        return attempt
 
     def note_end(self, id: str, end: End) -> None:
         """An attempt has ended: the loop looks at it when it is its turn."""
@@ -61,6 +61,6 @@ class RunningAttempts(Mapping[str, Running]):
 
     def renumber(self, plan: Plan) -> None:
         """The plan has grown: steps have other numbers now."""
-        for id, running in self._running.items():
-            running.number = plan.index[id]
-            running.node = plan.nodes[running.number]
+        for id, attempt in self._running.items():
+            attempt.number = plan.index[id]
+            attempt.node = plan.nodes[attempt.number]

@@ -15,7 +15,7 @@ from ...secrets import Masker
 from ...storage import metrics
 from ...survey.survey import Survey
 from ...survey.trainings import steps_of
-from .attempts import Running
+from .attempt import Attempt
 from .groups import Groups
 
 EVERY: Final = 1.0
@@ -27,7 +27,7 @@ MOST: Final = 1 << 18
 class TrainingNumbers:
     """The numbers of the running steps of one run."""
 
-    def __init__(self, found: Survey, groups: Groups, running: Mapping[str, Running]) -> None:
+    def __init__(self, found: Survey, groups: Groups, running: Mapping[str, Attempt]) -> None:
         self._found, self._groups, self._running = found, groups, running
         self._steps: dict[str, _Reports] = {}
         self._due = 0.0
@@ -38,20 +38,20 @@ class TrainingNumbers:
         if now < self._due:
             return
         self._due = now + EVERY
-        for id, running in self._running.items():
-            self._look(id, running)
+        for id, attempt in self._running.items():
+            self._look(id, attempt)
 
-    def over(self, id: str, running: Running, last: Mapping[str, object]) -> None:
+    def over(self, id: str, attempt: Attempt, last: Mapping[str, object]) -> None:
         """An attempt is over: have stored what it reported `last`, or what its file says if that is not known."""
         if last:
-            self._reports(id, running).take([last])
+            self._reports(id, attempt).take([last])
             self._store(id)
         else:
-            self._look(id, running)
+            self._look(id, attempt)
         self._steps.pop(id, None)
 
-    def _look(self, id: str, running: Running) -> None:
-        if self._how(id) is not None and self._reports(id, running).read():
+    def _look(self, id: str, attempt: Attempt) -> None:
+        if self._how(id) is not None and self._reports(id, attempt).read():
             self._store(id)
 
     def _store(self, id: str) -> None:
@@ -62,15 +62,15 @@ class TrainingNumbers:
         plan = self._found.plan
         return plan.specs()[plan.index[id]].metrics
 
-    def _reports(self, id: str, running: Running) -> _Reports:
+    def _reports(self, id: str, attempt: Attempt) -> _Reports:
         reports = self._steps.get(id)
-        if reports is None or reports.attempt != running.name:
+        if reports is None or reports.attempt != attempt.name:
             how = self._how(id)
             pattern = how.pattern if how is not None else None
-            path = running.log if pattern else f"{running.attempt.path}.metrics"
+            path = attempt.log if pattern else f"{attempt.directory.path}.metrics"
             masker = self._groups.commits.masker
             total = steps_of(self._found, id)
-            reports = self._steps[id] = _Reports(running.name, path, masker, total, pattern)
+            reports = self._steps[id] = _Reports(attempt.name, path, masker, total, pattern)
         return reports
 
 
