@@ -194,7 +194,9 @@ def results(
     location = _standing(workspace, recipe or "")
     with opened(location.root) as ws:
         named = recipe_of(ws, location, None if recipe is None else str(recipe))
-        tables = comparison.compared(comparison.results(ws, named), comparison.selects(ws, named))
+        tables = comparison.compare(
+            comparison.collect_results(ws, named), comparison.read_criteria(ws, named)
+        )
     rows = [row for table in tables for row in table.flat()]
     if frame or (frame is None and find_spec("pandas") is not None):
         return import_module("pandas").DataFrame(rows)

@@ -17,7 +17,7 @@ import runner
 from runner.errors import CannotRun
 from runner.execution.terms import Settings
 from runner.storage import sources
-from runner.survey.validation import read
+from runner.survey.validation import check_bytes
 from tests.support import Space
 from tests.tools import needs
 
@@ -75,7 +75,9 @@ def runs_once(space: Space, inputs: dict[str, object] | None = None, **more: obj
 @pytest.mark.parametrize("path", RECIPES)
 def test_every_example_is_valid_without_a_warning(path: str) -> None:
     assert (
-        read((EXAMPLES / path).read_bytes(), str(EXAMPLES / path), (EXAMPLES / path).parent, {})
+        check_bytes(
+            (EXAMPLES / path).read_bytes(), str(EXAMPLES / path), (EXAMPLES / path).parent, {}
+        )
         == []
     )
 

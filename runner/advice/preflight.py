@@ -372,7 +372,7 @@ class _Looks:
     def _kept(self, n: int) -> dict[str, object]:
         """What earlier attempts of this step left here: the state that it would resume from, and what the last one said if it failed."""
         from ..storage import checkpoints
-        from ..survey.explain import image_of
+        from ..survey.explain import preimage_of
 
         plan = self._found.plan
         node, spec = plan.nodes[n], plan.specs()[n]
@@ -382,7 +382,7 @@ class _Looks:
         row = self._ws.store.runs.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
             kept["said"] = _tail(self._ws.kept(row.run, node.id, row.n, ".log"))
-        if not spec.state or (image := image_of(self._found, n)) is None:
+        if not spec.state or (image := preimage_of(self._found, n)) is None:
             return kept
         found = checkpoints.made_under(
             self._ws.home / "states" / checkpoints.key(spec, image["world"], node.id)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ..agent.regular import descriptor_of
 from ..secrets import Masker, Secret, Stream, passwords, tokenlike
 from ..survey.env_files import EnvFiles
-from ..survey.rows import Rows, is_elsewhere
+from ..survey.rows import StoredStream, is_elsewhere
 
 if TYPE_CHECKING:
     from ..storage.records.runs import Event
@@ -128,11 +128,11 @@ class Tail:
             os.close(handle)
 
 
-def tail_of(ws: Workspace, run: str, part: Part) -> Tail | Rows | None:
+def tail_of(ws: Workspace, run: str, part: Part) -> Tail | StoredStream | None:
     """None when there is nothing yet, or nothing any more."""
     path = kept(ws, run, part)
     if is_elsewhere(ws, run):
-        return Rows(ws, run, path.name.removesuffix(".log"), "log")
+        return StoredStream(ws, run, path.name.removesuffix(".log"), "log")
     with suppress(FileNotFoundError):
         return Tail(descriptor_of(path), Masker().stream())
     with suppress(OSError):  # a step may have put a pipe in the place of its log

@@ -19,7 +19,7 @@ from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import binned, rows, samples, summaries
 from ..survey.binned import Axis, Curve
-from ..survey.results import Point, points
+from ..survey.results import Point, read_attempt_points
 from . import values
 from .logs import Part, missing, parts, tail_of, unmaskable
 
@@ -45,7 +45,7 @@ def last_samples(ws: Workspace, row: RunRow) -> dict[str, Point]:
     for part in parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT))):
         if part.ended:
             continue
-        with suppress(OSError), open_regular(samples.beside(part.raw)) as file:
+        with suppress(OSError), open_regular(samples.samples_path(part.raw)) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - SAMPLE))
             lines = file.read().splitlines()
             if point := next(filter(None, map(metrics.parse, reversed(lines))), None):
@@ -64,14 +64,18 @@ def read_points(
             continue
         known = ended.get((part.step, part.number))
         if of == "machine":
-            seen = samples.beside(part.raw)
+            seen = samples.samples_path(part.raw)
             found = (
-                samples.kept(ws, known)
+                samples.load_samples(ws, known)
                 if known is not None
-                else rows.so_far(ws, run, part.step, part.number, seen)
+                else rows.read_points(ws, run, part.step, part.number, seen)
             )
         else:
-            found = (points(ws, known) or ()) if known is not None else _live(ws, run, part)
+            found = (
+                (read_attempt_points(ws, known) or ())
+                if known is not None
+                else _live(ws, run, part)
+            )
         yield from (
             values.Point(part.step, part.number, n, dict(point)) for n, point in enumerate(found, 1)
         )
@@ -99,7 +103,11 @@ def _restored(
         for each in ws.store.runs.attempts(by.run, by.step):
             if each.key != key:
                 continue
-            found = samples.kept(ws, each) if of == "machine" else points(ws, each) or ()
+            found = (
+                samples.load_samples(ws, each)
+                if of == "machine"
+                else read_attempt_points(ws, each) or ()
+            )
             yield from (
                 values.Point(id, each.n, n, dict(point), by.run) for n, point in enumerate(found, 1)
             )
@@ -123,7 +131,7 @@ def curves(ws: Workspace, run: RunRow, axis: Axis) -> list[StepCurves]:
     for point in read_points(ws, run.id, "", 0, "step"):
         by_step.setdefault((point.step, point.source), []).append(point.values)
     found = [
-        StepCurves(step, source, binned.curves(said, axis))
+        StepCurves(step, source, binned.build_curves(said, axis))
         for (step, source), said in by_step.items()
     ]
     if run.state in FINAL:
@@ -160,7 +168,7 @@ def _so_far(ws: Workspace, run: str, part: Part) -> summaries.Summaries:
     if known is None or now - known[0] > LATE:
         if len(_read) > KEPT:
             _read.clear()
-        known = _read[part.raw] = now, summaries.summarized(_live(ws, run, part))
+        known = _read[part.raw] = now, summaries.summarize(_live(ws, run, part))
     return known[1]
 
 
@@ -190,10 +198,10 @@ def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
     """What an attempt has reported that is under way; nothing where that cannot be masked."""
     elsewhere = rows.is_elsewhere(ws, run)
     if part.pattern and elsewhere:
-        printed_lines = rows.printed(ws, run, part.step, part.number).splitlines()
+        printed_lines = rows.read_log(ws, run, part.step, part.number).splitlines()
         return _known(metrics.matched(printed_lines, part.pattern))
     if elsewhere:
-        return rows.so_far(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
+        return rows.read_points(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
     if unmaskable(ws, part):
         return ()
     try:

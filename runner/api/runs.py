@@ -41,7 +41,7 @@ def list_runs(ws: Workspace, wanted: Wanted, limit: int, *, numbers: bool = True
 def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:
     """Runs as a list of them shows them; without `numbers` what they reported is left out."""
     views = ws.run_views.summaries(rows)
-    found = summaries.of_runs(ws, rows, latest(ws, rows)) if numbers else {}
+    found = summaries.summarize_runs(ws, rows, latest(ws, rows)) if numbers else {}
     return [_listed(row, view, found.get(row.id)) for row, view in zip(rows, views, strict=True)]
 
 
@@ -56,7 +56,7 @@ def _described(row: RunRow) -> Facts:
     }
 
 
-def _numbers(found: summaries.Numbers | None) -> Facts:
+def _numbers(found: summaries.RunNumbers | None) -> Facts:
     """What a run and its trials reported."""
     if found is None:
         return {"metrics": {}, "trials": [], "curve": None}
@@ -81,7 +81,7 @@ def _metrics(found: summaries.Summaries, least: Mapping[str, bool]) -> Facts:
     }
 
 
-def _listed(row: RunRow, view: RunView, found: summaries.Numbers | None) -> Facts:
+def _listed(row: RunRow, view: RunView, found: summaries.RunNumbers | None) -> Facts:
     asked, labels = row.data.get("asked"), row.data.get("labels")
     preset = asked.get("preset") if isinstance(asked, dict) else None
     return {
@@ -119,7 +119,7 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
     leases = _leases(ws, row.id)
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
-    reported = summaries.of_runs(ws, [row], latest(ws, [row])) if numbers else {}
+    reported = summaries.summarize_runs(ws, [row], latest(ws, [row])) if numbers else {}
     eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {

@@ -201,11 +201,11 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         request = replace(request, inputs=inputs, out=ws.own / "out" / row.id)
     else:
         ws.share(settings.store or None)
-        request = bundles.brought(ws, request)
+        request = bundles.fetch_packed_inputs(ws, request)
     found = look(ws, request, choice)
     if not found.todo and (row.fence == 1 or not ws.store.runs.steps(row.id)):
         total, fresh = sizes(found)
-        run_graph.remember(ws, row.id, found)
+        run_graph.store_graph(ws, row.id, found)
         listener.begin(
             Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
         )

@@ -64,9 +64,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         raise Invalid(problems)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
-        from ..survey.explain import replaced
+        from ..survey.explain import describe_replaced
 
-        shown = "\n".join(f"the run would replace {words}" for words in replaced(ws, clashes[:5]))
+        shown = "\n".join(
+            f"the run would replace {words}" for words in describe_replaced(ws, clashes[:5])
+        )
         shown += f"\nand {len(clashes) - 5} more" if len(clashes) > 5 else ""
         raise CannotRun(
             shown,

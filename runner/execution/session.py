@@ -79,7 +79,7 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
     if ws.remote_cache is not None:
         from ..survey import remote_results
 
-        remote_results.explain(ws, ws.remote_cache, found)
+        remote_results.explain_remote(ws, ws.remote_cache, found)
     return found
 
 

@@ -16,7 +16,7 @@ from ..storage.records.exchange import Chunk
 from ..storage.records.letters import NO_NUMBERS, Letters, Numbers, moment, point_of
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
-from ..survey.trainings import reporting, steps_of
+from ..survey.trainings import reporting_steps, training_length
 from .tasks import pattern_of
 
 EVERY: Final = 5.0
@@ -186,7 +186,7 @@ class Telemetry:
         step, loss = _number(point["step"]), point.get("train_loss")
         total = told.get("max_steps", told.get("total_steps"))
         if not is_number(total):
-            total = steps_of(self._found, self._training)
+            total = training_length(self._found, self._training)
         self._numbers = Numbers(
             int(step),
             int(total) if total else None,
@@ -197,7 +197,7 @@ class Telemetry:
     def _training_step(self) -> str:
         """The step that trains; empty where none reports, as far as the plan is known by now."""
         if not self._training:
-            steps = reporting(self._ws, self._found)
+            steps = reporting_steps(self._ws, self._found)
             self._training = training_of(steps)
             plan = self._found.plan
             metrics = plan.specs()[plan.index[self._training]].metrics if self._training else None

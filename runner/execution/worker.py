@@ -35,9 +35,9 @@ from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.empty_globs import empty_warnings
-from ..survey.input_manifests import remember
+from ..survey.input_manifests import store_manifests
 from ..survey.survey import Survey
-from ..survey.trainings import steps_of
+from ..survey.trainings import training_length
 from . import takeover, uploading
 from .refusals import at_once, demand, fits, needed, secrets_stay, takes
 from .reporting import log_remote
@@ -356,11 +356,11 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     ws, found, settings, listener = ours.ws, ours.found, ours.settings, ours.listener
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     total, fresh = sizes(found)
-    remember(ws, found)
+    store_manifests(ws, found)
     if begins.resumed:
         graph = recall(ws.home, begins.id)
     else:
-        graph = run_graph.remember(ws, begins.id, found)
+        graph = run_graph.store_graph(ws, begins.id, found)
     expected = ws.store.index.expected(recipe, ids)
     _log.info(
         "run %s %s: %d steps, %d at once",
@@ -387,7 +387,7 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     listener.begin(
         named._replace(
             command=partial(_typed, found),
-            steps=partial(steps_of, found),
+            steps=partial(training_length, found),
             pattern=partial(pattern_of, found),
             trains=bare(graph.trains) if graph is not None else "",
         )

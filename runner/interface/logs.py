@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
 from ..api.logs import POLL, Part, Tail, hear, missing, tail_of
 from ..planning.ids import readable
 from ..storage.records.runs import FINAL
-from ..survey.rows import Rows, is_elsewhere
+from ..survey.rows import StoredStream, is_elsewhere
 from .tail import canvas, fit, shown
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Follower:
         self._running: dict[str, Part] = {}
         self._states: dict[str, str] = {}
         self._waiting: list[Part] = []  # begun, and their logs not opened yet
-        self._tails: list[tuple[Part, Tail | Rows]] = []
+        self._tails: list[tuple[Part, Tail | StoredStream]] = []
         self._elsewhere = is_elsewhere(ws, run)
         self._seen = 0
         self._hidden: set[str] = set()
@@ -224,7 +224,7 @@ class Follower:
             self._tails.append((part, tail))
         return tail is not None or part.ended
 
-    def _finish(self, part: Part, tail: Tail | Rows) -> None:
+    def _finish(self, part: Part, tail: Tail | StoredStream) -> None:
         tail.rest(lambda data: self._write(part, data))
         self._put(part, self._rests.pop(part.raw, b""))
 

@@ -357,7 +357,7 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
                 "pause it first",
             )
         found = look(ws, request)
-        states = kept_state.kept(ws, found, found.todo)
+        states = kept_state.find_states(ws, found, found.todo)
         named = [
             (state, each)
             for state in states

@@ -22,7 +22,7 @@ from ..language.recipe import Input, Recipe
 from ..settings import load
 from ..storage.reach import Reach
 from ..storage.workspace import Workspace
-from ..survey.summaries import selected
+from ..survey.summaries import selected_directions
 from .answers import plain, plain_value
 from .planner import InPlanner
 from .room import READ, Given, InRoom, ServedWorkspace, Whole
@@ -307,7 +307,7 @@ def _packed(room: ServedWorkspace, name: str, address: str, problems: list[Probl
     with room.working() as ws:
         try:
             ws.share(None)
-            return bundles.in_store(ws, address) is not None
+            return bundles.find_packed(ws, address) is not None
         except CannotRun as error:
             problems.append(Problem("no-such-pack", f'"{name}": {error}', None, error.fix))
             return True
@@ -390,7 +390,8 @@ def recipe(name: str, room: InRoom) -> RecipeView:
         "resources": sheet["machines"],
         "outputs": made,
         "metrics": {
-            name: {"better": "min" if least else "max"} for name, least in selected(found).items()
+            name: {"better": "min" if least else "max"}
+            for name, least in selected_directions(found).items()
         },
     }
     return RecipeView.model_validate(_summary(each).model_dump() | parts)
@@ -471,7 +472,7 @@ def planned(room: ServedWorkspace, each: Offered, asked: AskedWhere) -> PlanView
     with room.working() as ws:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
-        found = look(ws, bundles.brought(ws, asked.request(each.word)))
+        found = look(ws, bundles.fetch_packed_inputs(ws, asked.request(each.word)))
         refuse_unrenderable(ws, found)
         expected = ws.store.index.expected(
             found.plan.recipe, [node.id for node in found.plan.nodes]

@@ -16,7 +16,7 @@ from ..secrets import Masker
 from ..storage import metrics
 from ..storage.records.runs import FINAL, Event, RunRow
 from ..storage.workspace import Workspace
-from ..survey.rows import Rows, is_elsewhere
+from ..survey.rows import StoredStream, is_elsewhere
 from .messages import Message
 from .runs import shown
 
@@ -214,11 +214,11 @@ class Attempt:
         self._warned[line] = None
         return line if len(self._warned) <= metrics.MOST_WARNINGS else MORE_WARNINGS
 
-    def _metrics_tail(self, ws: Workspace, run: str, elsewhere: bool) -> Tail | Rows:
+    def _metrics_tail(self, ws: Workspace, run: str, elsewhere: bool) -> Tail | StoredStream:
         """Raises FileNotFoundError where the step has reported nothing yet."""
         path = kept(ws, run, self.part).with_suffix(".metrics")
         if elsewhere:
-            return Rows(ws, run, path.name.removesuffix(".metrics"), "metrics")
+            return StoredStream(ws, run, path.name.removesuffix(".metrics"), "metrics")
         with suppress(FileNotFoundError):
             return Tail(descriptor_of(path), Masker().stream())
         raw = Path(f"{self.part.raw[:-4]}.metrics")

@@ -49,7 +49,7 @@ from .room import (
 )
 
 if TYPE_CHECKING:
-    from ..survey.kept_state import Kept
+    from ..survey.kept_state import StepState
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -587,7 +587,7 @@ def kept_by(room: ServedWorkspace, run: str) -> CheckpointList:
             if not spec.state:
                 continue
             try:
-                states = kept_state.kept(ws, found, [n])
+                states = kept_state.find_states(ws, found, [n])
             except CannotRun:
                 unknown.append(found.plan.nodes[n].id)
                 continue
@@ -595,7 +595,7 @@ def kept_by(room: ServedWorkspace, run: str) -> CheckpointList:
     return CheckpointList(checkpoints=views_of, unknown=unknown)
 
 
-def _kept(ws: Workspace, state: Kept) -> list[CheckpointView]:
+def _kept(ws: Workspace, state: StepState) -> list[CheckpointView]:
     newest = state.newest()
     best = state.best()
     return [

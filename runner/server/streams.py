@@ -20,8 +20,8 @@ from ..api.metrics import StepCurves, curves, read_points
 from ..api.values import Point
 from ..errors import CannotRun
 from ..planning.ids import names
-from ..survey.binned import Axis, binned
-from ..survey.rows import Rows, bring
+from ..survey.binned import Axis, bin_curve
+from ..survey.rows import StoredStream, fetch_file
 from . import ranged
 from .answers import Refused
 from .feed import LOOK, Beat, Feed, Follower
@@ -104,7 +104,7 @@ class Elsewhere:
     def read(self) -> bytes:
         """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
         with self._room.reading() as ws:
-            rows = Rows(ws, self._run, kept(ws, self._run, self._part).stem, "log")
+            rows = StoredStream(ws, self._run, kept(ws, self._run, self._part).stem, "log")
             rows.offset = self._offset
             data = rows.read()
             self._offset = rows.offset
@@ -133,7 +133,7 @@ def opened(room: Room, run: str, part: Part) -> Tail | Elsewhere | None:
         if hidden:
             words = "the log cannot be read before its step is over: it has secrets that are not set for the server"
             raise Refused(409, "not-masked", words, "try again when the step is over")
-    return Elsewhere(room, run, part) if isinstance(tail, Rows) else tail
+    return Elsewhere(room, run, part) if isinstance(tail, StoredStream) else tail
 
 
 def chosen(beat: Beat, step: str, attempt: int) -> Part | None:
@@ -179,7 +179,7 @@ async def logs(
             path = kept(ws, run, found)
             try:
                 if found.ended:
-                    bring(ws, run, path)
+                    fetch_file(ws, run, path)
                 file = path.open("rb")
             except FileNotFoundError:
                 return (
@@ -314,7 +314,7 @@ def _curve_lines(
         source = {"from": each.source} if each.source else {}
         for name, curve in each.curves.items():
             if metric in ("", name):
-                few = binned(curve, bins, low, high)
+                few = bin_curve(curve, bins, low, high)
                 head = {"step": each.step, "metric": name, "n": len(curve.x), **source}
                 yield f"{json.dumps({**head, 'x': few.x, 'y': few.y}, separators=(',', ':'))}\n"
 

@@ -53,7 +53,7 @@ def _code(
             continue
         pattern = item if isinstance(item, str) else item.pattern
         exclude = () if isinstance(item, str) else item.exclude
-        if escapes(pattern) or code_files.matches(base, spelled(pattern, exclude)):
+        if escapes(pattern) or code_files.code_matches(base, spelled(pattern, exclude)):
             continue
         where = (*origin, "code", n) if isinstance(item, str) else (*origin, "code", n, "glob")
         yield _absent(recipe, f'"{pattern}" in `code` matches no file', where, base)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..planning.run_view import TOTALS
-from .comparison import numeric
+from .comparison import is_comparable
 
 Axis = Literal["step", "seconds"]
 """`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`."""
@@ -23,10 +23,10 @@ class Curve(NamedTuple):
     y: Sequence[float]
 
 
-def curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
+def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
     """The curve of each metric.  What was reported again at a place counts as reported last; without `time_step` there are no seconds."""
     points = list(points)
-    if axis == "step" and (regular := _regular(points)) is not None:
+    if axis == "step" and (regular := _regular_curves(points)) is not None:
         return regular
     found: dict[str, dict[float, float]] = {}
     passed: set[str] = set()
@@ -34,13 +34,13 @@ def curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
     for n, point in enumerate(points):
         if axis == "seconds":
             spent = point.get("time_step")
-            if not numeric(spent):
+            if not is_comparable(spent):
                 continue
             seconds += spent
             x = seconds
         else:
             at = point.get("step", point.get("epoch", n))
-            x = at if numeric(at) else n
+            x = at if is_comparable(at) else n
         for name, value in point.items():
             by_x = found.get(name)
             if by_x is None:
@@ -48,7 +48,7 @@ def curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
                     passed.add(name)
                     continue
                 by_x = found[name] = {}
-            if type(value) is float or type(value) is int or numeric(value):
+            if type(value) is float or type(value) is int or is_comparable(value):
                 by_x[x] = value
     found = {name: by_x for name, by_x in found.items() if by_x}
     answer = {}
@@ -60,7 +60,7 @@ def curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
     return answer
 
 
-def _regular(points: Sequence[Mapping[str, Any]]) -> dict[str, Curve] | None:
+def _regular_curves(points: Sequence[Mapping[str, Any]]) -> dict[str, Curve] | None:
     """The same, column by column, of points that all have the same numbers at ever greater steps, as most trainers write them; None of others."""
     if not points or "step" not in points[0]:
         return None
@@ -80,7 +80,7 @@ def _is_curve(name: str) -> bool:
     return name not in _BESIDE and not name.startswith("time_")
 
 
-def binned(curve: Curve, bins: int, low: float | None, high: float | None) -> Curve:
+def bin_curve(curve: Curve, bins: int, low: float | None, high: float | None) -> Curve:
     """The least and the greatest of each of so many parts between `low` and `high`, in their order; and the nearest value outside at each end."""
     begin = max(0, bisect_left(curve.x, low) - 1) if low is not None else 0
     end = bisect_right(curve.x, high) + 1 if high is not None else len(curve.x)

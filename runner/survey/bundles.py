@@ -63,7 +63,7 @@ def pack(
     Raises NotFound, and Invalid with every problem of its inputs and files.
     """
     anew = compile_from_files(ws, request)
-    packing = _Packing(ws, anew, holds)
+    packing = _BundleBuilder(ws, anew, holds)
     packing.refuse(request)
     facts = collect_facts(ws, anew.plan, request)
     packing.recipes()
@@ -117,7 +117,7 @@ def unpack(
     return folder
 
 
-def in_store(ws: Workspace, address: str) -> Content | None:
+def find_packed(ws: Workspace, address: str) -> Content | None:
     """The content that `pack:SHA256` names, where the shared store has it; None for any other address.  Raises CannotRun."""
     named = _PACK.fullmatch(address)
     if named is None:
@@ -137,13 +137,13 @@ def in_store(ws: Workspace, address: str) -> Content | None:
     return min(found)
 
 
-def brought(ws: Workspace, request: Request) -> Request:
+def fetch_packed_inputs(ws: Workspace, request: Request) -> Request:
     """A request whose inputs `pack:SHA256` are paths of what the shared store has, fetched.  Raises CannotRun."""
 
     def of(value: object) -> object:
         if isinstance(value, list):
             return [of(each) for each in value]
-        content = in_store(ws, value) if isinstance(value, str) else None
+        content = find_packed(ws, value) if isinstance(value, str) else None
         if content is None:
             return value
         place = ws.home / "cache" / f"pack-{content[2:34]}" / "data"
@@ -162,7 +162,7 @@ def brought(ws: Workspace, request: Request) -> Request:
     return request if inputs == request.inputs else replace(request, inputs=inputs)
 
 
-class _Packing:
+class _BundleBuilder:
     """What goes into a bundle, by its path there."""
 
     def __init__(
@@ -254,9 +254,9 @@ class _Packing:
             whole = self._anew.plan.inputs[name]
             if moved:
                 self._bound[name] = (
-                    [_moved(str(each), moved) for each in whole]
+                    [_relocate(str(each), moved) for each in whole]
                     if isinstance(whole, list)
-                    else _moved(str(whole), moved)
+                    else _relocate(str(whole), moved)
                 )
 
     def declared(self, facts: Facts) -> None:
@@ -280,7 +280,9 @@ class _Packing:
         for home, name in facts.locks:
             named = Path(homes[home], name)
             wanted += [
-                str(each) for each in dict.fromkeys((named, locks.file_of(named))) if each.exists()
+                str(each)
+                for each in dict.fromkeys((named, locks.lock_file(named)))
+                if each.exists()
             ]
         for path in wanted:
             place = self._place(path)
@@ -325,7 +327,7 @@ class _Packing:
             members = {
                 place: each
                 for path, source in self._files.items()
-                for place, each in _below(path, source, empty=path in whole)
+                for place, each in _walk(path, source, empty=path in whole)
             }
             for place, source in sorted({**members, **dict.fromkeys(texts, "")}.items()):
                 _add(archive, place, source, texts.get(place))
@@ -365,7 +367,7 @@ class _Packing:
         self.problems.append(Problem("not-portable", words, fix=fix))
 
 
-def _moved(value: str, places: Mapping[str, str]) -> str:
+def _relocate(value: str, places: Mapping[str, str]) -> str:
     """A value of an input, where its file is in another place; what is behind a file's name, as in `FILE.py:NAME`, stays."""
     for file in (value, value.rpartition(":")[0]):
         if file in places:
@@ -373,7 +375,7 @@ def _moved(value: str, places: Mapping[str, str]) -> str:
     return value
 
 
-def _below(place: str, path: str, *, empty: bool) -> Iterator[tuple[str, str]]:
+def _walk(place: str, path: str, *, empty: bool) -> Iterator[tuple[str, str]]:
     """What is at a path: a file, or a folder with all that is in it, unless only its name is wanted."""
     yield place, path
     if not os.path.isdir(path) or empty:

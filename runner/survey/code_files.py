@@ -13,7 +13,7 @@ HEAVY = 10_000_000
 """Bytes of a file above which it is unlikely to be code."""
 
 
-def matches(base: str, text: str) -> list[str]:
+def code_matches(base: str, text: str) -> list[str]:
     """The files below `base` that an entry of `code` names, sorted: a pattern's matches; all of a folder but what `below` leaves out."""
     pattern, exclude = unspelled(text)
     found = glob.glob(pattern, root_dir=base, recursive=True) if is_glob(pattern) else [pattern]
@@ -22,13 +22,13 @@ def matches(base: str, text: str) -> list[str]:
         if os.path.isfile(f"{base}/{name}"):
             names.add(name)
         elif not is_glob(pattern) or pattern.endswith("/"):
-            names.update(below(base, name))
+            names.update(files_below(base, name))
     return sorted(
         name for name in names if "__pycache__" not in name and not excluded(name, exclude)
     )
 
 
-def below(base: str, folder: str) -> Iterator[str]:
+def files_below(base: str, folder: str) -> Iterator[str]:
     """The files of a folder, without hidden ones, compiled ones, and virtual environments.  Links to folders are not followed."""
     for at, folders, names in os.walk(f"{base}/{folder}"):
         folders[:] = [

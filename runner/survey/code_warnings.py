@@ -12,7 +12,7 @@ from ..language.recipe import AutoCode, GitCode
 from ..language.units import about
 from ..planning.mentions import is_glob, python_path, spelled
 from . import code_files
-from .imports import Followed, followed
+from .imports import ImportedFiles, follow_imports
 
 if TYPE_CHECKING:
     from ..errors import Problem
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..language.values import Where
 
 
-class _Code(NamedTuple):
+class _StepCode(NamedTuple):
     """The code of one step: where it stands, the files that are listed, and whether imports decide."""
 
     where: Where
@@ -40,15 +40,15 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
             step.run is None and step.accelerate is None
         ):
             continue  # what a checkout holds is not known before it is fetched
-        listed = _listed(base, recipe, step)
+        listed = _listed_code(base, recipe, step)
         starts = [
             start
             for start in started(step.run, step.accelerate)
             if posixpath.normpath(start.name) not in made
         ]
-        needed = followed(base, starts, python_path({**recipe.env, **step.env}), read)
+        needed = follow_imports(base, starts, python_path({**recipe.env, **step.env}), read)
         if not listed.auto:
-            yield from _unlisted(base, recipe, step, listed, needed)
+            yield from _unlisted_imports(base, recipe, step, listed, needed)
         for file, doubt in needed.doubts if listed.auto else ():
             fix = "list what it needs under `deps`, or all files instead of `auto`"
             yield recipe.document.problem(
@@ -59,12 +59,12 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
                 key=True,
                 severity="warning",
             )
-        yield from _heavy(
+        yield from _heavy_files(
             base, recipe, listed, [*listed.files, *(needed.files if listed.auto else ())]
         )
 
 
-def _listed(base: str, recipe: Recipe, step: Step) -> _Code:
+def _listed_code(base: str, recipe: Recipe, step: Step) -> _StepCode:
     own = step.code is not None or not recipe.code
     where = (*step.origin, "code") if step.code is not None else step.origin if own else ("code",)
     code = step.code if step.code is not None else recipe.code
@@ -73,22 +73,22 @@ def _listed(base: str, recipe: Recipe, step: Step) -> _Code:
         for item in code
         if not isinstance(item, (GitCode, AutoCode))
     ]
-    return _Code(
+    return _StepCode(
         where,
-        [name for text in texts for name in code_files.matches(base, text)],
+        [name for text in texts for name in code_files.code_matches(base, text)],
         any(isinstance(item, AutoCode) for item in code),
     )
 
 
-def _unlisted(
-    base: str, recipe: Recipe, step: Step, listed: _Code, needed: Followed
+def _unlisted_imports(
+    base: str, recipe: Recipe, step: Step, listed: _StepCode, needed: ImportedFiles
 ) -> Iterator[Problem]:
     deps = [dep if isinstance(dep, str) else spelled(dep.pattern, dep.exclude) for dep in step.deps]
     brought = {
         posixpath.normpath(name)
         for text in deps
         if "{{" not in text
-        for name in code_files.matches(base, text)
+        for name in code_files.code_matches(base, text)
     }
     brought |= {*map(posixpath.normpath, listed.files), *map(posixpath.normpath, step.files)}
     whole = [dep for dep in deps if not is_glob(dep) and os.path.isdir(f"{base}/{dep}")]
@@ -109,7 +109,9 @@ def _unlisted(
         )
 
 
-def _heavy(base: str, recipe: Recipe, listed: _Code, files: list[str]) -> Iterator[Problem]:
+def _heavy_files(
+    base: str, recipe: Recipe, listed: _StepCode, files: list[str]
+) -> Iterator[Problem]:
     for name in dict.fromkeys(files):
         size = os.stat(f"{base}/{name}").st_size
         if size > code_files.HEAVY:

@@ -19,7 +19,15 @@ from ..storage.records.index import Trace
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
-from .results import Metric, Point, attempts_of, in_author, in_image, points, summary
+from .results import (
+    Metric,
+    Point,
+    attempts_of,
+    in_author,
+    in_image,
+    read_attempt_points,
+    summarize_points,
+)
 
 Cell = str | int | float | bool | None
 
@@ -60,7 +68,7 @@ class Result(NamedTuple):
     metrics: Mapping[str, Metric]
 
 
-class Wish(NamedTuple):
+class Criterion(NamedTuple):
     """By which metric results are compared, and whether the least or the greatest is best."""
 
     metric: str
@@ -71,7 +79,9 @@ class Wish(NamedTuple):
         return f"the {'lowest' if self.least else 'highest'} {self.metric}"
 
 
-def results(ws: Workspace, recipe: str, keys: Collection[str] | None = None) -> list[Result]:
+def collect_results(
+    ws: Workspace, recipe: str, keys: Collection[str] | None = None
+) -> list[Result]:
     """Every result with metrics, or failed step that reports some, of the runs of a recipe that are known here; the newest last.
 
     With `keys` only those of steps with these keys.
@@ -102,27 +112,27 @@ def results(ws: Workspace, recipe: str, keys: Collection[str] | None = None) -> 
         tries = {each: many for each, many in tries.items() if each[1] in keys}
         fresh = {each for each in fresh if each[1] in keys}
     traces = ws.store.index.traces([key for _, key in (*tries, *fresh)])
-    found = [result_found(ws, step, traces[key])[0] for step, key in fresh if key in traces]
+    found = [found_result(ws, step, traces[key])[0] for step, key in fresh if key in traces]
     found = [
         result
         for result in found
-        if any(numeric(metric.last) for metric in result.metrics.values())
+        if any(is_comparable(metric.last) for metric in result.metrics.values())
     ]
     for (step, key), many in tries.items():
         last = next((each for each in reversed(many) if each.outcome == "done"), many[-1])
         given = {name: value for name, value in inputs[last.run].items() if name in read}
-        result, _ = result_of(
+        result, _ = attempt_result(
             ws, step, [each for each in many if each.run == last.run], traces.get(key), given
         )
         result = result._replace(where=places.get((last.run, step), ""), label=labels[last.run])
-        if any(numeric(metric.last) for metric in result.metrics.values()) or (
+        if any(is_comparable(metric.last) for metric in result.metrics.values()) or (
             result.state == "FAILED" and _reports(last)
         ):
             found.append(result)
     return sorted(found, key=lambda result: result.made)
 
 
-def result_of(
+def attempt_result(
     ws: Workspace,
     step: str,
     tries: Sequence[AttemptRow],
@@ -137,8 +147,8 @@ def result_of(
         with suppress(
             Invalid
         ):  # its pattern takes too long: its last values are known, and the other results are shown
-            said += points(ws, each) or ()
-    metrics = summary(said, trace.numbers if trace is not None and done else {})
+            said += read_attempt_points(ws, each) or ()
+    metrics = summarize_points(said, trace.numbers if trace is not None and done else {})
     seconds = (
         trace.seconds
         if done and trace is not None and trace.run == last.run
@@ -149,7 +159,7 @@ def result_of(
         for name, value in _reads(last).items()
         if name.startswith(("inputs.", "matrix."))
     }
-    values = {name: _cell(value) for name, value in {**given, **in_id(step), **own}.items()}
+    values = {name: _cell(value) for name, value in {**given, **matrix_values(step), **own}.items()}
     state, made = (
         "DONE" if done else "STOPPED" if last.outcome == STOPPED else "FAILED",
         last.ended or 0.0,
@@ -159,11 +169,11 @@ def result_of(
     ), said
 
 
-def result_found(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
+def found_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
     """What a step found under its key, made by whatever run: by its attempts where they are known here, else by what is remembered of it."""
     if tries := attempts_of(ws, trace):
-        return result_of(ws, step, tries, trace, {})
-    metrics = summary((), trace.numbers)
+        return attempt_result(ws, step, tries, trace, {})
+    metrics = summarize_points((), trace.numbers)
     return Result(
         step,
         trace.run,
@@ -173,7 +183,7 @@ def result_found(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequen
         round(trace.seconds, 3),
         "",
         "",
-        {**in_id(step)},
+        {**matrix_values(step)},
         metrics,
     ), ()
 
@@ -200,7 +210,7 @@ def _reports(attempt: AttemptRow) -> bool:
     return bool(in_image(attempt, "metrics") or in_author(attempt, "metrics"))
 
 
-def in_id(step: str) -> dict[str, str]:
+def matrix_values(step: str) -> dict[str, str]:
     """The matrix values in a stored id, as text: of `s[rank=4]/train[lr=1]` rank and lr."""
     pairs = (pair.partition("=") for inside in _MATRIX.findall(step) for pair in inside.split(","))
     return {name: unquote(value) for name, equals, value in pairs if equals}
@@ -214,22 +224,22 @@ def _cell(value: object) -> Cell:
     )
 
 
-def numeric(value: object) -> TypeGuard[int | float]:
+def is_comparable(value: object) -> TypeGuard[int | float]:
     """Whether a metric is a number that can be compared."""
     return is_number(value) and is_finite(value)
 
 
-def less(metric: str) -> bool:
+def lower_is_better(metric: str) -> bool:
     """Whether less of a metric is better, by its name."""
     return _LESS.search(metric) is not None
 
 
-def of_note(metric: str) -> bool:
+def is_outcome(metric: str) -> bool:
     """Whether a metric says what came of a training."""
     return metric not in BESIDE and not metric.startswith("time_")
 
 
-def differing(found: Sequence[Result]) -> list[str]:
+def differing_inputs(found: Sequence[Result]) -> list[str]:
     """The inputs and matrix values that are not the same in all results."""
     names = dict.fromkeys(name for result in found for name in result.values)
     return [
@@ -240,12 +250,15 @@ def differing(found: Sequence[Result]) -> list[str]:
 def metric_names(found: Iterable[Result]) -> list[str]:
     """The metrics that say what came of it, as they were reported."""
     named = dict.fromkeys(
-        name for result in found for name, metric in result.metrics.items() if numeric(metric.last)
+        name
+        for result in found
+        for name, metric in result.metrics.items()
+        if is_comparable(metric.last)
     )
-    return [name for name in named if of_note(name)]
+    return [name for name in named if is_outcome(name)]
 
 
-def selects(ws: Workspace, recipe: str) -> dict[str, Wish]:
+def read_criteria(ws: Workspace, recipe: str) -> dict[str, Criterion]:
     """By step, what the `select` steps of a recipe compare, as its file says now; nothing where that cannot be read."""
     from ..language import parse
 
@@ -256,11 +269,11 @@ def selects(ws: Workspace, recipe: str) -> dict[str, Wish]:
                 for step in parse.load(Path(str(row.data.get("source", "")))).steps.values()
                 if step.select is not None
             ]
-            return {each.step: Wish(each.metric, each.best == "min") for each in chosen}
+            return {each.step: Criterion(each.metric, each.best == "min") for each in chosen}
     return {}
 
 
-def wish(found: Sequence[Result], chosen: Mapping[str, Wish]) -> Wish | None:
+def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -> Criterion | None:
     """By what to compare results of one step: its `select`, else a metric of data held out, else a loss, else the first metric."""
     names = metric_names(found)
     for step in dict.fromkeys(bare(result.step) for result in found):
@@ -268,42 +281,51 @@ def wish(found: Sequence[Result], chosen: Mapping[str, Wish]) -> Wish | None:
             return given
     held_out = [name for name in names if _HELD_OUT.search(name)]
     name = next(
-        (name for name in (*filter(less, held_out), *held_out, *filter(less, names), *names)), ""
+        (
+            name
+            for name in (
+                *filter(lower_is_better, held_out),
+                *held_out,
+                *filter(lower_is_better, names),
+                *names,
+            )
+        ),
+        "",
     )
-    return Wish(name, less(name)) if name else None
+    return Criterion(name, lower_is_better(name)) if name else None
 
 
-def value(result: Result, metric: str) -> float | None:
+def last_number(result: Result, metric: str) -> float | None:
     """The last number of a metric; None where there is none."""
     last = result.metrics[metric].last if metric in result.metrics else None
-    return float(last) if numeric(last) else None
+    return float(last) if is_comparable(last) else None
 
 
-def best(found: Sequence[Result], by: Wish | None) -> Result | None:
+def find_best(found: Sequence[Result], by: Criterion | None) -> Result | None:
     """The best of the results that are whole."""
     ranked = (
         []
         if by is None
         else [
             result
-            for result in ranking(found, by)
-            if result.state == "DONE" and value(result, by.metric) is not None
+            for result in rank(found, by)
+            if result.state == "DONE" and last_number(result, by.metric) is not None
         ]
     )
     return ranked[0] if ranked else None
 
 
-def ranking(found: Sequence[Result], by: Wish) -> list[Result]:
+def rank(found: Sequence[Result], by: Criterion) -> list[Result]:
     """The best first; then those without that number, and last what failed."""
 
     def place(result: Result) -> tuple[bool, bool, float]:
-        number = value(result, by.metric)
+        number = last_number(result, by.metric)
         return result.state != "DONE", number is None, (number or 0.0) * (1 if by.least else -1)
 
     return sorted(found, key=place)
 
 
-def flat(result: Result, *, is_best: bool) -> dict[str, Cell]:
+def as_row(result: Result, *, is_best: bool) -> dict[str, Cell]:
     """A result as one row: its own columns, inputs by name, and of each metric the last value and the best that was reported (`min loss`, `max acc`).
 
     A metric that is called as an input or a column is `metrics.NAME`.  `made` is in seconds since 1970, `time` in seconds.
@@ -332,20 +354,20 @@ def flat(result: Result, *, is_best: bool) -> dict[str, Cell]:
     for name, metric in result.metrics.items():
         word = f"metrics.{name}" if name in row else name
         row[word] = metric.last
-        row[extreme(word)] = metric.least if less(name) else metric.greatest
+        row[best_column(word)] = metric.least if lower_is_better(name) else metric.greatest
     return row
 
 
-def extreme(metric: str) -> str:
+def best_column(metric: str) -> str:
     """The column of the best value of a metric."""
-    return f"{'min' if less(metric) else 'max'} {metric}"
+    return f"{'min' if lower_is_better(metric) else 'max'} {metric}"
 
 
 class Comparison(NamedTuple):
     """The results of one step in order, by what they were compared, and which is best."""
 
     results: Sequence[Result]
-    by: Wish | None
+    by: Criterion | None
     best: Result | None
 
     def has(self, name: str) -> bool:
@@ -355,12 +377,12 @@ class Comparison(NamedTuple):
         )
 
     def flat(self) -> list[dict[str, Cell]]:
-        return [flat(result, is_best=result is self.best) for result in self.results]
+        return [as_row(result, is_best=result is self.best) for result in self.results]
 
 
-def compared(
+def compare(
     found: Iterable[Result],
-    chosen: Mapping[str, Wish],
+    chosen: Mapping[str, Criterion],
     *,
     sort: str | None = None,
     least: bool | None = None,
@@ -369,29 +391,30 @@ def compared(
     groups: dict[str, list[Result]] = {}
     for result in found:
         groups.setdefault(bare(result.step), []).append(result)
-    return [_compared(many, chosen, sort, least) for many in groups.values()]
+    return [_compare_step(many, chosen, sort, least) for many in groups.values()]
 
 
-def _compared(
-    found: Sequence[Result], chosen: Mapping[str, Wish], sort: str | None, least: bool | None
+def _compare_step(
+    found: Sequence[Result], chosen: Mapping[str, Criterion], sort: str | None, least: bool | None
 ) -> Comparison:
-    by = wish(found, chosen)
+    by = choose_criterion(found, chosen)
     if sort is not None and any(
         sort in result.metrics and sort not in result.values for result in found
     ):
         by = next(
-            (given for given in chosen.values() if given.metric == sort), Wish(sort, less(sort))
+            (given for given in chosen.values() if given.metric == sort),
+            Criterion(sort, lower_is_better(sort)),
         )
     if by is not None and least is not None:
         by = by._replace(least=least)
-    ordered = ranking(found, by) if by is not None else list(found)
+    ordered = rank(found, by) if by is not None else list(found)
     if sort is not None and (by is None or by.metric != sort):
-        ordered.sort(key=lambda result: _order(flat(result, is_best=False).get(sort)))
-    return Comparison(ordered, by, best(found, by))
+        ordered.sort(key=lambda result: _order(as_row(result, is_best=False).get(sort)))
+    return Comparison(ordered, by, find_best(found, by))
 
 
 def _order(cell: Cell) -> tuple[int, float, str]:
     """Numbers by size, then words, then nothing."""
-    if numeric(cell):
+    if is_comparable(cell):
         return 0, float(cell), ""
     return (2, 0.0, "") if cell is None else (1, 0.0, str(cell))

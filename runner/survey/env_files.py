@@ -19,7 +19,7 @@ _COMMENT: Final = r"(?:^|\s)#.*"
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r"}
 
 
-def parse(text: str) -> dict[str, str]:
+def parse_env(text: str) -> dict[str, str]:
     """The variables of a text of `NAME=value` lines.  Raises ValueError, which names the line and shows nothing of it."""
     found: dict[str, str] = {}
     whole_blank, whole_line = re.compile(_BLANK), re.compile(_LINE)
@@ -81,7 +81,7 @@ class EnvFiles:
 
     def _parsed(self, path: str) -> Mapping[str, str]:
         try:
-            return parse(whole(self._root / path).decode("utf-8"))
+            return parse_env(whole(self._root / path).decode("utf-8"))
         except FileNotFoundError:
             raise CannotRun(f"the env_file {path} is not there") from None
         except OSError as error:

@@ -19,7 +19,7 @@ from ..storage.workspace import Workspace
 from .survey import Survey
 
 
-def image_of(found: Survey, n: int) -> dict[str, Any] | None:
+def preimage_of(found: Survey, n: int) -> dict[str, Any] | None:
     """The pre-image of a step's key; None while something it needs is not known."""
     node = found.plan.nodes[n]
     if node.flags & SELECT or any(need not in found.made for need in found.plan.needs(n)):
@@ -28,14 +28,14 @@ def image_of(found: Survey, n: int) -> dict[str, Any] | None:
     return {"author": found.plan.specs()[n].author, "world": world}
 
 
-def changes(ws: Workspace, found: Survey, numbers: Iterable[int]) -> dict[int, list[str]]:
+def find_changes(ws: Workspace, found: Survey, numbers: Iterable[int]) -> dict[int, list[str]]:
     """What changed for each of these steps since its last attempt in any run of this recipe, every part, in words."""
     numbers = list(numbers)
     nodes = found.plan.nodes
     before = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers])
     answer: dict[int, list[str]] = {}
     for n in numbers:
-        row, image = before.get(nodes[n].id), image_of(found, n)
+        row, image = before.get(nodes[n].id), preimage_of(found, n)
         if row is None:
             answer[n] = ["it has not run here before"]
         elif image is None or not isinstance(row.preimage, dict):
@@ -43,12 +43,12 @@ def changes(ws: Workspace, found: Survey, numbers: Iterable[int]) -> dict[int, l
         else:
             differ = [str(change) for change in fingerprint.explain(row.preimage, image)]
             if not differ and row.outcome != "done":
-                differ = [ended(row)]
+                differ = [describe_end(row)]
             answer[n] = differ
     return answer
 
 
-def ended(row: AttemptRow) -> str:
+def describe_end(row: AttemptRow) -> str:
     """How an attempt ended that was not done, as a sentence."""
     if row.outcome == STOPPED:
         return f"it was {row.reason}"
@@ -58,9 +58,9 @@ def ended(row: AttemptRow) -> str:
     return f"its last attempt failed ({row.reason})" + (f": {remedy}" if remedy else "")
 
 
-def resumes(ws: Workspace, found: Survey, n: int) -> str:
+def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
     """From where a step with checkpoints here would go on, as far as that shows without reading them; empty for one that starts anew."""
-    spec, image = found.plan.specs()[n], image_of(found, n)
+    spec, image = found.plan.specs()[n], preimage_of(found, n)
     if not spec.state or image is None:
         return ""
     from ..storage import checkpoints
@@ -75,7 +75,7 @@ def resumes(ws: Workspace, found: Survey, n: int) -> str:
     return "; ".join(filter(None, (note, *(each.words for each in newest))))
 
 
-def replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
+def describe_replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
     """Each of these paths, where a step would replace something, and what that is: another recipe's, an edit, or older than recipe's."""
     published = ws.store.index.published()
     return [f"{path}, {_whose(published, path)}" for path in paths]

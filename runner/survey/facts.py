@@ -19,7 +19,7 @@ from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import code_files, locks
 from .caller_files import CallerFiles
-from .imports import ImportCache, followed
+from .imports import ImportCache, follow_imports
 from .request import Request
 
 
@@ -64,9 +64,9 @@ def _read_metrics(
 ) -> Mapping[str, Any] | None:
     """Read the metrics of a key by a new rule from what is kept of its attempt; None if nothing is."""
     # Only after a change of `metrics:`: the module reads logs and files.
-    from .numbers import read
+    from .numbers import read_metrics
 
-    return read(ws, plan, key, rule)
+    return read_metrics(ws, plan, key, rule)
 
 
 def _source_identity(
@@ -91,8 +91,8 @@ def _lock_content(ws: Workspace, path: Path) -> Content | None:
     None if there is no such file. Raises CannotRun.
     """
     if not locks.is_current(path) and not ws.read_only:
-        locks.make(path, ws.environ)
-    path = locks.file_of(path)
+        locks.make_lock(path, ws.environ)
+    path = locks.lock_file(path)
     try:
         wrong = unfit(path.stat())
     except OSError:
@@ -112,10 +112,10 @@ def _code_contents(
     base = os.path.realpath(home)
     is_auto = unspelled(pattern)[0] == AUTO
     if is_auto:
-        needed = followed(base, *parts_of_automatic(pattern), imports.read)
+        needed = follow_imports(base, *parts_of_automatic(pattern), imports.read)
         names = sorted(needed.files)
     else:
-        names = code_files.matches(base, pattern)
+        names = code_files.code_matches(base, pattern)
     root = f"{os.path.realpath(ws.root)}/"
     is_several = is_auto or is_glob(pattern) or code_files.is_folder(base, pattern)
     if is_several and f"{base}/".startswith(root):

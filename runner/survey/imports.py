@@ -25,7 +25,7 @@ _MOST: Final = 5000
 """Files whose imports are remembered; beyond it those of earlier surveys are dropped."""
 
 
-class Found(NamedTuple):
+class ImportedFile(NamedTuple):
     """A file that a command needs, and why: the import of another one, or the command itself."""
 
     file: str
@@ -33,28 +33,28 @@ class Found(NamedTuple):
     module: str = ""  # as it is written there
 
 
-class Followed(NamedTuple):
-    files: dict[str, Found]
+class ImportedFiles(NamedTuple):
+    files: dict[str, ImportedFile]
     doubts: list[tuple[str, str]]  # a file, and what cannot be read in it
 
 
-def followed(
+def follow_imports(
     base: str, starts: Iterable[Start], path: Sequence[str], read: Callable[[str], Imports]
-) -> Followed:
+) -> ImportedFiles:
     """All files below `base` that these scripts and modules import, themselves included.
 
     `path` has the folders of PYTHONPATH, relative to `base`; `read` gives what a file imports, by its absolute path.
     """
-    files: dict[str, Found] = {}
+    files: dict[str, ImportedFile] = {}
     doubts: dict[tuple[str, str], None] = {}
-    seek = Seek(base)
+    seek = ModuleFinder(base)
     for kind, name in starts:
         place = posixpath.normpath(name)
         folders = list(dict.fromkeys([posixpath.dirname(place) if kind == "script" else "", *path]))
         waiting = (
-            [Found(place)]
+            [ImportedFile(place)]
             if kind == "script"
-            else [Found(each) for each in seek.module(name, folders)]
+            else [ImportedFile(each) for each in seek.module(name, folders)]
         )
         seen: set[str] = set()
         for found in waiting:  # grows
@@ -70,11 +70,11 @@ def followed(
                 needed = seek.imported(
                     each, found.file, folders, lambda file: read(f"{base}/{file}").exported
                 )
-                waiting += [Found(file, found.file, str(each)) for file in needed]
-    return Followed(files, list(doubts))
+                waiting += [ImportedFile(file, found.file, str(each)) for file in needed]
+    return ImportedFiles(files, list(doubts))
 
 
-class Seek:
+class ModuleFinder:
     """Where modules are below a folder.  Each folder is listed once, and is not expected to change meanwhile."""
 
     def __init__(self, base: str) -> None:
@@ -177,7 +177,7 @@ class ImportCache:
         if content is None:
             return Imports()
         if content not in self._known:
-            self._known[content] = self._new[content] = list(syntax_of(file))
+            self._known[content] = self._new[content] = list(read_imports(file))
         return Imports.load(self._known[content])
 
     def _remembered(self) -> dict[str, list[object]]:
@@ -195,7 +195,7 @@ class ImportCache:
             self._new = {}
 
 
-def syntax_of(file: str) -> Imports:
+def read_imports(file: str) -> Imports:
     """What a file imports, read now."""
     from ..language.python_reader import read
 
@@ -205,7 +205,7 @@ def syntax_of(file: str) -> Imports:
         return Imports(doubts=(f"cannot be read as Python: {error}",))
 
 
-def advice(
+def import_advice(
     said: str, step: str, base: str, listed: Collection[str], starts: Sequence[Start]
 ) -> str:
     """What to do about an import that failed, by what the step printed; empty where it says nothing of one, or the module is not below `base`.
@@ -217,10 +217,10 @@ def advice(
     if not (missing := re.findall(r"ModuleNotFoundError: No module named '([\w.]+)'", said)):
         return ""
     module = missing[-1]
-    for found in followed(base, starts, (), syntax_of).files.values():
+    for found in follow_imports(base, starts, (), read_imports).files.values():
         if found.file not in listed and f"{found.module.lstrip('.')}.".startswith(f"{module}."):
             return f"{found.module} is {found.file}, which is not in `code` of {step}: add it, or write `code: auto`"
-    for file in holding(base, module):
+    for file in files_of_module(base, module):
         if file not in listed:
             return f"{module} is {file}, which is not in `code` of {step}: add it"
         folder = posixpath.normpath(
@@ -238,19 +238,19 @@ def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
 
     By its path; where it imports from its own package, by its name.  The folders are `src` and those above it, where they hold what it imports.
     """
-    seek = Seek(base)
+    seek = ModuleFinder(base)
     start, path = Start("script", script), list[str]()
-    if any(each.level for each in syntax_of(f"{base}/{script}").found) and (
-        named := _named(seek, script)
+    if any(each.level for each in read_imports(f"{base}/{script}").found) and (
+        named := _module_name(seek, script)
     ):
         module, above = named
         start, path = Start("module", module), [above] if above else []
     places = [posixpath.dirname(script)]
     while places[-1]:
         places.append(posixpath.dirname(places[-1]))
-    known = followed(base, [start], path, syntax_of).files
+    known = follow_imports(base, [start], path, read_imports).files
     for folder in [*places[1:], "src"]:
-        more = followed(base, [start], [*path, folder], syntax_of).files
+        more = follow_imports(base, [start], [*path, folder], read_imports).files
         added = [more[file].module.partition(".")[0] for file in more.keys() - known.keys()]
         if any(top and top not in sys.stdlib_module_names for top in added):
             path, known = [*path, folder], more
@@ -259,10 +259,10 @@ def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
 
 def _as_module(base: str, starts: Sequence[Start]) -> str:
     """How to start a file of a package, so that its relative imports work."""
-    seek = Seek(base)
+    seek = ModuleFinder(base)
     for kind, name in starts:
         file = posixpath.normpath(name)
-        if kind == "module" or not seek.is_file(file) or not (named := _named(seek, file)):
+        if kind == "module" or not seek.is_file(file) or not (named := _module_name(seek, file)):
             continue
         module, above = named
         way = f", with `env: {{PYTHONPATH: {above}}}`" if above else ""
@@ -272,7 +272,7 @@ def _as_module(base: str, starts: Sequence[Start]) -> str:
     return ""
 
 
-def _named(seek: Seek, file: str) -> tuple[str, str] | None:
+def _module_name(seek: ModuleFinder, file: str) -> tuple[str, str] | None:
     """The name of a file as a module of its package, and the folder that the package is in; None for a file at the root."""
     top = posixpath.dirname(file)
     if not top:
@@ -283,10 +283,12 @@ def _named(seek: Seek, file: str) -> tuple[str, str] | None:
     return file.removeprefix(f"{above}/").removesuffix(".py").replace("/", "."), above
 
 
-def holding(base: str, module: str) -> Iterator[str]:
+def files_of_module(base: str, module: str) -> Iterator[str]:
     """Files below a root that may be this module, the shallowest first; hidden folders and environments are passed over."""
-    from .code_files import below
+    from .code_files import files_below
 
     tails = [f"/{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
-    found = [name for name in below(base, ".") if any(f"/{name}".endswith(tail) for tail in tails)]
+    found = [
+        name for name in files_below(base, ".") if any(f"/{name}".endswith(tail) for tail in tails)
+    ]
     yield from sorted(found, key=lambda name: (name.count("/"), name))

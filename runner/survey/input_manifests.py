@@ -24,24 +24,24 @@ MOST = 100_000
 """Of entries: what a larger tree held is not remembered."""
 
 
-def remember(ws: Workspace, found: Survey) -> None:
+def store_manifests(ws: Workspace, found: Survey) -> None:
     """Keep the manifest of every tree that the plan's steps take from the caller."""
     for path, content in _trees(ws, found):
-        if not _held(ws, content):
+        if not _is_known(ws, content):
             entries = ws.cache.entries(path)
             if tree_id(entries) == content:
-                keep(ws, content, entries)
+                store_entries(ws, content, entries)
 
 
-def keep(ws: Workspace, content: str, entries: Sequence[Entry]) -> None:
+def store_entries(ws: Workspace, content: str, entries: Sequence[Entry]) -> None:
     """Keep what the tree `content` holds, unless it is known or too much."""
-    if len(entries) <= MOST and not _held(ws, content):
+    if len(entries) <= MOST and not _is_known(ws, content):
         ws.write(_file(ws, content), json.dumps(entries).encode("utf-8", "surrogateescape"))
 
 
-def manifest(ws: Workspace, content: str) -> dict[str, str] | None:
+def load_manifest(ws: Workspace, content: str) -> dict[str, str] | None:
     """What a tree held: path -> content; None when it is not remembered."""
-    entries = known(ws, content)
+    entries = load_entries(ws, content)
     return (
         None
         if entries is None
@@ -49,7 +49,7 @@ def manifest(ws: Workspace, content: str) -> dict[str, str] | None:
     )
 
 
-def known(ws: Workspace, content: str) -> list[Entry] | None:
+def load_entries(ws: Workspace, content: str) -> list[Entry] | None:
     """The manifest of a tree that was here; None when it is not remembered."""
     try:
         return [
@@ -63,19 +63,19 @@ def known(ws: Workspace, content: str) -> list[Entry] | None:
             return None
 
 
-def held(ws: Workspace, found: Survey, content: str) -> dict[str, str] | None:
+def find_manifest(ws: Workspace, found: Survey, content: str) -> dict[str, str] | None:
     """The same, also of what the plan's trees hold now."""
     for path, now in _trees(ws, found):
         if now == content:
             return {entry.path: f"{entry.kind}:{entry.value}" for entry in ws.cache.entries(path)}
-    return manifest(ws, content)
+    return load_manifest(ws, content)
 
 
 def _file(ws: Workspace, content: str) -> Path:
     return ws.home / "manifests" / f"{content[2:]}.json"
 
 
-def _held(ws: Workspace, content: str) -> bool:
+def _is_known(ws: Workspace, content: str) -> bool:
     return _file(ws, content).exists() or ws.objects.has(Content(content))
 
 

@@ -14,7 +14,7 @@ from ..paths import temporary_name
 from ..storage import checkpoints
 from ..storage.content.disk import delete, total
 from ..storage.workspace import Workspace
-from .explain import image_of
+from .explain import preimage_of
 from .survey import Survey
 
 _ASIDE = ".aside"
@@ -33,7 +33,7 @@ class Checkpoint(NamedTuple):
     aside: bool = False
 
 
-class Kept(NamedTuple):
+class StepState(NamedTuple):
     """One state of a step, with its checkpoints, the newest first."""
 
     step: str
@@ -71,14 +71,14 @@ class Kept(NamedTuple):
         return found
 
 
-def kept(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[Kept]:
+def find_states(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[StepState]:
     """The states of these steps, under the inputs of the survey.  Raises CannotRun where what a step needs is not known yet."""
     answer = []
     for n in numbers:
         node, spec = found.plan.nodes[n], found.plan.specs()[n]
         if not spec.state:
             continue
-        image = image_of(found, n)
+        image = preimage_of(found, n)
         if image is None:
             raise CannotRun(
                 f"the checkpoints of {node.id} are found by what it needs, which is not made yet",
@@ -95,7 +95,9 @@ def kept(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[Kept]:
             ]
             there.sort(key=lambda each: (each.number, not each.aside, each.made), reverse=True)
             answer.append(
-                Kept(node.id, state.name, folder, state.checkpoint, f"state-{key}", note, there)
+                StepState(
+                    node.id, state.name, folder, state.checkpoint, f"state-{key}", note, there
+                )
             )
     return answer
 
@@ -126,7 +128,7 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
     return place
 
 
-def go_back(ws: Workspace, state: Kept, number: int) -> Checkpoint:
+def go_back(ws: Workspace, state: StepState, number: int) -> Checkpoint:
     """Put aside the checkpoints with greater numbers, and take back those aside that have not: the next run resumes from this one.
 
     Raises Busy while a run works with them, NotFound, CannotRun where that one is not whole.

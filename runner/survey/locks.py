@@ -23,7 +23,7 @@ from ..reading import whole
 _HEAD = re.compile(rb"# Made by recipe lock from [^\n]* \(([0-9a-f]{16})\)")
 
 
-def file_of(path: Path) -> Path:
+def lock_file(path: Path) -> Path:
     """The lock for what a recipe names, whether it was made or not."""
     if path.name == "pyproject.toml":
         uv_lock = path.with_name("uv.lock")
@@ -39,7 +39,7 @@ def file_of(path: Path) -> Path:
 
 def is_current(path: Path) -> bool:
     """Whether the lock for what a recipe names needs not be made."""
-    lock = file_of(path)
+    lock = lock_file(path)
     if lock == path or lock.name == "uv.lock":
         return True
     try:
@@ -49,7 +49,7 @@ def is_current(path: Path) -> bool:
         return not path.exists()
 
 
-def make(
+def make_lock(
     path: Path, environ: Mapping[str, str], *, python: str = "", upgrade: bool = False
 ) -> Path:
     """Write the lock for requirements or a pyproject.toml, with the pins that it has as far as they do.  Raises CannotRun.
@@ -59,7 +59,7 @@ def make(
     from ..hosts import uv
     from ..hosts._builder import of_pip
 
-    lock = file_of(path)
+    lock = lock_file(path)
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     program = uv.here()
     if not program:

@@ -19,7 +19,9 @@ from ..storage.records.index import Trace
 from ..storage.workspace import Workspace
 
 
-def read(ws: Workspace, plan: Plan, key: str, rule: MetricsSpec) -> Mapping[str, Any] | None:
+def read_metrics(
+    ws: Workspace, plan: Plan, key: str, rule: MetricsSpec
+) -> Mapping[str, Any] | None:
     """The metrics of the attempt that made the result of a key, remembered from now on; None where what they would be read from is not kept.
 
     Raises Invalid, which names the step, where a pattern is too slow.

@@ -61,7 +61,7 @@ def pull(
     return tally
 
 
-def explain(ws: Workspace, remote_cache: RemoteCache, found: Survey) -> None:
+def explain_remote(ws: Workspace, remote_cache: RemoteCache, found: Survey) -> None:
     """Say of each step what of it is elsewhere: that it was made there, and what will be fetched."""
     for n, verdict in enumerate(found.verdicts):
         if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:

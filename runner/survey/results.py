@@ -26,7 +26,7 @@ class Metric(NamedTuple):
     greatest: float | None
 
 
-class Reported(NamedTuple):
+class StepMetrics(NamedTuple):
     """What one step reported.  `points` has what it said each time, in order; None: no log or file of it is kept."""
 
     step: str
@@ -34,7 +34,7 @@ class Reported(NamedTuple):
     points: Sequence[Point] | None
 
 
-def reported(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Reported]:
+def reported_metrics(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[StepMetrics]:
     """The metrics of each step among these attempts, all of its attempts together, in the order in which they are given.
 
     The last values are those of the rule by which they were read last, also if it is newer than the attempt.
@@ -47,11 +47,13 @@ def reported(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Reported]:
     )
     found = []
     for step, tries in by_step.items():
-        parts = [points(ws, attempt) for attempt in tries]
+        parts = [read_attempt_points(ws, attempt) for attempt in tries]
         said = None if parts[-1] is None else [point for part in parts for point in part or ()]
         trace = traces.get(tries[-1].key)
         found.append(
-            Reported(step, summary(said or (), trace.numbers if trace is not None else {}), said)
+            StepMetrics(
+                step, summarize_points(said or (), trace.numbers if trace is not None else {}), said
+            )
         )
     return found
 
@@ -65,13 +67,13 @@ def attempts_of(ws: Workspace, trace: Trace) -> list[AttemptRow]:
     ]
 
 
-def points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
+def read_attempt_points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
     """Everything that an attempt reported, in order; None where what it is read from is not kept."""
     rule = _rule(attempt)
     if rule is None:
         return []
     if rule.pattern or rule.in_environment:
-        path = rows.kept(ws, attempt, ".log" if rule.pattern else ".metrics")
+        path = rows.keep_file(ws, attempt, ".log" if rule.pattern else ".metrics")
         if not path.exists():
             return None
         return (
@@ -88,7 +90,7 @@ def points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
     return [point for _, path in files for point in metrics.points(path)] if files else None
 
 
-def summary(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str, Metric]:
+def summarize_points(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str, Metric]:
     """One entry for each name that was reported; `last` are the last values where more is known of them than was `said`."""
     values: dict[str, metrics.Value] = {}
     numbers: dict[str, list[float]] = {}

@@ -21,7 +21,7 @@ PIECE: Final = 1 << 18
 """Bytes of one answer at most."""
 
 
-class Rows:
+class StoredStream:
     """One text of one attempt, read on from where it was read to.  `attempt` is its step's id, as files are called, and its number."""
 
     def __init__(self, ws: Workspace, run: str, attempt: str, stream: str) -> None:
@@ -71,34 +71,34 @@ def is_elsewhere(ws: Workspace, run: str) -> bool:
     return ws.store.runs.shared and bool(ws.store.runs.get(run).bundle)
 
 
-def kept(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
+def keep_file(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
     """Where what an attempt that is over printed (`.log`), measured (`.metrics`) or had around it (`.host`) is kept; brought if it can be."""
     path = ws.kept(attempt.run, attempt.step, attempt.n, ending)
     with contextlib.suppress(RecipeError):  # the store cannot be reached: as if it were not kept
-        bring(ws, attempt.run, path)
+        fetch_file(ws, attempt.run, path)
     return path
 
 
-def bring(ws: Workspace, run: str, path: Path) -> None:
+def fetch_file(ws: Workspace, run: str, path: Path) -> None:
     """Have what an attempt that is over printed or measured at `path`, if it did.  Raises Infrastructure where the store does not give it."""
     if (
         not path.exists()
         and is_elsewhere(ws, run)
-        and (data := Rows(ws, run, path.stem, path.suffix[1:]).whole())
+        and (data := StoredStream(ws, run, path.stem, path.suffix[1:]).whole())
     ):
         ws.write(path, data)
 
 
-def printed(ws: Workspace, run: str, step: str, number: int) -> bytes:
+def read_log(ws: Workspace, run: str, step: str, number: int) -> bytes:
     """What an attempt on another machine has printed, masked."""
-    return Rows(ws, run, ws.kept(run, step, number, "").name, "log").whole()
+    return StoredStream(ws, run, ws.kept(run, step, number, "").name, "log").whole()
 
 
-def so_far(
+def read_points(
     ws: Workspace, run: str, step: str, number: int, path: Path
 ) -> Sequence[dict[str, metrics.Value]]:
     """What an attempt that runs has reported in the file `path` of its machine, `.metrics` or `.host`."""
     if not is_elsewhere(ws, run):
         return metrics.points(path)
-    data = Rows(ws, run, ws.kept(run, step, number, "").name, path.suffix[1:]).whole()
+    data = StoredStream(ws, run, ws.kept(run, step, number, "").name, path.suffix[1:]).whole()
     return [point for line in data.splitlines() if (point := metrics.parse(line))]

@@ -9,13 +9,13 @@ from ..planning.judge import FRESH, RESTORE
 from ..storage.run_graph import RunGraph, file_of
 from ..storage.workspace import Workspace
 from .survey import Survey
-from .trainings import trains
+from .trainings import training_progress
 
 MOST = 5000
 """So many fresh instances are kept by name."""
 
 
-def folded(ws: Workspace, found: Survey) -> RunGraph:
+def build_graph(ws: Workspace, found: Survey) -> RunGraph:
     """The graph of a plan, what is fresh in it, and what trains."""
     steps = [bare(node.id) for node in found.plan.nodes]
     needs: dict[str, dict[str, None]] = {}
@@ -36,12 +36,12 @@ def folded(ws: Workspace, found: Survey) -> RunGraph:
         {step: list(needed) for step, needed in needs.items()},
         instances,
         {id: key for id, key in fresh[:MOST] if key},
-        *trains(ws, found),
+        *training_progress(ws, found),
     )
 
 
-def remember(ws: Workspace, run: str, found: Survey) -> RunGraph:
+def store_graph(ws: Workspace, run: str, found: Survey) -> RunGraph:
     """Keep the graph of a run that begins, and answer it."""
-    graph = folded(ws, found)
+    graph = build_graph(ws, found)
     ws.write(file_of(ws.home, run), json.dumps(graph._asdict()).encode())
     return graph

@@ -15,7 +15,7 @@ from ..storage.records.index import Trace
 from ..storage.records.links import Link, recorded
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
-from .comparison import Cell, Result, in_id, result_found, result_of
+from .comparison import Cell, Result, attempt_result, found_result, matrix_values
 from .results import Point, attempts_of
 
 _TAIL = 16 << 10  # bytes of a log's end that are looked at
@@ -25,7 +25,7 @@ TEXTS = (".md", ".txt", ".json", ".csv", ".yaml")
 _LARGEST = {**dict.fromkeys(IMAGES, 4 << 20), **dict.fromkeys(TEXTS, 16 << 10)}
 
 
-class Instance(NamedTuple):
+class StepInstance(NamedTuple):
     """A step of a run, or one instance of it.  `attempts` are those that made its result, perhaps in an earlier run (`source`)."""
 
     id: str
@@ -45,11 +45,11 @@ class Instance(NamedTuple):
     def values(self) -> Mapping[str, Cell]:
         return {
             name: (self.result.values if self.result is not None else {}).get(name, value)
-            for name, value in in_id(self.id).items()
+            for name, value in matrix_values(self.id).items()
         }
 
 
-class File(NamedTuple):
+class OutputFile(NamedTuple):
     """A small file that a step made."""
 
     id: str
@@ -63,15 +63,15 @@ class Story(NamedTuple):
     row: RunRow
     needs: Mapping[str, Sequence[str]]
     counts: Mapping[str, int]
-    instances: Sequence[Instance]
+    instances: Sequence[StepInstance]
     logs: Mapping[str, bytes]
-    files: Sequence[File]
+    files: Sequence[OutputFile]
     why: Mapping[str, Sequence[str]]
     links: Sequence[Link]
     left_out: Sequence[str]
 
 
-def tell(ws: Workspace, row: RunRow) -> Story:
+def tell_story(ws: Workspace, row: RunRow) -> Story:
     """The story of a run so far."""
     graph = ws.run_views.graph(row)
     view = ws.run_views.view(row, graph)
@@ -92,7 +92,7 @@ def tell(ws: Workspace, row: RunRow) -> Story:
         found.append(
             _instance(
                 ws,
-                Instance(
+                StepInstance(
                     id,
                     state,
                     detail,
@@ -132,20 +132,20 @@ def _natural(id: str) -> list[str | float]:
     ]
 
 
-def _instance(ws: Workspace, begun: Instance, trace: Trace | None) -> Instance:
+def _instance(ws: Workspace, begun: StepInstance, trace: Trace | None) -> StepInstance:
     """An instance with its result, and where that was found with the attempts that made it."""
     if begun.attempts:
-        result, points = result_of(ws, begun.id, begun.attempts, trace, {})
+        result, points = attempt_result(ws, begun.id, begun.attempts, trace, {})
         return begun._replace(result=result, points=points)
     if trace is None:
         return begun
-    result, points = result_found(ws, begun.id, trace)
+    result, points = found_result(ws, begun.id, trace)
     return begun._replace(
         source=trace.run, attempts=attempts_of(ws, trace), result=result, points=points
     )
 
 
-def _logs(ws: Workspace, found: Iterable[Instance]) -> dict[str, bytes]:
+def _logs(ws: Workspace, found: Iterable[StepInstance]) -> dict[str, bytes]:
     """The end of the kept log of each instance, failed ones first."""
     logs: dict[str, bytes] = {}
     for each in sorted(found, key=lambda each: each.state != "FAILED"):
@@ -164,10 +164,10 @@ def _logs(ws: Workspace, found: Iterable[Instance]) -> dict[str, bytes]:
 
 
 def _files(
-    ws: Workspace, found: Iterable[Instance], traces: Mapping[str, Trace]
-) -> tuple[list[File], list[str]]:
+    ws: Workspace, found: Iterable[StepInstance], traces: Mapping[str, Trace]
+) -> tuple[list[OutputFile], list[str]]:
     """The pictures and small texts among the outputs; and what was left out."""
-    files: list[File] = []
+    files: list[OutputFile] = []
     passed = 0
     for each in found:
         trace = traces.get(each.attempts[-1].key) if each.attempts else None
@@ -181,7 +181,7 @@ def _files(
                         passed += 1
                     else:
                         with open(place, "rb") as file:
-                            files.append(File(each.id, inner, file.read()))
+                            files.append(OutputFile(each.id, inner, file.read()))
                 except OSError:
                     passed += 1
     return files, [

@@ -18,23 +18,23 @@ _MEANS: Final = ("gpu_utilization_percent", "gpu_power_w", "cpu_percent")
 _PEAKS: Final = ("gpu_memory_used_gb", "gpu_temperature_c", "ram_used_gb")
 
 
-def beside(log: str) -> Path:
+def samples_path(log: str) -> Path:
     """The file of samples of the attempt that prints into `log`."""
     return Path(log.removesuffix(".log") + ENDING)
 
 
-def kept(ws: Workspace, attempt: AttemptRow) -> Sequence[Mapping[str, metrics.Value]]:
+def load_samples(ws: Workspace, attempt: AttemptRow) -> Sequence[Mapping[str, metrics.Value]]:
     """The samples of an attempt that is over; none of one that took less than 5 seconds."""
-    return metrics.points(rows.kept(ws, attempt, ENDING))
+    return metrics.points(rows.keep_file(ws, attempt, ENDING))
 
 
-def latest(ws: Workspace, run: str, step: str, number: int, log: str) -> Mapping[str, float]:
+def latest_sample(ws: Workspace, run: str, step: str, number: int, log: str) -> Mapping[str, float]:
     """The last sample of an attempt that runs; empty where there is none yet."""
-    found = rows.so_far(ws, run, step, number, beside(log))
+    found = rows.read_points(ws, run, step, number, samples_path(log))
     return _numbers(found[-1]) if found else {}
 
 
-def summary(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[str, float]:
+def summarize_samples(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[str, float]:
     """Means of what is used, the greatest of what is held."""
     columns: dict[str, list[float]] = {}
     for sample in samples:
@@ -48,7 +48,7 @@ def summary(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[str, float]:
     return means | {name: max(columns[name]) for name in _PEAKS if name in columns}
 
 
-def words(found: Mapping[str, float]) -> str:
+def describe_samples(found: Mapping[str, float]) -> str:
     """`GPU 87%, 22.1 GB, 71 °C, 300 W; processors 35%, 12.3 GB of memory in use`, as far as these are known."""
     gpu = [f"{found[name]:.{places}f}{unit}" for name, places, unit in _GPU if name in found]
     rest = [f"processors {found['cpu_percent']:.0f}%"] if "cpu_percent" in found else []

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ..planning.halving import STOPPED, Stream, stream
 from ..storage.records.runs import AttemptRow
 from ..storage.workspace import Workspace
-from .results import attempts_of, points
+from .results import attempts_of, read_attempt_points
 from .survey import Survey
 
 
-def attempts(ws: Workspace, found: Survey) -> dict[str, AttemptRow]:
+def stopped_attempts(ws: Workspace, found: Survey) -> dict[str, AttemptRow]:
     """By step: the last attempt under the step's key, where it was stopped early and the step has no result."""
     keys: dict[str, str] = {
         verdict.key: found.plan.nodes[n].id
@@ -26,9 +26,9 @@ def attempts(ws: Workspace, found: Survey) -> dict[str, AttemptRow]:
     return {keys[key]: attempt for key, attempt in last.items() if attempt.outcome == STOPPED}
 
 
-def streams(ws: Workspace, found: Survey, metric: str) -> dict[str, Stream]:
+def metric_streams(ws: Workspace, found: Survey, metric: str) -> dict[str, Stream]:
     """What the steps with a result reported, by step, and those that were stopped."""
-    known = dict(attempts(ws, found))
+    known = dict(stopped_attempts(ws, found))
     keys = {
         found.plan.nodes[n].id: key
         for n in found.made
@@ -41,5 +41,5 @@ def streams(ws: Workspace, found: Survey, metric: str) -> dict[str, Stream]:
     return {
         id: said
         for id, attempt in known.items()
-        if (said := stream(points(ws, attempt) or (), metric))
+        if (said := stream(read_attempt_points(ws, attempt) or (), metric))
     }

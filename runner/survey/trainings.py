@@ -13,7 +13,7 @@ _TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
 """Inputs that say how many steps a training takes, unless `epochs` does, which takes counted data."""
 
 
-def steps_of(found: Survey, id: str) -> float | None:
+def training_length(found: Survey, id: str) -> float | None:
     """How many steps the training of a step takes; None where its inputs do not say."""
     n = found.plan.index.get(id)
     author = found.plan.specs()[n].author if n is not None else {}
@@ -29,7 +29,7 @@ def steps_of(found: Survey, id: str) -> float | None:
     )
 
 
-def reporting(ws: Workspace, found: Survey) -> list[Reporting]:
+def reporting_steps(ws: Workspace, found: Survey) -> list[Reporting]:
     """The steps of a plan that report metrics, in its order."""
     plan = found.plan
     specs = plan.specs()
@@ -39,18 +39,18 @@ def reporting(ws: Workspace, found: Survey) -> list[Reporting]:
         Reporting(
             id,
             any(each.checkpoint for each in specs[n].state),
-            steps_of(found, id),
+            training_length(found, id),
             expected.get(id, 0.0),
         )
         for n, id in nodes.items()
     ]
 
 
-def trains(ws: Workspace, found: Survey) -> tuple[str, str]:
+def training_progress(ws: Workspace, found: Survey) -> tuple[str, str]:
     """The step of a plan that trains, and what is stored of what it reported if its result is there; both empty where none is."""
-    id = training_of(reporting(ws, found))
+    id = training_of(reporting_steps(ws, found))
     key = found.verdicts[found.plan.index[id]].key if id else None
     trace = ws.store.index.trace(key) if key is not None else None
     if trace is None:
         return id, ""
-    return id, training_from(trace.numbers, steps_of(found, id)).text()
+    return id, training_from(trace.numbers, training_length(found, id)).text()

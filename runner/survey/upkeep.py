@@ -33,7 +33,7 @@ _DAY = 86_400.0
 # -- adopt -------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def adopt(ws: Workspace, found: Survey, n: int) -> Trace | None:
+def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
     """Take the files that lie where step `n` publishes for its result under its present key.  None: they are that already.  Raises CannotRun."""
     node, verdict = found.plan.nodes[n], found.verdicts[n]
     if node.flags & SELECT:
@@ -100,14 +100,14 @@ def adopt(ws: Workspace, found: Survey, n: int) -> Trace | None:
 # -- published files ---------------------------------------------------------------------------------------------------------------------------------
 
 
-class Shown(NamedTuple):
+class PublishedPath(NamedTuple):
     """A published path as it is now: `ours` (as we put it there), `edited`, or `gone`."""
 
     row: Published
     now: str
 
 
-def examined(ws: Workspace, rows: Iterable[Published]) -> list[Shown]:
+def examine_published(ws: Workspace, rows: Iterable[Published]) -> list[PublishedPath]:
     """What became of what we published."""
     answer = []
     for row in rows:
@@ -122,11 +122,11 @@ def examined(ws: Workspace, rows: Iterable[Published]) -> list[Shown]:
                 RecipeError
             ):  # a pipe, or a link that leads out: nothing that we would have put there
                 now = "edited"
-        answer.append(Shown(row, now))
+        answer.append(PublishedPath(row, now))
     return answer
 
 
-def stale(ws: Workspace, found: Survey) -> list[Published]:
+def find_stale(ws: Workspace, found: Survey) -> list[Published]:
     """What earlier runs of this recipe left and its plan does not make: no step has that path, or its step is skipped, or did not make it this time.
 
     Results of a library recipe under other inputs have folders of their own, those of `--out` are where they were asked for, what was adopted is the
@@ -169,7 +169,7 @@ def demand_quiet(ws: Workspace, recipe: str) -> None:
             raise Busy(f"run {row.id} of {recipe} is under way", fix="wait for it, or stop it")
 
 
-def withdraw(ws: Workspace, rows: Iterable[Published]) -> None:
+def unpublish(ws: Workspace, rows: Iterable[Published]) -> None:
     """Remove published paths, and the directories that are empty then."""
     paths = []
     for row in rows:
@@ -211,7 +211,7 @@ def demand_over(ws: Workspace, row: RunRow) -> None:
         )
 
 
-def left_by(ws: Workspace, run: str) -> list[Leftover]:
+def find_leftovers_of(ws: Workspace, run: str) -> list[Leftover]:
     """Logs and metrics of a run, and what its failed attempts left."""
     dirs = sorted({row.dir for row in ws.store.runs.attempts(run)} - {""})
     found = [
@@ -223,10 +223,10 @@ def left_by(ws: Workspace, run: str) -> list[Leftover]:
     return [*found, *([Leftover("logs", logs, disk.total(logs))] if logs.is_dir() else [])]
 
 
-def forget(ws: Workspace, runs: Sequence[str], beside: Iterable[Leftover]) -> int:
+def remove_runs(ws: Workspace, runs: Sequence[str], beside: Iterable[Leftover]) -> int:
     """Delete runs and what they left; their results stay.  Answers how many bytes went."""
     ws.store.runs.forget(runs)
-    return discard(ws, beside)
+    return delete_leftovers(ws, beside)
 
 
 # -- what is beside the store ----------------------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ _LOCKED = {
 """Kinds of folders that a run holds a lock on while it works in them: where they are, and what their locks are called."""
 
 
-def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
+def find_leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
     """Logs of runs that go; plans, manifests, downloads, states, environments, repositories, and what a worker published, not touched for so long."""
     oldest = time.time() - keep_days * _DAY
     rows = ws.store.runs.latest()
@@ -258,43 +258,43 @@ def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Left
         Leftover("attempt", path, disk.total(path))
         for path in (ws.home / "attempts" / name for name in garbage.attempts)
     ]
-    for folder in _listed(ws.home / "runs"):
-        if folder.name not in known and _touched(folder) < garbage.before:
+    for folder in _entries(ws.home / "runs"):
+        if folder.name not in known and _last_write(folder) < garbage.before:
             found.append(Leftover("logs", folder, disk.total(folder)))
     for kind, name in (("plan", "plans"), ("manifest", "manifests"), ("download", "cache")):
         found += [
             Leftover(kind, path, disk.total(path))
-            for path in _listed(ws.home / name)
-            if _touched(path) < oldest
+            for path in _entries(ws.home / name)
+            if _last_write(path) < oldest
         ]
     if (
         ws.home / "bundles"
     ).is_dir():  # a worker's folder: what it published is its submitters', and is in the store
         open_runs = {row.id for row in rows if row.state not in FINAL}
-        for folder in _listed(ws.root / "out"):
+        for folder in _entries(ws.root / "out"):
             if (
                 _RUN.fullmatch(folder.name)
                 and folder.name not in open_runs
-                and _touched(folder) < oldest
+                and _last_write(folder) < oldest
             ):
                 found.append(Leftover("result", folder, disk.total(folder)))
     going = {f"attempts/{name}" for name in garbage.attempts}
     left = " ".join(
         name
-        for name in (path.name for path in _listed(ws.home / "attempts"))
+        for name in (path.name for path in _entries(ws.home / "attempts"))
         if f"attempts/{name}" not in going
     )
     needed = {row.id for row in rows if row.state not in FINAL} | set(_RUN.findall(left))
     for path in spent_roots(ws.home, needed):
         found.append(Leftover("agent", path, disk.total(path)))
     for kind, (name, lock) in _LOCKED.items():
-        for folder in _listed(ws.home / name):
-            if _touched(folder) < oldest and not ws.locks.held(f"{lock}-{folder.name}"):
+        for folder in _entries(ws.home / name):
+            if _last_write(folder) < oldest and not ws.locks.held(f"{lock}-{folder.name}"):
                 found.append(Leftover(kind, folder, disk.total(folder)))
     return found
 
 
-def discard(ws: Workspace, found: Iterable[Leftover]) -> int:
+def delete_leftovers(ws: Workspace, found: Iterable[Leftover]) -> int:
     """Delete leftovers; what came into use meanwhile stays.  Answers how many bytes went."""
     freed = 0
     for leftover in found:
@@ -313,11 +313,11 @@ def discard(ws: Workspace, found: Iterable[Leftover]) -> int:
     return freed
 
 
-def _listed(folder: Path) -> list[Path]:
+def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def _touched(path: Path) -> float:
+def _last_write(path: Path) -> float:
     """When anything in it was last written."""
     try:
         return max(found.st_mtime for _, found in disk.below(str(path)))

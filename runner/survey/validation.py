@@ -24,7 +24,7 @@ from ..planning.compile import compile_plan
 from . import code_warnings
 from .absent_files import absent_files
 from .caller_files import WorkspaceGlobs
-from .imports import syntax_of
+from .imports import read_imports
 from .recipes import UsedRecipes, place_recipe
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _OF_TEXT = frozenset({"template", "unknown-name", "secret", "late-name", "path-e
 _OF_VALUES = frozenset({"template", "when", "matrix-axis", "two-makers", "path-escape", "output"})
 
 
-def problems(
+def find_problems(
     document: Document, root: Path, given: Mapping[str, str], source: Path | None = None
 ) -> list[Problem]:
     """Every error and warning.  `given` are inputs as on the command line; `root` is the workspace, and `source` the file of a recipe of its own."""
@@ -45,36 +45,36 @@ def problems(
     if source is not None:
         recipe = place_recipe(recipe, source, root)
     if wrong:
-        return list(once([*found, *wrong, *_of_the_rest(recipe, root, given)]))
-    found += _scripts(recipe)
+        return list(once([*found, *wrong, *_check_readable_part(recipe, root, given)]))
+    found += _check_scripts(recipe)
     found += unread.warnings(recipe)
-    found += code_warnings.warnings(recipe, syntax_of)
+    found += code_warnings.warnings(recipe, read_imports)
     used = UsedRecipes(root)
     try:
         used.load(recipe)
     except Invalid as error:
         return [*found, *error.problems]
     for preset in (None, *recipe.presets):
-        found += _meaning(recipe, used.by_place, root, given, preset)
+        found += _check_preset(recipe, used.by_place, root, given, preset)
     found += absent_files(recipe, root)
     return list(dict.fromkeys(found))
 
 
-def _of_the_rest(recipe: Recipe, root: Path, given: Mapping[str, str]) -> list[Problem]:
+def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -> list[Problem]:
     """What is wrong with the parts of a recipe that could be read, as far as it does not come from the others."""
     used = UsedRecipes(root)
-    recipe = _whole_part(recipe)
-    found = list(_scripts(recipe))
+    recipe = _readable_part(recipe)
+    found = list(_check_scripts(recipe))
     try:
         used.load(recipe)
     except Invalid as error:
         found += error.problems
     known = {name: value for name, value in given.items() if name in recipe.inputs}
-    rest = _meaning(recipe, used.by_place, root, known, None)
+    rest = _check_preset(recipe, used.by_place, root, known, None)
     return list(dict.fromkeys([*found, *(each for each in rest if each.code in _OF_TEXT)]))
 
 
-def _whole_part(recipe: Recipe) -> Recipe:
+def _readable_part(recipe: Recipe) -> Recipe:
     """A recipe without inputs that lack what their types take, and without secrets that are none."""
     whole = {name: spec for name, spec in recipe.inputs.items() if _is_whole(spec)}
 
@@ -95,25 +95,27 @@ def _is_whole(spec: Input) -> bool:
     return spec.type != "secret" or bool(spec.env)
 
 
-def read(data: bytes, name: str, root: Path, given: Mapping[str, str]) -> list[Problem]:
+def check_bytes(data: bytes, name: str, root: Path, given: Mapping[str, str]) -> list[Problem]:
     """Every error and warning of a file's bytes."""
     try:
         document = documents.parse(data, name)
     except Invalid as error:
         return list(error.problems)
-    return problems(document, root, given, root / name)
+    return find_problems(document, root, given, root / name)
 
 
-def file(path: Path, root: Path, given: Mapping[str, str], *, own: bool = True) -> list[Problem]:
+def check_file(
+    path: Path, root: Path, given: Mapping[str, str], *, own: bool = True
+) -> list[Problem]:
     """Every error and warning of a file, which is the workspace's own or one of the library.  Raises NotFound."""
     try:
         document = documents.read(path)
     except Invalid as error:
         return list(error.problems)
-    return problems(document, root, given, path if own else None)
+    return find_problems(document, root, given, path if own else None)
 
 
-def _scripts(recipe: Recipe) -> Iterator[Problem]:
+def _check_scripts(recipe: Recipe) -> Iterator[Problem]:
     """What a shell would take otherwise than the author meant it."""
     commands: list[tuple[Where, object, bool]] = [
         ((*step.origin, "run"), step.run, step.shell == "bash") for step in recipe.steps.values()
@@ -157,17 +159,17 @@ def _words(command: list[Tree]) -> Iterator[tuple[Where, str]]:
             yield (n,), str(item)
 
 
-def _meaning(
+def _check_preset(
     recipe: Recipe,
     used: Mapping[str, Recipe],
     root: Path,
     given: Mapping[str, str],
     preset: str | None,
 ) -> list[Problem]:
-    first = _bound(recipe, used, root, given, preset, 0)
+    first = _check_values(recipe, used, root, given, preset, 0)
     if not first.missing:
         return list(once([*first.found, *first.certain]))
-    second = _bound(recipe, used, root, given, preset, 1)
+    second = _check_values(recipe, used, root, given, preset, 1)
     places = {(problem.code, problem.where) for problem in second.found}
     found = [
         problem
@@ -177,7 +179,7 @@ def _meaning(
     return list(once([*found, *first.certain, *second.certain]))
 
 
-class _Judged(NamedTuple):
+class _Checked(NamedTuple):
     """What was found with values of which some are made up."""
 
     found: list[Problem]
@@ -185,14 +187,14 @@ class _Judged(NamedTuple):
     missing: list[str]
 
 
-def _bound(
+def _check_values(
     recipe: Recipe,
     used: Mapping[str, Recipe],
     root: Path,
     given: Mapping[str, str],
     preset: str | None,
     turn: int,
-) -> _Judged:
+) -> _Checked:
     """What is wrong with these values, and which inputs had to be made up."""
     chosen = recipe.presets[preset].inputs if preset is not None else {}
     missing = [
@@ -206,7 +208,7 @@ def _bound(
     ]
     values: dict[str, Tree] = dict(given)
     for n, spec in enumerate(missing):
-        values[spec.name] = _made_up(spec, n, turn)
+        values[spec.name] = _invent_value(spec, n, turn)
     # A value could not be made up for every pattern: that it does not match is no fault of the recipe.
     free = {
         spec.name: replace(spec, limits={k: v for k, v in spec.limits.items() if k == "choices"})
@@ -217,7 +219,7 @@ def _bound(
     names = [spec.name for spec in missing]
     for n, spec in enumerate(recipe.inputs.values()):
         if spec.type != "secret" and spec.name not in bound:  # its own problem hides no other
-            bound[spec.name] = _made_up(spec, n, turn)
+            bound[spec.name] = _invent_value(spec, n, turn)
             names.append(spec.name)
     trial = Trial(made_up=names, given={*given, *chosen} - {*names}, all_values=preset is None)
     found: list[Problem] = []
@@ -237,10 +239,10 @@ def _bound(
         found = list(error.problems)
     if wrong:
         found = [*wrong, *(problem for problem in found if problem.code in _OF_TEXT)]
-    return _Judged(found, trial.problems + unread.refused(recipe, given, preset), names)
+    return _Checked(found, trial.problems + unread.refused(recipe, given, preset), names)
 
 
-def _made_up(spec: Input, n: int, turn: int) -> Tree:
+def _invent_value(spec: Input, n: int, turn: int) -> Tree:
     """A value that this input takes, if one can be thought of: another one for each input and for each turn."""
     candidates = _candidates(spec, n, turn)
     for value in candidates:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 
-def values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], dict[str, str]]:
+def read_values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], dict[str, str]]:
     """The values that files give, the later files over the earlier, and the file of each.  A file has the name that was typed, and its path.
 
     Raises Invalid with what is wrong in all of them, NotFound.
@@ -26,7 +26,7 @@ def values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], dict[s
     problems: list[Problem] = []
     for name, path in paths:
         try:
-            read = _read(name, path)
+            read = _read_file(name, path)
         except Invalid as error:
             problems += error.problems
             continue
@@ -37,7 +37,7 @@ def values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], dict[s
     return found, origins
 
 
-def _remembered(document: Document, value: Tree, key: str) -> object:
+def _with_spelling(document: Document, value: Tree, key: str) -> object:
     """A value that an input of text takes as it is written.  A number that stands alone is as good as typed: text, also to a server."""
     from ..language.inputs import number_of
     from ..language.spelling import remembering, written_of
@@ -49,7 +49,7 @@ def _remembered(document: Document, value: Tree, key: str) -> object:
     return found if written is None or number_of(written) is None else written
 
 
-def _read(name: str, path: Path) -> dict[str, object]:
+def _read_file(name: str, path: Path) -> dict[str, object]:
     try:
         data = whole(path)
     except OSError as error:
@@ -71,7 +71,7 @@ def _read(name: str, path: Path) -> dict[str, object]:
         parsed = document.parse(data, name)
         read = parsed.value
         if isinstance(read, dict):
-            read = {key: _remembered(parsed, value, key) for key, value in read.items()}
+            read = {key: _with_spelling(parsed, value, key) for key, value in read.items()}
     if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
         raise Invalid(
             [

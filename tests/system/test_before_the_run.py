@@ -84,7 +84,7 @@ def space(tmp_path: Path) -> Space:
 
 
 def validated(space: Space, **given: str) -> list[validation.Problem]:
-    found = validation.file(space.root / space.file, space.root, given)
+    found = validation.check_file(space.root / space.file, space.root, given)
     return [problem for problem in found if problem.severity == "error"]
 
 
@@ -207,7 +207,7 @@ def test_everything_that_is_shipped_validates() -> None:
     shelf += [(path, True) for path in sorted(own) if b"\nsteps:" in path.read_bytes()]
     assert len(shelf) > 25
     for path, is_own in shelf:
-        found = validation.file(path, path.parent if is_own else ROOT, {}, own=is_own)
+        found = validation.check_file(path, path.parent if is_own else ROOT, {}, own=is_own)
         # The programs of a fixture come with the test that runs it.
         wrong = [each for each in found if each.severity == "error" and each.code != "no-such-file"]
         assert wrong == [], path
@@ -234,7 +234,7 @@ steps:
 
 def test_an_input_that_nothing_reads_is_a_warning_with_its_place(space: Space) -> None:
     space.recipe(IDLE)
-    found = validation.file(space.root / space.file, space.root, {})
+    found = validation.check_file(space.root / space.file, space.root, {})
     said = [each for each in found if each.severity == "warning"]
     assert [(each.code, space.pointed(each)) for each in said] == [("unread-input", "text")]
     code, _, errors = space.command("plan")

@@ -26,7 +26,7 @@ def test_a_matrix_of_a_million_is_refused_before_it_is_expanded(space: Space) ->
         }
     )
     begun = time.process_time()
-    (found,) = validation.file(space.root / "recipe.yaml", space.root, {})
+    (found,) = validation.check_file(space.root / "recipe.yaml", space.root, {})
     assert time.process_time() - begun < 2
     assert (
         found.code == "too-many-steps"
@@ -70,7 +70,7 @@ def test_what_is_no_recipe_file_is_refused_at_once(space: Space, kind: str) -> N
     space.recipe("steps: {u: {uses: ./odd.yaml}}")
     (found,) = space.problems()
     assert found.code == "unknown-recipe" and "odd.yaml cannot be read: it is " in found.message
-    assert validation.file(space.root / "recipe.yaml", space.root, {}) == [found]
+    assert validation.check_file(space.root / "recipe.yaml", space.root, {}) == [found]
     with pytest.raises(
         NotFound,
         match=r"odd\.yaml.* (is not a regular file|is a directory|it is larger than 24 MB)",

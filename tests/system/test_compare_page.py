@@ -224,10 +224,10 @@ def test_bins_keep_the_extremes_of_every_part(rest: Rest, sweep: str) -> None:
 
 def test_a_step_that_went_back_is_one_curve_of_what_it_reported_last() -> None:
     said = [{"step": 1, "a": 5.0}, {"step": 2, "a": 4.0}, {"step": 2, "a": 3}, {"step": 1, "b": 1}]
-    found = binned.curves([*said, {"step": 0, "a": 9.0, "word": "x", "time_step": 2}], "step")
+    found = binned.build_curves([*said, {"step": 0, "a": 9.0, "word": "x", "time_step": 2}], "step")
     assert found == {"a": ([0, 1, 2], [9.0, 5.0, 3]), "b": ([1], [1])}
-    assert binned.curves(said, "seconds") == {}
+    assert binned.build_curves(said, "seconds") == {}
     regular = [{"step": n, "a": n / 2, "epoch": 1} for n in range(5)]
-    quick = binned.curves(regular, "step")
-    assert quick == binned.curves([*regular, {"step": 4, "word": "x"}], "step")
+    quick = binned.build_curves(regular, "step")
+    assert quick == binned.build_curves([*regular, {"step": 4, "word": "x"}], "step")
     assert quick == {"a": ([0, 1, 2, 3, 4], [0.0, 0.5, 1.0, 1.5, 2.0])}

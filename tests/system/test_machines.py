@@ -586,7 +586,7 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
     follow()
     assert heard.text == kept.read_bytes() and told() == ({"loss": 2.5}, {"cpu_percent": 7.0})
     with Workspace.open(a.space.root, environ=a.env) as ws:
-        (result,) = comparison.results(ws, ws.store.runs.get(run).recipe)
+        (result,) = comparison.collect_results(ws, ws.store.runs.get(run).recipe)
         assert result.metrics["loss"].last == 2.5
 
 

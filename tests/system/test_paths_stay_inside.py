@@ -15,7 +15,7 @@ OUTSIDE = ["../out", "/tmp/out", "~/out", "a/../../out"]
 
 
 def validated(space: Space) -> list[Problem]:
-    return validation.file(space.root / "recipe.yaml", space.root, {})
+    return validation.check_file(space.root / "recipe.yaml", space.root, {})
 
 
 def literal(path: str) -> dict[str, dict[str, Any]]:

@@ -24,7 +24,7 @@ from runner.server.room import Room
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
 from runner.storage.workspace import Workspace
-from runner.survey.kept_state import kept
+from runner.survey.kept_state import find_states
 from tests.support import Space
 from tests.system.test_worker import row, submitted, work
 
@@ -216,7 +216,7 @@ def test_a_job_goes_on_from_a_checkpoint_of_its_own_and_from_no_other(space: Spa
         request = request_of_run(ws.store.runs.get(run))
         assert request is not None
         found = look(ws, request)
-        (state,) = kept(ws, found, found.todo)
+        (state,) = find_states(ws, found, found.todo)
         for n in (1, 2):
             (state.folder / f"step-{n}").mkdir(parents=True)
             (state.folder / f"step-{n}" / "weights.bin").write_text(str(n))

@@ -95,12 +95,12 @@ def test_a_run_is_named_tagged_noted_and_put_away(rest: Rest) -> None:
 
 
 def test_summaries_of_several_attempts_are_one() -> None:
-    first = summaries.summarized(
+    first = summaries.summarize(
         [{"loss": 3.0, "step": 10}, {"loss": 1.0, "step": 20}, {"word": "a"}]
     )
-    second = summaries.summarized([{"loss": 2.0, "step": 30}, {"loss": "nan"}])
-    loss = summaries.merged([first, second])["loss"]
+    second = summaries.summarize([{"loss": 2.0, "step": 30}, {"loss": "nan"}])
+    loss = summaries.merge_summaries([first, second])["loss"]
     assert loss._replace(curve=()) == ("nan", 1.0, 3.0, 20.0, 10.0, 3, ())
-    assert summaries.merged([first])["word"] == ("a", None, None, None, None, 0, [])
-    many = summaries.summarized({"loss": float(n)} for n in range(1000))["loss"]
+    assert summaries.merge_summaries([first])["word"] == ("a", None, None, None, None, 0, [])
+    many = summaries.summarize({"loss": float(n)} for n in range(1000))["loss"]
     assert len(many.curve) == summaries.CURVE and list(many.curve) == sorted(many.curve)

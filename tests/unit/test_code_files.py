@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.planning.mentions import spelled
-from runner.survey.code_files import matches
+from runner.survey.code_files import code_matches
 
 FILES = (
     "a.py pkg/__init__.py pkg/m.py pkg/deep/n.py pkg/data.json pkg/__pycache__/m.cpython-313.pyc pkg/old.pyc pkg/.git/config pkg/.hidden.py"
@@ -43,4 +43,4 @@ def base(tmp_path: Path) -> str:
 def test_a_folder_is_taken_without_what_no_program_needs(
     base: str, entry: str, found: list[str]
 ) -> None:
-    assert matches(base, entry) == found
+    assert code_matches(base, entry) == found

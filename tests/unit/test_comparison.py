@@ -8,16 +8,16 @@ import pytest
 
 from runner.planning.run_view import TOTALS
 from runner.survey.comparison import (
+    Criterion,
     Result,
-    Wish,
-    best,
-    compared,
-    differing,
-    flat,
-    in_id,
-    less,
-    of_note,
-    wish,
+    as_row,
+    choose_criterion,
+    compare,
+    differing_inputs,
+    find_best,
+    is_outcome,
+    lower_is_better,
+    matrix_values,
 )
 from runner.survey.results import Metric
 
@@ -59,7 +59,7 @@ def result(
 def test_without_select_a_metric_of_held_out_data_comes_first(
     metrics: Row, metric: str, least: bool
 ) -> None:
-    assert wish([result(**metrics)], {}) == Wish(metric, least)
+    assert choose_criterion([result(**metrics)], {}) == Criterion(metric, least)
 
 
 def test_select_says_what_is_compared() -> None:
@@ -67,9 +67,9 @@ def test_select_says_what_is_compared() -> None:
         result("s[rank=1]/train[lr=1]", loss=1, acc=0.1),
         result("s[rank=2]/train[lr=1]", loss=2, acc=0.2),
     ]
-    (table,) = compared(found, {"s/train": Wish("acc", False)})
-    assert table.by == Wish("acc", False) and table.best is found[1]
-    assert compared([result(step=3)], {})[0].by is None
+    (table,) = compare(found, {"s/train": Criterion("acc", False)})
+    assert table.by == Criterion("acc", False) and table.best is found[1]
+    assert compare([result(step=3)], {})[0].by is None
 
 
 def test_what_failed_or_has_no_number_is_never_best_and_comes_last() -> None:
@@ -80,7 +80,7 @@ def test_what_failed_or_has_no_number_is_never_best_and_comes_last() -> None:
         result(loss=3),
         result(loss=2),
     ]
-    (table,) = compared(found, {})
+    (table,) = compare(found, {})
     assert [each.metrics.get("loss", Metric("", None, None)).last for each in table.results] == [
         2,
         3,
@@ -88,7 +88,7 @@ def test_what_failed_or_has_no_number_is_never_best_and_comes_last() -> None:
         "",
         0.1,
     ]
-    assert table.best is found[4] and best(found[:3], Wish("loss", True)) is None
+    assert table.best is found[4] and find_best(found[:3], Criterion("loss", True)) is None
 
 
 def test_an_input_sorts_by_size_and_the_best_stays_marked() -> None:
@@ -96,22 +96,22 @@ def test_an_input_sorts_by_size_and_the_best_stays_marked() -> None:
         result(values={"lr": lr, "note": note}, loss=loss)
         for lr, note, loss in ((10, "b", 1), (9.5, "a", 2), (None, "c", 3))
     ]
-    (table,) = compared(found, {}, sort="lr")
+    (table,) = compare(found, {}, sort="lr")
     assert [row["lr"] for row in table.flat()] == [9.5, 10, None] and [
         row["best"] for row in table.flat()
     ] == [False, True, False]
-    assert compared(found, {}, sort="loss", least=False)[0].best is found[2]
+    assert compare(found, {}, sort="loss", least=False)[0].best is found[2]
 
 
 def test_only_inputs_that_differ_are_of_interest() -> None:
-    assert differing(
+    assert differing_inputs(
         [result(values={"a": 1, "b": 1, "c": 1}), result(values={"a": 1, "b": 1.5})]
     ) == ["b", "c"]
-    assert differing([result(values={"a": 1})]) == []
+    assert differing_inputs([result(values={"a": 1})]) == []
 
 
 def test_a_metric_that_is_called_like_an_input_has_a_column_of_its_own() -> None:
-    row = flat(result(values={"loss": "mse", "run": 7}, loss=1.5, acc=0.5), is_best=True)
+    row = as_row(result(values={"loss": "mse", "run": 7}, loss=1.5, acc=0.5), is_best=True)
     assert row["loss"] == "mse" and row["metrics.loss"] == 1.5 and row["min metrics.loss"] == 0.0
     assert (
         row["run"] == "r1"
@@ -123,22 +123,22 @@ def test_a_metric_that_is_called_like_an_input_has_a_column_of_its_own() -> None
 
 def test_matrix_values_are_read_from_an_id() -> None:
     assert (
-        in_id("s[rank=4]/train[file=a%2Fb%2Cc%3D1,lr=1]")
+        matrix_values("s[rank=4]/train[file=a%2Fb%2Cc%3D1,lr=1]")
         == {"rank": "4", "file": "a/b,c=1", "lr": "1"}
-        and in_id("train") == {}
+        and matrix_values("train") == {}
     )
 
 
 def test_of_a_loss_less_is_better() -> None:
     assert (
-        less("eval_loss")
-        and less("WER")
-        and less("perplexity")
-        and not less("accuracy")
-        and not less("reward")
+        lower_is_better("eval_loss")
+        and lower_is_better("WER")
+        and lower_is_better("perplexity")
+        and not lower_is_better("accuracy")
+        and not lower_is_better("reward")
     )
 
 
 def test_how_many_steps_a_training_has_is_no_result() -> None:
-    assert not any(map(of_note, ("step", "epoch", "time_step", *TOTALS)))
-    assert of_note("loss") and of_note("eval_loss")
+    assert not any(map(is_outcome, ("step", "epoch", "time_step", *TOTALS)))
+    assert is_outcome("loss") and is_outcome("eval_loss")

@@ -14,7 +14,7 @@ from runner.language.imports import Start
 from runner.paths import shipped
 from runner.secrets import Masker
 from runner.survey import validation
-from runner.survey.imports import followed, syntax_of
+from runner.survey.imports import follow_imports, read_imports
 
 HEAD = "import argparse\np = argparse.ArgumentParser()\n"
 
@@ -328,13 +328,15 @@ def test_every_script_of_ours_becomes_a_recipe_without_a_fault(path: str) -> Non
         there = source.parent / place
         return "file" if there.is_file() else "folder" if there.is_dir() else ""
 
-    code = followed(str(source.parent), [Start("script", source.name)], (), syntax_of).files
+    code = follow_imports(
+        str(source.parent), [Start("script", source.name)], (), read_imports
+    ).files
     made = drafting.draft(
         "mine", source.name, scripts.read(source.read_text()), list(code), "./mine.yaml", kind
     )
     assert [
         str(problem)
-        for problem in validation.read(
+        for problem in validation.check_bytes(
             made.text.encode(), str(source.parent / "mine.yaml"), source.parent, {}
         )
     ] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.survey.env_files import parse
+from runner.survey.env_files import parse_env
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from runner.survey.env_files import parse
     ],
 )
 def test_lines_are_read_and_nothing_is_expanded(text: str, found: dict[str, str]) -> None:
-    assert parse(text) == found
+    assert parse_env(text) == found
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_lines_are_read_and_nothing_is_expanded(text: str, found: dict[str, str]
 )
 def test_a_line_that_is_none_is_named_and_not_shown(line: str) -> None:
     with pytest.raises(ValueError, match=r"^line 3 is not NAME=value$"):
-        parse(f"A=1\n\n{line}\n")
+        parse_env(f"A=1\n\n{line}\n")

@@ -8,7 +8,7 @@ import pytest
 
 from runner.language import python_reader
 from runner.language.imports import Start
-from runner.survey.imports import Followed, followed, holding
+from runner.survey.imports import ImportedFiles, files_of_module, follow_imports
 
 FILES = {
     "train.py": "import util, torch, json\nfrom pkg import model\n",
@@ -45,8 +45,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def files(base: Path, start: Start, *path: str) -> Followed:
-    return followed(
+def files(base: Path, start: Start, *path: str) -> ImportedFiles:
+    return follow_imports(
         str(base), [start], path, lambda file: python_reader.read(Path(file).read_bytes())
     )
 
@@ -100,7 +100,7 @@ def test_a_file_is_found_with_the_import_that_needs_it(base: Path) -> None:
 
 
 def test_a_module_is_found_wherever_it_is(base: Path) -> None:
-    assert list(holding(str(base), "tool")) == ["lib/tool.py"]
-    assert list(holding(str(base), "part.inner")) == ["space/part/inner.py"]
-    assert list(holding(str(base), "sub")) == ["pkg/sub/__init__.py"]
-    assert list(holding(str(base), "absent")) == []
+    assert list(files_of_module(str(base), "tool")) == ["lib/tool.py"]
+    assert list(files_of_module(str(base), "part.inner")) == ["space/part/inner.py"]
+    assert list(files_of_module(str(base), "sub")) == ["pkg/sub/__init__.py"]
+    assert list(files_of_module(str(base), "absent")) == []

@@ -9,7 +9,7 @@ import pytest
 from runner.errors import Invalid
 from runner.language import inputs, parse
 from runner.storage import metrics
-from runner.survey.comparison import numeric
+from runner.survey.comparison import is_comparable
 
 HUGE = 10**400
 RECIPE = """\
@@ -49,5 +49,5 @@ def test_a_value_that_is_one_is_refused(tmp_path: Path, name: str, written: obje
 def test_a_metric_that_is_one_is_kept_as_text_and_compared_with_nothing() -> None:
     point = metrics.parse(b'{"loss": 1.5, "big": %d, "most": %d}' % (HUGE, 10**308))
     assert point == {"loss": 1.5, "big": str(HUGE), "most": 10**308}
-    assert [name for name, value in point.items() if numeric(value)] == ["loss", "most"]
-    assert not numeric(HUGE)
+    assert [name for name, value in point.items() if is_comparable(value)] == ["loss", "most"]
+    assert not is_comparable(HUGE)

@@ -94,7 +94,7 @@ def missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple[str,
     wrong = [(path, absent) for path in named if not os.path.lexists(ws.absolute(path))]
     for text in ahead.code:
         pattern = unspelled(text)[0]
-        if pattern != AUTO and not code_files.matches(home, text):
+        if pattern != AUTO and not code_files.code_matches(home, text):
             beside = _beside(found.source, home, pattern)
             wrong.append((pattern, f"matches no file below {home}{beside}"))
     return wrong

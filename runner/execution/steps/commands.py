@@ -19,7 +19,7 @@ from ...planning.step import StepSpec
 from ...secrets import passwords
 from ...storage.workspace import Workspace
 from ...survey.env_files import EnvFiles
-from ...survey.trainings import steps_of
+from ...survey.trainings import training_length
 from .attempt import Attempt
 from .commit import GroupCommit
 from .environments import StepEnvironments
@@ -177,7 +177,7 @@ class CommandBuilder:
             env["RECIPE_METRICS"] = paths.metrics
         if spec.state:
             env["RECIPE_CONTROL"] = control_file.control_file(paths.cwd)
-        total = steps_of(self._steps.survey, attempt.id) if reports else None
+        total = training_length(self._steps.survey, attempt.id) if reports else None
         if total:
             env["RECIPE_TOTAL_STEPS"] = f"{total:.0f}"
         if spec.state or reports:

@@ -16,7 +16,7 @@ from ...planning.schedule import State
 from ...storage import metrics
 from ...storage.workspace import Workspace
 from ...survey import stopped
-from ...survey.results import points
+from ...survey.results import read_attempt_points
 from .attempt import SAVING, Attempt
 from .bell import Bell
 from .commit import GroupCommit
@@ -68,7 +68,7 @@ class EarlyStops:
             task.cancel()
 
     async def _watch(self, goal: Goal) -> None:
-        known = stopped.streams(self._ws, self._steps.survey, goal.metric)
+        known = stopped.metric_streams(self._ws, self._steps.survey, goal.metric)
         whole = set(known)
         while True:
             began = time.monotonic()
@@ -92,7 +92,7 @@ class EarlyStops:
             known[id] = [
                 each
                 for row in attempts
-                for each in stream(points(self._ws, row) or (), goal.metric)
+                for each in stream(read_attempt_points(self._ws, row) or (), goal.metric)
             ]
 
     def _stop_if_behind(

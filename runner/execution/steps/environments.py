@@ -78,7 +78,7 @@ class StepEnvironments:
 
         if not node.lock:
             return Wanted(None, "", spec.python)
-        lock = locks.file_of(Path(self._steps.plan.homes[node.home], node.lock))
+        lock = locks.lock_file(Path(self._steps.plan.homes[node.home], node.lock))
         return Wanted(lock, str(self._steps.facts.locks[node.home, node.lock]), spec.python)
 
     async def python(self, node: Node, spec: StepSpec, place: Place) -> str:

@@ -50,7 +50,7 @@ class FailureHints:
         ]
         base = self._steps.plan.homes[attempt.node.home]
         commands = started(spec.run, spec.accelerate)
-        hint = imports.advice(tail, id, base, declared, commands)
+        hint = imports.import_advice(tail, id, base, declared, commands)
         if hint:
             return hint
         cwd = attempt.place.paths(directory).cwd

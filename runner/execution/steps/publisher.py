@@ -47,9 +47,9 @@ class Publisher:
             return
         for _, path in self.survey.targets.get(n, ()):
             if self.survey.facts.strange(path):
-                from ...survey.explain import replaced
+                from ...survey.explain import describe_replaced
 
-                (words,) = replaced(self.ws, [path])
+                (words,) = describe_replaced(self.ws, [path])
                 raise CannotRun(
                     f"it would replace {words}",
                     fix="move it away, give --overwrite, or `recipe adopt` it",

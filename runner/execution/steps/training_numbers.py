@@ -14,7 +14,7 @@ from ...planning.step import MetricsSpec
 from ...secrets import Masker
 from ...storage import metrics
 from ...survey.survey import Survey
-from ...survey.trainings import steps_of
+from ...survey.trainings import training_length
 from .attempt import Attempt
 from .groups import Groups
 
@@ -69,7 +69,7 @@ class TrainingNumbers:
             pattern = how.pattern if how is not None else None
             path = attempt.log if pattern else f"{attempt.directory.path}.metrics"
             masker = self._groups.commits.masker
-            total = steps_of(self._found, id)
+            total = training_length(self._found, id)
             reports = self._steps[id] = _Reports(attempt.name, path, masker, total, pattern)
         return reports
 

@@ -121,13 +121,13 @@ def _validate(args: argparse.Namespace) -> int:
         mine: list[Problem]
         try:
             if name == "-":
-                mine = validation.read(
+                mine = validation.check_bytes(
                     sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", args.workspace, given
                 )
             else:
                 meant = library.meant(args.location, name if names else None)
                 path = library.find(meant, args.workspace)
-                mine = validation.file(
+                mine = validation.check_file(
                     Path(beside(str(path))), args.workspace, given, own=is_path(meant)
                 )
         except NotFound as error:

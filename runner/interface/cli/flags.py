@@ -217,9 +217,9 @@ def values_of(
     }
     if not args.values_files:
         return words, {}
-    from ...survey.values_files import values
+    from ...survey.values_files import read_values
 
-    read, origins = values(
+    read, origins = read_values(
         [(name, args.location.here / Path(name).expanduser()) for name in args.values_files]
     )
     return {**read, **words}, {

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 from ...api.logs import parts
 from ...errors import NotFound, did_you_mean
 from ...planning.ids import names, readable, stored
-from ...survey.comparison import in_id
-from ...survey.input_manifests import manifest
+from ...survey.comparison import matrix_values
+from ...survey.input_manifests import load_manifest
 from .. import costs
 from ..differences import ASPECTS, Manifest, Ran, all_of, as_json, compare, values
 from ..logs import Follower, for_stdout, show
@@ -287,7 +287,7 @@ def _axes(ws: Workspace, run: str) -> list[str]:
     """The values that a sweep tried, by input."""
     found: dict[str, dict[str, None]] = {}
     for id in ws.store.runs.steps(run):
-        for name, value in in_id(id.partition("/")[0]).items():
+        for name, value in matrix_values(id.partition("/")[0]).items():
             found.setdefault(name, {})[value] = None
     more = ",…" if any(len(values) > _TRIED for values in found.values()) else ""
     return [f"{name}={','.join([*values][:_TRIED])}{more}" for name, values in found.items()]
@@ -433,7 +433,7 @@ def _diff(ws: Workspace, args: argparse.Namespace) -> int:
         head = f"{item['id']}  {item['recipe']}  {moment(item['created'])}  {item['state']}{took}: {tally}"
         return Compared(head, item["inputs"], _ran(ws, row.id), item)
 
-    tell(compared(rows[0]), compared(rows[1]), lambda content: manifest(ws, content), args)
+    tell(compared(rows[0]), compared(rows[1]), lambda content: load_manifest(ws, content), args)
     return 0
 
 

@@ -25,7 +25,7 @@ from .flags import JSON_HELP
 
 if TYPE_CHECKING:
     from ...storage.workspace import Workspace
-    from ...survey.kept_state import Kept
+    from ...survey.kept_state import StepState
     from ...survey.request import Request
     from ...survey.survey import Survey
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         chosen = (
             find_nodes(found, args.step) if args.step is not None else range(len(found.plan.nodes))
         )
-        states = kept_state.kept(ws, found, chosen)
+        states = kept_state.find_states(ws, found, chosen)
         if not states:
             what = (
                 f"{readable(args.step)} keeps"
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _only(states: list[Kept]) -> Kept:
+def _only(states: list[StepState]) -> StepState:
     if len(states) > 1:
         raise NotFound(
             f"{len(states)} steps and states keep checkpoints",
@@ -135,7 +135,9 @@ def _only(states: list[Kept]) -> Kept:
     return states[0]
 
 
-def _resume(ws: Workspace, states: list[Kept], args: argparse.Namespace, request: Request) -> int:
+def _resume(
+    ws: Workspace, states: list[StepState], args: argparse.Namespace, request: Request
+) -> int:
     if args.number is None:
         raise NotFound(
             "--resume needs the number of a checkpoint",
@@ -159,7 +161,7 @@ def _typed(request: Request) -> str:
     return f"recipe run {shlex.join(words)}"
 
 
-def _as_text(state: Kept) -> list[str]:
+def _as_text(state: StepState) -> list[str]:
     text = [f"{named(state.step)}  {shown(beside(str(state.folder)))}"]
     text += [f"  {shown(state.note)}"] if state.note else []
     if not state.checkpoints:
@@ -188,7 +190,7 @@ def _as_text(state: Kept) -> list[str]:
     return [*text, *aligned(table, (2, 3))]
 
 
-def _as_json(state: Kept) -> dict[str, object]:
+def _as_json(state: StepState) -> dict[str, object]:
     newest, best = state.newest(), state.best()
     return {
         "step": state.step, "state": state.state, "folder": str(state.folder), "note": state.note,

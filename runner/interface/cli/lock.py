@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if (fix := other_lock(path.name)) is not None:
         raise CannotRun(f"{names[0]} cannot be locked here", fix=fix)
-    lock = locks.file_of(path)
+    lock = locks.lock_file(path)
     if lock == path:
         raise CannotRun(
             f"{names[0]} is a lock already",
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             f"uv.lock beside {names[0]} is its lock",
             fix="`uv lock` makes it again; write `python: {lock: uv.lock}` in the recipe",
         )
-    made = locks.make(path, os.environ, python=args.python, upgrade=args.upgrade)
+    made = locks.make_lock(path, os.environ, python=args.python, upgrade=args.upgrade)
     many = len(re.findall(r"^[A-Za-z0-9][^\n]*==", made.read_text(encoding="utf-8"), re.MULTILINE))
     print(f"{Path(names[0]).with_name(made.name)}: {many} package{'' if many == 1 else 's'}")
     return 0

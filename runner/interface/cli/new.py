@@ -209,7 +209,7 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
     from dataclasses import replace
 
     from ...language.imports import Start
-    from ...survey.imports import followed, syntax_of, way_to_start
+    from ...survey.imports import follow_imports, read_imports, way_to_start
     from .. import drafting
 
     home = Path(os.path.abspath(location.here / recipe)).parent
@@ -238,12 +238,12 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
     start, folders = way_to_start(str(home), path)
     modules = {_module(home, folders, each) for each in read.targets} - {""}
     starts = [start, *(Start("module", each) for each in sorted(modules))]
-    needed = followed(str(home), starts, folders, syntax_of)
+    needed = follow_imports(str(home), starts, folders, read_imports)
     imports = [
         name
         for file in needed.files
         if file.endswith(".py")
-        for name in syntax_of(str(home / file)).dotted
+        for name in read_imports(str(home / file)).dotted
     ]
 
     def kind(place: str) -> str:

@@ -105,7 +105,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
 
     content, manifest, cut = retry(pack, backoff(Changed, TRIES, 0.0, 0.0), on_retry=once_more)
     if content[0] == "t":
-        input_manifests.keep(ws, content, manifest)
+        input_manifests.store_entries(ws, content, manifest)
     doubts = packed.doubts(manifest)
     if args.json:
         _tell_json(content, manifest, cut, doubts, out)
@@ -277,7 +277,7 @@ def _wanted(ws: Workspace, args: argparse.Namespace) -> tuple[Content, list[Entr
     """The content that is expected, and its manifest where it is known."""
     word = args.verify
     if re.fullmatch(r"[fxt]:[0-9a-f]{64}", word):
-        return Content(word), input_manifests.known(ws, word) if word[0] == "t" else None
+        return Content(word), input_manifests.load_entries(ws, word) if word[0] == "t" else None
     pack = packed.read(ws.absolute(args.location.typed(word)))
     return pack.content, pack.manifest
 

@@ -21,8 +21,8 @@ from ...planning import causes
 from ...planning.ids import bare, names, stored
 from ...storage import metrics
 from ...survey import rows, samples
-from ...survey.comparison import less, of_note
-from ...survey.results import reported, summary
+from ...survey.comparison import is_outcome, lower_is_better
+from ...survey.results import reported_metrics, summarize_points
 from .. import costs
 from ..tables import aligned
 from ..tail import named, shown, span
@@ -268,14 +268,14 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
     live: Sequence[Mapping[str, Any]] = []
     live_samples: Sequence[Mapping[str, Any]] = []
     if going is not None and (path := done.following) is not None:
-        live = rows.so_far(ws, run, step.id, going.number, path)
-        sampled = samples.beside(going.raw)
-        live_samples = rows.so_far(ws, run, step.id, going.number, sampled)
+        live = rows.read_points(ws, run, step.id, going.number, path)
+        sampled = samples.samples_path(going.raw)
+        live_samples = rows.read_points(ws, run, step.id, going.number, sampled)
     peaks = [attempt.exit.get("peak_memory") for attempt in done.tries]
     memory = max((peak for peak in peaks if isinstance(peak, int)), default=0)
-    ended = reported(ws, done.tries)
+    ended = reported_metrics(ws, done.tries)
     lines = _lines([*(point for each in ended for point in each.points or ()), *live])
-    known = {**(ended[0].metrics if ended else {}), **summary(live, {})}
+    known = {**(ended[0].metrics if ended else {}), **summarize_points(live, {})}
     found = bottleneck.breakdown(lines)
     report: StepReport = {
         "id": step.id, "state": done.state, "reason": _cause(done), "detail": step.detail,
@@ -285,7 +285,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
         "metrics": {name: {"last": metric.last, "min": metric.least, "max": metric.greatest} for name, metric in known.items()},
         "kept": all(each.points is not None for each in ended),
         "training": None,
-        "machine": samples.summary([*(each for row in done.tries for each in samples.kept(ws, row)), *live_samples]),
+        "machine": samples.summarize_samples([*(each for row in done.tries for each in samples.load_samples(ws, row)), *live_samples]),
     }  # fmt: skip
     if len(lines) < 2 and found is None:
         return report  # numbers of a whole step, an evaluation's say, and no training
@@ -392,7 +392,9 @@ def as_text(run: RunReport) -> list[str]:
     for many in _alike(steps):
         text += ["", *_metrics(many)]
     for step in [step for step in steps if step["machine"]][:_LISTED]:
-        text.append(f"the machine of {named(step['id'])}: {samples.words(step['machine'])}")
+        text.append(
+            f"the machine of {named(step['id'])}: {samples.describe_samples(step['machine'])}"
+        )
     timed = [
         (step["id"], training)
         for step in steps
@@ -418,7 +420,7 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
     groups: dict[str, list[StepReport]] = {}
     for step in steps:
         if any(
-            of_note(name) and is_number(value["last"]) for name, value in step["metrics"].items()
+            is_outcome(name) and is_number(value["last"]) for name, value in step["metrics"].items()
         ):
             groups.setdefault(bare(step["id"]), []).append(step)
     yield from groups.values()
@@ -432,10 +434,10 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
         for name, value in step["metrics"].items()
         if is_number(value["last"])
     )
-    wanted = [name for name in names if of_note(name)]
+    wanted = [name for name in names if is_outcome(name)]
     columns: list[tuple[str, str, str]] = []  # head, metric, which value of it
     for name in wanted[:_COLUMNS]:
-        best = "min" if less(name) else "max"
+        best = "min" if lower_is_better(name) else "max"
         columns.append((shown(name), name, "last"))
         if any(_cell(step, name, best) not in ("", _cell(step, name, "last")) for step in steps):
             columns.append((f"{best} {shown(name)}", name, best))

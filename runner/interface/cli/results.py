@@ -74,9 +74,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     with opened(args.workspace) as ws:
         recipe = recipe_of(ws, args.location, args.recipe)
-        found = comparison.results(ws, recipe)
-        found += comparison.results(ws, swept(recipe))
-        chosen = comparison.selects(ws, recipe)
+        found = comparison.collect_results(ws, recipe)
+        found += comparison.collect_results(ws, swept(recipe))
+        chosen = comparison.read_criteria(ws, recipe)
     if args.step is not None:
         known = [result.step for result in found]
         found = [result for result in found if args.step in names(result.step)] or [
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
                 f'no result of "{args.step}" in the runs of {recipe}',
                 fix=near_step(args.step, known) if known else _NONE,
             )
-    tables = comparison.compared(
+    tables = comparison.compare(
         found, chosen, sort=args.sort, least=None if args.best is None else args.best == "min"
     )
     if args.sort is not None:
@@ -205,14 +205,14 @@ def as_text(
 
 def _columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]:
     """What people want to see: what differs, the metrics, how long it took, and where."""
-    differs = comparison.differing(table.results)
+    differs = comparison.differing_inputs(table.results)
     inputs = [f"inputs.{name}" if name in OWN else name for name in differs]
     taken = {*OWN, *(name for result in table.results for name in result.values)}
     first = [table.by.metric] if table.by is not None else []
     metrics = []
     for name in list(dict.fromkeys([*first, *comparison.metric_names(table.results)]))[:_METRICS]:
         word = f"metrics.{name}" if name in taken else name
-        best = comparison.extreme(word)
+        best = comparison.best_column(word)
         metrics += [
             word,
             *([best] if any(row.get(best) not in (None, row.get(word)) for row in rows) else []),

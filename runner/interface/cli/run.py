@@ -539,7 +539,7 @@ def as_text(
     ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int
 ) -> str:
     """The plan for people: one line a step, then every reason."""
-    from ...survey.explain import replaced, resumes, shown_command
+    from ...survey.explain import describe_replaced, describe_resume, shown_command
 
     lines = []
     why = reasons(ws, found)
@@ -556,10 +556,12 @@ def as_text(
         lines += [
             f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line
         ]
-        lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
+        lines += [
+            f"{'':9}would replace {words}" for words in describe_replaced(ws, verdict.conflicts)
+        ]
         if verdict.answer in ("run", "maybe") and (count := found.plan.specs()[n].node_count) > 1:
             lines.append(f"{'':9}on {count} nodes")
-        if verdict.answer == "run" and (words := resumes(ws, found, n)):
+        if verdict.answer == "run" and (words := describe_resume(ws, found, n)):
             lines.append(f"{'':9}{named(words)}")
         if n in estimated:
             lines += [f"{'':9}{line}" for line in estimated[n].lines]
@@ -598,16 +600,16 @@ def _beginning(text: str) -> list[str]:
 
 def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
     """Every reason for each verdict; for a step that runs, what changed since it last ran here."""
-    from ...survey.explain import changes
+    from ...survey.explain import find_changes
 
-    changed = changes(
+    changed = find_changes(
         ws, found, [n for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"]
     )
     return {n: [*verdict.reasons, *changed.get(n, ())] for n, verdict in enumerate(found.verdicts)}
 
 
 def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping[str, object]:
-    from ...survey.explain import resumes
+    from ...survey.explain import describe_resume
 
     steps = []
     why = reasons(ws, found)
@@ -624,7 +626,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "outputs": {output.name: output.path for output in node.outputs},
                 "expected_seconds": expected.get(node.id) if n not in estimated else None,
                 "conflicts": list(verdict.conflicts),
-                "resumes": resumes(ws, found, n) if verdict.answer == "run" else "",
+                "resumes": describe_resume(ws, found, n) if verdict.answer == "run" else "",
                 "nodes": found.plan.specs()[n].node_count,
                 "memory": estimated[n].as_json() if n in estimated else None,
             }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ...execution.session import look
 from ...planning.judge import FRESH, SKIPPED
-from ...survey.upkeep import examined, stale
+from ...survey.upkeep import examine_published, find_stale
 from .. import costs
 from ..differences import lines
 from ..tail import named, shown, span
@@ -137,7 +137,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
     steps += [
         {"id": later.shown, "answer": "maybe", "reasons": [later.why]} for later in found.later
     ]
-    old = examined(ws, stale(ws, found))
+    old = examine_published(ws, find_stale(ws, found))
     # What we hold was put there by a run: of two at once, the last to say so need not be the last to publish.
     edited = [
         path for path in found.facts.there if path in found.facts.ours and found.facts.strange(path)
@@ -232,14 +232,14 @@ def _run(
 def _seen(ws: Workspace, view: RunView) -> dict[str, dict[str, float]]:
     """Of each running step how far it is, and what its machine has to do."""
     from ...api.logs import parts
-    from ...survey.samples import latest
+    from ...survey.samples import latest_sample
 
     events = ws.store.runs.events(view.id)
     found: dict[str, dict[str, float]] = {}
     for part in parts(events):
         if part.ended or part.step not in view.steps:
             continue
-        machine = latest(ws, view.id, part.step, part.number, part.raw)
+        machine = latest_sample(ws, view.id, part.step, part.number, part.raw)
         sample = {name: value for name, value in machine.items() if name not in _PACE}
         if (training := view.steps[part.step].training) is not None:
             pace = (training.step, training.total, training.percent, training.eta)
@@ -252,7 +252,7 @@ def _seen(ws: Workspace, view: RunView) -> dict[str, dict[str, float]]:
 
 def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
     """`step 120/1000 12%, ETA 3m05s, loss 0.21, GPU 87%, 22.1 GB; processors 35%`."""
-    from ...survey.samples import words
+    from ...survey.samples import describe_samples
 
     said = []
     if "step" in sample:
@@ -264,7 +264,7 @@ def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
         said.append(f"step {sample['step']:.0f}{of}")
     if "eta" in sample:
         said.append(f"ETA {span(sample['eta'])}")
-    return ", ".join(filter(None, [*said, *numbers, words(sample)]))
+    return ", ".join(filter(None, [*said, *numbers, describe_samples(sample)]))
 
 
 def _told(row: Begun, step: str) -> list[str]:

@@ -19,7 +19,7 @@ from ...paths import is_path
 from ...storage.workspace import Workspace
 from ...survey import comparison, stopped
 from ...survey.request import Request
-from ...survey.results import points
+from ...survey.results import read_attempt_points
 from . import run as running
 from .flags import check_driver, positive, published_below, recipe_and_values
 from .results import as_text
@@ -232,7 +232,7 @@ def _searched(ws: Workspace, asked: _Asked) -> int:
 def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False) -> int:
     """Run the instances that have no result; with --stop-early without those that were stopped.  The exit code; `more`: another round follows."""
     found = look(ws, request)
-    args.leave = tuple(stopped.attempts(ws, found)) if args.stop_early else ()
+    args.leave = tuple(stopped.stopped_attempts(ws, found)) if args.stop_early else ()
     if args.leave and not args.quiet:
         print(
             f"recipe: {len(args.leave)} that an earlier sweep stopped are left; without --stop-early they continue",
@@ -246,12 +246,12 @@ def _results(ws: Workspace, found: Survey, metric: str) -> dict[int, float]:
     """By trial: the last number of the metric among its steps that are done, else what it had come to when it was stopped."""
     results: dict[int, float] = {}
     numbers = {found.plan.nodes[n].id: [made.metrics.get(metric)] for n, made in found.made.items()}
-    for id, attempt in stopped.attempts(ws, found).items():
-        numbers[id] = [point.get(metric) for point in points(ws, attempt) or ()]
+    for id, attempt in stopped.stopped_attempts(ws, found).items():
+        numbers[id] = [point.get(metric) for point in read_attempt_points(ws, attempt) or ()]
     for id, values in numbers.items():
         if (trial := _TRIAL.match(id)) is not None:
             results |= {
-                int(trial[1]): float(value) for value in values if comparison.numeric(value)
+                int(trial[1]): float(value) for value in values if comparison.is_comparable(value)
             }
     return results
 
@@ -271,8 +271,8 @@ def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) 
     """The instances of this sweep beside each other.  Raises NotFound when none has the metric."""
     found = look(ws, request)
     keys = {verdict.key for verdict in found.verdicts if verdict.key is not None}
-    results = comparison.results(ws, found.plan.recipe, keys)
-    tables = comparison.compared(
+    results = comparison.collect_results(ws, found.plan.recipe, keys)
+    tables = comparison.compare(
         results, {}, sort=metric, least=least if metric is not None else None
     )
     if metric is not None:

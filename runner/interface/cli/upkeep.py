@@ -14,17 +14,17 @@ from ...language.units import about
 from ...paths import from_here
 from ...planning.ids import stored
 from ...survey.upkeep import (
-    Shown,
-    adopt,
+    PublishedPath,
+    adopt_outputs,
+    delete_leftovers,
     demand_over,
     demand_quiet,
-    discard,
-    examined,
-    forget,
-    left_by,
-    leftovers,
-    stale,
-    withdraw,
+    examine_published,
+    find_leftovers,
+    find_leftovers_of,
+    find_stale,
+    remove_runs,
+    unpublish,
 )
 from ..differences import brief
 from ..tail import named, shown
@@ -136,7 +136,7 @@ def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
     found = look(ws, request)
     for n in find_nodes(found, args.step):
         id = found.plan.nodes[n].id
-        trace = adopt(ws, found, n)
+        trace = adopt_outputs(ws, found, n)
         if args.quiet:
             continue
         if trace is None:
@@ -154,22 +154,22 @@ def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
 
 
 def _clean(ws: Workspace, args: argparse.Namespace) -> int:
-    going: list[Shown] = []
+    going: list[PublishedPath] = []
     for request in requests(ws, args):
         if args.stale:
             found = look(ws, request)
-            recipe, rows = found.plan.recipe, stale(ws, found)
+            recipe, rows = found.plan.recipe, find_stale(ws, found)
         else:
             recipe = _recipe_id(ws, request)
             rows = [row for _, row in sorted(ws.store.index.published(recipe).items())]
         demand_quiet(ws, recipe)
-        going += examined(ws, rows)
+        going += examine_published(ws, rows)
     edited = [item.row.path for item in going if item.now == "edited" and not args.force]
     removed = [
         item.row for item in going if item.now == "ours" or (item.now == "edited" and args.force)
     ]
     if not args.dry_run:
-        withdraw(ws, removed)
+        unpublish(ws, removed)
         ws.store.index.unpublish(item.row.path for item in going if item.now == "gone")
     paths = [row.path for row in removed]
     if args.json:
@@ -205,10 +205,10 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     from ...storage.garbage import collect, garbage
 
     plan = garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
-    beside = leftovers(ws, plan, keep_days=args.keep_days)
+    beside = find_leftovers(ws, plan, keep_days=args.keep_days)
     freed = plan.size + sum(item.size for item in beside)
     if not args.dry_run and not ws.read_only:
-        freed = collect(ws.store, ws.objects, plan, ws.root) + discard(ws, beside)
+        freed = collect(ws.store, ws.objects, plan, ws.root) + delete_leftovers(ws, beside)
     counts = {
         "run": len(plan.runs),
         "trace": len(plan.traces),
@@ -254,7 +254,7 @@ def _rm(ws: Workspace, args: argparse.Namespace) -> int:
     beside = []
     for row in rows:
         demand_over(ws, row)
-        left = left_by(ws, row.id)
+        left = find_leftovers_of(ws, row.id)
         beside += left
         if not args.quiet:
             size = about(sum(item.size for item in left))
@@ -269,7 +269,7 @@ def _rm(ws: Workspace, args: argparse.Namespace) -> int:
     ):
         print("nothing was removed", file=sys.stderr)
         return 3
-    freed = forget(ws, [row.id for row in rows], beside)
+    freed = remove_runs(ws, [row.id for row in rows], beside)
     if not args.quiet:
         print(f"freed {about(freed)}; results stay, `recipe gc` removes those that nothing needs")
     return 0

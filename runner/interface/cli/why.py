@@ -14,7 +14,7 @@ from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ...planning.halving import STOPPED
 from ...planning.ids import stored
-from ...survey.explain import ended, image_of, replaced
+from ...survey.explain import describe_end, describe_replaced, preimage_of
 from ..differences import Manifest, all_of, as_json, text
 from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         answers = explained(ws, found, find_nodes(found, args.step), against)
 
         def held(content: str) -> Any:
-            return input_manifests.held(ws, found, content)
+            return input_manifests.find_manifest(ws, found, content)
 
         if args.json:
             print(
@@ -197,7 +197,9 @@ def explained(
         row = rows.get(id)
         changes = differences(found, n, row)
         reasons = list(verdict.reasons)
-        reasons += [f"it would replace {words}" for words in replaced(ws, verdict.conflicts)]
+        reasons += [
+            f"it would replace {words}" for words in describe_replaced(ws, verdict.conflicts)
+        ]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
             reasons.append(unremembered(row))
         trace = (
@@ -232,7 +234,7 @@ def explained(
 
 def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] | None:
     """What differs between an attempt's pre-image and the present one; None when one of the two is not known."""
-    image = image_of(found, n)
+    image = preimage_of(found, n)
     if row is None or image is None or not isinstance(row.preimage, dict):
         return None
     return fingerprint.explain(row.preimage, image)
@@ -241,7 +243,7 @@ def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] |
 def unremembered(row: AttemptRow) -> str:
     """Why a step runs though nothing that its key is made of is another."""
     if row.outcome != "done":
-        return ended(row)
+        return describe_end(row)
     return "nothing is remembered of its last attempt: an input changed while it ran, or `recipe gc` removed its result"
 
 

@@ -22,7 +22,7 @@ from ...planning.ids import names
 from ...storage.content.files import Content
 from ...storage.records.runs import FINAL, RunRow, Wanted
 from ...storage.workspace import Workspace
-from ...survey.rows import Rows
+from ...survey.rows import StoredStream
 from .core import EVENTS, Ask, AsyncPieces, Pieces, Reply, in_python
 
 _PIECE = 1 << 18
@@ -125,7 +125,7 @@ class Here:
     def _log(self, run: str, query: Mapping[str, str | int]) -> Pieces:
         """What an attempt printed from an offset on; where it is followed until it is over."""
         follow, skip = bool(query.get("follow")), int(query["offset"])
-        tail: Tail | Rows | None = None
+        tail: Tail | StoredStream | None = None
         try:
             while (part := self._part(run, query)) is not None:
                 # In this order: what is over has printed all before.
@@ -144,7 +144,7 @@ class Here:
             if tail is not None:
                 tail.close()
 
-    def _opened(self, run: str, part: Part, follow: bool) -> Tail | Rows | None:
+    def _opened(self, run: str, part: Part, follow: bool) -> Tail | StoredStream | None:
         """Raises CannotRun for a log that is being written and cannot be masked; one that is followed is shown when it is over."""
         if unset := missing(self.ws, run, part):
             if follow:

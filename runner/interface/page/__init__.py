@@ -18,8 +18,8 @@ from ...planning.halving import STOPPED
 from ...planning.ids import bare, readable
 from ...storage.workspace import Workspace
 from ...survey import comparison, run_story
-from ...survey.comparison import Cell, Comparison, numeric
-from ...survey.run_story import IMAGES, Instance, Story
+from ...survey.comparison import Cell, Comparison, is_comparable
+from ...survey.run_story import IMAGES, StepInstance, Story
 from .. import drawing
 from ..tables import cell
 from ..tail import span
@@ -69,7 +69,7 @@ def of_run(ws: Workspace, run: str, state: str = "COMPLETED") -> str:
     label = " ".join(
         filter(None, [str(data.get("name") or ""), *(f"#{tag}" for tag in data.get("tags") or ())])
     )
-    return render(run_story.tell(ws, row), state=state, label=label, given=" ".join(words))
+    return render(run_story.tell_story(ws, row), state=state, label=label, given=" ".join(words))
 
 
 def render(story: Story, *, state: str, label: str, given: str) -> str:
@@ -132,7 +132,7 @@ def _state(state: str) -> str:
     return known.get(state, "running" if state in ("RUNNING", "ACTIVE", "EXECUTING") else "other")
 
 
-def _seconds(each: Instance) -> float:
+def _seconds(each: StepInstance) -> float:
     return (
         sum(
             max(0.0, (attempt.ended or 0.0) - (attempt.started or 0.0)) for attempt in each.attempts
@@ -152,7 +152,7 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
     tally = Counter(_state(each.state) for each in instances)
     waiting = sum(story.counts.values()) - len(instances)
     tally["waiting"] += max(0, waiting)
-    tables = comparison.compared(
+    tables = comparison.compare(
         [each.result for each in instances if each.result is not None and each.result.metrics],
         _chosen(story),
     )
@@ -180,7 +180,7 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
         "work": span(sum(map(_seconds, instances))), "total": sum(story.counts.values()),
         "tally": ", ".join(f"{count} {word}" for word, count in tally.items() if count), "failed": tally["failed"],
         "best": None if main is None or main.best is None or main.by is None else {
-            "value": cell(comparison.value(main.best, main.by.metric)), "words": visible(main.by.words), "step": _name(main.best.step)},
+            "value": cell(comparison.last_number(main.best, main.by.metric)), "words": visible(main.by.words), "step": _name(main.best.step)},
         "failures": _failures(story, anchors), "graph": _graph(story, path), "time": time_view,
         "critical": " → ".join(map(visible, path)) if len(path) > 1 else "",
         "curves": {"metrics": [visible(name) for name in curves], "groups": keys, "smooth": smooth} if curves else None,
@@ -199,12 +199,12 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
     return view, data
 
 
-def _chosen(story: Story) -> Mapping[str, comparison.Wish]:
+def _chosen(story: Story) -> Mapping[str, comparison.Criterion]:
     """What the run's `select` steps compared is known by the words of their reason: `… has the least eval_loss, 0.1`."""
     found = {}
     for each in story.instances:
         if match := re.search(r"^(\S+) has the (least|greatest) (\S+),", each.detail):
-            found[bare(match[1])] = comparison.Wish(match[3], match[2] == "least")
+            found[bare(match[1])] = comparison.Criterion(match[3], match[2] == "least")
     return found
 
 
@@ -218,7 +218,7 @@ def _ended(story: Story) -> dict[str, float]:
 
 def _failures(story: Story, anchors: Mapping[str, str]) -> list[Mapping[str, object]]:
     """One card a step, with the first of its instances that failed."""
-    many: dict[str, list[Instance]] = {}
+    many: dict[str, list[StepInstance]] = {}
     for each in story.instances:
         if each.state == "FAILED":
             many.setdefault(each.step, []).append(each)
@@ -313,14 +313,14 @@ def _time(story: Story) -> Mapping[str, object] | None:
 
 def _curves(story: Story, tables: Sequence[Comparison]) -> tuple[dict[str, Curves], list[str]]:
     """For each metric the curves of all instances that reported it more than once."""
-    found: dict[str, list[tuple[Instance, list[tuple[float, float]]]]] = {}
+    found: dict[str, list[tuple[StepInstance, list[tuple[float, float]]]]] = {}
     for each in story.instances:
         own: dict[str, dict[float, float]] = {}
         for n, point in enumerate(each.points):
             step = point.get("step", point.get("epoch", n))
-            x = float(step) if numeric(step) else float(n)
+            x = float(step) if is_comparable(step) else float(n)
             for name, value in point.items():
-                if numeric(value) and comparison.of_note(name):
+                if is_comparable(value) and comparison.is_outcome(name):
                     own.setdefault(name, {})[x] = float(
                         value
                     )  # of a step that was done twice the later counts
@@ -434,7 +434,7 @@ def _texts(story: Story) -> list[Mapping[str, str]]:
 
 
 def _table(
-    tables: Sequence[Comparison], instances: Sequence[Instance]
+    tables: Sequence[Comparison], instances: Sequence[StepInstance]
 ) -> Mapping[str, object] | None:
     """Every instance with what differs, its metrics, time and memory."""
     by_result = {id(each.result): each for each in instances if each.result is not None}
@@ -442,7 +442,9 @@ def _table(
     if not rows:
         return None
     inputs = list(
-        dict.fromkeys(name for table in tables for name in comparison.differing(table.results))
+        dict.fromkeys(
+            name for table in tables for name in comparison.differing_inputs(table.results)
+        )
     )
     metrics = list(
         dict.fromkeys(name for table in tables for name in comparison.metric_names(table.results))
@@ -467,7 +469,7 @@ def _table(
             result.metrics[name].last if name in result.metrics else None for name in metrics
         ]
         cells = [
-            {"text": visible(cell(value)), "number": value if numeric(value) else None}
+            {"text": visible(cell(value)), "number": value if is_comparable(value) else None}
             for value in values
         ]
         shown_rows.append({"best": result is table.best, "cells": cells})
@@ -480,7 +482,7 @@ def _table(
     return {"head": [visible(name) for name in head], "rows": shown_rows, "note": left}
 
 
-def _log(each: Instance, story: Story, anchors: Mapping[str, str]) -> Mapping[str, object]:
+def _log(each: StepInstance, story: Story, anchors: Mapping[str, str]) -> Mapping[str, object]:
     words = each.state.lower() + (
         f" · from run {each.source}" if each.source != story.row.id else ""
     )

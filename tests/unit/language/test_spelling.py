@@ -7,7 +7,7 @@ import pytest
 from runner.errors import Invalid, Problem
 from runner.language import document, inputs, parse
 from runner.language.recipe import Recipe
-from runner.survey.values_files import values
+from runner.survey.values_files import read_values
 
 STEPS = "steps: {s: {run: [echo, hello]}}"
 
@@ -81,7 +81,7 @@ def test_inputs_of_text_take_what_the_file_says() -> None:
 def test_a_file_of_values_gives_text_as_it_is_written(tmp_path: Path) -> None:
     file = tmp_path / "v.yaml"
     file.write_text("one: 0x10\nmany: [3.10, 1e3, 7]\nchoice: 3.10\nrate: 1e-5\nany: [3.10, 1e0]\n")
-    given, _ = values([("v.yaml", file)])
+    given, _ = read_values([("v.yaml", file)])
     bound = inputs.bind(recipe(TEXTS + STEPS), given)
     assert bound == {
         "one": "0x10",
