@@ -21,6 +21,7 @@ from runner.execution.steps.commit import GroupCommit
 from runner.execution.steps.control import Handover
 from runner.execution.steps.loop import Loop, Report
 from runner.execution.terms import Choice
+from runner.hosts.link.local_agents import note_claim
 from runner.hosts.place.place import Place, Shell
 from runner.hosts.pool import HostPool
 from runner.planning.schedule import Move
@@ -33,7 +34,6 @@ from tests.virtual import virtual
 
 Program = Callable[["StartedJob"], Awaitable[Exit]]
 """What a step does."""
-LONG = 3600.0
 
 
 @dataclass
@@ -116,11 +116,17 @@ class FakeAgent:
     """What the wait for a step raises."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def adopt(self, key: str, job: StartedJob, program: Program) -> None:
+        """Have a job that an earlier agent began, and what it does from now on."""
+        mine = self.jobs[key] = StartedJob(job.step, job.command, self.host)
+        mine.task = asyncio.ensure_future(program(mine))
+
     async def start(self, command: Command, key: str) -> Job:
         step = command.env["RECIPE_STEP"]
         job = self.jobs[key] = StartedJob(step, command, self.host)
         if command.log is not None:
-            Path(command.log).touch()
+            with open(command.log, "ab"):  # noqa: ASYNC230
+                pass
         programs = self.programs.get(step, [writes()])
         program = programs[min(self.started.count(step), len(programs) - 1)]
         self.started.append(step)
@@ -254,11 +260,13 @@ class SimulatedRun:
         self.loop: Loop | None = None
         self.pool: FakePool | None = None
         self.run_id = ""
+        self.before: Callable[[SimulatedRun], Awaitable[None]] | None = None
+        """Carried out when the hosts are open."""
 
     def run(self) -> Report:
         """Work until the run ends."""
         with Workspace.open(self.root) as ws, virtual() as loop:
-            return loop.run_until_complete(asyncio.wait_for(self._run(ws), LONG))
+            return loop.run_until_complete(self._run(ws))
 
     async def _run(self, ws: Workspace) -> Report:
         survey = look(ws, Request("./recipe.yaml", self.inputs), self.choice)
@@ -275,6 +283,9 @@ class SimulatedRun:
             masker,
         )
         self.pool = pool = self._pool(ws, claimed.id)
+        note_claim(Path(ws.home), claimed.id, claimed.fence, self.agents[""].root)
+        if self.before is not None:
+            await self.before(self)
         commits.move(Move("run", claimed.id, "QUEUED", "ACTIVE", ""))
         options = self.options or Options(jobs=4)
         self.loop = assemble(
@@ -306,7 +317,8 @@ class SimulatedRun:
         return pool
 
     def _agent(self, name: str) -> FakeAgent:
-        agent = FakeAgent(str(self.root / ".recipe" / "agent"), self.programs, name)
+        root = str(self.root / ".recipe" / "local" / "agent")
+        agent = FakeAgent(root, self.programs, name)
         self.agents[name] = agent
         return agent
 
@@ -320,7 +332,7 @@ class SimulatedRun:
 
     async def until(self, is_so: Callable[[], object]) -> None:
         """Wait for something in virtual time."""
-        while not is_so():
+        while not is_so():  # noqa: ASYNC110  (virtual time)
             await asyncio.sleep(0.01)
 
     @property
