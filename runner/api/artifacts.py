@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
+from ..agent.regular import open_regular
 from ..errors import NotFound
 from ..planning.ids import bare
 from ..storage.content.files import Content
+from ..storage.records.index import Made
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
+from . import media
 from .values import Facts, whole
 
 
@@ -34,38 +38,54 @@ def outputs_of(
         sorted(keys.items(), key=lambda item: (places.get(bare(item[0]), len(places)), item[0]))
     )
     traces = ws.store.index.traces(list(made.values()))
-    contents = {
-        f"{step}.{each[0]}": each[2]
+    outputs = {
+        f"{step}.{each.name}": each
         for step, key in made.items()
         if key in traces
         for each in traces[key].outputs
     }
+    if not outputs:
+        outputs = {each.name: Made(each.name, "", Content(each.content)) for each in row.outputs}
+        outputs = dict(sorted(outputs.items()))
     sizes = {each.name: each.size for each in row.outputs}
-    if not contents:
-        contents = {each.name: Content(each.content) for each in sorted(row.outputs)}
-    tiny = ws.store.index.tiny(list(contents.values()))
-    found: list[Facts] = []
-    for name, content in contents.items():
-        seal = ws.store.index.seal(content) if content not in tiny else None
-        size = (
-            len(tiny[content])
-            if content in tiny
-            else seal.size
-            if seal is not None
-            else sizes.get(name)
-        )
-        found.append({"name": name, "content": content, "bytes": size, "folder": content[0] == "t"})
-    return found
+    tiny = ws.store.index.tiny([each.content for each in outputs.values()])
+    return [
+        {
+            "name": name,
+            "path": whole(each.path),
+            "content": each.content,
+            "bytes": _size(ws, each.content, tiny, sizes.get(name)),
+            "folder": each.content[0] == "t",
+        }
+        for name, each in outputs.items()
+    ]
+
+
+def _size(
+    ws: Workspace, content: Content, tiny: Mapping[Content, bytes], said: int | None
+) -> int | None:
+    """The bytes of an output: those that are stored, else what was said of them."""
+    if content in tiny:
+        return len(tiny[content])
+    seal = ws.store.index.seal(content)
+    if seal is not None:
+        return seal.size
+    if said is None and content[0] != "t" and ws.objects.has(content):
+        return ws.objects.size(content)
+    return said
 
 
 FILES: Final = 1000
 """Files of a folder that are listed at once."""
+FOLDER: Final = "inode/directory"
+"""The type of a folder, as desktops call it."""
 
 
 def list_artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> list[Facts]:
     """Return the outputs of a run, or the one of that name, each with `stored`: whether its bytes are here.
 
-    Of a folder the `files` are the first `FILES` whose paths are greater than `after`, sorted.
+    Each has its media `type`, and the `step` of a training that its path tells. Of a folder the
+    `files` are the first `FILES` whose paths are greater than `after`, sorted.
     """
     found: list[Facts] = []
     for each in list_outputs(ws, row):
@@ -73,23 +93,53 @@ def list_artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") 
             continue
         content = Content(each["content"])
         stored = ws.objects.has(content)
-        entries = ws.objects.manifests.entries(content) if stored and each["folder"] else ()
-        files: list[Facts] = [
-            {"path": entry.path, "bytes": entry.size, "content": f"{entry.kind}:{entry.value}"}
-            for entry in entries
-        ]
-        files.sort(key=lambda file: file["path"])
-        size = sum(file["bytes"] for file in files) if stored and each["folder"] else each["bytes"]
+        if not each["folder"]:
+            path = each["path"] or each["name"]
+            head = _head(ws, content) if stored else b""
+            told = {"type": media.type_of(path, head), "step": media.step_of(path)}
+            found.append({**each, **told, "stored": stored, "files": []})
+            continue
+        files = _files(ws, content) if stored else []
+        size = sum(file["bytes"] for file in files) if stored else each["bytes"]
         listed = [file for file in files if file["path"] > after][:FILES]
-        found.append({**each, "bytes": size, "stored": stored, "files": listed})
+        told = {"type": FOLDER, "step": media.step_of(each["path"])}
+        found.append({**each, **told, "bytes": size, "stored": stored, "files": listed})
     return found
 
 
+def _files(ws: Workspace, content: Content) -> list[Facts]:
+    """What is in a folder, sorted by path."""
+    found: list[Facts] = [
+        {
+            "path": entry.path,
+            "bytes": entry.size,
+            "content": f"{entry.kind}:{entry.value}",
+            "type": media.type_of(entry.path),
+            "step": media.step_of(entry.path),
+        }
+        for entry in ws.objects.manifests.entries(content)
+    ]
+    return sorted(found, key=lambda file: str(file["path"]))
+
+
+def _head(ws: Workspace, content: Content) -> bytes:
+    """The first bytes of a stored file; none where it cannot be read."""
+    data = ws.objects.tiny.row(content)
+    if data is not None:
+        return data[: media.HEAD]
+    try:
+        with open_stored(ws, ws.objects.path(content)) as file:
+            return file.read(media.HEAD)
+    except NotStored:
+        return b""
+
+
 class StoredFile(NamedTuple):
-    """A file of an output: where its bytes are, and the digest that they have."""
+    """A file of an output: where its bytes are, the digest that they have, and what it was called."""
 
     place: Path
     digest: str
+    path: str
 
 
 def find_file(ws: Workspace, row: RunRow, name: str, path: str = "") -> StoredFile:
@@ -98,22 +148,38 @@ def find_file(ws: Workspace, row: RunRow, name: str, path: str = "") -> StoredFi
     Raises NotFound, and NotStored where the run had it and its bytes are not here any more.
     """
     outputs = list_outputs(ws, row)
-    content = next((Content(each["content"]) for each in outputs if each["name"] == name), None)
-    if content is None:
+    found = next((each for each in outputs if each["name"] == name), None)
+    if found is None:
         names = ", ".join(each["name"] for each in outputs[:10])
         raise NotFound("the run has no such output", fix=f"it has {names or 'none yet'}")
+    content = Content(found["content"])
     if not ws.objects.has(content):
         raise NotStored
     place = ws.objects.path(content)
     if content[0] != "t":
         if path:
             raise NotFound("the output is a file, not a folder", fix="ask for it without `path`")
-        return StoredFile(place, content)
+        return StoredFile(place, content, found["path"] or name)
     for entry in ws.objects.manifests.entries(content):
         if path in (entry.path, whole(entry.path)) and entry.kind in "fx":
-            return StoredFile(place / entry.path, entry.value)
+            return StoredFile(place / entry.path, entry.value, entry.path)
     fix = "its `files` are listed; give one as `path`"
     raise NotFound("the output is a folder and has no such file", fix=fix)
+
+
+def open_stored(ws: Workspace, place: Path) -> BinaryIO:
+    """Open a file of the store for reading.
+
+    Raises NotStored, also where something else has been put in its place: a pipe, or a link that
+    leads out of the store.
+    """
+    objects = os.path.join(os.path.realpath(ws.objects.root), "")
+    try:
+        if not os.path.realpath(place).startswith(objects):
+            raise NotStored
+        return open_regular(place)
+    except OSError:
+        raise NotStored from None
 
 
 class NotStored(NotFound):

@@ -23,6 +23,8 @@ from ..survey.results import Point, read_attempt_points
 from . import values
 from .logs import Part, missing, parts, tail_of, unmaskable
 
+Source = Literal["step", "machine"]
+"""Who reports: a step, or the agent of its machine."""
 AT_ONCE: Final = 8
 """Attempts under way of one run whose numbers are in a list of runs."""
 RUNS: Final = 60
@@ -54,7 +56,7 @@ def last_samples(ws: Workspace, row: RunRow) -> dict[str, Point]:
 
 
 def read_points(
-    ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]
+    ws: Workspace, run: str, step: str, attempt: int, of: Source
 ) -> Iterator[values.Point]:
     """The points of each attempt, in order and numbered from 1: of one step or, empty, of all; of one attempt or, 0, of all."""
     yield from _restored(ws, run, step, attempt, of)
@@ -82,7 +84,7 @@ def read_points(
 
 
 def _restored(
-    ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]
+    ws: Workspace, run: str, step: str, attempt: int, of: Source
 ) -> Iterator[values.Point]:
     """The points of steps whose results were there, by the attempts that gave these, where they are known here."""
     if attempt:
@@ -121,14 +123,14 @@ class StepCurves(NamedTuple):
     curves: Mapping[str, Curve]
 
 
-def curves(ws: Workspace, run: RunRow, axis: Axis) -> list[StepCurves]:
-    """The curves of each step; of a run that is over they are kept for who looks closer."""
-    key = (str(ws.root), run.id, run.next_event, axis)
+def curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> list[StepCurves]:
+    """The curves of each step, or of its machines; of a run that is over they are kept for who looks closer."""
+    key = (str(ws.root), run.id, run.next_event, axis, of)
     if key in _curves:
         _curves[key] = found = _curves.pop(key)  # the latest again
         return found
     by_step: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for point in read_points(ws, run.id, "", 0, "step"):
+    for point in read_points(ws, run.id, "", 0, of):
         by_step.setdefault((point.step, point.source), []).append(point.values)
     found = [
         StepCurves(step, source, binned.build_curves(said, axis))
@@ -142,7 +144,7 @@ def curves(ws: Workspace, run: RunRow, axis: Axis) -> list[StepCurves]:
     return found
 
 
-_curves: dict[tuple[str, str, int, str], list[StepCurves]] = {}
+_curves: dict[tuple[str, str, int, str, str], list[StepCurves]] = {}
 _read: dict[str, tuple[float, summaries.Summaries]] = {}
 """By the file of an attempt under way, when it was read last, and what it said."""
 

@@ -17,7 +17,7 @@ from ..execution.unattended import end_unattended
 from ..planning.ids import stored
 from ..storage.records.runs import FINAL, NO_DATA, RunRow, settle
 from .outcomes import Outcome
-from .submitting import Ticket, receivers_of, submit, submit_again
+from .submitting import Ticket, check_priority, receivers_of, submit, submit_again
 
 if TYPE_CHECKING:
     from ..storage.records.database import Data
@@ -29,6 +29,7 @@ __all__ = [
     "has_no_request",
     "is_left",
     "pause",
+    "prioritize",
     "resume",
     "retried_choice",
     "retry",
@@ -47,6 +48,20 @@ def describe(ws: Workspace, run: str, said: Data) -> None:
     changes = {name: value or None for name, value in said.items()}
     if changes:
         ws.store.runs.describe(run, changes)
+
+
+def prioritize(ws: Workspace, run: str, priority: int) -> Outcome:
+    """Have workers take a run earlier (a higher number) or later; of one that they have, it counts when it waits again.
+
+    Raises NotFound, CannotAsk (final), Invalid for a number that no run may have.
+    """
+    check_priority(priority)
+    row = ws.store.runs.get(run)
+    if row.state in FINAL:
+        raise _is_final(row)
+    if row.priority != priority:
+        ws.store.runs.prioritize(run, priority)
+    return Outcome(run, row.state, True)
 
 
 def cancel(ws: Workspace, run: str, *, patience: float = 0.0) -> Outcome:

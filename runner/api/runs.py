@@ -19,6 +19,7 @@ from ..storage.workspace import Workspace
 from ..survey import summaries
 from .artifacts import outputs_of
 from .metrics import latest, links
+from .queue import wait_of
 from .values import Facts, moment
 
 NO_TRAINING: Final = Training()
@@ -139,6 +140,7 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
         "cost": cost,
         "failed": _failed(view.failed),
         "warnings": view.warnings,
+        **(wait_of(ws, row) or {"position": None, "waits": None}),
         "training": _training(view),
         "steps": [_step(step) for step in view.steps.values()],
         "graph": _graph(graph),

@@ -127,14 +127,22 @@ def _storable(ticket: Ticket) -> None:
         for name, word in words
         if not _is_text(word)
     ]
-    if not -PRIORITY <= ticket.priority <= PRIORITY:
-        problems.append(
-            Problem(
-                "bad-value", f"the priority of a run is at least {-PRIORITY} and at most {PRIORITY}"
-            )
-        )
+    problems += _problems_of_priority(ticket.priority)
     if problems:
         raise Invalid(problems)
+
+
+def check_priority(priority: int) -> None:
+    """Raises Invalid for a number that is no priority of a run."""
+    if problems := _problems_of_priority(priority):
+        raise Invalid(problems)
+
+
+def _problems_of_priority(priority: int) -> list[Problem]:
+    if -PRIORITY <= priority <= PRIORITY:
+        return []
+    words = f"the priority of a run is at least {-PRIORITY} and at most {PRIORITY}"
+    return [Problem("bad-value", words)]
 
 
 def _is_text(word: str) -> bool:

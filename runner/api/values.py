@@ -111,6 +111,8 @@ class OutputFile(NamedTuple):
     content: str = ""
     bytes: int | None = None
     folder: bool = False
+    path: str = ""
+    """Where its step makes it."""
 
 
 class LinkTo(NamedTuple):

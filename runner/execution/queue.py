@@ -23,7 +23,7 @@ from ..storage.records.runs import ALONE, Offer, RunRow, RunState, Stale, settle
 from ..storage.records.store import held
 from ..storage.workspace import Workspace
 from ..survey import run_graph
-from . import uploading
+from . import presence, uploading
 from .refusals import check, preflight
 from .reporting import LAST_WORDS, begin, no_points
 from .results import deliver, sizes, tell_warnings
@@ -46,6 +46,7 @@ from .worker import Assignment, failed_with, work
 if TYPE_CHECKING:
     from ..reports.delivery import Delivery
     from ..storage.remote.cache import RemoteCache
+    from .presence import Presence
 
 LOOK: Final = 1.0
 """Seconds between two looks whether something was stored."""
@@ -85,6 +86,7 @@ def serve(
     """
     who = f"{socket.gethostname()} process {os.getpid()}"
     delivery: Delivery | None = None
+    present: Presence | None = None
     collected = time.monotonic()
     try:
         while not handover.asked:
@@ -100,10 +102,11 @@ def serve(
                     if store is not None:
                         offer = offer._replace(store=_shared(ws, store).remote.url)
                     delivery = delivery or begin(ws)
+                    present = present or presence.begin(ws.root, ws.home, environ, who, offer)
                     row = _next(ws, who, offer, handover, there, once=once)
                     if row is not None:
                         delivery = delivery or begin(ws, row.data)
-                        if not _carry_out(ws, row, listener(), handover):
+                        if not _carry_out(ws, row, listener(), handover, who):
                             break  # closing lets go of the run, for the next worker
                     elif once:
                         return
@@ -111,6 +114,8 @@ def serve(
                         gc.collect()
                         collected = time.monotonic()
     finally:
+        if present is not None:
+            present.end()
         if delivery is not None:
             delivery.end(LAST_WORDS)
 
@@ -138,7 +143,9 @@ def _next(
     return None
 
 
-def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handover) -> bool:
+def _carry_out(
+    ws: Workspace, row: RunRow, listener: Listener, handover: Handover, who: str
+) -> bool:
     """Work on a claimed run.  What is wrong with the run ends it; an error of ours leaves it to the next worker, as a death would: False."""
     fence = row.fence
     try:
@@ -146,7 +153,7 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
         ws = _unpacked(ws, row)
         ws.hooked[row.id] = "webhooks" in row.data
         while not _worked(ws, row, fence, listener, handover):
-            claimed = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+            claimed = ws.store.runs.claim(row.id, who)
             if claimed is None:  # it was cancelled meanwhile, or another works on it
                 return True
             fence, row = claimed, ws.store.runs.get(row.id)

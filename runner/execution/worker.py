@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +16,7 @@ from drivers.base import DriverError, NoCapacity
 
 from ..errors import CannotRun, Infrastructure, Invalid, NoHost, NotFound, RecipeError, StoreBusy
 from ..failures import RunFailure, of_step
-from ..hosts import stacks
+from ..hosts import interpreters, stacks
 from ..hosts.ahead import Ahead
 from ..hosts.connect import same_packages
 from ..hosts.interpreters import CURRENT
@@ -33,7 +34,7 @@ from ..storage.content.files import no_space
 from ..storage.records.runs import Requested, RunState
 from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
-from ..survey import run_graph
+from ..survey import run_environment, run_graph
 from ..survey.empty_globs import empty_warnings
 from ..survey.input_manifests import store_manifests
 from ..survey.survey import Survey
@@ -213,6 +214,7 @@ async def _carried_out(ours: Assignment) -> tuple[Loop, Report]:
         )
         note_claim(Path(ws.home), begins.id, begins.fence, ours.local.root)
         ours.commits = _begun(ours, begins, jobs)
+        noting = _note_environment(ours, begins) if found.todo and not begins.resumed else None
         contended = ws.store.database.version() != ours.since.version
         goal = Goal(*settings.stop_early) if settings.stop_early else None
         options = Options(
@@ -232,12 +234,23 @@ async def _carried_out(ours: Assignment) -> tuple[Loop, Report]:
         await host_pool.close(leave=True)
         raise
     report = await working.run()
+    if noting is not None:
+        noting.join(run_environment.PATIENCE)
     if report.state == "COMPLETED" and found.library:
         working.publish_all()
         point_latest(ws, found)
     if report.state == "COMPLETED":
         deliver(ws, begins.id, begins.fence, working.owners.steps.plan, working.owners.steps.made)
     return working, report
+
+
+def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
+    """Begin to note the code and the packages that are here now."""
+    ws, settings = ours.ws, ours.settings
+    asked = CURRENT if ours.found.request.current_python else settings.python
+    named = asked if settings.driver == LOCAL or asked == CURRENT else ""
+    python = partial(interpreters.chosen, named, ws.root, ws.environ)
+    return run_environment.begin(ws, begins.id, python, ours.masker.text)
 
 
 def _places(ours: Assignment) -> HostPool:

@@ -21,15 +21,32 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp
 
+from ..api.queue import LOOKED_AT
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
 from ..storage.records.runs import Wanted
-from . import answers, artifacts, live, page, platform, recipes, runs, service, streams
+from . import (
+    answers,
+    artifacts,
+    checkpoints,
+    environments,
+    live,
+    log_search,
+    me,
+    page,
+    platform,
+    reasons,
+    recipes,
+    runs,
+    service,
+    shares,
+    streams,
+)
 from .answers import ErrorView, Refused
 from .asking import Asking
 from .feed import Feed
 from .guard import Guard
-from .planner import Planner
+from .planner import PREVIEWS, Planner
 from .room import InRoom, Room
 from .tickets import Tickets
 
@@ -37,6 +54,8 @@ AT_ONCE = 8
 """Requests that read or survey at the same time; others wait.  Each has a connection of its own."""
 WARM_UP = 1.0
 """Seconds after which a server that has begun prepares for plans."""
+PREVIEW_SECONDS = 10.0
+PREVIEW_MEMORY = 512 << 20
 _CODES = {404: "not-found", 405: "no-such-method"}
 
 router = APIRouter(tags=["server"])
@@ -58,7 +77,7 @@ def health(request: Request, room: InRoom) -> Health:
     if request.scope["state"]["caller"] is None:
         return Health(status="ok")
     with room.reading() as ws:
-        active = len(ws.store.runs.page(Wanted(states=["ACTIVE"]), service.LOOKED_AT))
+        active = len(ws.store.runs.page(Wanted(states=["ACTIVE"]), LOOKED_AT))
     return Health(status="ok", version=VERSION, gpu=platform.gpu(), active_jobs=active)
 
 
@@ -72,6 +91,7 @@ def application(room: Room, hosts: Set[str], feed: Feed | None = None) -> ASGIAp
 def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
     """Every address, for requests that the guard has let pass."""
     planner = Planner()
+    previewer = Planner(PREVIEW_SECONDS, PREVIEW_MEMORY, PREVIEWS)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -81,6 +101,7 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         yield
         await feed.close()
         planner.close()
+        previewer.close()
         room.close()
 
     errors: dict[int | str, dict[str, object]] = {
@@ -99,16 +120,23 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         lifespan=lifespan,
         responses=errors,
     )
-    app.state.room, app.state.planner = room, planner
+    app.state.room, app.state.planner, app.state.previewer = room, planner, previewer
     app.state.feed, app.state.tickets, app.state.asking = feed, tickets, Asking()
     for part in (
         router,
         recipes.router,
         runs.router,
+        reasons.router,
         streams.router,
+        log_search.router,
         live.router,
         artifacts.router,
+        artifacts.previews,
+        checkpoints.router,
+        environments.router,
+        shares.router,
         service.router,
+        me.router,
         platform.router,
         page.router,
     ):

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from . import messages
 from .answers import Refused
 from .messages import KINDS, Kind
-from .room import READ_ANY, READ_RUN, Caller, Needs, caller_of
-from .runs import EventView, Nothing
+from .room import READ_ANY, READ_RUN, Caller, Needs, Nothing, caller_of
+from .runs import EventView
 from .sending import EVENTS, Stream, send_frames
 from .streams import feed_of
 from .tickets import LIFE, Tickets

@@ -61,6 +61,9 @@ class LastMetrics(BaseModel):
     attempt: int
     points: int = Field(description="How many lines it has reported: GET …/metrics has them.")
     values: dict[str, Any]
+    new: list[dict[str, Any]] = Field(
+        description="The points since the message before: at most 64, of more evenly spaced ones."
+    )
 
 
 class Warned(BaseModel):

@@ -16,8 +16,8 @@ from ..interface.page import HERE, bundle
 router = APIRouter(include_in_schema=False)
 
 _POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none';"
-    " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:;"
+    " media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _TYPES: Final = {
     "html": "text/html",
@@ -35,7 +35,7 @@ def _text(name: str) -> str:
 _MADE: Final[Mapping[str, Callable[[], str]]] = {
     "app.html": lambda: _text("app.html"),
     "icon.svg": lambda: _text("icon.svg"),
-    "app.css": lambda: bundle.style("vendor/uPlot.min.css", "base.css", "app.css"),
+    "app.css": lambda: bundle.style("vendor/uPlot.min.css", "base.css", "app.css", "outputs.css"),
     "libraries.js": bundle.libraries,
     "app.js": lambda: bundle.script("app"),
     "licences.txt": bundle.licences,

@@ -1,8 +1,8 @@
-"""Plan what requests ask for in processes of their own, with limits of time, memory and number.
+"""Compute plans and previews in processes of their own, with limits of time, memory and number.
 
-A plan can be made as large as its caller likes, and while Python computes it no other request of the
-same process is answered. So each is computed by a child of a process that has everything imported,
-forks in milliseconds, and gives all its memory back at its end.
+A plan or a file can be made as large as a stranger likes, and while Python reads it no other request
+of the same process is answered. So each is computed by a child of a process that has everything
+imported, forks in milliseconds, and gives all its memory back at its end.
 """
 
 from __future__ import annotations
@@ -42,10 +42,23 @@ MEMORY: Final = 1 << 30
 _IMPORTED: Final = (
     *(f"runner.{name}" for name in ("server.app", "execution.session", "survey.bundles")),
     *("jinja2", "jsonschema", "networkx", "referencing", "yaml"),
+    *("PIL.Image", "PIL.WebPImagePlugin"),
 )
-"""Modules that a plan needs, imported once, before the processes of plans are forked."""
+"""Modules that a plan or a preview needs, imported once, before their processes are forked."""
 NICENESS: Final = 5
 """By how much a plan stands back behind the answers of the server."""
+
+
+class Subject(NamedTuple):
+    """What is computed, for the words of a refusal."""
+
+    name: str
+    many: str
+    fix: str
+
+
+PLANS: Final = Subject("plan", "plans", "ask for fewer values of a matrix, or smaller lists")
+PREVIEWS: Final = Subject("preview", "previews", "save the file, and open it with its own program")
 
 
 class _Failure(NamedTuple):
@@ -60,10 +73,12 @@ class _Failure(NamedTuple):
 
 
 class Planner:
-    """Computes plans of one server.  Used by its event loop alone."""
+    """Computes plans, or another `subject`, of one server.  Used by its event loop alone."""
 
-    def __init__(self, seconds: float = SECONDS, memory: int = MEMORY) -> None:
-        self._seconds, self._memory = seconds, memory
+    def __init__(
+        self, seconds: float = SECONDS, memory: int = MEMORY, subject: Subject = PLANS
+    ) -> None:
+        self._seconds, self._memory, self._subject = seconds, memory, subject
         self._asked = 0
         self._children: set[ForkServerProcess] = set()
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="plan")
@@ -80,19 +95,25 @@ class Planner:
         """Return what `function` returns, called in a process of its own.
 
         The function is one of a module, and its arguments and its result can be pickled.
-        Raises Refused as the function refuses, 503 where too many plans wait, 422 for one
+        Raises Refused as the function refuses, 503 where too many calls wait, 422 for one
         that takes more time or memory than the limits.
         """
         if self._asked >= WAITING:
+            many = self._subject.many
             refused = Refused(
-                503, "too-many-plans", f"{WAITING} plans are waiting", "ask again in some seconds"
+                503,
+                f"too-many-{many}",
+                f"{WAITING} {many} are waiting",
+                "ask again in some seconds",
             )
             refused.headers = {"retry-after": "5"}
             raise refused
         self._asked += 1
         try:
             loop = asyncio.get_running_loop()
-            call = _Call(function, workspace.root, dict(workspace.environ), args, more)
+            call = _Call(
+                function, workspace.root, dict(workspace.environ), args, more, self._subject
+            )
             found = await loop.run_in_executor(self._threads, self._compute, call)
         finally:
             self._asked -= 1
@@ -121,10 +142,14 @@ class Planner:
             theirs.close()
             try:
                 if not ours.poll(self._seconds):
-                    return _too_large(f"computing the plan takes more than {self._seconds:g} s")
+                    return _too_large(
+                        self._subject,
+                        f"computing the {self._subject.name} takes more than {self._seconds:g} s",
+                    )
                 return ours.recv()
             except EOFError:
-                return _too_large("the plan could not be computed: its process was killed")
+                words = f"the {self._subject.name} could not be computed: its process was killed"
+                return _too_large(self._subject, words)
             finally:
                 self._children.discard(child)
                 child.kill()
@@ -135,7 +160,12 @@ async def _planner(request: Request) -> Planner:
     return cast("Planner", request.app.state.planner)
 
 
+async def _previewer(request: Request) -> Planner:
+    return cast("Planner", request.app.state.previewer)
+
+
 InPlanner = Annotated[Planner, Depends(_planner)]
+InPreviewer = Annotated[Planner, Depends(_previewer)]
 
 
 class _Call(NamedTuple):
@@ -146,6 +176,7 @@ class _Call(NamedTuple):
     environ: Mapping[str, str]
     args: tuple[object, ...]
     more: Mapping[str, object]
+    subject: Subject
 
     def carry_out(self) -> object:
         return self.function(ServedWorkspace(self.root, self.environ), *self.args, **self.more)
@@ -163,9 +194,11 @@ def _answer(pipe: Connection, call: _Call, seconds: float, memory: int) -> None:
     except RecipeError as error:
         found = _failure(of_error(error))
     except MemoryError:
-        found = _too_large(f"computing the plan takes more than {memory / 1e9:.1f} GB of memory")
+        words = f"computing the {call.subject.name} takes more than {memory / 1e9:.1f} GB of memory"
+        found = _too_large(call.subject, words)
     except RecursionError:
-        found = _too_large("the plan is nested too deeply to be computed")
+        words = f"the {call.subject.name} is nested too deeply to be computed"
+        found = _too_large(call.subject, words)
     except Exception:
         found = _Failure(500, "", "", "", [], traceback.format_exc())
     pipe.send(found)
@@ -197,12 +230,11 @@ def _failure(error: Refused) -> _Failure:
     return _Failure(error.status, error.code, error.message, error.fix, problems)
 
 
-def _too_large(words: str) -> _Failure:
-    fix = "ask for fewer values of a matrix, or smaller lists"
-    return _Failure(422, "plan-too-large", words, fix, [])
+def _too_large(subject: Subject, words: str) -> _Failure:
+    return _Failure(422, f"{subject.name}-too-large", words, subject.fix, [])
 
 
 def _as_error(failure: _Failure) -> Exception:
     if failure.trace:
-        return RuntimeError(f"a plan ended with an error of ours:\n{failure.trace}")
+        return RuntimeError(f"its process ended with an error of ours:\n{failure.trace}")
     return Refused(failure.status, failure.code, failure.message, failure.fix, failure.problems)

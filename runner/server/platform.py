@@ -34,7 +34,7 @@ from . import hugging_face, recipes, runs, streams
 from .answers import Refused, plain
 from .asking import InAsking
 from .planner import InPlanner
-from .room import OPERATE, READ, Caller, Given, InRoom, Room, ServedWorkspace, Whole
+from .room import OPERATE, READ, Caller, Given, InRoom, Nothing, Room, ServedWorkspace, Whole
 from .runs import NewRun
 
 _log = Log("server")
@@ -308,7 +308,7 @@ def status(job_id: str, room: InRoom) -> JobView:
 
 @router.post("/pause/{job_id}", status_code=202, dependencies=OPERATE, summary="Pause a job")
 async def pause(
-    job_id: str, room: InRoom, asking: InAsking, _body: runs.Nothing | None = None
+    job_id: str, room: InRoom, asking: InAsking, _body: Nothing | None = None
 ) -> Accepted:
     run = await run_in_threadpool(_run, room, job_id)
     await runs.pause(run, room, asking)
@@ -317,7 +317,7 @@ async def pause(
 
 @router.post("/cancel/{job_id}", status_code=202, dependencies=OPERATE, summary="Cancel a job")
 async def cancel(
-    job_id: str, room: InRoom, asking: InAsking, _body: runs.Nothing | None = None
+    job_id: str, room: InRoom, asking: InAsking, _body: Nothing | None = None
 ) -> Accepted:
     run = await run_in_threadpool(_run, room, job_id)
     await runs.cancel(run, room, asking)

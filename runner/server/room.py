@@ -175,6 +175,10 @@ class Given(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class Nothing(Given):
+    """An empty body: {}, or none at all."""
+
+
 def _rfc_3339(value: object) -> object:
     if not isinstance(value, str) or not _MOMENT.fullmatch(value):
         raise ValueError("a time is a text as RFC 3339 has it: 2026-12-01T20:00:00Z")

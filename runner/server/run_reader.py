@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..agent.regular import descriptor_of
 from ..api.logs import LogTail, Part, Tail, hear, kept, tail_of, unmaskable
 from ..api.values import whole
-from ..errors import CannotRun
+from ..errors import CannotRun, Invalid
 from ..secrets import Masker
 from ..storage import metrics
 from ..storage.records.runs import FINAL, Event, RunRow
@@ -20,6 +20,7 @@ from ..survey.rows import StoredStream, is_elsewhere
 from .messages import Message
 from .runs import shown
 
+T = TypeVar("T")
 PAGE: Final = 500
 """Events that are read at once."""
 PIECE: Final = 1 << 18
@@ -39,6 +40,8 @@ HIDDEN: Final = (
 )
 REPORTED: Final = frozenset({"metrics", "warning"})
 """What a step writes to $RECIPE_METRICS."""
+POINTS: Final = 64
+"""Points in one message at most."""
 MORE_WARNINGS: Final = "there are more warnings: see the log of the step"
 
 
@@ -99,6 +102,22 @@ def _lines(data: bytes) -> list[bytes]:
     return [line + b"\n" for line in whole_lines] + ([rest] if rest else [])
 
 
+class Bars:
+    """A log as lines, also where a progress bar goes back with `\\r`."""
+
+    def __init__(self, tail: LogTail) -> None:
+        self._tail = tail
+
+    def read(self) -> bytes:
+        return self._tail.read().replace(b"\r", b"\n")
+
+    def rest(self, write: Callable[[bytes], None]) -> None:
+        self._tail.rest(lambda data: write(data.replace(b"\r", b"\n")))
+
+    def close(self) -> None:
+        self._tail.close()
+
+
 class Attempt:
     """One attempt that runs, or has just ended."""
 
@@ -112,6 +131,7 @@ class Attempt:
         self._warned: dict[str, None] = {}
         self._due = 0.0
         self._is_hidden = False
+        self._is_slow = False  # its pattern
 
     @property
     def over(self) -> bool:
@@ -194,17 +214,29 @@ class Attempt:
         if self._metrics is None:
             self._metrics = Lines(self._metrics_tail(ws, run, elsewhere), from_start=True)
         found: list[Message] = []
-        before = self._points
-        for line in self._metrics.read(ended=self.part.ended):
-            text = self._warning(metrics.warning_of(line))
-            if text:
+        lines = self._metrics.read(ended=self.part.ended)
+        for line in lines if not self.part.pattern else ():
+            if text := self._warning(metrics.warning_of(line)):
                 found.append(self._of("warning", run, text=text))
-            if point := metrics.parse(line):
-                self._points += 1
-                self._values.update(point)
-        if self._points > before:
-            found.append(self._of("metrics", run, points=self._points, values=dict(self._values)))
+        points = self._points_in(lines)
+        for point in points:
+            self._values.update(point)
+        self._points += len(points)
+        if points:
+            said = {"values": dict(self._values), "new": _evenly(points, POINTS)}
+            found.append(self._of("metrics", run, points=self._points, **said))
         return found
+
+    def _points_in(self, lines: Sequence[bytes]) -> Sequence[Mapping[str, metrics.Value]]:
+        """What lines report; nothing by a pattern that takes too long: the end of the step says so."""
+        if not self.part.pattern:
+            return [point for line in lines if (point := metrics.parse(line))]
+        if not self._is_slow:
+            try:
+                return list(metrics.matched(lines, self.part.pattern))
+            except Invalid:
+                self._is_slow = True
+        return ()
 
     def _warning(self, text: str) -> str:
         """What is said of a warning: each once, and of too many that there are more."""
@@ -214,8 +246,13 @@ class Attempt:
         self._warned[line] = None
         return line if len(self._warned) <= metrics.MOST_WARNINGS else MORE_WARNINGS
 
-    def _metrics_tail(self, ws: Workspace, run: str, elsewhere: bool) -> Tail | StoredStream:
+    def _metrics_tail(self, ws: Workspace, run: str, elsewhere: bool) -> LogTail:
         """Raises FileNotFoundError where the step has reported nothing yet."""
+        if self.part.pattern:
+            tail = tail_of(ws, run, self.part)
+            if tail is None:
+                raise FileNotFoundError
+            return Bars(tail)
         path = kept(ws, run, self.part).with_suffix(".metrics")
         if elsewhere:
             return StoredStream(ws, run, path.name.removesuffix(".metrics"), "metrics")
@@ -223,6 +260,13 @@ class Attempt:
             return Tail(descriptor_of(path), Masker().stream())
         raw = Path(f"{self.part.raw[:-4]}.metrics")
         return Tail(descriptor_of(raw), Masker(self.part.known(ws)).stream())
+
+
+def _evenly(points: Sequence[T], most: int) -> Sequence[T]:
+    """At most so many of some points, evenly spaced, with the last."""
+    if len(points) <= most:
+        return points
+    return [points[(n + 1) * len(points) // most - 1] for n in range(most)]
 
 
 def _text(line: bytes) -> str:

@@ -17,19 +17,20 @@ from ..api.events import event_facts, read_events
 from ..api.outcomes import Outcome
 from ..api.runs import list_facts, list_runs, read_run
 from ..api.submitting import PRIORITY, Ticket, submit
-from ..api.values import Facts, moment, whole
+from ..api.values import Facts
 from ..execution.terms import (
     Choice,
     Settings,
     new_id,
 )
+from ..planning.waiting import WaitKind
 from ..reports.addresses import public_endpoint
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
 from ..storage.records.runs import Event, RunRow, Wanted
 from ..storage.workspace import Workspace
 from . import recipes
-from .answers import Refused, plain, plain_value
+from .answers import plain, plain_value
 from .asking import InAsking
 from .page import squeezed
 from .planner import InPlanner
@@ -42,6 +43,7 @@ from .room import (
     Given,
     InRoom,
     Moment,
+    Nothing,
     Room,
     ServedWorkspace,
     Whole,
@@ -49,7 +51,7 @@ from .room import (
 )
 
 if TYPE_CHECKING:
-    from ..survey.kept_state import StepState
+    pass
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -262,6 +264,7 @@ class StepView(BaseModel):
 
 class OutputView(BaseModel):
     name: str
+    path: str = Field(description="Where its step makes it; empty where that is not known.")
     content: str = Field(description="The digest of its bytes.")
     bytes: int | None
     folder: bool
@@ -296,6 +299,14 @@ class GraphStep(BaseModel):
     fresh: int = Field(description="Instances whose results were there before the run.")
 
 
+class WaitView(BaseModel):
+    """Why a run waits."""
+
+    kind: WaitKind
+    words: str
+    fix: str = Field(description="What may help; empty where nothing needs to be done.")
+
+
 class RunDetail(ListedRun):
     seq: int = Field(
         description="The number of its last event: what follows is `events?after=` it."
@@ -310,6 +321,12 @@ class RunDetail(ListedRun):
     warnings: list[str] = Field(description="Those of its steps, STEP: WARNING.")
     training: TrainingView | None = Field(
         description="The numbers of the step that trains; null where none reports any."
+    )
+    waits: WaitView | None = Field(
+        description="Why no worker has it yet; null where it does not wait for one."
+    )
+    position: int | None = Field(
+        description="Its place among the runs of this workspace that wait; null where it does not."
     )
     steps: list[StepView]
     graph: list[GraphStep] = Field(
@@ -365,10 +382,12 @@ class Description(Given):
     archived: bool | None = Field(
         default=None, description="Put away: lists show it where it is asked for."
     )
-
-
-class Nothing(Given):
-    """An empty body: {}, or none at all."""
+    priority: Whole = Field(
+        default=0,
+        ge=-PRIORITY,
+        le=PRIORITY,
+        description="A run with a higher one is taken first; null is no priority.",
+    )
 
 
 # -- storing, listing -----------------------------------------------------------------------------------------------------------------------------
@@ -523,98 +542,16 @@ def shown(ws: Workspace, event: Event) -> EventView:
 @router.patch(
     "/runs/{run}",
     dependencies=OPERATE_RUN,
-    summary="Name, tags and note of a run; and whether it is put away",
+    summary="Name, tags, note and priority of a run; and whether it is put away",
 )
 def describe(run: str, room: InRoom, said: Description) -> RunDetail:
+    changes = said.model_dump(exclude_unset=True)
     with room.reading() as ws:
-        requests.describe(ws, run_of(ws, run).id, said.model_dump(exclude_unset=True))
-        return detailed(ws, run_of(ws, run))
-
-
-# -- checkpoints ----------------------------------------------------------------------------------------------------------------------------------
-
-
-class CheckpointView(BaseModel):
-    """A checkpoint that a step of a run has kept."""
-
-    step: str
-    state: str = Field(description="The state of the step that it belongs to.")
-    name: str
-    number: int | None = Field(description="The last number in its name.")
-    at_step: int | None = Field(description="The step of the training that it was made at.")
-    bytes: int
-    made: str
-    whole: bool = Field(description="Whether a training can resume from it; `why` says why not.")
-    why: str
-    aside: bool = Field(description="Put aside, so that an earlier one counts.")
-    newest: bool = Field(description="The one that a run resumes from.")
-    best: bool = Field(description="The one that the trainer says was the best so far.")
-
-
-class CheckpointList(BaseModel):
-    checkpoints: list[CheckpointView]
-    unknown: list[str] = Field(
-        description="Steps whose checkpoints cannot be found before the steps they need are done."
-    )
-
-
-@router.get(
-    "/runs/{run}/checkpoints",
-    dependencies=READ_RUN,
-    summary="The checkpoints of a run's steps, the newest first, and which one is the best",
-)
-async def checkpoints(run: str, room: InRoom, planner: InPlanner) -> CheckpointList:
-    return await planner.call(kept_by, room, run)
-
-
-def kept_by(room: ServedWorkspace, run: str) -> CheckpointList:
-    """The checkpoints that a run's steps have here.  Raises Refused, or a RecipeError."""
-    from ..errors import CannotRun
-    from ..execution.session import look
-    from ..execution.terms import choice_of_run, request_of_run
-    from ..survey import kept_state
-
-    with room.working() as ws:
         row = run_of(ws, run)
-        request = request_of_run(row)
-        if request is None or row.bundle:
-            words = "its checkpoints are not in the workspace of this server"
-            raise Refused(409, "not-here", words, "ask where the run is carried out")
-        found = look(ws, request, choice_of_run(row))
-        views_of: list[CheckpointView] = []
-        unknown: list[str] = []
-        for n, spec in enumerate(found.plan.specs()):
-            if not spec.state:
-                continue
-            try:
-                states = kept_state.find_states(ws, found, [n])
-            except CannotRun:
-                unknown.append(found.plan.nodes[n].id)
-                continue
-            views_of += [view for state in states for view in _kept(ws, state)]
-    return CheckpointList(checkpoints=views_of, unknown=unknown)
-
-
-def _kept(ws: Workspace, state: StepState) -> list[CheckpointView]:
-    newest = state.newest()
-    best = state.best()
-    return [
-        CheckpointView(
-            step=state.step,
-            state=state.state,
-            name=whole(each.path.name),
-            number=each.number if each.number >= 0 else None,
-            at_step=each.step,
-            bytes=each.size,
-            made=str(moment(each.made)),
-            whole=not each.why,
-            why=plain(each.why, ws.root),
-            aside=each.aside,
-            newest=each is newest,
-            best=each is best,
-        )
-        for each in state.checkpoints
-    ]
+        if "priority" in changes:
+            requests.prioritize(ws, row.id, changes.pop("priority"))
+        requests.describe(ws, row.id, changes)
+        return detailed(ws, run_of(ws, run))
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------

@@ -9,29 +9,28 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ..api.artifacts import list_outputs
+from ..api.leases import end_lease, gpus_of, list_leases
 from ..api.metrics import last_samples
-from ..api.values import LAST, moment
-from ..errors import CannotRun, Infrastructure, Invalid
+from ..api.queue import LOOKED_AT, OPEN, list_queue, list_workers
+from ..api.values import moment
+from ..errors import CannotRun, Infrastructure, Invalid, NotFound
 from ..hosts.renting import offering
 from ..interface import costs, shelves
 from ..interface.pairs import filters
-from ..planning.schedule import word
-from ..storage.records.ledger import LeaseRow, Ledger, of_user
+from ..storage.records.ledger import Ledger, of_user
 from ..storage.records.runs import FINAL, RunRow, Wanted
 from ..storage.workspace import Workspace
-from .answers import Refused, plain
-from .room import ADMIN, READ, Given, InRoom, Moment, run_of
+from .answers import Refused, plain, plain_value
+from .room import ADMIN, OPERATE, READ, Given, InRoom, Moment, Nothing, run_of
+from .runs import WaitView
 from .streams import feed_of
 from .tokens import Scope, Token
 
 router = APIRouter(tags=["server"])
 
-OPEN = ("QUEUED", "ACTIVE", "PAUSED")
-LOOKED_AT = 10_000
-"""Open runs that are counted."""
 LATEST = 50
 """Runs whose states are looked at for how long they took."""
 MEASURED = 20
@@ -39,13 +38,48 @@ MEASURED = 20
 
 
 class WorkerView(BaseModel):
-    worker: str
+    """Who has runs, or takes them: one process, which carries out one run after another."""
+
+    worker: str = Field(description="HOST process PID.")
     alive: bool
-    runs: list[str] = Field(description="The runs that it has.")
+    idle: bool = Field(description="It lives, and has no run.")
+    takes_runs: bool = Field(description="False: it is a `recipe run`, and has its own run alone.")
+    capacity: int = Field(description="Runs that it carries out at once.")
+    driver: str = Field(description="It takes runs for this driver alone; empty: for any.")
+    labels: dict[str, str]
+    at_most: dict[str, int] = Field(
+        description="Of `user`, `recipe` or `driver`: runs with the same one that all workers may have at once."
+    )
+    any_workspace: bool = Field(
+        description="It takes runs of all workspaces that use its shared store."
+    )
+    since: str | None
+    heard: str | None = Field(
+        description="When it said last that it is there, which it does every 15 seconds."
+    )
+    runs: list[str] = Field(description="The runs that it has; of one that died, had.")
 
 
 class WorkerList(BaseModel):
     workers: list[WorkerView]
+
+
+class QueuedRun(BaseModel):
+    """A run that waits for a worker."""
+
+    run: str
+    recipe: str
+    user: str
+    position: int = Field(description="Its place among the runs of this workspace that wait.")
+    priority: int
+    due: str | None = Field(
+        description="From when on workers take it; null: they do not, since `recipe run` stored it."
+    )
+    waits: WaitView
+
+
+class Queue(BaseModel):
+    runs: list[QueuedRun]
 
 
 class Shelf(BaseModel):
@@ -86,31 +120,26 @@ class MadeToken(TokenView):
     token: str = Field(description="Shown here once.")
 
 
-@router.get(
-    "/v1/workers",
-    dependencies=READ,
-    summary="The workers that have a run; one that waits is not known",
-)
+@router.get("/v1/workers", dependencies=READ, summary="Who takes runs, also such as have none now")
 def workers(room: InRoom) -> WorkerList:
     with room.reading() as ws:
-        by_name: dict[str, list[str]] = {}
-        for row in ws.store.runs.page(Wanted(states=OPEN), LOOKED_AT):
-            if row.claim:
-                by_name.setdefault(row.claim, []).append(row.id)
-        return WorkerList(
-            workers=[
-                WorkerView(worker=name, alive=any(map(ws.store.runs.live, runs)), runs=runs)
-                for name, runs in by_name.items()
-            ]
-        )
+        return WorkerList.model_validate({"workers": list_workers(ws)})
+
+
+@router.get("/v1/queue", dependencies=READ, summary="The runs that wait, the next first, and why")
+def queue(room: InRoom) -> Queue:
+    with room.reading() as ws:
+        found = [{**each, "waits": plain_value(each["waits"], ws.root)} for each in list_queue(ws)]
+    return Queue.model_validate({"runs": found})
 
 
 class LeaseView(BaseModel):
-    """A machine that is rented, or about to be."""
+    """A machine that is rented or about to be, or a place that costs nothing."""
 
     key: str
     provider: str
-    run: str = Field(description="The run that has it.")
+    run: str = Field(description="The run that has it, or had; empty where none did.")
+    here: bool = Field(description="It was rented from the workspace of this server.")
     state: str = Field(description="ASKED, COMING, UP or RELEASING.")
     gpus: int
     gpu: str
@@ -118,6 +147,12 @@ class LeaseView(BaseModel):
     until: str | None = Field(description="When it ends, whatever happens.")
     usd_an_hour: float
     usd: float = Field(description="What it has cost so far.")
+    used: str = Field(
+        description="at-work: by its run; kept: for a stack; releasing; else by nothing: its run is over, dead, never (begun)"
+        " or unknown, or its time is overdue."
+    )
+    why: str = Field(description="The same in words.")
+    stack: str = Field(description="The stack that it was rented for; empty: none.")
 
 
 class LeaseList(BaseModel):
@@ -125,30 +160,36 @@ class LeaseList(BaseModel):
     usd_an_hour: float = Field(description="Of all of them.")
 
 
-@router.get("/v1/leases", dependencies=READ, summary="The machines that are rented, of all runs")
+class EndedLease(BaseModel):
+    key: str
+    ended: bool = Field(description="The provider says that it is gone.")
+    said: str = Field(description="Why it is still there; empty where it ended.")
+
+
+@router.get(
+    "/v1/leases",
+    dependencies=READ,
+    summary="The machines that are rented, of all runs and workspaces of this user",
+)
 def leases(room: InRoom) -> LeaseList:
-    with (
-        room.reading() as ws,
-        Ledger.open(of_user(ws.environ), read_only=True) as ledger,
-    ):
-        rows = [row for row in ledger.living() if row.workspace == str(ws.root)]
-        spent = ledger.costs([row.key for row in rows])
-    found = [
-        LeaseView(
-            key=row.key,
-            provider=row.driver,
-            run=row.run,
-            state=row.state,
-            gpus=_gpu(row)[0],
-            gpu=_gpu(row)[1],
-            since=str(moment(row.up or row.asked)),
-            until=moment(row.until) if row.until < LAST else None,
-            usd_an_hour=row.price,
-            usd=spent[row.key].usd if row.key in spent else 0.0,
-        )
-        for row in rows
-    ]
-    return LeaseList(leases=found, usd_an_hour=sum(each.usd_an_hour for each in found))
+    found = plain_value(list_leases(room.root, room.environ), room.root)
+    listed = TypeAdapter(list[LeaseView]).validate_python(found)
+    return LeaseList(leases=listed, usd_an_hour=sum(each.usd_an_hour for each in listed))
+
+
+@router.post(
+    "/v1/leases/{key}/end",
+    dependencies=OPERATE,
+    summary="End a machine on which no run is at work, for good",
+)
+def end(key: str, room: InRoom, _body: Nothing | None = None) -> EndedLease:
+    try:
+        said = end_lease(room.root, room.environ, key)
+    except NotFound as error:
+        raise Refused(404, "not-found", str(error), "GET /v1/leases lists them") from error
+    except CannotRun as error:
+        raise Refused(409, "in-use", str(error), error.fix) from error
+    return EndedLease(key=key, ended=not said, said=plain(said, room.root))
 
 
 @router.get("/v1/offers", dependencies=READ, summary="Machines that could be rented now")
@@ -233,31 +274,24 @@ def counted(ws: Workspace, streams: int) -> CollectorRegistry:
     """What is counted when it is asked for: the server itself remembers nothing."""
     registry, runs = CollectorRegistry(), ws.store.runs
     rows = runs.page(Wanted(states=OPEN), LOOKED_AT)
-    tallies = runs.tallies([row.id for row in rows if row.state == "ACTIVE"])
     count = Gauge("recipe_open_runs", "Runs that are not over", ["state"], registry=registry)
     oldest: dict[str, float] = {}
+    begun = [row for row in rows if row.state == "ACTIVE" or row.claim]
+    words = {view.id: view.word for view in ws.run_views.summaries(begun)}
     for row in rows:
-        live = row.state == "ACTIVE" and runs.live(row.id)
-        name = word(
-            row.state,
-            failure=row.failure,
-            steps=[*tallies.get(row.id, ()), ("WAITING", "")],
-            leases=(),
-            claimed=live,
-        )
+        name = words.get(row.id, row.state)
         count.labels(name).inc()
-        oldest[name] = max(oldest.get(name, 0.0), time.time() - max(row.created, row.due or 0.0))
-    age = Gauge(
+        age = time.time() - max(row.created, row.due or 0.0)
+        oldest[name] = max(oldest.get(name, 0.0), age)
+    ages = Gauge(
         "recipe_oldest_run_seconds",
         "How long the oldest of them has been due",
         ["state"],
         registry=registry,
     )
     for name, seconds in oldest.items():
-        age.labels(name).set(seconds)
-    Gauge("recipe_workers", "Workers that have a run", registry=registry).set(
-        len({row.claim for row in rows if row.claim})
-    )
+        ages.labels(name).set(seconds)
+    _count_workers(ws, registry)
     _count_machines(ws, registry)
     _count_seconds(ws, registry)
     _count_rates(ws, registry, [row for row in rows if row.state == "ACTIVE"])
@@ -274,6 +308,19 @@ def counted(ws: Workspace, streams: int) -> CollectorRegistry:
     return registry
 
 
+def _count_workers(ws: Workspace, registry: CollectorRegistry) -> None:
+    found = [each for each in list_workers(ws) if each["alive"]]
+    for name, words, number in (
+        ("recipe_workers", "Workers that live", len(found)),
+        (
+            "recipe_idle_workers",
+            "Those that have no run",
+            sum(bool(each["idle"]) for each in found),
+        ),
+    ):
+        Gauge(name, words, registry=registry).set(number)
+
+
 def _count_machines(ws: Workspace, registry: CollectorRegistry) -> None:
     machines = Gauge("recipe_machines", "Machines that are rented", ["driver"], registry=registry)
     prices = Gauge(
@@ -285,7 +332,7 @@ def _count_machines(ws: Workspace, registry: CollectorRegistry) -> None:
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         for lease in ledger.living():
             machines.labels(lease.driver).inc()
-            prices.labels(lease.driver, _gpu(lease)[1], lease.state).inc(lease.price)
+            prices.labels(lease.driver, gpus_of(lease)[1], lease.state).inc(lease.price)
 
 
 def _count_seconds(ws: Workspace, registry: CollectorRegistry) -> None:
@@ -343,11 +390,3 @@ def _count_artifacts(ws: Workspace, registry: CollectorRegistry) -> None:
         for each in list_outputs(ws, row):
             if each["bytes"] is not None:
                 sizes.labels(recipe, each["name"]).set(each["bytes"])
-
-
-def _gpu(lease: LeaseRow) -> tuple[int, str]:
-    """How many GPUs a lease has, and which."""
-    have = lease.offer.get("resources")
-    have = have if isinstance(have, dict) else {}
-    count, name = have.get("gpus"), have.get("gpu")
-    return count if isinstance(count, int) else 0, str(name or "")

@@ -282,7 +282,10 @@ def measured(
         ),
     ] = 0,
     x: Annotated[
-        Axis, Query(description="With `bins`, the axis; seconds: the sum of `time_step`.")
+        Axis,
+        Query(
+            description="With `bins`, the axis; seconds: the sum of `time_step`; at: when a machine was looked at, in seconds since the epoch."
+        ),
     ] = "step",
     low: Annotated[
         float | None, Query(allow_inf_nan=False, description="With `bins`: from this x.")
@@ -294,7 +297,7 @@ def measured(
 ) -> Response:
     if bins:
         with room.reading() as ws:
-            steps = curves(ws, run_of(ws, run), x)
+            steps = curves(ws, run_of(ws, run), x, of)
         named = [each for each in steps if not step or step in names(each.step)]
         return squeezed(request, "".join(_curve_lines(named, bins, metric, low, high)), _LINES)
     with room.reading() as ws:

@@ -89,12 +89,14 @@ def _has(mirror: Path, commit: str) -> bool:
     )
 
 
+def environment() -> dict[str, str]:
+    """The caller's environment for git, with what opens a private repository: an ssh agent, a credential helper, a proxy."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OTHERS}
+    return kept | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
+
+
 def _git(*words: str, index: str | None = None) -> None:
-    # The caller's environment, for what opens a private repository: an ssh agent, a credential helper, a proxy.
-    env = {name: value for name, value in os.environ.items() if name not in _OTHERS} | {
-        "GIT_TERMINAL_PROMPT": "0",
-        "LC_ALL": "C.UTF-8",
-    }
+    env = environment()
     if index:
         env["GIT_INDEX_FILE"] = index
     try:

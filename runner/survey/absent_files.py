@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 
 
 def absent_files(recipe: Recipe, root: Path) -> Iterator[Problem]:
-    """A problem for each file that is not there, of the steps that run unless an input says otherwise."""
+    """Yield a problem for each missing file of the steps that run unless an input says otherwise."""
     base = recipe.home or os.path.dirname(recipe.document.name) or "."
     skipped = _perhaps_skipped(recipe)
     steps = [step for step in recipe.steps.values() if step.id not in skipped]
-    if any(step.code is None and (step.run or step.accelerate) for step in steps):
-        yield from _code(recipe, recipe.code, (), base)
+    if any(_has_recipe_code(step) for step in steps):
+        yield from _absent_code(recipe, recipe.code, (), base)
     for step in steps:
-        yield from _code(recipe, step.code or (), step.origin, base)
-        yield from _deps(recipe, step, root)
+        yield from _absent_code(recipe, step.code or (), step.origin, base)
+        yield from _absent_deps(recipe, step, root)
+
+
+def _has_recipe_code(step: Step) -> bool:
+    """Whether a step runs a program with the `code` of the whole recipe."""
+    return step.code is None and bool(step.run or step.accelerate)
 
 
 def _perhaps_skipped(recipe: Recipe) -> set[str]:
@@ -45,7 +50,7 @@ def _perhaps_skipped(recipe: Recipe) -> set[str]:
         found |= more
 
 
-def _code(
+def _absent_code(
     recipe: Recipe, code: tuple[str | Glob | GitCode | AutoCode, ...], origin: Where, base: str
 ) -> Iterator[Problem]:
     for n, item in enumerate(code):
@@ -59,20 +64,22 @@ def _code(
         yield _absent(recipe, f'"{pattern}" in `code` matches no file', where, base)
 
 
-def _deps(recipe: Recipe, step: Step, root: Path) -> Iterator[Problem]:
+def _absent_deps(recipe: Recipe, step: Step, root: Path) -> Iterator[Problem]:
     for n, dep in enumerate(step.deps):
         path = dep if isinstance(dep, str) else dep.pattern
         if "{{" in path or escapes(path) or _may_be_made(recipe, path):
             continue
-        folder = posixpath.normpath(path)
-        if is_glob(path) or not isinstance(dep, str):
-            if not isinstance(dep, str) and dep.allow_empty:
-                continue
-            folder = fixed_folder(path)
-        if folder and not os.path.lexists(root / folder):
-            where = (*step.origin, "deps", n)
-            where = where if isinstance(dep, str) else (*where, "glob")
-            yield _absent(recipe, f'"{folder}" in `deps` does not exist', where, str(root))
+        if not isinstance(dep, str) and dep.allow_empty:
+            continue
+        if isinstance(dep, str) and not is_glob(path):
+            fixed = posixpath.normpath(path)
+        else:
+            fixed = fixed_folder(path)
+        if fixed and not os.path.lexists(root / fixed):
+            where: Where = (*step.origin, "deps", n)
+            if not isinstance(dep, str):
+                where = (*where, "glob")
+            yield _absent(recipe, f'"{fixed}" in `deps` does not exist', where, str(root))
 
 
 def _may_be_made(recipe: Recipe, path: str) -> bool:

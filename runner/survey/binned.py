@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..planning.run_view import TOTALS
 from .comparison import is_comparable
 
-Axis = Literal["step", "seconds"]
-"""`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`."""
+Axis = Literal["step", "seconds", "at"]
+"""`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`.
+`at`: when a machine was looked at, in seconds since the epoch."""
 _BESIDE = frozenset({*TOTALS, "step", "epoch", "timestamp", "time"})
 
 
@@ -24,56 +25,80 @@ class Curve(NamedTuple):
 
 
 def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
-    """The curve of each metric.  What was reported again at a place counts as reported last; without `time_step` there are no seconds."""
+    """Return the curve of each metric.
+
+    Of several values at one place the last counts. Without `time_step` there are no seconds.
+    """
     points = list(points)
-    if axis == "step" and (regular := _regular_curves(points)) is not None:
-        return regular
-    found: dict[str, dict[float, float]] = {}
+    if axis == "step":
+        regular = _regular_curves(points)
+        if regular is not None:
+            return regular
+    by_name: dict[str, dict[float, float]] = {}
     passed: set[str] = set()
-    seconds = 0.0
-    for n, point in enumerate(points):
-        if axis == "seconds":
-            spent = point.get("time_step")
-            if not is_comparable(spent):
-                continue
-            seconds += spent
-            x = seconds
-        else:
-            at = point.get("step", point.get("epoch", n))
-            x = at if is_comparable(at) else n
+    for x, point in _places(points, axis):
         for name, value in point.items():
-            by_x = found.get(name)
+            by_x = by_name.get(name)
             if by_x is None:
                 if name in passed or not _is_curve(name):
                     passed.add(name)
                     continue
-                by_x = found[name] = {}
+                by_x = by_name[name] = {}
+            # The types first: points are many, and `is_comparable` is slow.
             if type(value) is float or type(value) is int or is_comparable(value):
                 by_x[x] = value
-    found = {name: by_x for name, by_x in found.items() if by_x}
-    answer = {}
-    for name, by_x in found.items():
-        xs = list(by_x)
-        if any(a > b for a, b in itertools.pairwise(xs)):  # a step went back to a checkpoint
-            xs.sort()
-        answer[name] = Curve(xs, [by_x[x] for x in xs])
-    return answer
+    return {name: _in_order(by_x) for name, by_x in by_name.items() if by_x and name != axis}
+
+
+def _places(
+    points: Iterable[Mapping[str, Any]], axis: Axis
+) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    """Yield each point with its place on the axis; points without one are passed over."""
+    seconds = 0.0
+    for n, point in enumerate(points):
+        if axis == "seconds":
+            spent = point.get("time_step")
+            if is_comparable(spent):
+                seconds += spent
+                yield seconds, point
+        elif axis == "at":
+            at = point.get("at")
+            if is_comparable(at):
+                yield at, point
+        else:
+            step = point.get("step", point.get("epoch", n))
+            yield step if is_comparable(step) else n, point
+
+
+def _in_order(by_x: Mapping[float, float]) -> Curve:
+    xs = list(by_x)
+    # A training that went back to a checkpoint reports earlier steps again.
+    if any(a > b for a, b in itertools.pairwise(xs)):
+        xs.sort()
+    return Curve(xs, [by_x[x] for x in xs])
 
 
 def _regular_curves(points: Sequence[Mapping[str, Any]]) -> dict[str, Curve] | None:
-    """The same, column by column, of points that all have the same numbers at ever greater steps, as most trainers write them; None of others."""
+    """Return the same curves column by column, which is fast.
+
+    None unless all points have the same numbers at ever greater steps, as most trainers write.
+    """
     if not points or "step" not in points[0]:
         return None
     names = points[0].keys()
     if any(point.keys() != names for point in points):
         return None
-    columns = {name: [point[name] for point in points] for name in names if _is_curve(name)}
     x = [point["step"] for point in points]
-    if any(not set(map(type, each)) <= {int, float} for each in (x, *columns.values())):
+    columns = {name: [point[name] for point in points] for name in names if _is_curve(name)}
+    if not all(_are_numbers(column) for column in (x, *columns.values())):
         return None
     if any(map(operator.ge, x, x[1:])):
         return None
     return {name: Curve(x, y) for name, y in columns.items()}
+
+
+def _are_numbers(column: Iterable[object]) -> bool:
+    return set(map(type, column)) <= {int, float}
 
 
 def _is_curve(name: str) -> bool:
@@ -81,16 +106,18 @@ def _is_curve(name: str) -> bool:
 
 
 def bin_curve(curve: Curve, bins: int, low: float | None, high: float | None) -> Curve:
-    """The least and the greatest of each of so many parts between `low` and `high`, in their order; and the nearest value outside at each end."""
+    """Return the lowest and the highest value of each of `bins` parts between `low` and `high`.
+
+    The nearest value outside at each end is kept, so that a line goes on to the border.
+    """
     begin = max(0, bisect_left(curve.x, low) - 1) if low is not None else 0
     end = bisect_right(curve.x, high) + 1 if high is not None else len(curve.x)
     x, y = curve.x[begin:end], curve.y[begin:end]
     if len(x) <= 2 * bins:
         return Curve(x, y)
-    kept: list[int] = [0]
+    kept = {0, len(x) - 1}
     for n in range(bins):
         part = range(len(x) * n // bins, len(x) * (n + 1) // bins)
-        kept += sorted({min(part, key=y.__getitem__), max(part, key=y.__getitem__)})
-    kept.append(len(x) - 1)
-    places = sorted(set(kept))
+        kept |= {min(part, key=y.__getitem__), max(part, key=y.__getitem__)}
+    places = sorted(kept)
     return Curve([x[n] for n in places], [y[n] for n in places])

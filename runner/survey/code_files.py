@@ -29,19 +29,22 @@ def code_matches(base: str, text: str) -> list[str]:
 
 
 def files_below(base: str, folder: str) -> Iterator[str]:
-    """The files of a folder, without hidden ones, compiled ones, and virtual environments.  Links to folders are not followed."""
+    """Yield the files of a folder, without hidden and compiled ones and virtual environments.
+
+    Links to folders are not followed.
+    """
     for at, folders, names in os.walk(f"{base}/{folder}"):
-        folders[:] = [
-            each
-            for each in folders
-            if each[0] != "."
-            and each != "__pycache__"
-            and not os.path.exists(f"{at}/{each}/pyvenv.cfg")
-        ]
+        folders[:] = [each for each in folders if _may_hold_code(at, each)]
         here = os.path.relpath(at, base)
         for name in names:
             if name[0] != "." and not name.endswith(".pyc") and os.path.isfile(f"{at}/{name}"):
                 yield posixpath.normpath(f"{here}/{name}")
+
+
+def _may_hold_code(at: str, folder: str) -> bool:
+    if folder[0] == "." or folder == "__pycache__":
+        return False
+    return not os.path.exists(f"{at}/{folder}/pyvenv.cfg")
 
 
 def is_folder(base: str, text: str) -> bool:

@@ -65,19 +65,19 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
 
 
 def _listed_code(base: str, recipe: Recipe, step: Step) -> _StepCode:
-    own = step.code is not None or not recipe.code
-    where = (*step.origin, "code") if step.code is not None else step.origin if own else ("code",)
-    code = step.code if step.code is not None else recipe.code
-    texts = [
-        item if isinstance(item, str) else spelled(item.pattern, item.exclude)
-        for item in code
-        if not isinstance(item, (GitCode, AutoCode))
-    ]
-    return _StepCode(
-        where,
-        [name for text in texts for name in code_files.code_matches(base, text)],
-        any(isinstance(item, AutoCode) for item in code),
-    )
+    code = recipe.code
+    where: Where = ("code",)
+    if step.code is not None:
+        code, where = step.code, (*step.origin, "code")
+    elif not recipe.code:
+        where = step.origin
+    files = []
+    for item in code:
+        if isinstance(item, (GitCode, AutoCode)):
+            continue
+        text = item if isinstance(item, str) else spelled(item.pattern, item.exclude)
+        files += code_files.code_matches(base, text)
+    return _StepCode(where, files, any(isinstance(item, AutoCode) for item in code))
 
 
 def _unlisted_imports(

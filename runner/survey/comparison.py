@@ -82,54 +82,80 @@ class Criterion(NamedTuple):
 def collect_results(
     ws: Workspace, recipe: str, keys: Collection[str] | None = None
 ) -> list[Result]:
-    """Every result with metrics, or failed step that reports some, of the runs of a recipe that are known here; the newest last.
+    """Return the results of the runs of a recipe that are known here, the newest last.
 
-    With `keys` only those of steps with these keys.
-
-    What several runs made or found under one key is one result: that of the run that made it last.  What they found fresh that was made by another
-    recipe, or elsewhere, is a result of theirs, too.
+    A result is a step instance that reported metrics, or that failed and reports some. What
+    several runs made or found under one key is one result, that of the run that made it last.
+    What they found fresh that another recipe made, or another machine, counts too. With `keys`,
+    only results under these keys are returned.
     """
-    rows = ws.store.runs.latest(recipe=recipe)[::-1]
-    inputs, labels = {row.id: row.inputs for row in rows}, {row.id: _label(row) for row in rows}
-    places = ws.store.runs.places(list(inputs))
-    tries: dict[tuple[str, str], list[AttemptRow]] = {}
-    read: set[str] = set()
-    for row in rows:
-        for attempt in ws.store.runs.attempts(row.id):
-            tries.setdefault((attempt.step, attempt.key or attempt.run), []).append(attempt)
-            read |= {
-                name.removeprefix("inputs.")
-                for name in _reads(attempt)
-                if name.startswith("inputs.")
-            }
-    fresh = {
-        each
-        for row in rows
-        if (graph := recall(ws.home, row.id)) is not None
-        for each in graph.fresh.items()
-    } - tries.keys()
+    runs = _RunsOfRecipe(ws, recipe)
+    attempts, fresh = runs.attempts, runs.fresh
     if keys is not None:
-        tries = {each: many for each, many in tries.items() if each[1] in keys}
+        attempts = {each: many for each, many in attempts.items() if each[1] in keys}
         fresh = {each for each in fresh if each[1] in keys}
-    traces = ws.store.index.traces([key for _, key in (*tries, *fresh)])
-    found = [found_result(ws, step, traces[key])[0] for step, key in fresh if key in traces]
-    found = [
-        result
-        for result in found
-        if any(is_comparable(metric.last) for metric in result.metrics.values())
-    ]
-    for (step, key), many in tries.items():
-        last = next((each for each in reversed(many) if each.outcome == "done"), many[-1])
-        given = {name: value for name, value in inputs[last.run].items() if name in read}
-        result, _ = attempt_result(
-            ws, step, [each for each in many if each.run == last.run], traces.get(key), given
-        )
-        result = result._replace(where=places.get((last.run, step), ""), label=labels[last.run])
-        if any(is_comparable(metric.last) for metric in result.metrics.values()) or (
-            result.state == "FAILED" and _reports(last)
-        ):
-            found.append(result)
-    return sorted(found, key=lambda result: result.made)
+    traces = ws.store.index.traces([key for _, key in (*attempts, *fresh)])
+    results = []
+    for step, key in fresh:
+        if key in traces:
+            result, _ = found_result(ws, step, traces[key])
+            if _has_numbers(result):
+                results.append(result)
+    for (step, key), many in attempts.items():
+        result = runs.result_of_attempts(step, many, traces.get(key))
+        if _has_numbers(result) or (result.state == "FAILED" and _reports(_deciding(many))):
+            results.append(result)
+    return sorted(results, key=lambda result: result.made)
+
+
+class _RunsOfRecipe:
+    """The runs of one recipe: what they tried, what they found fresh, and their inputs."""
+
+    def __init__(self, ws: Workspace, recipe: str) -> None:
+        self._ws = ws
+        self._rows = {row.id: row for row in ws.store.runs.latest(recipe=recipe)[::-1]}
+        self._places = ws.store.runs.places(list(self._rows))
+        # By step and key. An attempt without a key stands for itself, by its run.
+        self.attempts: dict[tuple[str, str], list[AttemptRow]] = {}
+        self._inputs_read: set[str] = set()
+        for id in self._rows:
+            for attempt in ws.store.runs.attempts(id):
+                self.attempts.setdefault((attempt.step, attempt.key or attempt.run), []).append(
+                    attempt
+                )
+                self._inputs_read |= {
+                    name.removeprefix("inputs.")
+                    for name in _reads(attempt)
+                    if name.startswith("inputs.")
+                }
+        self.fresh = self._find_fresh() - self.attempts.keys()
+
+    def _find_fresh(self) -> set[tuple[str, str]]:
+        found: set[tuple[str, str]] = set()
+        for id in self._rows:
+            graph = recall(self._ws.home, id)
+            if graph is not None:
+                found |= set(graph.fresh.items())
+        return found
+
+    def result_of_attempts(
+        self, step: str, attempts: Sequence[AttemptRow], trace: Trace | None
+    ) -> Result:
+        """Return what the attempts of one key gave in the run that decides."""
+        row = self._rows[_deciding(attempts).run]
+        given = {name: value for name, value in row.inputs.items() if name in self._inputs_read}
+        own = [each for each in attempts if each.run == row.id]
+        result, _ = attempt_result(self._ws, step, own, trace, given)
+        return result._replace(where=self._places.get((row.id, step), ""), label=_label(row))
+
+
+def _deciding(attempts: Sequence[AttemptRow]) -> AttemptRow:
+    """Return the last attempt that was done, or else the last."""
+    return next((each for each in reversed(attempts) if each.outcome == "done"), attempts[-1])
+
+
+def _has_numbers(result: Result) -> bool:
+    return any(is_comparable(metric.last) for metric in result.metrics.values())
 
 
 def attempt_result(
@@ -139,64 +165,77 @@ def attempt_result(
     trace: Trace | None,
     given: Mapping[str, object],
 ) -> tuple[Result, Sequence[Point]]:
-    """What attempts of one key gave, and everything that they reported.  `given`: inputs of its run; what the step itself read goes before them."""
-    last = next((each for each in reversed(tries) if each.outcome == "done"), tries[-1])
+    """Return what the attempts of one key gave, and all points that they reported.
+
+    `given` are inputs of the run; values that the step itself read take precedence.
+    """
+    last = _deciding(tries)
     done = last.outcome == "done"
-    said: list[Point] = []
+    points: list[Point] = []
     for each in tries:
-        with suppress(
-            Invalid
-        ):  # its pattern takes too long: its last values are known, and the other results are shown
-            said += read_attempt_points(ws, each) or ()
-    metrics = summarize_points(said, trace.numbers if trace is not None and done else {})
-    seconds = (
-        trace.seconds
-        if done and trace is not None and trace.run == last.run
-        else (last.ended or 0) - (last.started or 0)
-    )
+        with suppress(Invalid):  # a pattern that takes too long: its last values are known
+            points += read_attempt_points(ws, each) or ()
+    numbers = trace.numbers if trace is not None and done else {}
+    if done and trace is not None and trace.run == last.run:
+        seconds = trace.seconds
+    else:
+        seconds = (last.ended or 0) - (last.started or 0)
+    state = "FAILED"
+    if done:
+        state = "DONE"
+    elif last.outcome == STOPPED:
+        state = "STOPPED"
     own = {
         name.partition(".")[2]: value
         for name, value in _reads(last).items()
         if name.startswith(("inputs.", "matrix."))
     }
-    values = {name: _cell(value) for name, value in {**given, **matrix_values(step), **own}.items()}
-    state, made = (
-        "DONE" if done else "STOPPED" if last.outcome == STOPPED else "FAILED",
-        last.ended or 0.0,
+    values = {**given, **matrix_values(step), **own}
+    result = Result(
+        step=step,
+        run=last.run,
+        made=last.ended or 0.0,
+        state=state,
+        reason=last.reason,
+        seconds=round(seconds, 3),
+        where="",
+        label="",
+        values={name: _cell(value) for name, value in values.items()},
+        metrics=summarize_points(points, numbers),
     )
-    return Result(
-        step, last.run, made, state, last.reason, round(seconds, 3), "", "", values, metrics
-    ), said
+    return result, points
 
 
 def found_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
-    """What a step found under its key, made by whatever run: by its attempts where they are known here, else by what is remembered of it."""
+    """Return the result that a step found under its key, whatever run made it.
+
+    It is told by its attempts if they are known here, or else by its trace.
+    """
     if tries := attempts_of(ws, trace):
         return attempt_result(ws, step, tries, trace, {})
-    metrics = summarize_points((), trace.numbers)
-    return Result(
-        step,
-        trace.run,
-        trace.made_at,
-        "DONE",
-        "",
-        round(trace.seconds, 3),
-        "",
-        "",
-        {**matrix_values(step)},
-        metrics,
-    ), ()
+    result = Result(
+        step=step,
+        run=trace.run,
+        made=trace.made_at,
+        state="DONE",
+        reason="",
+        seconds=round(trace.seconds, 3),
+        where="",
+        label="",
+        values={**matrix_values(step)},
+        metrics=summarize_points((), trace.numbers),
+    )
+    return result, ()
 
 
 def _label(row: RunRow) -> str:
-    """The name and the tags that a run was begun with."""
+    """Return the name and the tags that a run was begun with."""
+    name = str(row.data.get("name", ""))
     tags = row.data.get("tags")
-    return " ".join(
-        [
-            *filter(None, [str(row.data.get("name", ""))]),
-            *(f"#{tag}" for tag in (tags if isinstance(tags, list) else ())),
-        ]
-    )
+    words = [name] if name else []
+    if isinstance(tags, list):
+        words += [f"#{tag}" for tag in tags]
+    return " ".join(words)
 
 
 def _reads(attempt: AttemptRow) -> Mapping[str, object]:
@@ -274,25 +313,24 @@ def read_criteria(ws: Workspace, recipe: str) -> dict[str, Criterion]:
 
 
 def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -> Criterion | None:
-    """By what to compare results of one step: its `select`, else a metric of data held out, else a loss, else the first metric."""
+    """Return by what to compare the results of one step; None if they report nothing to compare.
+
+    That is its `select`, or else a metric of held-out data, a loss, or the first metric.
+    """
     names = metric_names(found)
     for step in dict.fromkeys(bare(result.step) for result in found):
         if (given := chosen.get(step)) is not None and given.metric in names:
             return given
     held_out = [name for name in names if _HELD_OUT.search(name)]
-    name = next(
-        (
-            name
-            for name in (
-                *filter(lower_is_better, held_out),
-                *held_out,
-                *filter(lower_is_better, names),
-                *names,
-            )
-        ),
-        "",
+    by_preference = (
+        *filter(lower_is_better, held_out),
+        *held_out,
+        *filter(lower_is_better, names),
+        *names,
     )
-    return Criterion(name, lower_is_better(name)) if name else None
+    if not by_preference:
+        return None
+    return Criterion(by_preference[0], lower_is_better(by_preference[0]))
 
 
 def last_number(result: Result, metric: str) -> float | None:
@@ -302,17 +340,13 @@ def last_number(result: Result, metric: str) -> float | None:
 
 
 def find_best(found: Sequence[Result], by: Criterion | None) -> Result | None:
-    """The best of the results that are whole."""
-    ranked = (
-        []
-        if by is None
-        else [
-            result
-            for result in rank(found, by)
-            if result.state == "DONE" and last_number(result, by.metric) is not None
-        ]
-    )
-    return ranked[0] if ranked else None
+    """Return the best of the results that are done and have the metric; None if there is none."""
+    if by is None:
+        return None
+    for result in rank(found, by):
+        if result.state == "DONE" and last_number(result, by.metric) is not None:
+            return result
+    return None
 
 
 def rank(found: Sequence[Result], by: Criterion) -> list[Result]:
@@ -326,35 +360,29 @@ def rank(found: Sequence[Result], by: Criterion) -> list[Result]:
 
 
 def as_row(result: Result, *, is_best: bool) -> dict[str, Cell]:
-    """A result as one row: its own columns, inputs by name, and of each metric the last value and the best that was reported (`min loss`, `max acc`).
+    """Return a result as one row of a table.
 
-    A metric that is called as an input or a column is `metrics.NAME`.  `made` is in seconds since 1970, `time` in seconds.
+    It has the columns `OWN`, inputs by name, and of each metric the last value and the best that
+    was reported (`min loss`, `max acc`). A metric that is named as an input or a column is
+    `metrics.NAME`. `made` is in seconds since 1970, `time` in seconds.
     """
-    made, took = result.made, result.seconds
-    own: dict[str, Cell] = dict(
-        zip(
-            OWN,
-            (
-                is_best,
-                result.step,
-                result.run,
-                result.label,
-                made,
-                result.state,
-                result.reason,
-                took,
-                result.where,
-            ),
-            strict=True,
-        )
-    )
-    row = own | {
-        (f"inputs.{name}" if name in own else name): each for name, each in result.values.items()
+    row: dict[str, Cell] = {
+        "best": is_best,
+        "step": result.step,
+        "run": result.run,
+        "label": result.label,
+        "made": result.made,
+        "state": result.state,
+        "reason": result.reason,
+        "time": result.seconds,
+        "where": result.where,
     }
+    for name, value in result.values.items():
+        row[f"inputs.{name}" if name in OWN else name] = value
     for name, metric in result.metrics.items():
-        word = f"metrics.{name}" if name in row else name
-        row[word] = metric.last
-        row[best_column(word)] = metric.least if lower_is_better(name) else metric.greatest
+        column = f"metrics.{name}" if name in row else name
+        row[column] = metric.last
+        row[best_column(column)] = metric.least if lower_is_better(name) else metric.greatest
     return row
 
 
@@ -395,12 +423,13 @@ def compare(
 
 
 def _compare_step(
-    found: Sequence[Result], chosen: Mapping[str, Criterion], sort: str | None, least: bool | None
+    found: Sequence[Result],
+    chosen: Mapping[str, Criterion],
+    sort: str | None,
+    least: bool | None,
 ) -> Comparison:
     by = choose_criterion(found, chosen)
-    if sort is not None and any(
-        sort in result.metrics and sort not in result.values for result in found
-    ):
+    if sort is not None and _is_metric(found, sort):
         by = next(
             (given for given in chosen.values() if given.metric == sort),
             Criterion(sort, lower_is_better(sort)),
@@ -411,6 +440,10 @@ def _compare_step(
     if sort is not None and (by is None or by.metric != sort):
         ordered.sort(key=lambda result: _order(as_row(result, is_best=False).get(sort)))
     return Comparison(ordered, by, find_best(found, by))
+
+
+def _is_metric(found: Sequence[Result], name: str) -> bool:
+    return any(name in result.metrics and name not in result.values for result in found)
 
 
 def _order(cell: Cell) -> tuple[int, float, str]:

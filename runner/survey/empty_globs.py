@@ -32,22 +32,24 @@ class EmptyGlob(NamedTuple):
 
 
 def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
-    """Every pattern of a step that was asked for and that nothing matches, unless the recipe says that this is meant."""
+    """Yield every pattern of a step that was asked for and that nothing matches.
+
+    A pattern is left out if the recipe says that this is meant.
+    """
     plan = found.plan
     if not plan.empty and not plan.globs:
         return
-    asked = {bare(plan.nodes[n].id) for n in found.wanted(plan) if not plan.nodes[n].flags & SKIP}
-    for step, pattern in plan.empty:
-        if not found.only and not found.until:
+    if not found.only and not found.until:
+        for step, pattern in plan.empty:
             yield EmptyGlob(step, pattern, True, _no_folder(ws, pattern))
+    asked = {bare(plan.nodes[n].id) for n in found.wanted(plan) if not plan.nodes[n].flags & SKIP}
     for step, text, allowed in plan.globs:
-        if found.facts.matches.get(text) or bare(step) not in asked:
-            continue
-        pattern = unspelled(text)[0]
-        refused = _no_folder(ws, pattern)
-        if allowed is False and not refused:
-            refused = "matches nothing"
-        yield EmptyGlob(step, pattern, False, refused)
+        if bare(step) in asked and not found.facts.matches.get(text):
+            pattern = unspelled(text)[0]
+            refused = _no_folder(ws, pattern)
+            if not refused and allowed is False:
+                refused = "matches nothing"
+            yield EmptyGlob(step, pattern, False, refused)
 
 
 def empty_warnings(ws: Workspace, found: Survey) -> list[str]:

@@ -6,6 +6,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from ..planning import fingerprint
@@ -14,6 +16,7 @@ from ..storage.content.files import Content
 from ..storage.records.index import Trace
 from ..storage.records.links import Link, recorded
 from ..storage.records.runs import AttemptRow, RunRow
+from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
 from .comparison import Cell, Result, attempt_result, found_result, matrix_values
 from .results import Point, attempts_of
@@ -72,124 +75,126 @@ class Story(NamedTuple):
 
 
 def tell_story(ws: Workspace, row: RunRow) -> Story:
-    """The story of a run so far."""
+    """Return the story of a run so far."""
     graph = ws.run_views.graph(row)
     view = ws.run_views.view(row, graph)
-    states = {id: (step.state, step.detail or step.reason) for id, step in view.steps.items()}
     fresh = graph.fresh if graph is not None else {}
+    states = {id: (step.state, step.detail or step.reason) for id, step in view.steps.items()}
     states |= {id: ("FRESH", "") for id in fresh if id not in states}
-    by_step: dict[str, list[AttemptRow]] = {}
     attempts = ws.store.runs.attempts(row.id)
+    by_step: dict[str, list[AttemptRow]] = {}
     for attempt in attempts:
         by_step.setdefault(attempt.step, []).append(attempt)
-    traces = ws.store.index.traces(
-        [*fresh.values(), *(many[-1].key for many in by_step.values() if many[-1].key)]
-    )
+    keys = {id: by_step[id][-1].key if id in by_step else fresh.get(id, "") for id in states}
+    traces = ws.store.index.traces([key for key in {**keys, **fresh}.values() if key])
     found = []
     for id, (state, detail) in states.items():
-        tries = by_step.get(id, [])
-        key = tries[-1].key if tries else fresh.get(id, "")
-        found.append(
-            _instance(
-                ws,
-                StepInstance(
-                    id,
-                    state,
-                    detail,
-                    row.id,
-                    tries,
-                    None,
-                    (),
-                    view.steps[id].host if id in view.steps else "",
-                ),
-                traces.get(key),
-            )
-        )
-    known = Counter(each.step for each in found)
-    needs = {
-        **(graph.needs if graph is not None else {}),
-        **{step: () for step in known if graph is None or step not in graph.needs},
-    }
-    planned = graph.instances if graph is not None else {}
-    counts = {step: max(planned.get(step, 0), known[step]) for step in needs}
+        host = view.steps[id].host if id in view.steps else ""
+        begun = StepInstance(id, state, detail, row.id, by_step.get(id, []), None, (), host)
+        found.append(_with_result(ws, begun, traces.get(keys[id])))
+    needs, counts = _shape(graph, found)
     order = {step: n for n, step in enumerate(needs)}
-    found.sort(key=lambda each: (order[each.step], _natural(each.id)))
-    logs = _logs(ws, found)
-    files, left = _files(ws, found, traces)
+    found.sort(key=lambda each: (order[each.step], _natural_order(each.id)))
+    logs = _log_ends(ws, found)
+    files, passed = _small_files(ws, found, traces)
+    left_out = []
+    if passed:
+        left_out.append(f"{passed} pictures and texts are too large or too many to be here")
     if len(found) > len(logs) >= _LOGS:
-        left.append(f"the logs of {_LOGS} steps are here, failed ones first; `recipe logs` has all")
+        left_out.append(
+            f"the logs of {_LOGS} steps are here, failed ones first; `recipe logs` has all"
+        )
     if graph is None:
-        left.append("the graph of this run is not kept: its steps stand without arrows")
-    return Story(
-        row, needs, counts, found, logs, files, _why(ws, row, by_step), recorded(attempts), left
-    )
+        left_out.append("the graph of this run is not kept: its steps stand without arrows")
+    why = _find_causes(ws, row, by_step)
+    return Story(row, needs, counts, found, logs, files, why, recorded(attempts), left_out)
 
 
-def _natural(id: str) -> list[str | float]:
+def _shape(
+    graph: RunGraph | None, found: Sequence[StepInstance]
+) -> tuple[dict[str, Sequence[str]], dict[str, int]]:
+    """Return what each step needs, and how many instances it has."""
+    known = Counter(each.step for each in found)
+    needs: dict[str, Sequence[str]] = dict(graph.needs) if graph is not None else {}
+    for step in known:
+        needs.setdefault(step, ())
+    planned = graph.instances if graph is not None else {}
+    return needs, {step: max(planned.get(step, 0), known[step]) for step in needs}
+
+
+def _natural_order(id: str) -> list[str | float]:
     """For sorting: text and the numbers in it."""
     return [
         float(part) if n % 2 else part for n, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", id))
     ]
 
 
-def _instance(ws: Workspace, begun: StepInstance, trace: Trace | None) -> StepInstance:
-    """An instance with its result, and where that was found with the attempts that made it."""
+def _with_result(ws: Workspace, begun: StepInstance, trace: Trace | None) -> StepInstance:
+    """Return an instance with its result, and with the attempts that made it if it was fresh."""
     if begun.attempts:
         result, points = attempt_result(ws, begun.id, begun.attempts, trace, {})
         return begun._replace(result=result, points=points)
     if trace is None:
         return begun
     result, points = found_result(ws, begun.id, trace)
-    return begun._replace(
-        source=trace.run, attempts=attempts_of(ws, trace), result=result, points=points
-    )
+    makers = attempts_of(ws, trace)
+    return begun._replace(source=trace.run, attempts=makers, result=result, points=points)
 
 
-def _logs(ws: Workspace, found: Iterable[StepInstance]) -> dict[str, bytes]:
-    """The end of the kept log of each instance, failed ones first."""
+def _log_ends(ws: Workspace, found: Iterable[StepInstance]) -> dict[str, bytes]:
+    """Return the end of the kept log of each instance, failed ones first, `_LOGS` at most."""
     logs: dict[str, bytes] = {}
     for each in sorted(found, key=lambda each: each.state != "FAILED"):
         if not each.attempts or len(logs) >= _LOGS:
             continue
         last = each.attempts[-1]
-        try:
-            with ws.kept(last.run, last.step, last.n, ".log").open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(max(0, size - _TAIL))
-                data = file.read()
-                logs[each.id] = data if size <= _TAIL else data.partition(b"\n")[2]
-        except OSError:
-            continue
+        with suppress(OSError):
+            logs[each.id] = _read_end(ws.kept(last.run, last.step, last.n, ".log"))
     return logs
 
 
-def _files(
+def _read_end(path: Path) -> bytes:
+    """Return the last `_TAIL` bytes of a file, from the start of a line. Raises OSError."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - _TAIL))
+        data = file.read()
+    return data if size <= _TAIL else data.partition(b"\n")[2]
+
+
+def _small_files(
     ws: Workspace, found: Iterable[StepInstance], traces: Mapping[str, Trace]
-) -> tuple[list[OutputFile], list[str]]:
-    """The pictures and small texts among the outputs; and what was left out."""
+) -> tuple[list[OutputFile], int]:
+    """Return the pictures and small texts among the outputs, and how many were passed over."""
     files: list[OutputFile] = []
     passed = 0
     for each in found:
         trace = traces.get(each.attempts[-1].key) if each.attempts else None
         for _, path, content in trace.outputs if trace is not None else ():
-            for inner, place in _inside(ws, path, content):
+            for inner, place in _files_of_output(ws, path, content):
                 largest = _LARGEST.get(os.path.splitext(inner)[1].lower())
                 if largest is None:
                     continue
-                try:
-                    if len(files) >= _FILES or os.stat(place).st_size > largest:
-                        passed += 1
-                    else:
-                        with open(place, "rb") as file:
-                            files.append(OutputFile(each.id, inner, file.read()))
-                except OSError:
+                data = _read_small(place, largest) if len(files) < _FILES else None
+                if data is None:
                     passed += 1
-    return files, [
-        f"{passed} pictures and texts are too large or too many to be here"
-    ] if passed else []
+                else:
+                    files.append(OutputFile(each.id, inner, data))
+    return files, passed
 
 
-def _inside(ws: Workspace, path: str, content: Content) -> Iterable[tuple[str, str]]:
+def _read_small(place: str, largest: int) -> bytes | None:
+    """Return the content of a file; None if it is larger, or cannot be read."""
+    try:
+        if os.stat(place).st_size > largest:
+            return None
+        with open(place, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _files_of_output(ws: Workspace, path: str, content: Content) -> Iterable[tuple[str, str]]:
     """The files of an output: their paths in an attempt, and where they lie."""
     if not ws.objects.has(content):
         return
@@ -202,30 +207,41 @@ def _inside(ws: Workspace, path: str, content: Content) -> Iterable[tuple[str, s
             yield f"{path}/{entry.path}", f"{place}/{entry.path}"
 
 
-def _why(
+def changes_of(ws: Workspace, row: RunRow) -> dict[str, list[str]]:
+    """Return what had changed for each step that ran, since it ran last before this run."""
+    by_step: dict[str, list[AttemptRow]] = {}
+    for attempt in ws.store.runs.attempts(row.id):
+        by_step.setdefault(attempt.step, []).append(attempt)
+    return _find_causes(ws, row, by_step)
+
+
+def _find_causes(
     ws: Workspace, row: RunRow, by_step: Mapping[str, Sequence[AttemptRow]]
 ) -> dict[str, list[str]]:
-    """What had changed for each step that ran, since it ran last before this run."""
+    """Return what had changed for each step that ran, since it ran last before this run."""
+    earlier = _attempts_before(ws, row, by_step)
+    found = {step: _causes(earlier.get(step), tries[0]) for step, tries in by_step.items()}
+    return {step: causes for step, causes in found.items() if causes}
+
+
+def _attempts_before(ws: Workspace, row: RunRow, steps: Iterable[str]) -> dict[str, AttemptRow]:
+    """Return the last attempt of each step before a run, among the last 200 runs."""
     earlier: dict[str, AttemptRow] = {}
     for run in ws.store.runs.latest(recipe=row.recipe, last=200):
         if run.created < row.created:
-            for step, attempt in ws.store.runs.latest_attempts(
-                row.recipe, [step for step in by_step if step not in earlier], run=run.id
-            ).items():
-                earlier[step] = attempt
-    answer: dict[str, list[str]] = {}
-    for step, tries in by_step.items():
-        before, now = earlier.get(step), tries[0].preimage
-        if before is None:
-            answer[step] = ["it had not run here before"]
-        elif (
-            isinstance(before.preimage, dict)
-            and isinstance(now, dict)
-            and "author" in before.preimage
-            and "author" in now
-        ):
-            changes = [str(change) for change in fingerprint.explain(before.preimage, now)]
-            answer[step] = changes or [
-                "nothing had changed: it was asked for again, or had not been done"
-            ]
-    return answer
+            missing = [step for step in steps if step not in earlier]
+            earlier |= ws.store.runs.latest_attempts(row.recipe, missing, run=run.id)
+    return earlier
+
+
+def _causes(before: AttemptRow | None, now: AttemptRow) -> list[str]:
+    """Return in words what had changed between two attempts; empty if that is not kept."""
+    if before is None:
+        return ["it had not run here before"]
+    old, new = before.preimage, now.preimage
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return []
+    if "author" not in old or "author" not in new:
+        return []
+    changes = [str(change) for change in fingerprint.explain(old, new)]
+    return changes or ["nothing had changed: it was asked for again, or had not been done"]

@@ -16,7 +16,7 @@ from ..language.recipe import Recipe
 from ..language.values import is_number
 from ..planning.ids import bare
 from ..storage import metrics, run_graph
-from ..storage.records.runs import FINAL, RunRow, Tried
+from ..storage.records.runs import FINAL, RunRow, StepRow, Tried
 from ..storage.workspace import Workspace
 from .comparison import Cell, is_comparable, is_outcome, lower_is_better, matrix_values
 from .results import Point, read_attempt_points
@@ -71,11 +71,11 @@ class RunNumbers(NamedTuple):
     """The metric that says most, and its curve in small."""
 
 
-def summarize(said: Iterable[Point]) -> dict[str, MetricSummary]:
-    """The summary of each metric of note that points have."""
+def summarize(points: Iterable[Point]) -> dict[str, MetricSummary]:
+    """Return the summary of each outcome metric that points have, `NAMES` metrics at most."""
     values: dict[str, list[tuple[float, float]]] = {}
     last: dict[str, metrics.Value] = {}
-    for n, point in enumerate(said):
+    for n, point in enumerate(points):
         step = point.get("step", point.get("epoch", n))
         x = float(step) if is_comparable(step) else float(n)
         for name, value in point.items():
@@ -84,15 +84,17 @@ def summarize(said: Iterable[Point]) -> dict[str, MetricSummary]:
             last[name] = value
             if is_number(value):
                 values.setdefault(name, []).append((x, float(value)))
-    found = {}
-    for name, value in last.items():
-        pairs = values.get(name, [])
-        at_min, least = min(pairs, key=lambda pair: pair[1], default=(None, None))
-        at_max, greatest = max(pairs, key=lambda pair: pair[1], default=(None, None))
-        found[name] = MetricSummary(
-            value, least, greatest, at_min, at_max, len(pairs), _thin_curve([y for _, y in pairs])
-        )
-    return found
+    return {name: _summarize_one(value, values.get(name, [])) for name, value in last.items()}
+
+
+def _summarize_one(last: metrics.Value, pairs: Sequence[tuple[float, float]]) -> MetricSummary:
+    """Return the summary of one metric; `pairs` are its steps and values."""
+    if not pairs:
+        return MetricSummary(last, None, None, None, None, 0, [])
+    at_min, least = min(pairs, key=lambda pair: pair[1])
+    at_max, greatest = max(pairs, key=lambda pair: pair[1])
+    curve = _thin_curve([value for _, value in pairs])
+    return MetricSummary(last, least, greatest, at_min, at_max, len(pairs), curve)
 
 
 def _thin_curve(values: Sequence[float]) -> list[float]:
@@ -103,7 +105,7 @@ def _thin_curve(values: Sequence[float]) -> list[float]:
 
 
 def merge_summaries(all: Iterable[Summaries]) -> dict[str, MetricSummary]:
-    """Summaries of several attempts or steps as one, the later ones last."""
+    """Return the summaries of several attempts or steps as one, the later ones last."""
     found: dict[str, MetricSummary] = {}
     for each in all:
         for name, new in each.items():
@@ -115,87 +117,116 @@ def merge_summaries(all: Iterable[Summaries]) -> dict[str, MetricSummary]:
 def _merge_two(old: MetricSummary, new: MetricSummary) -> MetricSummary:
     least, at_min = _better_extreme((old.min, old.at_min), (new.min, new.at_min), sign=1)
     greatest, at_max = _better_extreme((old.max, old.at_max), (new.max, new.at_max), sign=-1)
-    n = (old.n or 0) + (new.n or 0) if old.n is not None or new.n is not None else None
-    return MetricSummary(new.last, least, greatest, at_min, at_max, n, new.curve or old.curve)
+    count = None
+    if old.n is not None or new.n is not None:
+        count = (old.n or 0) + (new.n or 0)
+    curve = new.curve or old.curve
+    return MetricSummary(new.last, least, greatest, at_min, at_max, count, curve)
 
 
 _Extreme = tuple[float | None, float | None]
 
 
 def _better_extreme(old: _Extreme, new: _Extreme, *, sign: int) -> _Extreme:
-    if old[0] is None or new[0] is None:
-        return new if old[0] is None else old
+    """Return the lower of two extremes if `sign` is 1, the higher if it is -1."""
+    if old[0] is None:
+        return new
+    if new[0] is None:
+        return old
     return new if sign * new[0] < sign * old[0] else old
 
 
 def summarize_runs(
     ws: Workspace, rows: Sequence[RunRow], live: Mapping[str, Mapping[str, Summaries]] | None = None
 ) -> dict[str, RunNumbers]:
-    """What each run reported or found; `live` is that of attempts under way, by run and step.  Reads points for up to `PATIENCE` seconds."""
+    """Return what each run reported or found, by run.
+
+    `live` has the summaries of running attempts, by run and step. Points are read for `PATIENCE`
+    seconds at most.
+    """
     ids = [row.id for row in rows]
     steps = ws.store.runs.steps_of(ids)
-    graphs = {row.id: run_graph.recall(ws.home, row.id) for row in rows}
-    fresh = {id: dict(graph.fresh) if graph is not None else {} for id, graph in graphs.items()}
-    for id, found in steps.items():
-        fresh[id] |= {
-            row.step: row.key for row in found.values() if row.state == "FRESH" and row.key
-        }
-    keys = {key for found in fresh.values() for key in found.values()}
+    fresh = {id: _fresh_keys(ws, id, steps.get(id, {})) for id in ids}
     own = ws.store.runs.tried(ids)
-    made = ws.store.runs.makers(keys)
-    known = _load_summaries(ws, [*own, *made.values()])
+    makers = ws.store.runs.makers({key for found in fresh.values() for key in found.values()})
+    known = _load_summaries(ws, [*own, *makers.values()])
     answer = {}
     for row in rows:
         by_step: dict[str, list[Summaries]] = {}
         for step, key in fresh[row.id].items():
-            if key in made and made[key].run != row.id and (each := known.get(made[key].id)):
-                by_step[step] = [each]
+            maker = makers.get(key)
+            if maker is not None and maker.run != row.id and known.get(maker.id):
+                by_step[step] = [known[maker.id]]
         for tried in own:
-            if tried.run == row.id and (each := known.get(tried.id)):
-                by_step.setdefault(tried.step, []).append(each)
+            if tried.run == row.id and known.get(tried.id):
+                by_step.setdefault(tried.step, []).append(known[tried.id])
         for step, each in (live or {}).get(row.id, {}).items():
             by_step.setdefault(step, []).append(each)
         together = {step: merge_summaries(each) for step, each in by_step.items()}
         states = {each.step: each.state for each in steps.get(row.id, {}).values()}
-        answer[row.id] = _numbers(row, together, states)
+        answer[row.id] = _run_numbers(row, together, states)
     return answer
 
 
-def _numbers(
+def _fresh_keys(ws: Workspace, run: str, steps: Mapping[str, StepRow]) -> dict[str, str]:
+    """Return the keys of the steps that a run found fresh, by step."""
+    graph = run_graph.recall(ws.home, run)
+    keys = dict(graph.fresh) if graph is not None else {}
+    keys |= {row.step: row.key for row in steps.values() if row.state == "FRESH" and row.key}
+    return keys
+
+
+def _run_numbers(
     row: RunRow, by_step: Mapping[str, Summaries], states: Mapping[str, str]
 ) -> RunNumbers:
+    merged, directions = merge_summaries(by_step.values()), read_directions(row)
+    least = {name: directions.get(name, lower_is_better(name)) for name in merged}
+    trials = _find_trials(by_step, states)
+    shown = (
+        [
+            _trial_numbers(id, steps, by_step, states)
+            for id, steps in sorted(trials.items())[:TRIALS]
+        ]
+        if len(trials) > 1
+        else []
+    )
+    drawn = [name for name in sorted(merged, key=_rank) if len(merged[name].curve) > 1]
+    curve = (drawn[0], merged[drawn[0]].curve) if drawn else None
+    return RunNumbers(merged, shown, least, curve)
+
+
+def _find_trials(
+    by_step: Mapping[str, Summaries], states: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Return the steps of each trial, of the matrices of which some instance has numbers."""
     reporting = {bare(match[0]) for step in by_step if (match := _TRIAL.match(step))}
     trials: dict[str, list[str]] = {}
+    # An instance whose numbers were not read yet is a trial too.
     for step in [*states, *(step for step in by_step if step not in states)]:
-        # One whose numbers were not read yet is a trial, too.
-        if (match := _TRIAL.match(step)) and bare(match[0]) in reporting:
+        match = _TRIAL.match(step)
+        if match is not None and bare(match[0]) in reporting:
             trials.setdefault(match[0], []).append(step)
-    shown = []
-    if len(trials) > 1:
-        for id, steps in sorted(trials.items())[:TRIALS]:
-            numbers = merge_summaries(by_step[step] for step in steps if step in by_step)
-            inputs = {name: _parse_value(text) for name, text in matrix_values(id).items()}
-            ends = [states[step] for step in steps if step in states]
-            shown.append(TrialNumbers(id, inputs, _worst(ends), numbers))
-    found, least = merge_summaries(by_step.values()), directions(row)
-    which = {name: least.get(name, lower_is_better(name)) for name in found}
-    curve = next((name for name in sorted(found, key=_rank) if len(found[name].curve) > 1), None)
-    return RunNumbers(found, shown, which, (curve, found[curve].curve) if curve else None)
+    return trials
+
+
+def _trial_numbers(
+    id: str, steps: Sequence[str], by_step: Mapping[str, Summaries], states: Mapping[str, str]
+) -> TrialNumbers:
+    inputs = {name: _parse_value(text) for name, text in matrix_values(id).items()}
+    state = _worst([states[step] for step in steps if step in states])
+    numbers = merge_summaries(by_step[step] for step in steps if step in by_step)
+    return TrialNumbers(id, inputs, state, numbers)
 
 
 def _parse_value(text: str) -> Cell:
-    """A value of an id, which is text there, as a number where it is one."""
+    """Return a value of an id as a number if it is one; ids have text."""
     try:
         number = float(text)
     except ValueError:
         return text
-    return (
-        text
-        if not is_comparable(number)
-        else int(number)
-        if re.fullmatch(r"-?\d+", text)
-        else number
-    )
+    if not is_comparable(number):
+        return text
+    return int(number) if re.fullmatch(r"-?\d+", text) else number
 
 
 def _rank(metric: str) -> tuple[bool, bool]:
@@ -209,30 +240,38 @@ def _worst(states: Collection[str]) -> str:
 
 
 def _load_summaries(ws: Workspace, tries: Sequence[Tried]) -> dict[str, Summaries]:
-    """Summaries by the ids of attempts: those that the index has, and others as far as there is time to read their points."""
-    found = ws.store.index.summaries([each.id for each in tries])
+    """Return summaries by the ids of attempts.
+
+    Those of the index come first. Of others the points are read, as far as `PATIENCE` lasts, and
+    the index remembers their summaries.
+    """
+    stored = ws.store.index.summaries([each.id for each in tries])
     known: dict[str, Summaries] = {
-        id: {name: MetricSummary(*each) for name, each in of.items()} for id, of in found.items()
+        id: {name: MetricSummary(*each) for name, each in of.items()} for id, of in stored.items()
     }
-    until, new = time.monotonic() + PATIENCE, {}
+    until = time.monotonic() + PATIENCE
+    new: dict[str, Summaries] = {}
     for each in tries:
         if each.id in known or time.monotonic() > until:
             continue
-        said: Sequence[Point] | None = ()
-        with suppress(Invalid):  # its pattern takes too long: it has no numbers
-            full = next(
-                (a for a in ws.store.runs.attempts(each.run, each.step) if a.n == each.n), None
-            )
-            said = read_attempt_points(ws, full) if full is not None else ()
-        known[each.id] = new[each.id] = summarize(said or ())
+        known[each.id] = new[each.id] = summarize(_read_points(ws, each))
     if new:
         ws.store.index.summarize(
-            {id: {name: list(s) for name, s in of.items()} for id, of in new.items()}
+            {id: {name: list(each) for name, each in of.items()} for id, of in new.items()}
         )
     return known
 
 
-def directions(row: RunRow) -> Mapping[str, bool]:
+def _read_points(ws: Workspace, tried: Tried) -> Sequence[Point]:
+    """Return the points of an attempt; none if its pattern takes too long."""
+    for attempt in ws.store.runs.attempts(tried.run, tried.step):
+        if attempt.n == tried.n:
+            with suppress(Invalid):
+                return read_attempt_points(ws, attempt) or ()
+    return ()
+
+
+def read_directions(row: RunRow) -> Mapping[str, bool]:
     """Of metrics that a `select` of the run's recipe names whether the least is best; nothing where its file cannot be read."""
     path = Path(str(row.data.get("source", "")))
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeGuard
 
 from ..planning.run_view import training_from
 from ..planning.training import Reporting, training_of
@@ -14,19 +14,22 @@ _TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
 
 
 def training_length(found: Survey, id: str) -> float | None:
-    """How many steps the training of a step takes; None where its inputs do not say."""
+    """Return how many steps the training of a step takes; None if its inputs do not say."""
     n = found.plan.index.get(id)
     author = found.plan.specs()[n].author if n is not None else {}
     reads = author.get("reads", {})
-    if any(
-        isinstance(epochs := reads.get(f"{kind}.epochs"), (int, float)) and epochs > 0
-        for kind in ("matrix", "inputs")
-    ):
+    if any(_is_positive(reads.get(f"{kind}.epochs")) for kind in ("matrix", "inputs")):
         return None
-    given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
-    return next(
-        (float(value) for value in given if isinstance(value, (int, float)) and value > 0), None
-    )
+    for name in _TOTALS:
+        for kind in ("matrix", "inputs"):
+            value = reads.get(f"{kind}.{name}")
+            if _is_positive(value):
+                return float(value)
+    return None
+
+
+def _is_positive(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and value > 0
 
 
 def reporting_steps(ws: Workspace, found: Survey) -> list[Reporting]:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,10 @@ from ..errors import Busy, CannotRun, RecipeError
 from ..hosts.link.local_agents import forget_root, spent_roots
 from ..paths import heads
 from ..planning.judge import FRESH, MAYBE, SKIPPED, Verdict
-from ..planning.plan import SELECT, UNCACHED
+from ..planning.plan import SELECT, UNCACHED, Node
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
 from ..storage.content import disk
+from ..storage.content.files import Content
 from ..storage.garbage import Garbage
 from ..storage.records.index import Made, Published, Trace
 from ..storage.records.runs import FINAL, RunRow
@@ -30,59 +31,42 @@ from .survey import Survey, out_dir
 _DAY = 86_400.0
 
 
-# -- adopt -------------------------------------------------------------------------------------------------------------------------------------------
+# -- adopt ---------------------------------------------------------------------------------------
 
 
 def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
-    """Take the files that lie where step `n` publishes for its result under its present key.  None: they are that already.  Raises CannotRun."""
+    """Take the files that lie where step `n` publishes as its result under its present key.
+
+    Returns None if they are that already. Raises CannotRun.
+    """
     node, verdict = found.plan.nodes[n], found.verdicts[n]
-    if node.flags & SELECT:
-        raise CannotRun(
-            f"{node.id} selects, it makes nothing",
-            fix="adopt one of the steps that it selects from",
-        )
-    if node.flags & UNCACHED:
-        raise CannotRun(f"{node.id} says `cache: false`: it runs every time, whatever is there")
-    if verdict.answer == SKIPPED:
-        raise CannotRun(f"{node.id} is skipped: {'; '.join(verdict.reasons)}")
-    if verdict.key is None:
-        fix = (
-            "run what it needs first (`recipe run --until`), or adopt that"
-            if verdict.answer == MAYBE
-            else ""
-        )
-        raise CannotRun(f"{node.id} has no key yet: {'; '.join(verdict.reasons)}", fix=fix)
+    key = _adoptable_key(node, verdict)
     if verdict.answer == FRESH:
         return None
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
     targets = dict(found.targets.get(n, ()))
-    made, rows, wrong = [], [], []
+    made: list[Made] = []
+    published: list[Published] = []
+    problems: list[str] = []
     for name, path, flags in node.outputs:
         at = targets.get(name, f"{head}{node.prefix}{path}")
         content = ws.cache.content_of(at)
-        target = ws.root / at
-        if content is None:
-            if not flags & OPTIONAL:
-                wrong.append(f"{at} is not there")
-        elif flags & DIRECTORY and content[0] != "t":
-            wrong.append(f"{at} is not a directory")
-        elif flags & NONEMPTY and (
-            not any(target.iterdir()) if content[0] == "t" else target.stat().st_size == 0
-        ):
-            wrong.append(f"{at} is empty, which the recipe forbids")
-        else:
-            ws.objects.put(Path(os.path.realpath(target)), content, move=False)
+        problem = _unfit_output(ws.root / at, content, flags)
+        if problem:
+            problems.append(f"{at} {problem}")
+        elif content is not None:
+            ws.objects.put(Path(os.path.realpath(ws.root / at)), content, move=False)
             made.append(Made(name, path, content))
             if name in targets:
-                rows.append(Published(at, content, "", "", node.id, found.plan.recipe))
-    if wrong:
+                published.append(Published(at, content, "", "", node.id, found.plan.recipe))
+    if problems:
         raise CannotRun(
-            f"{node.id} cannot be adopted: {'; '.join(wrong)}",
+            f"{node.id} cannot be adopted: {'; '.join(problems)}",
             fix="put the files there, or run the step",
         )
     trace = Trace(
-        verdict.key,
+        key,
         found.plan.recipe,
         node.id,
         "",
@@ -93,11 +77,44 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
         json.dumps({"adopted": True}),
     )
     ws.save_cache()
-    ws.store.index.adopt(trace, rows)
+    ws.store.index.adopt(trace, published)
     return trace
 
 
-# -- published files ---------------------------------------------------------------------------------------------------------------------------------
+def _adoptable_key(node: Node, verdict: Verdict) -> str:
+    """Return the key under which files become the result of a step. Raises CannotRun."""
+    if node.flags & SELECT:
+        raise CannotRun(
+            f"{node.id} selects, it makes nothing",
+            fix="adopt one of the steps that it selects from",
+        )
+    if node.flags & UNCACHED:
+        raise CannotRun(f"{node.id} says `cache: false`: it runs every time, whatever is there")
+    if verdict.answer == SKIPPED:
+        raise CannotRun(f"{node.id} is skipped: {'; '.join(verdict.reasons)}")
+    if verdict.key is None:
+        fix = ""
+        if verdict.answer == MAYBE:
+            fix = "run what it needs first (`recipe run --until`), or adopt that"
+        raise CannotRun(f"{node.id} has no key yet: {'; '.join(verdict.reasons)}", fix=fix)
+    return verdict.key
+
+
+def _unfit_output(target: Path, content: Content | None, flags: int) -> str:
+    """Return why a file or folder cannot be an output with these flags; empty if it can."""
+    if content is None:
+        return "" if flags & OPTIONAL else "is not there"
+    is_folder = content[0] == "t"
+    if flags & DIRECTORY and not is_folder:
+        return "is not a directory"
+    if flags & NONEMPTY:
+        is_empty = not any(target.iterdir()) if is_folder else target.stat().st_size == 0
+        if is_empty:
+            return "is empty, which the recipe forbids"
+    return ""
+
+
+# -- published files -----------------------------------------------------------------------------
 
 
 class PublishedPath(NamedTuple):
@@ -108,29 +125,30 @@ class PublishedPath(NamedTuple):
 
 
 def examine_published(ws: Workspace, rows: Iterable[Published]) -> list[PublishedPath]:
-    """What became of what we published."""
-    answer = []
-    for row in rows:
-        if not os.path.lexists(ws.root / row.path):
-            now = "gone"
-        elif os.path.islink(ws.root / row.path):
-            now = "edited"
-        else:
-            try:
-                now = "ours" if ws.cache.content_of(row.path) == row.content else "edited"
-            except (
-                RecipeError
-            ):  # a pipe, or a link that leads out: nothing that we would have put there
-                now = "edited"
-        answer.append(PublishedPath(row, now))
-    return answer
+    """Return what became of published paths."""
+    return [PublishedPath(row, _state_of(ws, row)) for row in rows]
+
+
+def _state_of(ws: Workspace, row: Published) -> str:
+    path = ws.root / row.path
+    if not os.path.lexists(path):
+        return "gone"
+    if os.path.islink(path):
+        return "edited"
+    try:
+        return "ours" if ws.cache.content_of(row.path) == row.content else "edited"
+    except RecipeError:  # a pipe, or a link that leads out: no run publishes such a thing
+        return "edited"
 
 
 def find_stale(ws: Workspace, found: Survey) -> list[Published]:
-    """What earlier runs of this recipe left and its plan does not make: no step has that path, or its step is skipped, or did not make it this time.
+    """Return the outputs of earlier runs of this recipe that its plan does not make.
 
-    Results of a library recipe under other inputs have folders of their own, those of `--out` are where they were asked for, what was adopted is the
-    caller's: none is stale.  Nor is what a step may make that has not run yet.  While a matrix waits for its files, only steps in the plan count.
+    No step has such a path, or its step is skipped, or did not make it this time. Results of a
+    library recipe under other inputs have folders of their own, those of `--out` are where they
+    were asked for, and adopted files are the caller's: none of these is stale. Neither is an
+    output of a step that has not run yet. While a matrix waits for its files, only steps in the
+    plan count.
     """
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
@@ -140,21 +158,25 @@ def find_stale(ws: Workspace, found: Survey) -> list[Published]:
         for target in targets
         if _makes(found.verdicts[n], target.output)
     }
-    around = {parent for path in wanted for parent in heads(path)[1:]}
-    known = {node.id.partition("[")[0] for node in found.plan.nodes}
+    parents = {parent for path in wanted for parent in heads(path)[1:]}
+    steps = {_top_step(node.id) for node in found.plan.nodes}
     rows = []
     for path, row in sorted(ws.store.index.published(found.plan.recipe).items()):
-        here = path.startswith(head) if head else not path.startswith("/")
-        certain = row.run and (not found.plan.pending or row.step.partition("[")[0] in known)
-        if (
-            here
-            and certain
-            and path not in wanted
-            and path not in around
-            and not any(parent in wanted for parent in heads(path)[1:])
-        ):
-            rows.append(row)
+        is_here = path.startswith(head) if head else not path.startswith("/")
+        is_of_plan = not found.plan.pending or _top_step(row.step) in steps
+        if not is_here or not row.run or not is_of_plan:
+            continue
+        if path in wanted or path in parents:
+            continue
+        if any(parent in wanted for parent in heads(path)[1:]):
+            continue
+        rows.append(row)
     return rows
+
+
+def _top_step(id: str) -> str:
+    """Return the step of the recipe itself that an instance is of."""
+    return id.partition("[")[0]
 
 
 def _makes(verdict: Verdict, output: str) -> bool:
@@ -250,46 +272,68 @@ _LOCKED = {
 
 
 def find_leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
-    """Logs of runs that go; plans, manifests, downloads, states, environments, repositories, and what a worker published, not touched for so long."""
+    """Return what `garbage` makes superfluous, and what was not written for `keep_days`.
+
+    The first are logs of runs and attempts that go. The second are plans, manifests, downloads,
+    states, environments, repositories, and what a worker published.
+    """
     oldest = time.time() - keep_days * _DAY
     rows = ws.store.runs.latest()
-    known = {row.id for row in rows} - set(garbage.runs)
-    found = [
-        Leftover("attempt", path, disk.total(path))
-        for path in (ws.home / "attempts" / name for name in garbage.attempts)
+    active = {row.id for row in rows if row.state not in FINAL}
+    kept_runs = {row.id for row in rows} - set(garbage.runs)
+    return [
+        *_measure("attempt", (ws.home / "attempts" / name for name in garbage.attempts)),
+        *_measure("logs", _logs_of_gone_runs(ws, kept_runs, garbage.before)),
+        *_measure("plan", _not_written_since(ws.home / "plans", oldest)),
+        *_measure("manifest", _not_written_since(ws.home / "manifests", oldest)),
+        *_measure("download", _not_written_since(ws.home / "cache", oldest)),
+        *_measure("result", _results_of_worker(ws, active, oldest)),
+        *_measure("agent", _spent_agents(ws, active, set(garbage.attempts))),
+        *_unlocked_folders(ws, oldest),
     ]
-    for folder in _entries(ws.home / "runs"):
-        if folder.name not in known and _last_write(folder) < garbage.before:
-            found.append(Leftover("logs", folder, disk.total(folder)))
-    for kind, name in (("plan", "plans"), ("manifest", "manifests"), ("download", "cache")):
-        found += [
-            Leftover(kind, path, disk.total(path))
-            for path in _entries(ws.home / name)
-            if _last_write(path) < oldest
-        ]
-    if (
-        ws.home / "bundles"
-    ).is_dir():  # a worker's folder: what it published is its submitters', and is in the store
-        open_runs = {row.id for row in rows if row.state not in FINAL}
-        for folder in _entries(ws.root / "out"):
-            if (
-                _RUN.fullmatch(folder.name)
-                and folder.name not in open_runs
-                and _last_write(folder) < oldest
-            ):
-                found.append(Leftover("result", folder, disk.total(folder)))
-    going = {f"attempts/{name}" for name in garbage.attempts}
-    left = " ".join(
-        name
-        for name in (path.name for path in _entries(ws.home / "attempts"))
-        if f"attempts/{name}" not in going
-    )
-    needed = {row.id for row in rows if row.state not in FINAL} | set(_RUN.findall(left))
-    for path in spent_roots(ws.home, needed):
-        found.append(Leftover("agent", path, disk.total(path)))
+
+
+def _measure(kind: str, paths: Iterable[Path]) -> list[Leftover]:
+    return [Leftover(kind, path, disk.total(path)) for path in paths]
+
+
+def _logs_of_gone_runs(ws: Workspace, kept: Collection[str], before: float) -> list[Path]:
+    return [
+        folder
+        for folder in _entries(ws.home / "runs")
+        if folder.name not in kept and _last_write(folder) < before
+    ]
+
+
+def _not_written_since(folder: Path, oldest: float) -> list[Path]:
+    return [path for path in _entries(folder) if _last_write(path) < oldest]
+
+
+def _results_of_worker(ws: Workspace, active: Collection[str], oldest: float) -> list[Path]:
+    """Return what a worker published for its submitters, who have it from the store."""
+    if not (ws.home / "bundles").is_dir():  # no worker's folder
+        return []
+    return [
+        folder
+        for folder in _not_written_since(ws.root / "out", oldest)
+        if _RUN.fullmatch(folder.name) and folder.name not in active
+    ]
+
+
+def _spent_agents(
+    ws: Workspace, active: Collection[str], gone_attempts: Collection[str]
+) -> Iterable[Path]:
+    """Return the folders of local agents that serve no active run and no attempt that stays."""
+    names = (path.name for path in _entries(ws.home / "attempts"))
+    staying = " ".join(name for name in names if name not in gone_attempts)
+    return spent_roots(ws.home, {*active, *_RUN.findall(staying)})
+
+
+def _unlocked_folders(ws: Workspace, oldest: float) -> list[Leftover]:
+    found = []
     for kind, (name, lock) in _LOCKED.items():
-        for folder in _entries(ws.home / name):
-            if _last_write(folder) < oldest and not ws.locks.held(f"{lock}-{folder.name}"):
+        for folder in _not_written_since(ws.home / name, oldest):
+            if not ws.locks.held(f"{lock}-{folder.name}"):
                 found.append(Leftover(kind, folder, disk.total(folder)))
     return found
 

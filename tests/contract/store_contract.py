@@ -19,6 +19,7 @@ from runner.execution.terms import new_id
 from runner.storage.content.files import Content
 from runner.storage.records.index import Changes, Made, Published, Trace
 from runner.storage.records.outbox import Letter
+from runner.storage.records.processes import machine, this_process
 from runner.storage.records.runs import (
     AttemptRow,
     Event,
@@ -33,6 +34,7 @@ from runner.storage.records.runs import (
     settle,
 )
 from runner.storage.records.store import Store
+from runner.storage.records.workers import SILENT, WorkerRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,6 +542,40 @@ def test_a_run_is_found_by_its_name_or_a_part_of_its_id(store: Store) -> None:
         and ends(Wanted(part="aaaaa2")) == "2"
         and ends(Wanted(part="%")) == ""
     )
+
+
+def test_a_worker_is_known_from_its_first_word_to_its_end(store: Store, fresh: Fresh) -> None:
+    here = WorkerRow(
+        this_process(), "host process 1", store.runs.workspace, "ssh", {"gpu": "a100"}, {"user": 2}
+    )
+    store.runs.workers.hear(here)
+    store.runs.workers.hear(here)
+    (found,) = fresh().runs.workers.all(store.runs.workspace)
+    assert found._replace(age=0.0, silent=0.0) == here and found.alive and found.silent < 5
+    elsewhere = here._replace(process="other/boot 1 1", workspace="/elsewhere", store="s3://bucket")
+    store.runs.workers.hear(elsewhere)
+    dead = here._replace(process=f"{machine()} 1 0")
+    store.runs.workers.hear(dead)
+    known = {each.process: each for each in store.runs.workers.all(store.runs.workspace)}
+    assert known[elsewhere.process].alive and not known[dead.process].alive
+    assert not known[elsewhere.process]._replace(silent=SILENT).alive
+    for each in (here, elsewhere, dead):
+        store.runs.workers.forget(each.process)
+    assert store.runs.workers.all(store.runs.workspace) == []
+
+
+def test_a_run_of_a_higher_priority_is_claimed_first_also_when_it_got_it_later(
+    store: Store,
+) -> None:
+    for n in "12":
+        store.runs.submit(RUN._replace(id=f"r{n}", due=1.0))
+    before = store.runs.get("r2").next_event
+    store.runs.prioritize("r2", 5)
+    (event,) = store.runs.events("r2", before - 1)
+    assert (event.subject, event.after, event.reason) == ("run", "QUEUED", "prioritized")
+    assert event.data == {"priority": 5}
+    claimed = store.runs.claim_next("worker", ANY)
+    assert claimed is not None and (claimed.id, claimed.priority) == ("r2", 5)
 
 
 def test_what_people_say_of_a_run_changes_and_is_heard_also_when_it_is_over(store: Store) -> None:

@@ -12,10 +12,9 @@ import pytest
 
 from runner.interface.cli.main import main
 from runner.survey import binned
-from tests.servers.browser import Tab, address
+from tests.servers.browser import Tab
 from tests.servers.rest import Rest
 from tests.support import RECIPE
-from tests.tools import chromium
 
 POINTS = 10_000
 PEAK = 4321
@@ -51,19 +50,6 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
     assert main(["sweep", "-C", str(root), "./long.yaml", f"rate={RATES}", f"seed={SEEDS}"]) == 0
     with Rest(root) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser(rest: Rest) -> Iterator[Any]:
-    del rest  # its runs are made before the loop of a browser is there
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def where(rest: Rest) -> str:
-    """The address of the page, with its token."""
-    return address(rest)
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ def test_a_run_is_followed_with_moves_progress_metrics_lines_and_warnings(rest: 
     said = {each.event: each.data for each in found}
     name = {"run": run, "step": "learn", "attempt": 1}
     values = {"step": 1, "max_steps": 4, "loss": 2.5, "rate": "nan"}
-    assert said["metrics"] == {**name, "points": 1, "values": values}
+    assert said["metrics"] == {**name, "points": 1, "values": values, "new": [values]}
     assert said["warning"] == {**name, "text": "rows were cut"}
     lines = [line for each in found if each.event == "log" for line in each.data["lines"]]
     assert lines == ["learning ***", "no end"]

@@ -18,7 +18,7 @@ from runner.execution.queue import serve
 from runner.execution.steps.control import Handover, Stopper
 from runner.execution.terms import Choice, Settings
 from runner.reports.delivery import deliver
-from runner.storage.records import postgres_claims, postgres_database
+from runner.storage.records import postgres_claims, postgres_database, processes
 from runner.storage.records.exchange import Chunk
 from runner.storage.records.index import Changes
 from runner.storage.records.runs import ELSEWHERE, Offer, Stale, StepRow
@@ -115,7 +115,7 @@ def test_another_machine_takes_a_run_whose_jobs_may_go_on_here_only_when_they_ha
         assert silent(60, "other/boot 1 1 x") is None
         assert silent(ELSEWHERE - postgres_claims.CLAIM + 1, "other/boot 1 1 x") is not None
         assert (
-            silent(1, f"{postgres_claims._machine()} 1 1 x") is not None
+            silent(1, f"{processes.machine()} 1 1 x") is not None
         )  # a worker of that machine finds the jobs
         db.execute("UPDATE steps SET state = 'QUEUED'")
         assert silent(1, "other/boot 1 1 x") is not None
@@ -231,7 +231,7 @@ def test_the_claim_of_a_dead_process_of_this_machine_counts_for_nothing_and_the_
     with psycopg.connect(url, autocommit=True) as db:
         db.execute(
             "UPDATE runs SET holder = %s",
-            (f"{postgres_claims._machine()} {os.getpid()} another-start x",),
+            (f"{processes.machine()} {os.getpid()} another-start x",),
         )
     assert taken(store) == ("r1", 2) and store.runs.get("r1").recoveries == 1
     with Store.open(tmp_path / ".recipe") as alone:
@@ -248,11 +248,11 @@ def test_a_killed_worker_that_its_parent_did_not_wait_for_holds_no_run(
 ) -> None:
     store.runs.submit(RUN._replace(due=1.0), "w")
     with subprocess.Popen(["sleep", "60"]) as dead, psycopg.connect(url, autocommit=True) as db:
-        holder = f"{postgres_claims._machine()} {dead.pid} {postgres_claims._began(dead.pid)} x"
+        holder = f"{processes.machine()} {dead.pid} {processes.began(dead.pid)} x"
         db.execute("UPDATE runs SET holder = %s", (holder,))
         assert store.runs.claim_next("w2", Offer()) is None
         dead.kill()
-        until(lambda: not postgres_claims._lives(holder))
+        until(lambda: not processes.lives(holder))
         assert taken(store) == ("r1", 2)
 
 

@@ -163,10 +163,12 @@ def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was
     space.recipe(LISTENS.format(root=space.root))
     space.write("slow", "")
 
+    whole = control_file.asked
+
     async def answered_late(
         host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]
     ) -> bool:
-        answer = await control_file.asked(host, cwd, what)
+        answer = await whole(host, cwd, what)
         await asyncio.wait([task for task in asyncio.all_tasks() if "_carry" in repr(task)])
         return answer
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.servers.browser import Tab, address
+from tests.servers.browser import Tab
 from tests.servers.page_space import EVIL, many, seeded
 from tests.servers.rest import Rest
-from tests.tools import chromium
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +22,6 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
     seeded(root)
     with Rest(root) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser(rest: Rest) -> Iterator[Any]:
-    del rest  # its runs are made before the loop of a browser is there
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def where(rest: Rest) -> str:
-    """The address of the page, with its token."""
-    return address(rest)
 
 
 def opened(browser: Any, where: str, width: int = 1280, scheme: str = "light") -> Tab:

@@ -577,8 +577,16 @@ def test_a_plan_names_the_machine_that_a_driver_would_rent(rest: Rest) -> None:
 def test_machines_that_are_rented_are_listed_with_their_price(rest: Rest) -> None:
     run = rest.submit("rent", driver="loopback")
     leases: list[Any] = []
-    until(lambda: leases.extend(rest.get("/v1/leases")["leases"]) or leases)
-    assert (leases[0]["provider"], leases[0]["run"], leases[0]["gpus"]) == ("loopback", run, 1)
+
+    def ours() -> list[Any]:
+        return [each for each in rest.get("/v1/leases")["leases"] if each["run"] == run]
+
+    until(lambda: leases.extend(ours()) or leases)
+    assert (leases[0]["provider"], leases[0]["used"], leases[0]["gpus"]) == (
+        "loopback",
+        "at-work",
+        1,
+    )
     assert leases[0]["usd_an_hour"] == 1.2 and leases[0]["state"] in ("ASKED", "COMING", "UP")
     assert 'recipe_machines_usd_an_hour{driver="loopback"' in rest.ask("GET", "/metrics").text
     go(rest, "rent")

@@ -228,7 +228,7 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(
             f"ALTER TABLE steps DROP COLUMN {name};" for name in ("detail", "numbers", "began")
         )
         store.database.connection.executescript(
-            f"{later} DROP TABLE summaries; DROP INDEX attempts_by_key; DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1"
+            f"{later} DROP TABLE workers; DROP TABLE summaries; DROP INDEX attempts_by_key; DROP TABLE tiny; DROP TABLE measured; PRAGMA user_version = 1"
         )
     monkeypatch.undo()
     (space.root / "a.txt").unlink()

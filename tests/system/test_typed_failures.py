@@ -84,9 +84,10 @@ def test_a_store_of_before_is_given_kinds_and_words(tmp_path: Path) -> None:
         for table, column in ADDED:
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         _store_before(db.execute)
+        db.execute("DROP TABLE workers")
         db.execute("DROP TABLE summaries")
         db.execute("DROP INDEX attempts_by_key")
-        db.execute(f"PRAGMA user_version = {len(STORE.migrations) - 3}")
+        db.execute(f"PRAGMA user_version = {len(STORE.migrations) - 4}")
     db.close()
     with Store.open(root) as store:
         _is_migrated(store)
@@ -102,8 +103,9 @@ def test_a_database_of_before_is_given_kinds_and_words(
         for table, column in ADDED:
             db.execute(f"ALTER TABLE {table} DROP COLUMN {column}".encode())
         _store_before(lambda text, values: db.execute(text.replace("?", "%s").encode(), values))
+        db.execute("DROP TABLE workers")
         db.execute("DROP INDEX attempts_by_key")
-        version = len(postgres_database._MIGRATIONS) - 2
+        version = len(postgres_database._MIGRATIONS) - 3
         db.execute("DELETE FROM recipe_schema WHERE version >= %s", (version,))
     with Store.open(tmp_path / ".recipe", shared=url, workspace="here") as store:
         _is_migrated(store)

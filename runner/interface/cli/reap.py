@@ -11,28 +11,19 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from drivers.base import Driver, DriverError, Lease
+from drivers.base import DriverError, Lease
 
 from ... import settings
-from ...errors import CannotRun, Invalid, NotFound, Problem, RecipeError, did_you_mean
+from ...api.leases import Known, end_leases, known_leases, lease_to_end
+from ...errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ...hosts.renting import reaper
-from ...hosts.renting.kept import KeptLeases
 from ...hosts.renting.leases import Leases, driver_of, rents
-from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
+from ...storage.records.ledger import Ledger, of_user
 from ...storage.records.store import home
 from .flags import JSON_HELP, agreed
 
 _ID = re.compile(r"[0-9a-f]{8}")
-
-
-class Known(NamedTuple):
-    """A lease, what becomes of it, and the ledger that it stands in."""
-
-    row: LeaseRow
-    fate: reaper.Fate
-    path: Path
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -101,9 +92,13 @@ def run(args: argparse.Namespace) -> int:
     entered = _entered(args, strange)
     strange = [lease for lease in strange if lease not in entered]
     own = {lease.key for lease in entered}
-    known = [each for each in _known(args) if args.installation is None or each.row.key in own]
+    known = [
+        each
+        for each in known_leases(root, os.environ, args.driver)
+        if args.installation is None or each.row.key in own
+    ]
     ends = _chosen(args, known, [*args.keys, *(lease.key for lease in entered if args.unknown)])
-    left = {} if args.dry_run else asyncio.run(_end(ends, args.workspace))
+    left = {} if args.dry_run else asyncio.run(end_leases(ends, root, os.environ))
     if args.json:
         unknown = [
             {
@@ -218,40 +213,10 @@ def _agreed(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool
     )
 
 
-def _known(args: argparse.Namespace) -> list[Known]:
-    """Every lease that is not gone, of the user's ledger and of this workspace's."""
-    root = Path(os.path.abspath(args.workspace))
-    found = []
-    for path in (of_user(os.environ), of_workspace(home(root, os.environ))):
-        with Ledger.open(path, read_only=True) as ledger:
-            found += [
-                Known(row, fate, path)
-                for row, fate in reaper.judged(ledger.living(args.driver), os.environ)
-            ]
-    return found
-
-
 def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str]) -> list[Known]:
     """What is to be ended.  Raises NotFound, CannotRun, Invalid."""
-    by_key = {each.row.key: each for each in known}
     for key in keys:
-        if key not in by_key:
-            raise NotFound(
-                f"there is no lease {key}",
-                fix=did_you_mean(key, by_key) or "`recipe reap -n` lists them",
-            )
-        if by_key[key].row.kept and not by_key[key].fate.end:
-            words = (
-                f"the lease {key} is a machine that is kept for the stack {by_key[key].row.stack}"
-            )
-            raise CannotRun(
-                words, fix=f"`recipe stack down {by_key[key].row.stack.partition(' ')[0]}` ends it"
-            )
-        if by_key[key].fate.reason == "at-work":
-            raise CannotRun(
-                f"the run {by_key[key].row.run} is at work on the lease {key}",
-                fix="interrupt it with Ctrl-C, or end its process",
-            )
+        lease_to_end(known, key)
     ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in keys]
     dead = [each for each in known if args.dead and each not in ends and not _left_alone(each.fate)]
     if (
@@ -266,31 +231,6 @@ def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str
 def _left_alone(fate: reaper.Fate) -> bool:
     """Whether a lease is in use, or is a stack's: then it is not of a dead run."""
     return fate.reason in ("at-work", "kept")
-
-
-async def _end(ends: Sequence[Known], workspace: Path) -> dict[str, str]:
-    """End them.  Answers which could not be ended, and why."""
-    left: dict[str, str] = {}
-    for row, fate, path in ends:
-        try:
-            driver = _driver(row, workspace)
-            with Ledger.open(path) as ledger:
-                if words := await reaper.end(
-                    KeptLeases(driver, row.driver, ledger, row.run, row.workspace), row, fate.why
-                ):
-                    left[row.key] = words
-            await driver.aclose()
-        except RecipeError as error:
-            left[row.key] = str(error)
-    return left
-
-
-def _driver(row: LeaseRow, workspace: Path) -> Driver:
-    """The driver of a lease, by the settings of its workspace, or, where that is no more, of this one.  Raises RecipeError."""
-    root = Path(row.workspace if os.path.isdir(row.workspace) else os.path.abspath(workspace))
-    config, stack = settings.load(root, os.environ), row.stack.partition(" of ")[0]
-    config = config.on(stack) if stack in config.stacks else config
-    return driver_of(row.driver, config.driver(row.driver), (), str(home(root, os.environ)))
 
 
 def _as_json(

@@ -6,9 +6,7 @@ That of a dead process of this machine counts for nothing at once.
 from __future__ import annotations
 
 import os
-import socket
 import time
-from pathlib import Path
 from threading import Event as ThreadEvent
 from threading import Thread
 from typing import Final
@@ -18,6 +16,7 @@ from psycopg import Connection
 
 from .database import Row
 from .postgres_database import PostgresDatabase, connected
+from .processes import lives, machine, this_process
 from .runs import ELSEWHERE, Stale
 
 CLAIM: Final = 30.0
@@ -40,7 +39,7 @@ class Holder:
 
     def __init__(self, url: str, database: PostgresDatabase) -> None:
         self._url, self._database = url, database
-        self.name = f"{_machine()} {os.getpid()} {_began(os.getpid())} {os.urandom(4).hex()}"
+        self.name = f"{this_process()} {os.urandom(4).hex()}"
         self.claims: dict[str, float] = {}
         """Runs that we claimed, and when we asked the question to which the answer was that they are ours: by `boottime`."""
         self._beats: _Beats | None = None
@@ -89,18 +88,18 @@ class Holder:
         """What this machine can tell of claims: the values of `FREE`."""
         rows = self._database.all(
             "SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)",
-            (f"{_machine()} ",),
+            (f"{machine()} ",),
         )
         self.looked, self._dead = (
             time.monotonic(),
-            [holder for (holder,) in rows if not _lives(holder)],
+            [holder for (holder,) in rows if not lives(holder)],
         )
-        return {"dead": self._dead, "machine": f"{_machine()} "}
+        return {"dead": self._dead, "machine": f"{machine()} "}
 
     def lately(self) -> dict[str, object]:
         """The same, as it was found less than `LATELY` ago: a worker that takes one short run after another does not look each time."""
         return (
-            {"dead": self._dead, "machine": f"{_machine()} "}
+            {"dead": self._dead, "machine": f"{machine()} "}
             if time.monotonic() - self.looked < LATELY
             else self.known()
         )
@@ -134,25 +133,3 @@ class _Beats(Thread):
 def boottime() -> float:
     """Seconds of this machine's clock, those included for which it, or this process, stood still."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _machine() -> str:
-    """This machine, from one start of it to the next."""
-    return f"{socket.gethostname()}/{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
-
-
-def _began(pid: int) -> str:
-    """When a process began, by the kernel's own count; empty for one that is not there, or is dead and was not waited for."""
-    try:
-        state, *fields = (
-            Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        )
-        return "" if state in "ZX" else fields[18]
-    except (OSError, IndexError, ValueError):
-        return ""
-
-
-def _lives(holder: str) -> bool:
-    """Whether a process of this machine that holds claims is alive."""
-    _machine, pid, began, _token = holder.split(" ")
-    return _began(int(pid)) == began

@@ -79,6 +79,10 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     ),
     ("ALTER TABLE steps ADD COLUMN numbers text NOT NULL DEFAULT '', ADD COLUMN began float8",),
     ("CREATE INDEX attempts_by_key ON attempts (key) WHERE outcome = 'done'",),
+    (
+        "CREATE TABLE workers (process text PRIMARY KEY, name text NOT NULL, workspace text NOT NULL, driver text NOT NULL,"
+        " labels text NOT NULL, at_most text NOT NULL, store text NOT NULL, began float8 NOT NULL, heard float8 NOT NULL)",
+    ),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
 

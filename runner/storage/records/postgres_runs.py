@@ -27,6 +27,7 @@ from .runs import (
     FINAL,
     LET_GO,
     NO_DATA,
+    PRIORITIZED,
     RUN_COLUMNS,
     SILENT,
     AttemptRow,
@@ -47,6 +48,7 @@ from .runs import (
     run_of,
     same_request,
 )
+from .workers import Workers
 
 if TYPE_CHECKING:
     from ...planning.schedule import Move
@@ -430,6 +432,10 @@ class PostgresRuns(Runs):
     def outbox(self) -> Outbox:
         return Outbox(self.all, POSTGRES)
 
+    @cached_property
+    def workers(self) -> Workers:
+        return Workers(self.all, POSTGRES.now)
+
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
         def store(db: Connection[Row]) -> bool:
             with db.transaction():
@@ -449,21 +455,31 @@ class PostgresRuns(Runs):
 
         return self._database.do(store)
 
+    def prioritize(self, run: str, priority: int) -> None:
+        self._change("priority = %s", [priority], run, PRIORITIZED, {"priority": priority})
+
     def describe(self, run: str, changes: Data) -> None:
         kept = {name: value for name, value in changes.items() if value is not None}
         gone = [name for name, value in changes.items() if value is None]
+        change = "data = ((data::jsonb || %s::jsonb) - %s::text[])::text"
+        self._change(change, [text(kept), gone], run, DESCRIBED, NO_DATA)
+
+    def _change(
+        self, change: str, values: Sequence[object], run: str, reason: str, data: Data
+    ) -> None:
+        """Change columns of a run that are not its state; an event says `reason`."""
+        update = (
+            f"UPDATE runs SET {change}, next_event = next_event + 1"  # noqa: S608
+            " WHERE id = %s RETURNING next_event - 1, state"
+        )
 
         def store(db: Connection[Row]) -> None:
             with db.transaction():
-                rows = db.execute(
-                    "UPDATE runs SET data = ((data::jsonb || %s::jsonb) - %s::text[])::text, next_event = next_event + 1"
-                    " WHERE id = %s RETURNING next_event - 1, state",
-                    (text(kept), gone, run),
-                ).fetchall()
+                rows = db.execute(update.encode(), (*values, run)).fetchall()
                 for seq, state in rows:
-                    event = (run, seq, time.time(), run, state, state, DESCRIBED)
+                    event = (run, seq, time.time(), run, state, state, reason, text(data))
                     db.execute(
-                        "INSERT INTO events VALUES (%s, %s, %s, 'run', %s, %s, %s, %s, '{}')", event
+                        "INSERT INTO events VALUES (%s, %s, %s, 'run', %s, %s, %s, %s, %s)", event
                     )
                 db.execute("SELECT pg_notify(%s, %s)", (CHANNEL, run))
 

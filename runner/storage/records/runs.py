@@ -17,6 +17,7 @@ from .index import NOTHING, Changes
 if TYPE_CHECKING:
     from ...planning.schedule import Move
     from .outbox import Letter, Outbox
+    from .workers import Workers
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 LET_GO: Final = FINAL | {"PAUSED"}
@@ -35,6 +36,8 @@ ALONE: Final = 540.0
 """Seconds after which an agent ends the jobs of such a worker."""
 DESCRIBED: Final = "described"
 """The reason of the event of a run of which people said something else: its name, tags, note, or that it is put away."""
+PRIORITIZED: Final = "prioritized"
+"""The reason of the event of a run whose priority was changed, which its data has."""
 LIMITED: Final = ("user", "recipe", "driver")
 """What runs are counted by."""
 
@@ -571,11 +574,20 @@ class Runs(Protocol):
         """What waits for receivers."""
         ...
 
+    @property
+    def workers(self) -> Workers:
+        """Who takes runs."""
+        ...
+
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
         """Ask a run for `cancel`, `pause` or `resume`, with `data` in its event: durable when this returns.
 
         False: no worker would read it, since the run is over, or is paused and has none.
         """
+        ...
+
+    def prioritize(self, run: str, priority: int) -> None:
+        """Have workers take a run earlier or later.  An event tells who follows it."""
         ...
 
     def describe(self, run: str, changes: Data) -> None:

@@ -22,6 +22,7 @@ from .runs import (
     LET_GO,
     LIMITED,
     NO_DATA,
+    PRIORITIZED,
     RUN_COLUMNS,
     SILENT,
     AttemptRow,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from ...planning.schedule import Move
     from .outbox import Letter, Outbox
+    from .workers import Workers
 
 _GLANCE = 50
 """Waiting runs that are read at once: the first is mostly taken."""
@@ -338,13 +340,20 @@ class SqliteRuns(Runs):
     def outbox(self) -> Outbox:
         from .outbox import SQLITE, Outbox
 
-        def ask(statement: str, values: Mapping[str, object]) -> Sequence[Row]:
-            if statement.startswith("SELECT"):
-                return self._database.all(statement, values)
-            with self._database.transaction() as db:
-                return db.execute(statement, values).fetchall()
+        return Outbox(self._ask, SQLITE)
 
-        return Outbox(ask, SQLITE)
+    @cached_property
+    def workers(self) -> Workers:
+        from .outbox import SQLITE
+        from .workers import Workers
+
+        return Workers(self._ask, SQLITE.now)
+
+    def _ask(self, statement: str, values: Mapping[str, object]) -> Sequence[Row]:
+        if statement.startswith("SELECT"):
+            return self._database.all(statement, values)
+        with self._database.transaction() as db:
+            return db.execute(statement, values).fetchall()
 
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
         with self._database.transaction() as db:
@@ -357,6 +366,17 @@ class SqliteRuns(Runs):
                 event = (run, rows[0][0], time.time(), "request", run, "", what, "", text(data))
                 db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", event)
         return bool(rows)
+
+    def prioritize(self, run: str, priority: int) -> None:
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "UPDATE runs SET priority = ?, next_event = next_event + 1 WHERE id = ? RETURNING next_event - 1, state",
+                (priority, run),
+            ).fetchall()
+            for seq, state in rows:
+                data = text({"priority": priority})
+                event = (run, seq, time.time(), "run", run, state, state, PRIORITIZED, data)
+                db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", event)
 
     def describe(self, run: str, changes: Data) -> None:
         with self._database.transaction() as db:

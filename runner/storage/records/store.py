@@ -93,6 +93,10 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE summaries (attempt TEXT PRIMARY KEY, metrics TEXT, crc INTEGER) WITHOUT ROWID",
         "CREATE INDEX attempts_by_key ON attempts (key) WHERE outcome = 'done'",
     ),
+    (
+        "CREATE TABLE workers (process TEXT PRIMARY KEY, name TEXT, workspace TEXT, driver TEXT, labels TEXT, at_most TEXT, store TEXT,"
+        " began REAL, heard REAL) WITHOUT ROWID",
+    ),
 )
 STORE = Kind(
     "recipe.db",

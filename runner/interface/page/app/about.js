@@ -1,6 +1,8 @@
 // What people say of a run: its name, tags and note, and whether it is put away.
 import { Hooks, html } from "./lib.js";
 import { json, part } from "./api.js";
+import { mayOperate } from "./me.js";
+import { Sharing } from "./sharing.js";
 
 const { useEffect, useRef, useState } = Hooks;
 
@@ -39,7 +41,7 @@ function Form({ run, close, changed, tell }) {
 
 /** Name, tags and note of a run, with a form to change them. */
 export function About({ run, changed, tell }) {
-  const [open, setOpen] = useState(false);
+  const [open, setOpen] = useState(false), [shares, setShares] = useState(false);
   const archive = async () => {
     try {
       await describe(run.id, { archived: !run.archived });
@@ -53,7 +55,9 @@ export function About({ run, changed, tell }) {
     ${run.archived && html`<span class="tag">archived</span>`}
     ${run.tags.map(each => html`<span class="tag" key=${each}>#${each}</span>`)}
     ${run.note && html`<span class="note">${run.note}</span>`}
-    <button type="button" class="plain" id="describe" onClick=${() => setOpen(true)}>${run.name || run.tags.length || run.note ? "Edit" : "Name, tags, note"}</button>
+    ${mayOperate() && html`<button type="button" class="plain" id="describe" onClick=${() => setOpen(true)}>${run.name || run.tags.length || run.note ? "Edit" : "Name, tags, note"}</button>
     <button type="button" class="plain" id="archive" onClick=${archive}>${run.archived ? "Bring back" : "Archive"}</button>
+    <button type="button" class="plain" id="share" onClick=${() => setShares(true)}>Share</button>`}
+    ${shares && html`<${Sharing} run=${run} close=${() => setShares(false)} tell=${tell} />`}
   </div>`;
 }

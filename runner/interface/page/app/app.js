@@ -1,13 +1,15 @@
 // The live page: all runs, one of them, or the form for a new one; by the address.
 import { Hooks, Signals, View, html } from "./lib.js";
 import { link, setToken, takeToken, unknown } from "./api.js";
-import { route } from "./route.js";
+import { Guard } from "./guard.js";
+import { mayOperate, onlyRun } from "./me.js";
+import { go, route } from "./route.js";
 import { Runs } from "./runs.js";
 import { Run } from "./run.js";
 import { Start } from "./start.js";
 import { Compare } from "./compare.js";
 
-const { useEffect, useErrorBoundary, useRef, useState } = Hooks;
+const { useEffect, useRef, useState } = Hooks;
 const THEME = "recipe.theme";
 
 function Theme() {
@@ -26,10 +28,10 @@ function Top({ view }) {
   const word = link.value;
   return html`<header class="top">
     <a class="mark" href="#">recipe</a>
-    <nav aria-label="views"><a href="#" aria-current=${view === "runs" ? "page" : undefined}>Runs</a>${view === "compare" && html`<a href=${location.hash} aria-current="page">Compare</a>`}</nav>
+    ${onlyRun() ? html`<span class="quiet shared">one run, to read</span>` : html`<nav aria-label="views"><a href="#" aria-current=${view === "runs" ? "page" : undefined}>Runs</a>${view === "compare" && html`<a href=${location.hash} aria-current="page">Compare</a>`}</nav>`}
     <span id="link" role="status" class=${"quiet " + word}>${word === "lost" ? "not connected, trying again" : word}</span>
     <${Theme} />
-    <a class="button main" id="new" href="#new">New run</a>
+    ${mayOperate() && html`<a class="button main" id="new" href="#new">New run</a>`}
   </header>`;
 }
 
@@ -54,14 +56,6 @@ function Message({ error }) {
   return error && html`<p id="message" ref=${box} class="failure" role="alert">${error.message}</p>`;
 }
 
-/** A fault in drawing one view leaves the others usable. */
-function Guard({ children }) {
-  const [error, reset] = useErrorBoundary(found => console.error(found));
-  if (!error) return children;
-  return html`<p class="failure" role="alert">This view cannot be shown: ${String(error.message || error)}</p>
-    <p><button type="button" onClick=${reset}>Try again</button></p>`;
-}
-
 function App() {
   const [error, tell] = useState(null), parameters = route.value, run = parameters.get("run") || "";
   const view = run ? "run" : parameters.has("new") ? "new" : parameters.has("compare") ? "compare" : "runs";
@@ -74,6 +68,10 @@ function App() {
     }
     seen.current = view + run;
   }, [view, run]);
+  const only = unknown.value ? "" : onlyRun();
+  useEffect(() => {
+    if (only && run !== only) go({ run: only });
+  }, [only, run]);
   if (unknown.value) return html`<${Sign} />`;
   return html`<a class="skip" href="#main" onClick=${event => { event.preventDefault(); document.getElementById("main").focus(); }}>to the content</a>
     <${Top} view=${view} />

@@ -1,24 +1,16 @@
 // Several runs or trials side by side: their curves, results and inputs.
 import { Hooks, html } from "./lib.js";
 import { address, change, route } from "./route.js";
-import { colour } from "./curves.js";
 import { kind, short, sign, words } from "./text.js";
 import { direction, family } from "./columns.js";
 import { CurveSet, MOST, curveOf, differingInputs, input, membersOf, metricsOf } from "./members.js";
-import { Multiple } from "./multiple.js";
+import { Key, Multiple } from "./multiple.js";
 import { Against, within } from "./against.js";
-import { Samples } from "./outputs.js";
-import { Feed } from "./feed.js";
+import { SideBySide } from "./samples.js";
 import { follow, loading, rows } from "./store.js";
 
 const { useEffect, useMemo, useState } = Hooks;
 const CHARTS = 12;
-const SHEETS = 2;
-
-/** The colour of a member as its curve is drawn. */
-function Key({ n }) {
-  return html`<span class="key" style=${{ borderTop: `3px ${["solid", "dashed", "dotted"][Math.floor(n / 7) % 3]} ${colour(n)}` }}></span>`;
-}
 
 function Legend({ members, remove, lit, light, inside }) {
   return html`<ul class="legend" aria-label="compared">
@@ -79,14 +71,16 @@ function Inputs({ members }) {
   </section>`;
 }
 
-function Sheet({ member }) {
-  const feed = useMemo(() => new Feed(member.row.id), [member.row.id]);
-  useEffect(() => {
-    feed.list().catch(() => {});
-    return () => feed.stop();
-  }, [feed]);
-  const own = useMemo(() => feed.artifacts.value.filter(each => member.leaf === member.row || each.name.startsWith(member.leaf.id)), [feed.artifacts.value, member.key]);
-  return html`<div><h3>${member.label}</h3><${Samples} feed=${feed} artifacts=${own} /></div>`;
+/** The samples of two of them, side by side: the first two, or those that are chosen. */
+function SamplesOf({ members }) {
+  const [keys, choose] = useState(["", ""]);
+  if (members.length < 2) return null;
+  const at = n => members.find(each => each.key === keys[n]) || members[n], pair = [at(0), at(1)];
+  const choice = n => html`<label>${n ? "right" : "left"} <select id=${n ? "right" : "left"} value=${pair[n].key} onChange=${event => choose(n ? [keys[0], event.target.value] : [event.target.value, keys[1]])}>
+    ${members.map(each => html`<option key=${each.key} value=${each.key}>${each.label}</option>`)}</select></label>`;
+  return html`<div class="sheets">
+    <${SideBySide} key=${pair.map(each => each.key).join(" ")} one=${pair[0]} other=${pair[1]} controls=${members.length > 2 && html`${choice(0)}${choice(1)}`} />
+  </div>`;
 }
 
 /** The view of what is compared; `tell` shows an error. */
@@ -126,7 +120,7 @@ export function Compare() {
   const base = members.find(each => each.row.id === pin || each.key === pin) || null;
   const toggle = (id, name, on, turn) => html`<button type="button" id=${id} aria-pressed=${String(on)} onClick=${() => turn(!on)}>${name}</button>`;
   const groups = differingInputs(members);
-  const given = { weight, logX, logY, zoom, setZoom, isGrouped: Boolean(group), lit, axis };
+  const given = { weight, logX, logY, zoom, setZoom, isGrouped: Boolean(group), lit, axis, sync: "compare", hint: "their best values are in the table of results" };
   return html`<section id="compare"><h1>${members.length} compared</h1>
     ${named.length > MOST && html`<p class="quiet">Only the first ${MOST} are shown.</p>`}
     <div class="controls">
@@ -146,6 +140,6 @@ export function Compare() {
     <${Against} members=${members} metrics=${results.filter(name => members.some(({ leaf }) => typeof leaf.metrics[name]?.best === "number"))} metric=${main} setMetric=${setMetric} ranges=${ranges} setRange=${(name, range) => setRanges(known => ({ ...known, [name]: range }))} lit=${lit} light=${light} />
     <${Results} members=${members} metrics=${results} base=${base} />
     <${Inputs} members=${members} />
-    <div class="sheets">${members.slice(0, SHEETS).map(member => html`<${Sheet} key=${member.key} member=${member} />`)}</div>
+    <${SamplesOf} members=${members} />
   </section>`;
 }

@@ -1,14 +1,18 @@
-// One run as it goes: read once, then its events are followed, and what they change is read again.
+// One run as it goes: read once, then its stream is followed, and what that changes is read again.
 import { Signals } from "./lib.js";
-import { ask, json, keep, link, part, pieces } from "./api.js";
+import { ask, json, keep, part } from "./api.js";
+import { Line } from "./lines.js";
+import { follow } from "./share.js";
 import { kind } from "./text.js";
 
 const { signal, batch } = Signals;
 const FINAL = ["COMPLETED", "FAILED", "CANCELLED"];
-const OVER = ["FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"];
 const BESIDE = /^(?:step|max_steps|total_steps|epoch|timestamp|time|time_.*)$/;
 const WORST = ["failed", "running", "blocked", "cancelled", "other", "waiting", "done", "fresh", "skipped"];
+const KINDS = ["move", "progress", "metrics", "warning"];
 const DRAW = 250;
+const SELDOM = 30000;
+const BINS = 900;
 
 /** Whether a run has ended. */
 export function isOver(run) {
@@ -21,22 +25,36 @@ export function ordered(steps) {
   return [...steps].sort((a, b) => place(a) - place(b));
 }
 
+/** Curves in bins: by metric and step its Line. */
+export async function readCurves(path, signal) {
+  const text = await (await ask(path, { signal })).text(), found = new Map();
+  for (const line of text.split("\n")) {
+    if (!line) continue;
+    const { step, metric, x, y } = JSON.parse(line);
+    if (!found.has(metric)) found.set(metric, new Map());
+    found.get(metric).set(step, new Line(x, y));
+  }
+  return found;
+}
+
 /** A run of the server. `start` follows it until `stop`. */
 export class Feed {
   constructor(id) {
     this.id = id;
     this.path = "/runs/" + part(id);
     this.run = signal(null);
-    /** By step its state, reason, attempts and host. */
+    /** By step what the run says of it. */
     this.steps = signal(new Map());
-    /** By metric and step its points, [x, y]; a new value says that there are more. */
+    /** By metric and step its Line; a new value says that there are more points. */
     this.series = signal(new Map());
     this.artifacts = signal([]);
+    /** By step what had changed since it ran last. */
+    this.why = signal({});
     this.error = signal(null);
     this.live = new AbortController();
-    this.measuring = new Set();
-    this.cursors = new Map();
     this.waits = new Map();
+    this.early = null;
+    this.isStale = false;
     this.drawing = 0;
   }
 
@@ -51,14 +69,16 @@ export class Feed {
       return;
     }
     if (signal.aborted) return;
-    for (const [id, each] of this.steps.value) if (each.state === "RUNNING") this.measuring.add(id);
-    keep(signal, 500, () => this.events());
-    keep(signal, 5000, async () => {
-      if (!isOver(this.run.value)) await this.refresh();
+    this.later(this.curves, 0);
+    this.later(this.list, 0);
+    this.later(this.reasons, 0);
+    if (isOver(this.run.value)) return;
+    this.early = [];
+    follow(this.path + "/stream", KINDS, () => this.run.value.seq, signal, each => this.heard(each));
+    keep(signal, SELDOM, async () => {
+      await this.refresh(); // what it costs grows without an event
       return !isOver(this.run.value);
     });
-    keep(signal, 1000, () => this.measure());
-    this.list().catch(() => {});
   }
 
   stop() {
@@ -71,46 +91,77 @@ export class Feed {
     const found = await json(this.path, { signal: this.live.signal });
     const seen = this.run.value?.seq ?? 0;
     batch(() => {
-      const steps = new Map(this.steps.value);
-      for (const { id, ...each } of found.steps) steps.set(id, each);
-      this.steps.value = steps;
+      this.steps.value = new Map(found.steps.map(({ id, ...each }) => [id, each]));
       this.run.value = { ...found, seq: Math.max(found.seq, seen) };
     });
   }
 
-  /** The stream of events, resumed after the last that was seen. */
-  async events() {
-    const headers = { Accept: "text/event-stream" }, { signal } = this.live;
-    const answer = await ask(`${this.path}/events?after=${this.run.value.seq}`, { signal, headers });
-    link.value = "live";
-    const decoder = new TextDecoder();
-    let text = "";
-    for await (const chunk of pieces(answer.body, signal)) {
-      const frames = (text + decoder.decode(chunk, { stream: true })).split("\n\n");
-      text = frames.pop();
-      for (const frame of frames) {
-        const data = frame.split("\n").filter(line => line.startsWith("data: ")).map(line => line.slice(6)).join("\n");
-        if (data) this.heard(JSON.parse(data));
-      }
+  heard({ event, data }) {
+    const { run } = this;
+    if (event === "move") this.moved(data);
+    else if (event === "progress") run.value = { ...run.value, state: data.state, word: data.word, progress: data };
+    else if (event === "metrics") this.reported(data);
+    else if (event === "warning") this.change(data.step, each => ({ warnings: [...new Set([...each.warnings, data.text])] }));
+    else if (event === "lost") this.isStale = true;
+    if (event === "end" || (event === "connected" && this.isStale)) {
+      this.isStale = false;
+      for (const work of [this.refresh, this.curves, this.list, this.reasons]) this.later(work, 0);
     }
-    await this.refresh();
-    return !isOver(this.run.value);
   }
 
-  heard(event) {
-    this.run.value = { ...this.run.value, seq: event.seq };
+  /** Change what is known of a step, until the run is read again. */
+  change(step, changes) {
+    const known = { state: "", reason: "", detail: "", host: "", attempts: 0, warnings: [], values: {}, lines: [], ...this.steps.value.get(step) };
+    this.steps.value = new Map(this.steps.value).set(step, { ...known, ...changes(known) });
+  }
+
+  moved(event) {
+    const { attempt } = event.data;
+    this.run.value = { ...this.run.value, seq: Math.max(event.seq, this.run.value.seq) };
     if (event.subject === "step") {
-      const known = { ...this.steps.value.get(event.id) || { attempts: 0, host: "", state: "", detail: "" } };
-      const { attempt } = event.data;
-      if (event.after === "RUNNING" && Number.isInteger(attempt) && attempt !== this.cursors.get(event.id)?.attempt) {
-        known.attempts = attempt;
-        this.cursors.set(event.id, { attempt, n: 0 });
-      }
-      this.steps.value = new Map(this.steps.value).set(event.id, { ...known, state: event.after, reason: event.reason });
-      if (event.after === "RUNNING" || OVER.includes(event.after)) this.measuring.add(event.id);
+      this.change(event.id, each => ({
+        state: event.after,
+        reason: event.reason,
+        attempts: event.after === "RUNNING" && Number.isInteger(attempt) ? attempt : each.attempts,
+      }));
       if (event.after === "DONE") this.later(this.list);
+      if (event.before === "RUNNING") this.later(this.reasons);
     }
     this.later(this.refresh, event.subject === "step" ? 1000 : 0);
+  }
+
+  /** Points of a step, as they come. */
+  reported(data) {
+    if (this.early) this.early.push(data);
+    else this.put(data.step, data.new, data.points);
+    this.change(data.step, () => ({ values: data.values }));
+  }
+
+  put(step, points, total) {
+    const series = this.series.value;
+    points.forEach((values, n) => {
+      const x = [values.step, values.epoch].find(Number.isFinite) ?? total - points.length + n;
+      for (const [name, y] of Object.entries(values)) {
+        if (!Number.isFinite(y) || BESIDE.test(name)) continue;
+        if (!series.has(name)) series.set(name, new Map());
+        const found = series.get(name);
+        if (!found.has(step)) found.set(step, new Line());
+        found.get(step).put(x, y);
+      }
+    });
+    this.draw();
+  }
+
+  /** The curves so far, of each part the least and the greatest; points that came meanwhile follow. */
+  async curves() {
+    this.early ||= [];
+    try {
+      this.series.value = await readCurves(`${this.path}/metrics?bins=${BINS}`, this.live.signal);
+    } finally {
+      const early = this.early;
+      this.early = null;
+      for (const each of early) this.put(each.step, each.new, each.points);
+    }
   }
 
   /** Do something soon, and once for all who ask meanwhile. */
@@ -121,58 +172,6 @@ export class Feed {
       this.waits.delete(work);
       if (!signal.aborted) work.call(this).catch(() => {});
     }, ms));
-  }
-
-  /** Points that came since; of a step that was done twice they stand where the later ones put them. */
-  async measure() {
-    if (!this.cursors.size && isOver(this.run.value)) {
-      await this.whole();
-      return false;
-    }
-    if (!this.cursors.size) await this.points();
-    for (const step of [...this.measuring].slice(0, 24)) {
-      const over = OVER.includes(this.steps.value.get(step)?.state);
-      const cursor = this.cursors.get(step) || { attempt: 0, n: 0 };
-      await this.points(step, cursor.attempt, cursor.n);
-      if (over) this.measuring.delete(step);
-    }
-    return !isOver(this.run.value) || this.measuring.size > 0;
-  }
-
-  /** The curves of a run that is over, of each part the least and the greatest: no more comes. */
-  async whole() {
-    const answer = await ask(`${this.path}/metrics?bins=1000`, { signal: this.live.signal });
-    const series = new Map();
-    for (const line of (await answer.text()).split("\n")) {
-      if (!line) continue;
-      const { step, metric, x, y } = JSON.parse(line);
-      if (BESIDE.test(metric)) continue;
-      if (!series.has(metric)) series.set(metric, new Map());
-      series.get(metric).set(step, new Map(x.map((each, n) => [each, y[n]])));
-    }
-    this.measuring.clear();
-    this.series.value = series;
-  }
-
-  async points(step, attempt, after) {
-    const query = step ? `?step=${part(step)}&attempt=${attempt}&after=${after}` : "";
-    const text = await (await ask(this.path + "/metrics" + query, { signal: this.live.signal })).text();
-    const series = this.series.value;
-    for (const line of text.split("\n")) {
-      if (!line) continue;
-      const point = JSON.parse(line), { values } = point, cursor = this.cursors.get(point.step);
-      if (!cursor || point.attempt > cursor.attempt) this.cursors.set(point.step, { attempt: point.attempt, n: point.n });
-      else if (point.attempt === cursor.attempt) cursor.n = Math.max(cursor.n, point.n);
-      const x = [values.step, values.epoch].find(Number.isFinite) ?? point.n - 1;
-      for (const [name, y] of Object.entries(values)) {
-        if (!Number.isFinite(y) || BESIDE.test(name)) continue;
-        if (!series.has(name)) series.set(name, new Map());
-        const found = series.get(name);
-        if (!found.has(point.step)) found.set(point.step, new Map());
-        found.get(point.step).set(x, y);
-      }
-    }
-    if (text) this.draw();
   }
 
   /** Show the series at most four times a second. */
@@ -187,10 +186,7 @@ export class Feed {
     this.artifacts.value = (await json(this.path + "/artifacts", { signal: this.live.signal })).artifacts;
   }
 
-  /** The bytes of a file among the outputs. */
-  async file(name, path = "", headers = {}) {
-    const query = path ? "?path=" + part(path) : "";
-    return ask(`${this.path}/artifacts/${part(name)}${query}`, { signal: this.live.signal, headers });
+  async reasons() {
+    this.why.value = (await json(this.path + "/why", { signal: this.live.signal })).steps;
   }
 }
-

@@ -2,7 +2,7 @@
 import { visible } from "./text.js";
 
 const { h: element, render, Fragment, Component } = globalThis.preact;
-const { useState, useEffect, useRef, useMemo, useCallback, useErrorBoundary } = globalThis.preactHooks;
+const { useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback, useErrorBoundary } = globalThis.preactHooks;
 const { signal, computed, effect, batch, untracked } = globalThis.preactSignals;
 const SHOWN = ["title", "aria-label", "alt", "placeholder"];
 
@@ -21,5 +21,5 @@ function shown(child) {
 
 export const html = globalThis.htm.bind(h);
 export const Signals = { signal, computed, effect, batch, untracked };
-export const Hooks = { useState, useEffect, useRef, useMemo, useCallback, useErrorBoundary };
+export const Hooks = { useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback, useErrorBoundary };
 export const View = { render, Fragment, Component };

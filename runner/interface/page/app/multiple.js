@@ -10,6 +10,11 @@ const GRID = 200;
 /** Of more members than there are colours, the next ones are dashed, then dotted. */
 const DASHES = [undefined, [7, 3], [2, 3]];
 
+/** The colour of a member as its curve is drawn. */
+export function Key({ n }) {
+  return html`<span class="key" style=${{ borderTop: `3px ${["solid", "dashed", "dotted"][Math.floor(n / 7) % 3]} ${colour(n)}` }}></span>`;
+}
+
 /** The value of a curve at a place, between its points; null outside. */
 function at(points, x) {
   if (!points.length || x < points[0][0] || x > points.at(-1)[0]) return null;
@@ -61,10 +66,10 @@ function drawn(lines, isGrouped) {
 }
 
 /**
- * A chart of one metric.
- * @param {{lines: {n: number, label: string, group: string, points: number[][], failed: boolean}[]}} props
+ * A chart of one metric.  Charts of one `sync` share a cursor.
+ * @param {{lines: {n: number, label: string, group: string, points: number[][], failed: boolean}[]}} props `hint`: what a screen reader is told of it; `value`: what stands beside its name; `frame`: the range of y
  */
-export function Multiple({ metric, lines, weight, logX, logY, zoom, setZoom, isGrouped, lit, axis }) {
+export function Multiple({ metric, lines, weight = 0, logX = false, logY = false, zoom, setZoom, isGrouped = false, lit = null, axis, isTime = false, frame = null, sync, value = "", hint }) {
   const place = useRef(null), chart = useRef(null), shape = useRef("");
   const [tall, setTall] = useState(false), [theme, turn] = useState(0);
   const [near, setNear] = useState("");
@@ -75,7 +80,7 @@ export function Multiple({ metric, lines, weight, logX, logY, zoom, setZoom, isG
     const positive = points => points.filter(([x]) => !logX || x > 0);
     const { x, rows, series, bands } = drawn(soft.map(each => ({ ...each, points: positive(each.points) })), isGrouped);
     const data = [x, ...rows.map(row => (logY ? row.map(y => (y > 0 ? y : null)) : row))];
-    const now = JSON.stringify([metric, logX, logY, tall, theme, dark(), zoom, isGrouped, x.length < 40, series.map(each => each.label), soft.map(each => each.failed)]);
+    const now = JSON.stringify([metric, isTime, logX, logY, tall, theme, dark(), zoom, isGrouped, x.length < 40, series.map(each => each.label), soft.map(each => each.failed)]);
     if (now === shape.current) {
       chart.current.setData(data);
       return;
@@ -93,8 +98,9 @@ export function Multiple({ metric, lines, weight, logX, logY, zoom, setZoom, isG
       legend: { show: false },
       bands,
       series: [{ label: axis }, ...series],
-      scales: { x: { time: false, distr: logX ? 3 : 1, ...(zoom ? { range: () => zoom } : {}) }, y: { distr: logY ? 3 : 1 } },
-      cursor: { sync: { key: "compare", setSeries: false }, focus: { prox: 24 }, drag: { x: true, y: false, setScale: false } },
+      scales: { x: { time: isTime, distr: logX ? 3 : 1, ...(zoom ? { range: () => zoom } : {}) }, y: { distr: logY ? 3 : 1, ...(frame ? { range: () => frame } : {}) } },
+      padding: [10, 12, 0, 0],
+      cursor: { sync: { key: sync, setSeries: false }, focus: { prox: 24 }, drag: { x: true, y: false, setScale: false } },
       focus: { alpha: 0.2 },
       axes: [{ ...side, size: 30, filter: logX ? sparse : undefined }, { ...side, size: 54, values: (_, all) => all.map(y => (y === null ? "" : short(y))), filter: logY ? sparse : undefined }],
       hooks: {
@@ -123,9 +129,10 @@ export function Multiple({ metric, lines, weight, logX, logY, zoom, setZoom, isG
     const n = lit === null || isGrouped ? -1 : lines.findIndex(each => each.n === lit);
     chart.current?.setSeries(n < 0 ? null : n + 1, { focus: true });
   }, [lit, lines]);
-  return html`<figure class=${"multiple" + (tall ? " tall" : "")} data-metric=${metric}>
+  const count = lines.reduce((sum, each) => sum + each.points.length, 0);
+  return html`<figure class=${"multiple" + (tall ? " tall" : "")} data-metric=${metric} data-points=${count}>
     <figcaption><b>${metric}</b> <button type="button" class="plain" aria-expanded=${String(tall)} aria-label=${(tall ? "make smaller: " : "enlarge: ") + metric} onClick=${() => setTall(!tall)}>${tall ? "smaller" : "enlarge"}</button>
-      <small class="near">${near}</small></figcaption>
-    <div ref=${place} class="plot" role="img" aria-label=${`curves of ${metric}; their best values are in the table of results`}></div>
+      <small class="near">${near || value}</small></figcaption>
+    <div ref=${place} class="plot" role="img" aria-label=${`curves of ${metric}; ${hint}`}></div>
   </figure>`;
 }

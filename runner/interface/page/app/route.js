@@ -14,6 +14,11 @@ export function address(parameters) {
   return "#" + new URLSearchParams(kept);
 }
 
+/** The address of a tab of a run; the first tab by default. */
+export function addressOf(run, tab = "", more = {}) {
+  return address({ run, tab: tab === "overview" ? "" : tab, ...more });
+}
+
 /** Go to an address. */
 export function go(parameters) {
   location.hash = address(parameters);

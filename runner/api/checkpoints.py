@@ -1,0 +1,86 @@
+"""The checkpoints of a run's steps: listed, and one chosen from which the next run resumes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..errors import CannotRun, NotFound
+from ..execution.session import look
+from ..execution.terms import choice_of_run, request_of_run
+from ..storage.records.runs import RunRow
+from ..storage.workspace import Workspace
+from ..survey import kept_state
+from ..survey.kept_state import StepState
+from .values import Facts, moment, whole
+
+
+class Checkpoints(NamedTuple):
+    """The states of a run's steps, and the steps of which nothing can be known before those that they need are done."""
+
+    kept: list[StepState]
+    unknown: list[str]
+
+    def facts(self) -> Facts:
+        """As JSON has it, the newest of each state first."""
+        return {
+            "checkpoints": [each for state in self.kept for each in _facts(state)],
+            "unknown": self.unknown,
+        }
+
+
+class NotHere(CannotRun):
+    """The checkpoints of a run are not in the workspace of this server."""
+
+    def __init__(self) -> None:
+        super().__init__(fix="ask where the run is carried out")
+
+
+def find_checkpoints(ws: Workspace, row: RunRow) -> Checkpoints:
+    """Survey what a run was asked for, and return what its steps have kept.  Raises NotHere, or what a survey raises."""
+    request = request_of_run(row)
+    if request is None or row.bundle:
+        raise NotHere
+    found = look(ws, request, choice_of_run(row))
+    states: list[StepState] = []
+    unknown: list[str] = []
+    for n, spec in enumerate(found.plan.specs()):
+        if not spec.state:
+            continue
+        try:
+            states += kept_state.find_states(ws, found, [n])
+        except CannotRun:
+            unknown.append(found.plan.nodes[n].id)
+    return Checkpoints(states, unknown)
+
+
+def resume_from(ws: Workspace, row: RunRow, step: str, state: str, number: int) -> str:
+    """Put aside the checkpoints of a step that are newer than `number`, and return the name of the one that counts now.
+
+    Raises NotHere, NotFound, Busy while a run works with them, CannotRun where that one is not whole.
+    """
+    for each in find_checkpoints(ws, row).kept:
+        if (each.step, each.state) == (step, state):
+            return whole(kept_state.go_back(ws, each, number).path.name)
+    fix = "GET …/checkpoints lists them"
+    raise NotFound(f"the run has no step {whole(step)} with a state {whole(state)}", fix=fix)
+
+
+def _facts(state: StepState) -> list[Facts]:
+    newest, best = state.newest(), state.best()
+    return [
+        {
+            "step": state.step,
+            "state": state.state,
+            "name": whole(each.path.name),
+            "number": each.number if each.number >= 0 else None,
+            "at_step": each.step,
+            "bytes": each.size,
+            "made": moment(each.made),
+            "whole": not each.why,
+            "why": each.why,
+            "aside": each.aside,
+            "newest": each is newest,
+            "best": each is best,
+        }
+        for each in state.checkpoints
+    ]

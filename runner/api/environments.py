@@ -1,0 +1,194 @@
+"""Where a run was carried out, and with what: code, packages, machines; and its inputs beside the defaults of its recipe.  Changes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import RecipeError
+from ..language import parse
+from ..language.recipe import Recipe
+from ..planning.ids import bare
+from ..storage.records.ledger import Ledger, of_user
+from ..storage.records.runs import AttemptRow, RunRow
+from ..storage.workspace import Workspace
+from ..survey import run_environment
+from ..survey.run_environment import packages_of
+from .values import Facts, moment, whole
+
+PACKAGES: Final = 2000
+NOT_KEPT: Final = (
+    "code and packages are not known: the run was carried out elsewhere, or by an earlier version"
+)
+NO_REPOSITORY: Final = "the workspace is in no git repository, so no commit is known"
+_PYTHON: Final = re.compile(r"(?P<path>.*) \((?P<version>[^()]*)\)")
+
+
+def read_environment(ws: Workspace, row: RunRow) -> Facts:
+    """Return what a run found: `code`, `machine`, `pythons` with their packages, `locks`, images; `words` say what is not known."""
+    kept = run_environment.recall(ws.home, row.id) or {}
+    attempts = ws.store.runs.attempts(row.id)
+    words = [] if kept else [NOT_KEPT]
+    code = kept.get("code")
+    if kept and not isinstance(code, dict):
+        words.append(NO_REPOSITORY)
+    found = kept.get("machine")
+    machine = found if isinstance(found, dict) else {}
+    return {
+        "at": moment(kept["at"]) if isinstance(kept.get("at"), float) else None,
+        "recipe": str(kept.get("recipe", "")),
+        "code": _code(code) if isinstance(code, dict) else None,
+        "machine": {
+            "system": str(machine.get("system", "")),
+            "cpus": _count(machine.get("cpus")),
+            "gpu_driver": str(machine.get("gpu_driver", "")),
+            "gpus": _texts(machine.get("gpus")),
+        },
+        "rented": _rented(ws, row.id),
+        "pythons": _pythons(ws, attempts, kept.get("python")),
+        "locks": _locks(attempts),
+        "words": words,
+    }
+
+
+def _code(found: Mapping[str, Any]) -> Facts:
+    return {
+        "commit": str(found.get("commit", "")),
+        "branch": whole(str(found.get("branch", ""))),
+        "changed": _texts(found.get("changed")),
+        "changed_count": _count(found.get("changed_count")),
+        "untracked": _texts(found.get("untracked")),
+        "untracked_count": _count(found.get("untracked_count")),
+        "diff": whole(str(found.get("diff", ""))),
+        "diff_cut": found.get("diff_cut") is True,
+    }
+
+
+def _texts(found: object) -> list[str]:
+    return [whole(str(each)) for each in found] if isinstance(found, list) else []
+
+
+def _count(found: object) -> int:
+    return found if isinstance(found, int) else 0
+
+
+def _rented(ws: Workspace, run: str) -> list[Facts]:
+    """The machines that were rented for a run."""
+    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
+        leases = ledger.of_run(run)
+    return [{"provider": each.driver, "key": each.key, **_gpu(each.offer)} for each in leases]
+
+
+def _gpu(offer: Mapping[str, Any]) -> Facts:
+    have = offer.get("resources")
+    have = have if isinstance(have, dict) else {}
+    return {"gpus": _count(have.get("gpus")), "gpu": str(have.get("gpu") or "")}
+
+
+def _pythons(ws: Workspace, attempts: Sequence[AttemptRow], kept: object) -> list[Facts]:
+    """Each interpreter that steps ran with, and what is installed beside it."""
+    steps: dict[str, dict[str, None]] = {}
+    for each in sorted(attempts, key=lambda each: each.started or 0.0):
+        if python := each.exit.get("python"):
+            steps.setdefault(str(python), {})[bare(each.step)] = None
+    noted = kept if isinstance(kept, dict) else {}
+    return [_python(ws, text, list(of), noted) for text, of in steps.items()]
+
+
+def _python(ws: Workspace, text: str, steps: list[str], noted: Mapping[str, Any]) -> Facts:
+    parts = _PYTHON.fullmatch(text)
+    path, version = (parts["path"], parts["version"]) if parts else (text, "")
+    packages: list[str] = []
+    words = "its packages were not noted: it is on another machine, or the step names it"
+    if path.startswith(f"{ws.home}/envs/"):  # made once for a lock, and never changed
+        packages, words = packages_of(path), "made from a lock"
+    elif path == noted.get("path"):
+        packages, words = _texts(noted.get("packages")), "as installed when the run began"
+    return {
+        "path": path,
+        "version": version,
+        "steps": steps,
+        "packages": packages[:PACKAGES],
+        "words": words,
+    }
+
+
+def _locks(attempts: Iterable[AttemptRow]) -> list[Facts]:
+    """The locks and the pinned code that keys of the run's steps have, with the digests of their contents."""
+    found: dict[tuple[str, str, str], None] = {}
+    for each in attempts:
+        image = each.preimage if isinstance(each.preimage, dict) else {}
+        world = image.get("world")
+        for entry in world if isinstance(world, list) else ():
+            if isinstance(entry, list) and len(entry) == 3 and entry[0] in ("lock", "code"):
+                found[str(entry[0]), whole(str(entry[1])), str(entry[2])] = None
+    return [{"kind": kind, "name": name, "content": content} for kind, name, content in found]
+
+
+# -- inputs ---------------------------------------------------------------------------------------
+
+
+def read_inputs(ws: Workspace, row: RunRow) -> Facts:
+    """Return the inputs of a run, each with the default of its recipe and who set it: the caller, a preset or nobody.
+
+    `words` say where the recipe cannot be read, or was changed since.
+    """
+    recipe, words = _recipe(row)
+    asked = row.data.get("asked")
+    asked = asked if isinstance(asked, dict) else {}
+    given = asked.get("inputs")
+    given = given if isinstance(given, dict) else {}
+    preset = _preset(recipe, asked.get("preset"))
+    found = [
+        _input(name, row.inputs[name], recipe, given, preset) for name in _order(row.inputs, recipe)
+    ]
+    return {"inputs": found, "words": words}
+
+
+def _order(inputs: Mapping[str, object], recipe: Recipe | None) -> list[str]:
+    """The names of inputs as the recipe has them; others behind."""
+    known = recipe.inputs if recipe is not None else {}
+    return [name for name in known if name in inputs] + [n for n in inputs if n not in known]
+
+
+def _input(
+    name: str,
+    value: object,
+    recipe: Recipe | None,
+    given: Collection[str],
+    preset: Collection[str],
+) -> Facts:
+    spec = recipe.inputs.get(name) if recipe is not None else None
+    return {
+        "name": name,
+        "value": value,
+        "default": spec.default if spec is not None else None,
+        "has_default": spec is not None and spec.has_default,
+        "set_by": "caller" if name in given else "preset" if name in preset else "",
+        "doc": spec.doc if spec is not None else "",
+    }
+
+
+def _recipe(row: RunRow) -> tuple[Recipe | None, str]:
+    """The recipe of a run as it stands now, and what has to be said of it."""
+    path = Path(str(row.data.get("source", "")))
+    try:
+        recipe = parse.load(path)
+        changed = os.stat(path).st_mtime > row.created
+    except (RecipeError, OSError):
+        return None, "the defaults are not known: the recipe of the run is not here any more"
+    if recipe.id != row.recipe:
+        return None, f"the defaults are not known: the recipe's file holds {recipe.id} now"
+    said = "the recipe was changed since the run began: these are its defaults of now"
+    return recipe, said if changed else ""
+
+
+def _preset(recipe: Recipe | None, words: object) -> set[str]:
+    """The inputs that the presets of a run set; of several their names are separated by commas."""
+    if recipe is None or not isinstance(words, str):
+        return set()
+    chosen = [recipe.presets.get(word.strip()) for word in words.split(",")]
+    return {name for each in chosen if each is not None for name in each.inputs}

@@ -1,0 +1,82 @@
+"""Which type a file is of, by its name and its first bytes, and at which step of a training it was made.  Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+HEAD: Final = 512
+"""Bytes of a file by which its type is known."""
+BYTES: Final = "application/octet-stream"
+HTML: Final = "text/html"
+SVG: Final = "image/svg+xml"
+PARQUET: Final = "application/vnd.apache.parquet"
+SAFETENSORS: Final = "application/vnd.safetensors"
+PICTURES: Final = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+AUDIO: Final = frozenset({"audio/wav", "audio/mpeg", "audio/flac", "audio/ogg"})
+TABLES: Final = frozenset({"text/csv", "text/tab-separated-values", "application/jsonl"})
+_BY_SUFFIX: Final = {
+    "png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp", "svg": SVG,
+    "wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac", "ogg": "audio/ogg", "opus": "audio/ogg",
+    "html": HTML, "htm": HTML, "xhtml": HTML, "md": "text/markdown", "json": "application/json",
+    "csv": "text/csv", "tsv": "text/tab-separated-values", "jsonl": "application/jsonl", "ndjson": "application/jsonl",
+    "parquet": PARQUET, "safetensors": SAFETENSORS,
+    **dict.fromkeys(("txt", "log", "yaml", "yml", "toml", "ini", "cfg", "py", "sh", "diff", "patch"), "text/plain"),
+}  # fmt: skip
+_BY_HEAD: Final = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"fLaC", "audio/flac"),
+    (b"OggS", "audio/ogg"),
+    (b"ID3", "audio/mpeg"),
+    (b"PAR1", PARQUET),
+)
+_RIFF: Final = {b"WEBP": "image/webp", b"WAVE": "audio/wav"}
+_MARKUP: Final = re.compile(
+    rb"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(!doctype\s+)?(html|svg)\b", re.I | re.S
+)
+_STEP: Final = re.compile(
+    r"(?:^|[^a-z])(?:global[-_]?step|step|steps|iter|iteration|checkpoint|ckpt|epoch|sample|samples)"
+    r"[-_ =]*0*(\d{1,12})(?!\d)",
+    re.I,
+)
+
+
+def type_of(path: str, head: bytes = b"") -> str:
+    """Return the media type of a file.
+
+    Its first bytes count before its name: markup that is called a picture is markup. Without them
+    (an empty `head`) the name alone says it.
+    """
+    named = _BY_SUFFIX.get(path.rpartition(".")[2].lower(), "") if "." in path else ""
+    if not head:
+        return named or BYTES
+    if markup := _MARKUP.match(head.removeprefix(b"\xef\xbb\xbf")):
+        return SVG if markup[2].lower() == b"svg" else HTML
+    if head[:4] == b"RIFF" and head[8:12] in _RIFF:
+        return _RIFF[head[8:12]]
+    seen = next((kind for magic, kind in _BY_HEAD if head.startswith(magic)), "")
+    if seen or named in PICTURES or named == PARQUET:
+        return seen or BYTES
+    return named or ("text/plain" if is_text(head) else BYTES)
+
+
+def is_text(data: bytes) -> bool:
+    """Whether these bytes are text that people can read."""
+    if b"\0" in data:
+        return False
+    wrong = data.decode("utf-8", "replace").count("\N{REPLACEMENT CHARACTER}")
+    return wrong <= 1 + len(data) // 50  # the last character may be cut
+
+
+def step_of(path: str) -> int | None:
+    """Return the step of a training that a path tells, as `samples/step-000250/cat.png` does; None if it tells none.
+
+    The last part that tells one counts.
+    """
+    for part in reversed(path.split("/")):
+        if found := _STEP.findall(part):
+            return int(found[-1])
+    return None

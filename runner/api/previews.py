@@ -1,0 +1,334 @@
+"""What can be seen of a file that a step made, without its program: text, rows, tensors, or a picture that is drawn anew.  Runs nothing of it.
+
+A file is the work of strangers, so little of it is read. `read_preview` is to be called in a process with limits of time and memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import struct
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+
+from ..reading import parse_json
+from .media import (
+    AUDIO,
+    HEAD,
+    HTML,
+    PARQUET,
+    PICTURES,
+    SAFETENSORS,
+    SVG,
+    TABLES,
+    is_text,
+    type_of,
+)
+from .values import whole
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+READ: Final = 1 << 20
+"""Bytes of a file that are read at most, but for a picture."""
+TEXT: Final = 64 << 10
+"""Characters of text that are shown."""
+ROWS: Final = 50
+COLUMNS: Final = 40
+CELL: Final = 300
+"""Characters of one cell."""
+TENSORS: Final = 500
+LARGEST: Final = 32 << 20
+"""Bytes of a picture that is drawn anew."""
+PIXELS: Final = 40_000_000
+"""Pixels of it: more take too much memory."""
+WIDEST: Final = 2048
+"""Pixels of the longer side of what is drawn."""
+_FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP")
+_SAVE: Final = "save the file to open it with its own program"
+_DAMAGED: Final = f"the picture is damaged or of another kind; {_SAVE}"
+_TOO_MANY: Final = f"the picture has more than {PIXELS // 1_000_000} million pixels; {_SAVE}"
+_NO_PYARROW: Final = "the rows of Parquet files are shown where pyarrow is installed for the server"
+
+
+class Preview(NamedTuple):
+    """What can be seen of a file.  `words` are a sentence for people: what is missing, or why nothing is shown."""
+
+    kind: str
+    """picture, audio, text, table, tensors, or none."""
+    type: str
+    """Its media type, by its first bytes where these tell."""
+    words: str = ""
+    text: str = ""
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    facts: Mapping[str, str] = {}
+
+
+class CannotDraw(Exception):
+    """A file is no picture that can be drawn anew; the sentence says why."""
+
+
+def read_preview(file: BinaryIO, name: str, size: int) -> Preview:
+    """Return what can be seen of a file of `size` bytes whose name is `name`."""
+    head = file.read(HEAD)
+    file.seek(0)
+    kind = type_of(name, head) if head else "text/plain"
+    if kind in (HTML, SVG):
+        word = "an HTML page" if kind == HTML else "an SVG drawing"
+        return Preview("none", kind, f"{word} may have programs in it and is not shown; {_SAVE}")
+    if kind in PICTURES:
+        return _picture(file, kind, size)
+    if kind in AUDIO:
+        return _audio(head, kind)
+    if kind == SAFETENSORS:
+        return _tensors(file, size)
+    if kind == PARQUET:
+        return _parquet(file, size)
+    if head and not is_text(head):
+        return Preview("none", kind, f"the file is binary; {_SAVE}")
+    data = file.read(READ)
+    cut = size > len(data)
+    if kind in TABLES:
+        return _table(kind, data, cut)
+    return _text(kind, data, cut)
+
+
+# -- pictures -------------------------------------------------------------------------------------
+
+
+def draw(file: BinaryIO, size: int, width: int) -> bytes:
+    """Return a picture as WebP, at most `width` pixels wide and high, drawn anew from its pixels alone.
+
+    Of an animated one it is the first frame. Raises CannotDraw.
+    """
+    picture = _opened(file, size)
+    try:
+        if picture.mode not in ("RGB", "RGBA"):
+            alpha = "A" in picture.getbands() or "transparency" in picture.info
+            picture = picture.convert("RGBA" if alpha else "RGB")
+        picture.thumbnail((min(width, WIDEST), min(width, WIDEST)))
+        found = io.BytesIO()
+        picture.save(found, "WEBP", quality=82, method=2)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise CannotDraw(_DAMAGED) from error
+    return found.getvalue()
+
+
+def _opened(file: BinaryIO, size: int) -> Image:
+    """A picture of which only its head was read.  Raises CannotDraw."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise CannotDraw("pictures are shown where Pillow is installed for the server") from None
+    if size > LARGEST:
+        raise CannotDraw(f"the picture is larger than {LARGEST >> 20} MiB; {_SAVE}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own limit of pixels, which ours is below
+            picture = Image.open(file, formats=_FORMATS)
+    except MemoryError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise CannotDraw(_TOO_MANY) from error
+    except Exception as error:  # a decoder may raise anything for a damaged file
+        raise CannotDraw(_DAMAGED) from error
+    if picture.width * picture.height > PIXELS:
+        raise CannotDraw(_TOO_MANY)
+    return picture
+
+
+def _picture(file: BinaryIO, kind: str, size: int) -> Preview:
+    try:
+        picture = _opened(file, size)
+    except CannotDraw as error:
+        return Preview("none", kind, str(error))
+    words = "the first frame of an animation" if getattr(picture, "is_animated", False) else ""
+    return Preview(
+        "picture", kind, words, facts={"size": f"{picture.width} × {picture.height} pixels"}
+    )
+
+
+# -- sound ----------------------------------------------------------------------------------------
+
+
+def _audio(head: bytes, kind: str) -> Preview:
+    facts: dict[str, str] = {}
+    if head[:4] == b"RIFF" and head[12:16] == b"fmt " and len(head) >= 36:
+        channels, rate = struct.unpack_from("<HI", head, 22)
+        facts = {"channels": str(channels), "rate": f"{rate} Hz"}
+    return Preview("audio", kind, facts=facts)
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def _tensors(file: BinaryIO, size: int) -> Preview:
+    """The header of a safetensors file: its length in eight bytes, then JSON."""
+    start = file.read(8)
+    if len(start) < 8:
+        return _damaged("it has less than 8 bytes")
+    (length,) = struct.unpack("<Q", start)
+    if length > size - 8:
+        return _damaged(f"its header says it has {length} bytes, and the file has {size}")
+    if length > READ:
+        words = f"the header has {length} bytes, more than the {READ} that a preview reads"
+        return Preview("none", SAFETENSORS, words)
+    try:
+        header = parse_json(file.read(length))
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
+        return _damaged("its header is no JSON object")
+    said = header.pop("__metadata__", {})
+    facts = _texts(said) if isinstance(said, dict) else {}
+    return _listed(header, facts)
+
+
+def _damaged(why: str) -> Preview:
+    return Preview("none", SAFETENSORS, f"the safetensors file is damaged: {why}")
+
+
+def _listed(header: Mapping[str, Any], said: Mapping[str, str]) -> Preview:
+    rows: list[list[str]] = []
+    numbers: Counter[str] = Counter()
+    for name, each in header.items():
+        shape = each.get("shape") if isinstance(each, dict) else None
+        if not isinstance(shape, list) or not all(type(side) is int for side in shape[:9]):
+            return _damaged(f"the tensor {_short(whole(name), CELL)} has no shape")
+        kind = _cell(each.get("dtype"))
+        numbers[kind] += _count(shape)
+        if len(rows) < TENSORS:
+            rows.append([_cell(name), kind, " × ".join(map(str, shape[:9])) or "scalar"])
+    parts = ", ".join(f"{count:,} of {kind}" for kind, count in numbers.most_common(8))
+    facts = {"tensors": f"{len(header):,}", "parameters": parts or "0", **said}
+    words = f"the first {TENSORS} of {len(header):,} tensors" if len(header) > TENSORS else ""
+    return Preview("tensors", SAFETENSORS, words, "", ("tensor", "type", "shape"), rows, facts)
+
+
+def _count(shape: Sequence[int]) -> int:
+    found = 1
+    for side in shape[:9]:
+        found = min(found * max(side, 0), 10**18)
+    return found
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def _parquet(file: BinaryIO, size: int) -> Preview:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ModuleNotFoundError:
+        return Preview("none", PARQUET, _NO_PYARROW)
+    try:
+        found = parquet.ParquetFile(file)
+        names = list(found.schema_arrow.names)
+        total = found.metadata.num_rows
+        facts = {"rows": f"{total:,}", "columns": f"{len(names):,}"}
+        chosen = list(range(min(len(names), COLUMNS)))
+        largest = max(
+            (found.metadata.row_group(n).total_byte_size for n in range(found.num_row_groups)[:1]),
+            default=0,
+        )
+        if largest > LARGEST:
+            types = [
+                [_cell(each.name), _cell(each.type)]
+                for each in map(found.schema_arrow.field, chosen)
+            ]
+            words = f"the first group of rows has {largest} bytes, too many for a preview"
+            return Preview("table", PARQUET, words, "", ("column", "type"), types, facts)
+        batch = next(
+            found.iter_batches(ROWS, columns=[names[n] for n in chosen], use_threads=False), None
+        )
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        return Preview("none", PARQUET, f"the Parquet file is damaged: {_short(str(error), CELL)}")
+    lines = batch.to_pylist() if batch is not None else []
+    columns = [_cell(names[n]) for n in chosen]
+    rows = [[_cell(value) for value in line.values()] for line in lines]
+    return Preview("table", PARQUET, _first(len(rows), total), "", columns, rows, facts)
+
+
+def _first(shown: int, total: int) -> str:
+    return f"the first {shown:,} of {total:,} rows" if total > shown else ""
+
+
+def _table(kind: str, data: bytes, cut: bool) -> Preview:
+    text = whole(data.decode("utf-8", "replace"))
+    if cut:  # the last line may be half a line
+        text = text.rpartition("\n")[0] or text
+    read: Callable[[str, str], tuple[list[str], list[list[str]], bool]]
+    read = _json_lines if kind == "application/jsonl" else _separated
+    try:
+        columns, rows, is_more = read(text, kind)
+    except (ValueError, csv.Error, RecursionError) as error:
+        shown = _text(kind, data, cut)
+        return shown._replace(words=f"shown as text, since its rows cannot be read: {error}")
+    words = f"the first {len(rows)} rows" if is_more or cut else ""
+    return Preview("table", kind, words, "", columns, rows)
+
+
+def _separated(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
+    """The header and the first rows of CSV."""
+    mark = "\t" if kind.startswith("text/tab") else ","
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
+    found = [line for line, _ in zip(lines, range(ROWS + 2), strict=False)]
+    columns, *rows = found or [[]]
+    shown = [[_cell(value) for value in row[:COLUMNS]] for row in rows[:ROWS]]
+    return [_cell(name) for name in columns[:COLUMNS]], shown, len(rows) > ROWS
+
+
+def _json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool]:
+    """A column for each key of the first rows.  Raises ValueError."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    found = [parse_json(line) for line in lines[:ROWS]]
+    records = [each if isinstance(each, dict) else {"value": each} for each in found]
+    names = list(dict.fromkeys(name for record in records for name in record))[:COLUMNS]
+    rows = [[_cell(record[name]) if name in record else "" for name in names] for record in records]
+    return [_cell(name) for name in names], rows, len(lines) > ROWS
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def _text(kind: str, data: bytes, cut: bool) -> Preview:
+    text = whole(data.decode("utf-8", "replace"))
+    if kind == "application/json" and not cut:
+        try:
+            text = json.dumps(parse_json(text), indent=2, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass  # as it stands
+    shown = text[:TEXT]
+    words = f"the first {len(shown):,} characters" if cut or len(text) > TEXT else ""
+    return Preview("text", kind, words if data else "the file is empty", shown)
+
+
+def _texts(said: Mapping[Any, Any]) -> dict[str, str]:
+    return {_cell(name): _cell(value) for name, value in list(said.items())[:20]}
+
+
+def _cell(value: object) -> str:
+    """A value as one cell shows it."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, str):
+        return _short(whole(value), CELL)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=_other)
+    except (ValueError, RecursionError):
+        return "…"
+    return _short(whole(text), CELL)
+
+
+def _other(value: object) -> str:
+    return f"{len(value)} bytes" if isinstance(value, bytes) else _short(str(value), CELL)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

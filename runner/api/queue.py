@@ -1,0 +1,153 @@
+"""Who takes runs, which run is next, and why each one waits.  Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ..execution.terms import settings_of_run
+from ..planning.waiting import Taker, Wait, Waiting, explained
+from ..storage.records.runs import RunRow, Wanted
+from ..storage.records.workers import WorkerRow
+from ..storage.workspace import Workspace
+from .values import Facts, moment
+
+OPEN: Final = ("QUEUED", "ACTIVE", "PAUSED")
+LOOKED_AT: Final = 10_000
+"""Runs that are not over of which is asked whether a worker has them."""
+
+
+def list_workers(ws: Workspace) -> list[Facts]:
+    """Return the workers of a workspace, the oldest first; then who else has a run, such as `recipe run`.
+
+    One that died is among them for a day, with the runs that it left.
+    """
+    rows = _open_runs(ws)
+    live = _worked_on(ws, rows)
+    workers = ws.store.runs.workers.all(str(ws.root))
+    known = {worker.name for worker in workers}
+    others = dict.fromkeys(row.claim for row in rows if row.claim and row.claim not in known)
+    return [
+        *(_worker(worker, _held(rows, worker.name), live) for worker in workers),
+        *(_unregistered(name, _held(rows, name), live) for name in others),
+    ]
+
+
+def list_queue(ws: Workspace) -> list[Facts]:
+    """Return the runs of a workspace that wait, in the order in which workers take them, each with the reason."""
+    rows = _open_runs(ws)
+    by_id = {row.id: row for row in rows}
+    return [
+        {
+            "run": wait.run,
+            "recipe": by_id[wait.run].recipe,
+            "user": by_id[wait.run].user,
+            "priority": by_id[wait.run].priority,
+            "due": moment(by_id[wait.run].due),
+            **_wait(wait),
+        }
+        for wait in _waits(ws, rows)
+    ]
+
+
+def wait_of(ws: Workspace, row: RunRow) -> Facts | None:
+    """Return why a run waits, and its place in the queue; None if it does not wait."""
+    if row.state not in ("QUEUED", "ACTIVE") or ws.store.runs.live(row.id):
+        return None
+    found = next((each for each in _waits(ws, _open_runs(ws)) if each.run == row.id), None)
+    return _wait(found) if found is not None else None
+
+
+def _wait(wait: Wait) -> Facts:
+    reason = {"kind": str(wait.kind), "words": wait.words, "fix": wait.fix}
+    return {"position": wait.position, "waits": reason}
+
+
+def _open_runs(ws: Workspace) -> list[RunRow]:
+    return ws.store.runs.page(Wanted(states=OPEN), LOOKED_AT)
+
+
+def _worked_on(ws: Workspace, rows: Sequence[RunRow]) -> set[str]:
+    """The runs that a living worker has."""
+    return {row.id for row in rows if row.claim and ws.store.runs.live(row.id)}
+
+
+def _held(rows: Sequence[RunRow], name: str) -> list[str]:
+    return [row.id for row in rows if row.claim == name]
+
+
+def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
+    live = _worked_on(ws, rows)
+    waiting = [row for row in rows if row.state != "PAUSED" and row.id not in live]
+    busy = {row.claim for row in rows if row.id in live}
+    takers = [
+        Taker(
+            worker.driver,
+            _texts(worker.labels),
+            {name: most for name, most in worker.at_most.items() if isinstance(most, int)},
+            worker.store,
+            free=worker.name not in busy,
+        )
+        for worker in ws.store.runs.workers.all(str(ws.root))
+        if worker.alive
+    ]
+    worked_on = [_waiting(row) for row in rows if row.id in live]
+    return explained([_waiting(row) for row in waiting], takers, worked_on, time.time())
+
+
+def _waiting(row: RunRow) -> Waiting:
+    # A run whose time lies before its creation is due, whatever the clocks of its machines say.
+    due = row.created if row.due is not None and row.due <= row.created else row.due
+    return Waiting(
+        row.id,
+        row.priority,
+        due,
+        settings_of_run(row).driver,
+        _texts(row.data.get("labels")),
+        row.user,
+        row.recipe,
+        row.store,
+    )
+
+
+def _texts(value: object) -> Mapping[str, str]:
+    return (
+        {str(name): str(each) for name, each in value.items()} if isinstance(value, Mapping) else {}
+    )
+
+
+def _worker(worker: WorkerRow, runs: list[str], live: set[str]) -> Facts:
+    now, alive = time.time(), worker.alive
+    return {
+        "worker": worker.name,
+        "alive": alive,
+        "idle": alive and not live.intersection(runs),
+        "takes_runs": True,
+        "capacity": 1,
+        "driver": worker.driver,
+        "labels": _texts(worker.labels),
+        "at_most": dict(worker.at_most),
+        "any_workspace": bool(worker.store),
+        "since": moment(now - worker.age),
+        "heard": moment(now - worker.silent),
+        "runs": runs,
+    }
+
+
+def _unregistered(name: str, runs: list[str], live: set[str]) -> Facts:
+    """Who has a run and takes no others: `recipe run`, or the worker of an earlier version."""
+    return {
+        "worker": name,
+        "alive": bool(live.intersection(runs)),
+        "idle": False,
+        "takes_runs": False,
+        "capacity": 1,
+        "driver": "",
+        "labels": {},
+        "at_most": {},
+        "any_workspace": False,
+        "since": None,
+        "heard": None,
+        "runs": runs,
+    }

@@ -1,0 +1,176 @@
+"""Why runs wait, and which is next: a pure decision over the queue and its workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class WaitKind(StrEnum):
+    """Why a run is not being carried out."""
+
+    NOT_DUE = "not-due"
+    """It was submitted for later."""
+    NO_WORKER = "no-worker"
+    """No worker is there."""
+    LABELS = "labels"
+    """No worker that is there has its labels."""
+    DRIVER = "driver"
+    """No worker that is there takes runs for its driver."""
+    STORE = "store"
+    """No worker that is there reaches the files that it needs."""
+    LIMIT = "limit"
+    """As many runs of its user, recipe or driver are carried out as the workers take at once."""
+    BUSY = "busy"
+    """Every worker that may take it has a run, or is about to take an earlier one."""
+    STARTING = "starting"
+    """A worker that may take it is free, and does so within seconds."""
+    SUBMITTER = "submitter"
+    """Workers do not take it: `recipe run` stored it."""
+
+
+class Waiting(NamedTuple):
+    """A run that is not being carried out."""
+
+    run: str
+    priority: int = 0
+    due: float | None = None
+    """From when on workers take it; None: they do not."""
+    driver: str = ""
+    labels: Mapping[str, str] = {}
+    user: str = ""
+    recipe: str = ""
+    store: str = ""
+    """The URL of the shared store that has its files; empty: they are in its workspace."""
+
+
+class Taker(NamedTuple):
+    """A worker that is there."""
+
+    driver: str = ""
+    labels: Mapping[str, str] = {}
+    at_most: Mapping[str, int] = {}
+    store: str = ""
+    free: bool = True
+
+
+class Wait(NamedTuple):
+    """Why a run waits, and its place among those that do, from 1."""
+
+    run: str
+    position: int
+    kind: WaitKind
+    words: str
+    fix: str = ""
+
+
+START: Final = "`recipe worker` starts one"
+_Refusal = tuple[WaitKind, str, str]
+
+
+def explained(
+    runs: Sequence[Waiting], takers: Sequence[Taker], worked_on: Sequence[Waiting], now: float
+) -> list[Wait]:
+    """Return the runs that wait in the order in which workers take them, each with its reason.
+
+    `worked_on` are the runs that workers have, which count for what workers take at once.
+    """
+    free = [taker for taker in takers if taker.free]
+    busy = Counter(pair for each in worked_on for pair in _counted(each))
+    waits = []
+    for position, run in enumerate(sorted(runs, key=lambda each: _order(each, now)), 1):
+        kind, words, fix = _reason(run, takers, free, busy, now)
+        if kind == WaitKind.STARTING:
+            free.remove(_able(run, free, busy)[0])
+            busy.update(_counted(run))
+        waits.append(Wait(run.run, position, kind, words, fix))
+    return waits
+
+
+def _order(run: Waiting, now: float) -> tuple[int, int, float, str]:
+    """As workers take runs; what is not due yet comes behind, and what they do not take last."""
+    if run.due is None:
+        return (2, 0, 0.0, run.run)
+    if run.due > now:
+        return (1, 0, run.due, run.run)
+    return (0, -run.priority, run.due, run.run)
+
+
+def _reason(
+    run: Waiting,
+    takers: Sequence[Taker],
+    free: Sequence[Taker],
+    busy: Counter[tuple[str, str]],
+    now: float,
+) -> _Refusal:
+    if run.due is None:
+        fix = f"`recipe resume {run.run}` continues it, with `--queue` by a worker"
+        return WaitKind.SUBMITTER, "it was begun by `recipe run`, and workers do not take it", fix
+    if run.due > now:
+        return WaitKind.NOT_DUE, "it was submitted for later", ""
+    if not takers:
+        return WaitKind.NO_WORKER, "no worker is running", START
+    refusal, fitting = _fitting(run, takers)
+    if refusal is not None:
+        return refusal
+    if _able(run, free, busy):
+        return WaitKind.STARTING, "a free worker takes it within seconds", ""
+    if not _able(run, fitting, busy):
+        return _limited(run, fitting, busy)
+    count = len(fitting)
+    has = "the worker that may take it is" if count == 1 else f"all {count} workers that may are"
+    return (
+        WaitKind.BUSY,
+        f"{has} busy",
+        "wait, start another `recipe worker`, or raise its priority",
+    )
+
+
+def _fitting(run: Waiting, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
+    """The workers that may take a run by what they take at all; or why none may."""
+    fitting = [taker for taker in takers if taker.store == run.store]
+    if not fitting:
+        where = f"uses the shared store {run.store}" if run.store else "works in its folder"
+        fix = "`recipe worker --workspace`" if run.store else START
+        return (WaitKind.STORE, f"no worker that runs {where}", fix), []
+    fitting = [taker for taker in fitting if taker.driver in ("", run.driver)]
+    if not fitting:
+        words = f"no worker that runs takes runs for the driver {run.driver}"
+        return (WaitKind.DRIVER, words, f"`recipe worker --driver {run.driver}`"), []
+    fitting = [taker for taker in fitting if run.labels.items() <= taker.labels.items()]
+    if not fitting:
+        labels = [f"{name}={value}" for name, value in sorted(run.labels.items())]
+        words = f"no worker that may take it has the labels {', '.join(labels)}"
+        flags = " ".join(f"--label {label}" for label in labels)
+        return (WaitKind.LABELS, words, f"`recipe worker {flags}`"), []
+    return None, fitting
+
+
+def _able(run: Waiting, takers: Sequence[Taker], busy: Counter[tuple[str, str]]) -> list[Taker]:
+    """Those of the workers that may take a run now, by how many such runs there may be at once."""
+    _, fitting = _fitting(run, takers)
+    return [taker for taker in fitting if not _over(run, taker, busy)]
+
+
+def _over(run: Waiting, taker: Taker, busy: Counter[tuple[str, str]]) -> str:
+    """The limit of a worker that keeps it from taking a run, as `user=2`; empty: none."""
+    for kind, value in _counted(run):
+        most = taker.at_most.get(kind)
+        if most is not None and busy[kind, value] >= most:
+            return f"{kind}={most}"
+    return ""
+
+
+def _limited(run: Waiting, fitting: Sequence[Taker], busy: Counter[tuple[str, str]]) -> _Refusal:
+    limit = _over(run, fitting[0], busy)
+    kind = limit.partition("=")[0]
+    value = dict(_counted(run))[kind]
+    words = f"{busy[kind, value]} runs of the {kind} {value} are carried out, as many as workers take at once"
+    return WaitKind.LIMIT, words, f"wait, or start a worker with more than `--at-most {limit}`"
+
+
+def _counted(run: Waiting) -> list[tuple[str, str]]:
+    """What runs are counted by."""
+    return [("user", run.user), ("recipe", run.recipe), ("driver", run.driver)]

@@ -1,0 +1,95 @@
+"""Links to one run for people who may only read it: tokens of that scope, which expire."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from ..api.values import moment
+from .answers import Refused
+from .room import OPERATE_RUN, Given, InRoom, run_of
+from .tokens import Token
+
+router = APIRouter(prefix="/v1/runs/{run}/shares", tags=["runs"])
+
+SHARED: Final = "shared"
+"""The name of such a token."""
+MOST: Final = 20
+"""Links to one run that work at the same time."""
+LONGEST: Final = 90
+"""Days for which a link works at most."""
+A_DAY: Final = 86400
+
+
+class NewShare(Given):
+    days: int = Field(default=7, ge=1, le=LONGEST, description="How long the link works.")
+
+
+class ShareView(BaseModel):
+    id: str
+    created: str
+    expires: str
+
+
+class ShareList(BaseModel):
+    shares: list[ShareView]
+
+
+class MadeShare(ShareView):
+    token: str = Field(
+        description="Shown here once.  The link is `…/#token=TOKEN&run=RUN`: what stands behind # is sent to no server."
+    )
+
+
+def _living(room: InRoom, run: str) -> list[Token]:
+    """The links to a run that work."""
+    return [
+        each
+        for each in room.tokens.all()
+        if (each.name, each.scope, each.run) == (SHARED, "read", run) and not each.expired
+    ]
+
+
+def _viewed(token: Token) -> dict[str, str]:
+    return {
+        "id": token.id,
+        "created": str(moment(token.created)),
+        "expires": str(moment(token.expires)),
+    }
+
+
+@router.post(
+    "",
+    status_code=201,
+    dependencies=OPERATE_RUN,
+    summary="A token that reads this run alone, for a link to share",
+)
+def share(run: str, room: InRoom, asked: NewShare) -> MadeShare:
+    with room.reading() as ws:
+        run_of(ws, run)
+    _forget_expired(room)
+    if len(_living(room, run)) >= MOST:
+        words = f"{MOST} links to this run work already"
+        raise Refused(409, "too-many-shares", words, "end one of them first")
+    token, secret = room.tokens.make("read", SHARED, run, expires=time.time() + asked.days * A_DAY)
+    return MadeShare(**_viewed(token), token=secret)
+
+
+def _forget_expired(room: InRoom) -> None:
+    for token in room.tokens.all():
+        if token.name == SHARED and token.expired:
+            room.tokens.remove(token.id)
+
+
+@router.get("", dependencies=OPERATE_RUN, summary="The links to this run that work")
+def shares(run: str, room: InRoom) -> ShareList:
+    return ShareList(shares=[ShareView(**_viewed(token)) for token in _living(room, run)])
+
+
+@router.delete("/{id}", status_code=204, dependencies=OPERATE_RUN, summary="End a link")
+def end(run: str, id: str, room: InRoom) -> None:
+    if not any(token.id == id for token in _living(room, run)) or not room.tokens.remove(id):
+        raise Refused(404, "not-found", "there is no such link", f"GET /v1/runs/{run}/shares")

@@ -1,0 +1,175 @@
+"""What a run found on its worker's machine: commit and diff of the code, packages, system and GPUs.  Kept with the run, for people.
+
+It is no part of any key: the key has the content of what a step reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from ..paths import VERSION
+from ..reading import parse_json
+from ..storage.git_checkout import environment
+from ..storage.workspace import Workspace
+
+LONGEST_DIFF: Final = 256 << 10
+"""Bytes of a diff that are kept."""
+FILES: Final = 100
+"""Changed files that are named."""
+PATIENCE: Final = 20.0
+"""Seconds that git has for one answer."""
+_LARGEST: Final = 4 << 20
+_PACKAGE: Final = re.compile(r"(.+?)-(\d[^-]*)(?:-.+)?\.(?:dist|egg)-info")
+Found: TypeAlias = dict[str, Any]
+"""As JSON has it."""
+
+
+def begin(
+    ws: Workspace, run: str, python: Callable[[], str], masked: Callable[[str], str]
+) -> threading.Thread:
+    """Look at the environment while the run's steps begin; the caller joins the thread at the end.
+
+    `python` answers the interpreter of steps without a lock, `masked` takes secrets out of a text.
+    """
+
+    def look() -> None:
+        # Nothing that cannot be read may end a run.
+        with contextlib.suppress(Exception):
+            found = looked_at(ws.root, python(), masked)
+            ws.write(_file(ws.home, run), json.dumps(found).encode())
+
+    thread = threading.Thread(target=look, name="environment", daemon=True)
+    thread.start()
+    return thread
+
+
+def recall(home: Path, run: str) -> Found | None:
+    """What was kept with a run; None where nothing was."""
+    try:
+        with open(_file(home, run), "rb") as file:
+            found = parse_json(file.read(_LARGEST))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _file(home: Path, run: str) -> Path:
+    return home / "runs" / run / "environment.json"
+
+
+def looked_at(root: Path, python: str, masked: Callable[[str], str]) -> Found:
+    """The environment now, for a workspace at `root`."""
+    return {
+        "at": time.time(),
+        "recipe": VERSION,
+        "machine": _machine(),
+        "python": {"path": python, "packages": packages_of(python)},
+        "code": _code(root, masked),
+    }
+
+
+# -- machine --------------------------------------------------------------------------------------
+
+
+def _machine() -> Found:
+    nvidia = Path("/proc/driver/nvidia")
+    driver, gpus = "", []
+    with contextlib.suppress(OSError):
+        version = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", (nvidia / "version").read_text())
+        driver = version[0] if version else ""
+        for each in sorted((nvidia / "gpus").glob("*/information")):
+            model = re.search(r"^Model:\s*(.+)$", each.read_text(), re.M)
+            gpus += [model[1].strip()] if model else []
+    system = os.uname()
+    return {
+        "system": f"{system.sysname} {system.release} {system.machine}",
+        "cpus": os.cpu_count() or 0,
+        "gpu_driver": driver,
+        "gpus": gpus,
+    }
+
+
+# -- packages -------------------------------------------------------------------------------------
+
+
+def packages_of(python: str) -> list[str]:
+    """What is installed beside an interpreter of this machine, NAME==VERSION, sorted.  Empty: not known."""
+    found: dict[str, str] = {}
+    for folder in _sites(python):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                if package := _PACKAGE.fullmatch(name):
+                    found.setdefault(package[1].replace("_", "-").lower(), package[2])
+    return [f"{name}=={version}" for name, version in sorted(found.items())]
+
+
+def _sites(python: str) -> Iterator[Path]:
+    """The folders of packages of an interpreter: of its virtual environment, else of the Python itself."""
+    home = Path(python).absolute().parent.parent
+    if not (home / "pyvenv.cfg").exists():
+        real = Path(os.path.realpath(python))
+        home = real.parent.parent
+        yield from (home / "local" / "lib").glob("python3*/dist-packages")
+        yield home / "lib" / "python3" / "dist-packages"
+    yield from sorted((home / "lib").glob("python3*/site-packages"))
+
+
+# -- code -----------------------------------------------------------------------------------------
+
+
+def _code(root: Path, masked: Callable[[str], str]) -> Found | None:
+    """The commit of the repository that the workspace is in, and what was changed since; None outside of any."""
+    if not any((folder / ".git").exists() for folder in (root, *root.parents)):
+        return None
+    commit = _git(root, "rev-parse", "HEAD").decode().strip()
+    if not commit:
+        return None
+    status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--", ".").split(b"\0")
+    names = [(line[:2], masked(line[3:].decode(errors="replace"))) for line in status if line]
+    untracked = [name for sign, name in names if sign == b"??"]
+    changed = [name for sign, name in names if sign != b"??"]
+    diff = _git(root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
+    return {
+        "commit": commit,
+        "branch": _git(root, "rev-parse", "--abbrev-ref", "HEAD").decode(errors="replace").strip(),
+        "changed": changed[:FILES],
+        "changed_count": len(changed),
+        "untracked": untracked[:FILES],
+        "untracked_count": len(untracked),
+        "diff": masked(diff[:LONGEST_DIFF].decode(errors="replace")),
+        "diff_cut": len(diff) > LONGEST_DIFF,
+    }
+
+
+def _git(root: Path, *words: str) -> bytes:
+    """The first bytes that git answers; empty where it cannot.  It writes nothing, and runs no program of the repository."""
+    quiet = ("-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(root))
+    try:
+        process = subprocess.Popen(
+            ("git", *quiet, *words),
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return b""
+    late = threading.Timer(PATIENCE, process.kill)
+    late.start()
+    assert process.stdout is not None
+    with process.stdout:
+        data = process.stdout.read(LONGEST_DIFF + 1)
+    if len(data) > LONGEST_DIFF:
+        process.kill()  # the rest is not wanted
+    process.wait()
+    late.cancel()
+    return data
