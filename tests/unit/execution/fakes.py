@@ -266,7 +266,14 @@ class SimulatedRun:
     def run(self) -> Report:
         """Work until the run ends."""
         with Workspace.open(self.root) as ws, virtual() as loop:
-            return loop.run_until_complete(self._run(ws))
+            try:
+                return loop.run_until_complete(self._run(ws))
+            finally:  # jobs that were left, and who waits for them
+                left = asyncio.all_tasks(loop)
+                for task in left:
+                    task.cancel()
+                if left:
+                    loop.run_until_complete(asyncio.wait(left))
 
     async def _run(self, ws: Workspace) -> Report:
         survey = look(ws, Request("./recipe.yaml", self.inputs), self.choice)
