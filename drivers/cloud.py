@@ -45,7 +45,7 @@ from .base import (
 )
 from .machine import enough
 from .ssh import Machine, SshHost
-from .sshlink import Link, NotLetIn, Route
+from .sshlink import Link, NotLetIn, Route, Stuck
 from .web import Web, printable
 
 _T = TypeVar("_T")
@@ -53,6 +53,8 @@ Value: TypeAlias = "str | int | float | bool | Sequence[str]"
 """One filter, as a setting or as text."""
 DISK: Final = 32 * 10**9
 """Bytes of disk that are rented where a step does not say."""
+BOOTING: Final = 15.0
+"""Seconds for which a login that begins no command may be that of a machine that still boots."""
 RISE: Final = 1.05
 """A price that is higher by more than this is another offer."""
 
@@ -191,11 +193,14 @@ class Logins:
         )
         self.hosts: dict[str, SshHost] = {}
         self._looked: dict[str, float] = {}
+        self._stuck: dict[str, float] = {}  # since when start-up files of a machine do not end
 
     async def open(
         self, lease: Lease, user: str, name: str, port: int, trust: str = "", login: bytes = b""
     ) -> SshHost | None:
         """The machine of a lease, once it lets us in and has shown the host key that we gave it; None until then.
+
+        Raises HostLost where its start-up files do not end though it had time to boot.
 
         `trust`, `login`: its host key and a private key that opens it, where we could give it none.
         """
@@ -212,6 +217,11 @@ class Logins:
         try:
             async for _ in made.call(("true",)):
                 pass
+        except Stuck as error:
+            begun = self._stuck.setdefault(lease.id, time.monotonic())
+            if time.monotonic() - begun >= BOOTING:
+                await made.machine.link.aclose()
+                raise HostLost(str(error)) from error
         except NotLetIn:
             if self._let_in is not None:
                 await self._let_in(lease)

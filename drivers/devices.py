@@ -8,11 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
-PATIENCE = 30.0
-"""Seconds that nvidia-smi may take."""
+PATIENCE = 6.0
+"""Seconds that nvidia-smi may take, here and on hosts."""
 _CARD = re.compile(r"GPU (\d+):.*\(UUID: (GPU-[^)\s]+)\)")
 _PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
 _INDEX = re.compile(r"\+?(\d+)")
+
+
+class Hung(Exception):
+    """nvidia-smi does not end, so nothing is known of the GPUs."""
 
 
 class Device(NamedTuple):
@@ -74,27 +78,34 @@ def assigned(devices: Sequence[Device], inherited: Mapping[str, str]) -> dict[st
 
 
 def here(environ: Mapping[str, str]) -> tuple[Device, ...]:
-    """What a program on this machine with that environment sees.  Takes as long as nvidia-smi does, where it is installed."""
+    """What a program on this machine with that environment sees.  Takes as long as nvidia-smi does, where it is installed.
+
+    Raises Hung where nvidia-smi does not end.
+    """
     return visible(environ.get(VISIBLE), _ask() or _nodes())
 
 
 def _ask() -> tuple[Card, ...]:
     import shutil
     import subprocess
+    import tempfile
 
     if shutil.which("nvidia-smi") is None:
         return ()
     try:
-        return listed(
-            subprocess.run(
-                ("nvidia-smi", "-L"),
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=PATIENCE,
-            ).stdout
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        # What it prints goes to a file: of a GPU whose driver is wedged no signal ends it, and so a pipe of it has no end.
+        with tempfile.TemporaryFile() as printed:
+            asked = subprocess.Popen(
+                ("nvidia-smi", "-L"), stdout=printed, stderr=subprocess.DEVNULL
+            )
+            try:
+                asked.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                asked.kill()
+                raise Hung from None
+            printed.seek(0)
+            return listed(printed.read().decode("utf-8", "replace"))
+    except OSError:
         return ()
 
 

@@ -11,15 +11,36 @@ from contextlib import suppress
 from dataclasses import replace
 
 from .base import Argv, Need, Resources, Wish
+from .devices import PATIENCE
 
 ENOUGH = 0.93
 """Drivers and error correction keep some of a card's memory: what was sold as 24 GB may show this share of it."""
 # Non-interactive logins often miss what administrators and NVIDIA install beside the system.
 PATH = "PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/cuda/bin:/opt/conda/bin; export PATH"
 
+# `smi PREFIX ARGUMENT…` prints what nvidia-smi answers, each line behind PREFIX, and `hung=…` where it does not end.
+# No signal ends the nvidia-smi of a GPU whose driver is wedged, so the reader of its output is waited for, and ended.
+SMI = r"""
+smi() {
+    [ -z "$hung" ] && command -v nvidia-smi >/dev/null 2>&1 || return 0
+    prefix=$1
+    shift
+    patiently=$(command -v timeout >/dev/null 2>&1 && echo timeout -s KILL KILLED)
+    { $patiently nvidia-smi "$@" </dev/null 2>/dev/null & } 2>/dev/null | while read -r line; do echo "$prefix$line"; done &
+    reader=$!
+    (sleep PATIENCE & trap "kill $!; exit" TERM; wait $!; kill $reader) >/dev/null 2>&1 &
+    clock=$!
+    wait $reader 2>/dev/null
+    [ $? -le 128 ] || { hung=nvidia-smi; echo "hung=$hung"; }
+    kill $clock 2>/dev/null
+    return 0
+}
+""".replace("PATIENCE", f"{PATIENCE:g}").replace("KILLED", f"{PATIENCE + 2:g}")
+
 # $1: our root there, relative to the login's home or absolute.
 SCRIPT = (
     PATH
+    + SMI
     + r"""
 case $1 in /*) root=$1 ;; '~') root=$HOME ;; '~/'*) root=$HOME/${1#??} ;; *) root=$HOME/$1 ;; esac
 echo "root=$root"
@@ -35,7 +56,7 @@ done
 at=$root
 while [ ! -d "$at" ] && [ "$at" != / ] && [ -n "$at" ]; do at=${at%/*}; done
 df -Pk "${at:-/}" 2>/dev/null | { read -r _; read -r _ total _ free _ && echo "disk=$((free * 1024))" && echo "disk_total=$((total * 1024))"; }
-nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null | while read -r line; do echo "gpu=$line"; done
+smi gpu= --query-gpu=name,memory.total --format=csv,noheader,nounits
 echo "now=$(date +%s)"
 """
 )
@@ -43,9 +64,16 @@ echo "now=$(date +%s)"
 Facts = Mapping[str, Sequence[str]]
 
 
-SMI = r"""command -v nvidia-smi >/dev/null 2>&1 && echo smi=yes
-nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'"""
+CUDA = r"""
+smi '' | sed -n 's/^hung=/&/p; s/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'
+"""
+"""More of a question: the newest CUDA that the driver runs."""
+GPUS = f"command -v nvidia-smi >/dev/null 2>&1 && echo smi=yes\n{CUDA}"
 """More of a question: whether a machine can say which GPUs it has, and the newest CUDA that its driver runs."""
+HUNG = f"nvidia-smi did not answer within {PATIENCE:g} s"
+WEDGED = (
+    "reboot the machine; where nvidia-smi is only slow, `nvidia-smi -pm 1` keeps the driver loaded"
+)
 
 
 def question(root: str, more: str = "") -> Argv:
@@ -64,9 +92,9 @@ def facts(said: bytes) -> Facts:
 
 
 def resources(told: Facts) -> Resources:
-    """What the facts amount to.  What is missing, or makes no sense, is unknown (None)."""
+    """What the facts amount to.  What is missing, or makes no sense, is unknown (None); GPUs that cannot be asked about count as none."""
     names, sizes = [], []
-    for row in told.get("gpu", ()):
+    for row in () if "hung" in told else told.get("gpu", ()):
         name, _, size = row.rpartition(",")
         if name:  # a line of the tool's without a comma is its complaint
             names.append(name.strip())
@@ -121,6 +149,8 @@ def less(sold: Resources, need: Need, told: Facts, image: str = "", least: str =
     if needs and runs and runs < needs:
         who = f"{image} needs" if cuda(image) else "the setting `cuda` says"
         return f"its driver runs CUDA {runs[0]}.{runs[1]} (nvidia-smi: CUDA Version), and {who} {needs[0]}.{needs[1]}"
+    if sold.gpus and "hung" in told:
+        return HUNG
     have = resources(told)
     tests = (
         ("GPUs", sold.gpus if "smi" in told else None, have.gpus, 1.0, 1.0),

@@ -42,6 +42,7 @@ from .sshconfig import Config, Said
 from .sshlink import KNOWN_HOSTS, Link, Route, client, odd_lines
 
 TTL = timedelta(seconds=30)  # for which a machine is believed to be as it was
+ANSWERS = 20.0  # seconds in which a machine that is connected has said what it has
 PORT = 22
 LONGEST_WAY = 8  # hops
 ADDRESS = re.compile(
@@ -395,7 +396,14 @@ class Machine:
             trouble, self.trouble = self.trouble, None
             raise trouble
         if self._told is None or time.monotonic() - self._asked > TTL.total_seconds():
-            told = machine.facts(await self._said(machine.question(self._root, TAKEN)))
+            await self.link.connection()
+            try:
+                async with asyncio.timeout(ANSWERS):
+                    told = machine.facts(await self._said(machine.question(self._root, TAKEN)))
+            except TimeoutError as error:
+                raise Denied(
+                    f"{self.route} did not say within {ANSWERS:g} s what it has: a disk there does not answer (`df`), or `setup` waits"
+                ) from error
             if not told.get("root", ("",))[0].startswith("/"):
                 raise Denied(
                     f"{self.route}: the login has no home directory to put {self._root} in: name an absolute `root` in the settings"

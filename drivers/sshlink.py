@@ -36,6 +36,7 @@ WINDOW, FAR_WINDOW = (
 )  # bytes that a server may send ahead on one channel; twice what is on the way on a fat wire
 PACKET = 1 << 17
 LONGEST = 120_000  # bytes of a command: the kernel takes 128 KiB in one argument
+LOGIN = 6.0  # seconds in which the start-up files of a login must have ended
 NOISE = 1 << 20  # bytes that a login may print before the command begins
 WORDS = 4096  # bytes of stderr kept for an error
 AGAIN = 0.1  # seconds after a refusal until another channel is tried
@@ -144,6 +145,10 @@ class NotLetIn(Denied):
     """The login takes none of our keys."""
 
 
+class Stuck(Denied):
+    """The login lets us in and begins no command: its start-up files do not end."""
+
+
 class Link:
     """A connection that is made when it is needed and made again when it broke.  Belongs to one event loop at a time."""
 
@@ -159,6 +164,7 @@ class Link:
         self._window = WINDOW
         self._failures = 0
         self._not_before = 0.0
+        self._logged_in = False  # whether any command began: the start-up files of the login end
 
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         """Run `argv` there and stream its output.  Raises Rejected with its stderr when it fails, Unreachable when the connection breaks."""
@@ -167,13 +173,14 @@ class Link:
             session = await self._session(command)
         except _Full:
             self._beside = self._beside or Link(self.route, max(0, self._besides - 1))
+            self._beside._logged_in = True
             async for data in self._beside.call(argv, stdin):
                 yield data
             return
         noise = b""
+        login = asyncio.get_running_loop().time() + LOGIN
         try:
-            session.feed(stdin)
-            while data := await session.read():
+            while data := await _begun(session, login):
                 if session.pid:
                     yield data
                     continue
@@ -185,12 +192,17 @@ class Link:
                     raise Rejected(f"{self.route} does not say what it ran as")
                 else:
                     session.pid = int(pid)
+                    self._logged_in = True
+                    session.feed(stdin)  # not before: start-up files may read
                     if rest:
                         yield rest
                 if not session.pid and len(noise) > NOISE:
                     raise Rejected(
                         f"{self.route} prints {NOISE >> 20} MB and more at login, before any command: silence its start-up files"
                     )
+        except TimeoutError:
+            kind = Unreachable if self._logged_in else Stuck
+            raise kind(_stuck(self.route, noise + bytes(session.words))) from None
         finally:
             await session.leave()
             if session.pid > 1 and not session.over:  # the group of process 1 is everybody
@@ -609,6 +621,21 @@ def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Rout
         )
     if session.code:
         raise Rejected(f"{argv[0]} ended with {session.code}" + (f": {said}" if said else ""))
+
+
+async def _begun(session: _Session, login: float) -> bytes:
+    """Some of what it printed.  Raises TimeoutError where the command has not begun by `login`, in the loop's time."""
+    async with asyncio.timeout_at(None if session.pid else login):
+        return await session.read()
+
+
+def _stuck(route: Route, words: bytes) -> str:
+    told = _readable(words)
+    return (
+        f"{route} began no command within {LOGIN:g} s of the login: its start-up files (~/.bashrc, ~/.profile) wait, read or print"
+        + (f"; they say: {told[-200:]}" if told else "")
+        + "; make the first line of ~/.bashrc `case $- in *i*) ;; *) return ;; esac`"
+    )
 
 
 def _readable(words: bytes) -> str:

@@ -36,13 +36,17 @@ class Location(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong: a stable code (`unknown-key`), where, what, and what to do about it."""
+    """One thing that is wrong: a stable code (`unknown-key`), where, what, and what to do about it.
+
+    `input`: the name of the input that it is about, where it is about one.
+    """
 
     code: str
     message: str
     where: Location | None = None
     fix: str = ""
     severity: str = "error"
+    input: str = ""
 
     def __str__(self) -> str:
         head = f"{self.where}: " if self.where else ""

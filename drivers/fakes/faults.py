@@ -25,6 +25,7 @@ CHANCES: Final = {
     "failed": "a machine cannot boot",
     "fewer": "a machine has one GPU less than was sold",
     "impostor": "a machine shows another host key than the one that it was given (`--hosts real`; not prime, which is given none)",
+    "wedged": "nvidia-smi of a machine does not end (`--hosts real`)",
     "loose": "a search returns one offer that its filters exclude",
 }
 """Faults whose value is a chance from 0 to 1, or `once`."""

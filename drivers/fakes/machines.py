@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from .faults import Luck
 from .world import Boot, World
 
 GLANCE: Final = 0.1
@@ -97,6 +98,8 @@ class Machines:
             place / "bin" / "nvidia-smi",
             SMI.format(gpu=boot.gpu, gpus=boot.gpus, memory=boot.memory, digest=digest),
         )
+        if Luck(self._world.faults, name, "boot").strikes("wedged"):
+            _written(place / "bin" / "nvidia-smi", "#!/bin/sh\nexec sleep 900\n")
         (place / "bin" / "nvidia-smi").chmod(0o755)
         if boot.script:
             _written(place / "boot", boot.script)

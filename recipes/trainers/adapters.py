@@ -94,7 +94,8 @@ def _as_gradients(module: torch.nn.Module, _: object) -> None:
 
 def groups(model: Any, options: argparse.Namespace) -> list[Group]:
     """The learned weights: embeddings have a rate of their own, and only matrices decay."""
-    both = [model.get_input_embeddings(), model.get_output_embeddings()]
+    inner = getattr(model, "transformers_model", model)  # what sentence-transformers has one of among its modules
+    both = [inner.get_input_embeddings(), inner.get_output_embeddings()]
     embeddings = {id(weight) for module in both if module is not None for weight in module.parameters()}
     found: dict[tuple[float, float], Group] = {}
     for _, weight in learned(model):

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from notices import warn
 from rows import Bad, BadData, Row, kind
-from sifting import SHOWN, Sieve, data_files, number, renamed, split
+from sifting import SHOWN, Sieve, data_files, number, parts, renamed, text_of
 from splits import BATCH, write
-from vocabulary import tokenizer_of, without_torch
+from vocabulary import most_tokens, tokenizer_of, without_torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,7 +26,6 @@ COLUMNS = ("text", "text_pair", "label")
 UNKNOWN = "-1"  # what data sets of benchmarks have where a label is kept secret
 MANY = 20  # labels, of which no data set has a new one in every second row
 LOPSIDED = 0.9  # share of one label from which on accuracy says little
-FAR = 1 << 30  # what tokenizers say for "no limit" is greater
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def prepare(options: argparse.Namespace) -> str:
     """Write the rows as tokens; the summary for people comes back.  Raises BadData."""
     tokenizer = tokenizer_of(options.base)
     config = json.loads((options.base / "config.json").read_text())
-    if (most := _most(tokenizer, config)) is not None and options.max_length > most:
+    if (most := most_tokens(tokenizer, config)) is not None and options.max_length > most:
         raise BadData(f"max_length {options.max_length} is more than the {most} tokens that the base model takes: say max_length={most}")
     columns = renamed(options.columns, COLUMNS)
     names = {name: columns.get(name, name) for name in COLUMNS}
@@ -91,13 +90,7 @@ def prepare(options: argparse.Namespace) -> str:
     owners = [number(json.dumps(example.texts)) for example in examples]
     for example in examples:
         counts.meet(example)
-    kept = split(owners[:learned], owners[learned:], options.eval_fraction, options.seed, "text")
-    splits: dict[str, list[int]] = {"train": [], "held_out": list(range(learned, len(examples)))}
-    for place, owner in enumerate(owners[:learned]):
-        if owner not in kept:
-            splits["train"].append(place)
-        elif not found.held_out:
-            splits["held_out"].append(place)
+    splits = parts(owners, learned, options.eval_fraction, options.seed, "text")
     encoded = list(_encoded(examples, tokenizer, options.max_length, counts))
     inputs = [name for name in encoded[0] if name != "attention_mask"]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -139,28 +132,17 @@ def prepare(options: argparse.Namespace) -> str:
     )
 
 
-def _most(tokenizer: PreTrainedTokenizerBase, config: dict[str, Any]) -> int | None:
-    """How many tokens the base takes: models such as RoBERTa begin to count behind their padding token, and their tokenizer knows."""
-    positions = (config.get("text_config") or config).get("max_position_embeddings")
-    told = [limit for limit in (positions, tokenizer.model_max_length) if isinstance(limit, int) and limit < FAR]
-    return min(told) if told else None
-
-
 def _usable(row: Row, names: dict[str, str]) -> Example | Bad:
     for name in ("text", "label"):
         if names[name] not in row.value:
             return Bad(row.where, f'no column "{names[name]}"; it has: {", ".join(row.value) or "none"}')
     texts = []
     for name in ("text", "text_pair"):
-        value = row.value.get(names[name])
-        if value is None and name == "text_pair":
+        if row.value.get(names[name]) is None and name == "text_pair":
             continue
-        if not isinstance(value, str):
-            return Bad(row.where, f'"{names[name]}" is {kind(value)}, a string is expected')
-        if not value.strip():
-            return Bad(row.where, f'"{names[name]}" is empty')
-        if any("\ud800" <= letter <= "\udfff" for letter in value):
-            return Bad(row.where, f'"{names[name]}" holds half a surrogate pair, which no UTF-8 has')
+        value = text_of(row, names[name])
+        if isinstance(value, Bad):
+            return value
         texts.append(value)
     label = _label(row.value[names["label"]])
     return Bad(row.where, f'"{names["label"]}" {label.why}') if isinstance(label, Bad) else Example(tuple(texts), label)

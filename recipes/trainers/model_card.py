@@ -10,6 +10,12 @@ from typing import NamedTuple
 import yaml
 
 ORIGIN = ".origin.json"  # in what was fetched from the Hub: {"repo": "org/name", "revision": "COMMIT"}
+EMBEDDING = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(".")  # where this file is
+similarity = model.similarity(model.encode_query(["a question"]), model.encode_document(["a text that answers it"]))
+```"""
 LICENCE = ("license", "license_name", "license_link")
 
 
@@ -28,6 +34,7 @@ class Export(NamedTuple):
     outputs: int  # numbers that its head makes of a text; 0: it writes text
     trainer: str  # sft, dpo, …
     random: bool  # the base's weights were drawn, and are nowhere to be had
+    embeds: bool = False  # sentence-transformers loads it, and it makes embeddings of texts
 
 
 def base_of(folder: Path) -> Base:
@@ -52,8 +59,10 @@ def text(base: Base, export: Export, made: Mapping[str, object]) -> str:
     header: dict[str, object] = {}
     if base.revision and not export.random:
         header |= {"base_model": base.name, "base_model_relation": "adapter" if export.adapter else "finetune"}
-    header |= {"library_name": "peft" if export.adapter else "transformers", **base.licence}
-    header |= {"pipeline_tag": "text-classification" if export.outputs else "text-generation"}
+    library = "sentence-transformers" if export.embeds else "peft" if export.adapter else "transformers"
+    header |= {"library_name": library, **base.licence}
+    task = "sentence-similarity" if export.embeds else "text-classification" if export.outputs else "text-generation"
+    header |= {"pipeline_tag": task}
     header |= {"tags": [*(["lora"] if export.adapter else []), export.trainer]}
     of = "a base with random weights" if export.random else f"{base.name} at {base.revision[:12]}" if base.revision else f"the folder {base.name}"
     known = ", ".join(f"{name} {made[name]}" for name in ("method", "rank", "max_steps", "learning_rate", "global_batch", "seed") if name in made)
@@ -73,6 +82,8 @@ def text(base: Base, export: Export, made: Mapping[str, object]) -> str:
 
 
 def _loading(base: Base, export: Export) -> str:
+    if export.embeds:
+        return EMBEDDING
     task = "SequenceClassification" if export.outputs else "CausalLM"
     labels = f", num_labels={export.outputs}" if export.outputs else ""
     auto, package = (f"AutoPeftModelFor{task}", "peft") if export.adapter else (f"AutoModelFor{task}", "transformers")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from notices import warn
-from rows import ONE_ROW, Bad, BadData, DataFiles, Row, files, files_to_judge_by, read
+from rows import ONE_ROW, Bad, BadData, DataFiles, Row, files, files_to_judge_by, kind, read
 
 SHOWN = 20  # complaints that are printed
 ENOUGH = 1000  # bad rows after which reading stops: the file is not what one thought
@@ -77,6 +77,32 @@ def split(learned: Sequence[int], to_judge_by: Sequence[int], fraction: float, s
     if also == len(learned):
         raise BadData("each row to learn from is among the held-out ones too: nothing is left to learn")
     return kept
+
+
+def parts(owners: Sequence[int], learned: int, fraction: float, seed: int, owner: str = "row") -> dict[str, list[int]]:
+    """Return the places of rows to learn from and to judge by, from the owner of each row.
+
+    The first `learned` rows are of files to learn from, the others of files to judge by.  Raises BadData as `split` does.
+    """
+    kept = split(owners[:learned], owners[learned:], fraction, seed, owner)
+    places = range(learned)
+    named = list(range(learned, len(owners)))
+    return {
+        "train": [place for place in places if owners[place] not in kept],
+        "held_out": named or [place for place in places if owners[place] in kept],
+    }
+
+
+def text_of(row: Row, name: str) -> str | Bad:
+    """Return the text in a column of a row, or what is wrong with it."""
+    value = row.value.get(name)
+    if not isinstance(value, str):
+        return Bad(row.where, f'"{name}" is {kind(value)}, a string is expected')
+    if not value.strip():
+        return Bad(row.where, f'"{name}" is empty')
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        return Bad(row.where, f'"{name}" holds half a surrogate pair, which no UTF-8 has')
+    return value
 
 
 def _read(file: Path, name: str) -> Iterator[Row | Bad]:

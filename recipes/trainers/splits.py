@@ -1,4 +1,4 @@
-"""Rows of tokens in two parts, to learn and to judge by, as steps `data` write them and trainings read them.  Does not know what they mean."""
+"""Rows of tokens or texts in two parts, to learn and to judge by, as steps `data` write and trainings read them.  Does not know what they mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GLANCE = 256  # rows to judge by that are looked at while training; step `evaluate` reads all of them
 BATCH = 512
-Row = Sequence[Sequence[int] | int]
+Row = Sequence[Sequence[int] | int | str]
 
 
 class Splits:
@@ -42,14 +42,14 @@ def scheduled(rows: Dataset, options: argparse.Namespace) -> Dataset:
     return rows.select(order(len(rows), options.seed, 0, options.max_steps * options.global_batch))
 
 
-def write(file: Path, names: Sequence[str], rows: Sequence[Row], *, numbers: Sequence[str] = ()) -> str:
+def write(file: Path, names: Sequence[str], rows: Sequence[Row], *, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> str:
     """Write rows as an Arrow stream, which `datasets` maps and does not load, and return its SHA-256.
 
-    A row has a value for each of `names`: a list of numbers below 2³¹, or one number for those in `numbers`.
+    A row has a value for each of `names`: a list of numbers below 2³¹, one number for those in `numbers`, or a text for those in `texts`.
     """
     import pyarrow as arrow  # type: ignore[import-untyped]
 
-    kinds = [arrow.int32() if name in numbers else arrow.list_(arrow.int32()) for name in names]
+    kinds = [arrow.int32() if name in numbers else arrow.string() if name in texts else arrow.list_(arrow.int32()) for name in names]
     schema = arrow.schema(list(zip(names, kinds, strict=True)))
     with file.open("wb") as sink, arrow.ipc.new_stream(sink, schema) as stream:
         for at in range(0, len(rows), BATCH):

@@ -26,7 +26,9 @@ def main() -> None:
         merged = tuned.load(options.base, options.weights, judge=options.judge).merge_and_unload()  # type: ignore[operator]
         merged.save_pretrained(str(options.out))
     for file in sorted(options.weights.iterdir()):
-        if not merge or file.name in (*TOKENIZER, text_record.NAME):
+        if file.is_dir():
+            shutil.copytree(file, options.out / file.name, dirs_exist_ok=True)
+        elif not merge or file.name in (*TOKENIZER, text_record.NAME):
             shutil.copyfile(file, options.out / file.name)
     # A training that has changed its tokenizer, to fill up with another token than the end token, has written it beside the weights.
     for name in TOKENIZER if not (options.out / "tokenizer_config.json").exists() else ():
@@ -39,13 +41,18 @@ def main() -> None:
     base = model_card.base_of(options.base)
     outputs = len(made.get("labels", [None])) if options.judge else 0
     export = model_card.Export(
-        adapter=(options.out / "adapter_config.json").exists(), outputs=outputs, trainer=options.trainer, random=made.get("init") == "random"
+        adapter=(options.out / "adapter_config.json").exists(),
+        outputs=outputs,
+        trainer=options.trainer,
+        random=made.get("init") == "random",
+        embeds=(options.out / "modules.json").exists(),
     )
     if export.adapter:
         model_card.name_base(options.out / "adapter_config.json", base, export)
     (options.out / "README.md").write_text(model_card.text(base, export, made), "utf-8")
     kind = "a model, fully trained" if made["method"] == "full" else "a model, its adapter merged in" if merge else "an adapter"
-    print(f"export: {kind}, {sum(file.stat().st_size for file in options.out.iterdir()) / 1e6:.1f} MB in {options.out}")
+    size = sum(file.stat().st_size for file in options.out.rglob("*") if file.is_file())
+    print(f"export: {kind}, {size / 1e6:.1f} MB in {options.out}")
 
 
 def stop_at(folder: Path, base: Path, token: str, number: int) -> None:

@@ -17,9 +17,11 @@ from loop import draw, fail, needs
 from tokens import Sequences, Tokens
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 UNLEARNED = -100  # the target that is not learned
+PADS = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>", "<|vision_pad|>", "<|PAD_TOKEN|>")
+"""What tokenizers call the token that is there to fill up, where they do not say so themselves."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": torch.float32}
 
 
@@ -90,6 +92,21 @@ def in_four_bits(fresh: PreTrainedModel, base: Path, loads: Callable[..., PreTra
         found = loads(Path(folder), "pretrained", 0, precision, four_bits=True, attention=fresh.config._attn_implementation)
     found.name_or_path = str(base)
     return found
+
+
+def fill_up(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
+    """Give a tokenizer a token to fill up with that is not the end token, if its vocabulary has one, or the `rows` of embeddings have room for one.
+
+    Else the end token fills up.  Texts are filled up behind their end.
+    """
+    if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
+        known = tokenizer.get_vocab()
+        named = next((name for name in PADS if name in known and name != tokenizer.eos_token), None)
+        if named is None and rows > max(known.values()) + 1:
+            named = PADS[1]
+            tokenizer.add_special_tokens({"pad_token": named})
+        tokenizer.pad_token = named or tokenizer.eos_token
+    tokenizer.padding_side = "right"
 
 
 def identity(base: Path) -> str:

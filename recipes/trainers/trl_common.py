@@ -35,15 +35,13 @@ from descent import CLIP, in_any, rate_at
 from disk import appear, sha256
 from loop import draw, fail
 from telemetry import TRACKERS, Telemetry, require
-from text_model import DTYPES, identity, load_base
+from text_model import DTYPES, fill_up, identity, load_base
 from transformers import PrinterCallback, TrainerCallback
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerControl, TrainerState, TrainingArguments
 
 RECORD, HISTORY = "recipe.json", "history.jsonl"
-PADS = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>", "<|vision_pad|>", "<|PAD_TOKEN|>")
-"""What tokenizers call the token that is there to fill up, where they do not say so themselves."""
 SETTINGS = (
     "init", "method", "rank", "alpha", "dropout", "rank_stabilized", "dora", "train_embeddings", "embedding_rate", "learning_rate", "warmup_steps",
     "decay_steps", "schedule", "floor", "weight_decay", "optimizer", "neftune", "attention", "sharding", "global_batch", "micro_batch", "seed",
@@ -374,15 +372,7 @@ def tokenizer_of(base: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
-    if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
-        known = tokenizer.get_vocab()
-        named = next((name for name in PADS if name in known and name != tokenizer.eos_token), None)
-        rows = model.get_input_embeddings().num_embeddings
-        if named is None and rows > max(known.values()) + 1:
-            named = PADS[1]
-            tokenizer.add_special_tokens({"pad_token": named})
-        tokenizer.pad_token = named or tokenizer.eos_token
-    tokenizer.padding_side = "right"
+    fill_up(tokenizer, model.get_input_embeddings().num_embeddings)
     return tokenizer
 
 

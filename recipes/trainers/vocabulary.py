@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ASKED, ANSWERED = "the question", "the answer"
 SHOWN = 8  # tokens that a complaint names
+FAR = 1 << 30  # what tokenizers say for "no limit" is greater
 
 
 class End(NamedTuple):
@@ -151,6 +152,13 @@ def tokenizer_of(base: Path, **settings: str) -> PreTrainedTokenizerBase:
     except Exception as error:  # of many kinds, also such as the tokenizers' own
         raise BadData(f"{base}: no usable tokenizer: {str(error).partition(chr(10))[0]}") from error
     return found
+
+
+def most_tokens(tokenizer: PreTrainedTokenizerBase, config: dict[str, Any]) -> int | None:
+    """How many tokens the base takes: models such as RoBERTa begin to count behind their padding token, and their tokenizer knows."""
+    positions = (config.get("text_config") or config).get("max_position_embeddings")
+    told = [limit for limit in (positions, tokenizer.model_max_length) if isinstance(limit, int) and limit < FAR]
+    return min(told) if told else None
 
 
 def _saved_with(tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -105,6 +105,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "conversational",
             "truncated",
             "longest",
+            "longest_text",
             "limit",
             "images",
             "captions_missing",

@@ -11,18 +11,19 @@ from .memory import Model, Training
 if TYPE_CHECKING:
     from ..language.values import Tree
 
-PAIRS: Final = ("dpo", "orpo", "reward")
+PAIRS: Final = ("dpo", "orpo", "reward", "embed")
 """Recipes whose trainers put two sequences for each sample through the model together."""
 LOGITS: Final[Mapping[str, Literal["none", "fused", "plain"]]] = {
     "reward": "none",
     "classify": "none",
+    "embed": "none",
     "sft": "fused",
     "cpt": "fused",
     "dpo": "fused",
     "orpo": "plain",
 }
-"""A reward model and a classifier have few numbers for each sequence where others have a vocabulary.  TRL 1.16 never has all logits of SFT, DPO
-and what it writes itself (`trl/kernels/chunked_logprob.py`); of ORPO it has them, and of the chosen half twice, in 32 bits."""
+"""Reward models, classifiers and embeddings have few numbers for each sequence where others have a vocabulary.  TRL 1.16 never has all logits of SFT,
+DPO and what it writes itself (`trl/kernels/chunked_logprob.py`); of ORPO it has them, and of the chosen half twice, in 32 bits."""
 STAGES: Final[Mapping[str, Literal[0, 2, 3]]] = {"none": 0, "zero2": 2, "zero3": 3, "fsdp": 3}
 """What `sharding` shares: FSDP shares what ZeRO 3 does."""
 DIFFUSION: Final = {

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from ..errors import CannotAsk
 from ..execution.terms import settings_of_run
 from ..planning.ids import bare
 from ..planning.run_view import Failure, RunView, StepView, Training
@@ -20,6 +21,7 @@ from ..survey import summaries
 from .artifacts import outputs_of
 from .metrics import latest, links
 from .queue import wait_of
+from .starting import read_start
 from .values import Facts, moment
 
 NO_TRAINING: Final = Training()
@@ -125,6 +127,7 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
         **_listed(row, view, reported.get(row.id)),
+        "sweep": _sweep(ws, row),
         "seq": row.next_event - 1,
         "provider": settings_of_run(row).driver,
         "instances": [
@@ -147,6 +150,16 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
         "outputs": outputs_of(ws, row, graph, attempts),
         "links": [each._asdict() for each in links(ws, row, attempts)],
     }
+
+
+def _sweep(ws: Workspace, row: RunRow) -> Facts | None:
+    """What a sweep tries; None of a run that is none."""
+    try:
+        axes = read_start(ws.root, row).axes
+    except CannotAsk:
+        return None
+    tried = {name: list(values) for name, values in axes.items()}
+    return {"recipe": row.recipe.replace("-sweep@", "@"), "axes": tried} if tried else None
 
 
 def _failed(failure: Failure | None) -> Facts | None:

@@ -23,6 +23,7 @@ from ..storage.records.runs import ALONE, Offer, RunRow, RunState, Stale, settle
 from ..storage.records.store import held
 from ..storage.workspace import Workspace
 from ..survey import run_graph
+from ..survey.skipped_steps import skipped_steps, with_skipped
 from . import presence, uploading
 from .refusals import check, preflight
 from .reporting import LAST_WORDS, begin, no_points
@@ -223,7 +224,10 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
                 ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found)
             )
         _ended(ws, row, fence, RunState("COMPLETED"))
-        listener.end(Summary("COMPLETED", {"FRESH": fresh}, since.seconds, run=row.id))
+        wanted = found.wanted(found.plan)
+        counts = with_skipped({"FRESH": fresh}, found.plan, wanted)
+        skipped = skipped_steps(found.plan, (), wanted)
+        listener.end(Summary("COMPLETED", counts, since.seconds, run=row.id, skipped=skipped))
         return True
     local = client.own(ws.home, ALONE if row.bundle else None)
     preflight(ws, found, settings)

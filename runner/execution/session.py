@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, NotFound, did_you_mean
 from ..logs import Log
-from ..planning.ids import bare, names
+from ..planning.ids import bare, inner_names, names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..storage.content.files import Content
 from ..storage.records.runs import Wanted
 from ..storage.workspace import Workspace
 from ..survey.empty_globs import empty_warnings
 from ..survey.request import Request
+from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey, survey
 from .refusals import check, preflight
 from .reporting import delivering, no_points, refused
@@ -214,12 +215,14 @@ def _nothing_to_do(
         from . import resume
 
         resume.close_finished(ws, found, left)
+    wanted = found.wanted(found.plan)
     summary = Summary(
         "COMPLETED",
-        {"FRESH": fresh},
+        with_skipped({"FRESH": fresh}, found.plan, wanted),
         since.seconds,
         results=results(ws, found),
         warnings=empty_warnings(ws, found),
+        skipped=skipped_steps(found.plan, (), wanted),
     )
     listener.end(summary)
     return summary
@@ -341,16 +344,18 @@ def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
 def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> None:
     """Every step that was asked for is there: what `read` takes of its id.  Raises NotFound."""
     known = {node.id for node in plan.nodes} | plan.waiting.keys()
-    every = {name for id in known for name in names(id)}
+    every = {name for id in known for name in names(id) | inner_names(id)}
     for id in [*choice.again, *(id for id in (choice.only, choice.until, choice.begin) if id)]:
         if read(id) not in every:
             if bare(id) in plan.waiting:
                 words = f"it is not known yet whether there is a step {id}: its files are those that another step makes"
                 raise CannotRun(words, fix=f"name all instances: {bare(id)}")
-            hint = did_you_mean(id, {k.partition("[")[0] for k in known} | known)
+            steps = sorted(map(bare, known))
+            inside = [step.partition("/")[2] for step in steps]
+            hint = did_you_mean(id, {*steps, *inside, *known} - {""})
             raise NotFound(
                 f'{plan.recipe} has no step "{id}"',
-                fix=hint or f"its steps: {', '.join(sorted(known)[:10])}",
+                fix=hint or f"its steps: {', '.join(list(dict.fromkeys(steps))[:10])}",
             )
 
 

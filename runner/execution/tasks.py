@@ -21,9 +21,10 @@ def tasks_of(
             continue
         spec = specs[n]
         needs = {plan.nodes[u].id for u in plan.needs(n)} & todo
+        chosen = {plan.nodes[u].id for u in node.choices}
         many = {
-            need for need in needs if "[" in need.removeprefix(node.prefix)
-        }  # an instance of a matrix, or inside one
+            need for need in needs if need in chosen or "[" in need.removeprefix(node.prefix)
+        }  # one of those that it chooses among, an instance of a matrix, or inside one
         asked = spec.resources.room | {
             name: float(amount) for name, amount in spec.resources.pools.items()
         }

@@ -115,6 +115,8 @@ class Summary(NamedTuple):
     interrupted: bool = False
     left_running: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    skipped: Sequence[str] = ()
+    """A line for each step that was skipped: its name, and why."""
 
 
 class Listener(Protocol):

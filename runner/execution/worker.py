@@ -37,6 +37,7 @@ from ..storage.workspace import Workspace
 from ..survey import run_environment, run_graph
 from ..survey.empty_globs import empty_warnings
 from ..survey.input_manifests import store_manifests
+from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey
 from ..survey.trainings import training_length
 from . import takeover, uploading
@@ -173,9 +174,11 @@ def _work(ours: Assignment) -> Summary | None:
         **report.counts,
         "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.owners.steps.todo),
     }
+    wanted = found.wanted(working.owners.steps.plan)
+    skipped = working.owners.schedule.skipped()
     summary = Summary(
         state,
-        counts,
+        with_skipped(counts, working.owners.steps.plan, wanted),
         ours.since.seconds,
         report.failures,
         made,
@@ -183,6 +186,7 @@ def _work(ours: Assignment) -> Summary | None:
         interrupted,
         report.abandoned,
         empty_warnings(ws, found) if report.state == "COMPLETED" else (),
+        skipped_steps(working.owners.steps.plan, skipped, wanted),
     )
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers import devices, machine
@@ -19,7 +19,7 @@ from drivers.base import (
     Rejected,
     Traits,
 )
-from drivers.devices import Card
+from drivers.devices import Card, Device
 
 from ..errors import CannotRun, Infrastructure
 from ..extensions import packages
@@ -43,7 +43,9 @@ TELL = 5.0
 # The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  Systems have a python3 and no
 # python, or an older one of that name: a folder of ours has a program `python` that is the one, unless nothing may be executed there.
 # $1: the name of that Python or its folder, $2: our root, $3: where below it there may be one instead.
-_ASK = r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
+_ASK = (
+    machine.SMI
+    + r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
 case $2 in /*) ours=$2 ;; *) ours=${HOME:-.}/$2 ;; esac
 python=$(command -v "$(program "$1")" || command -v "$ours/$3")
 printf '\nPATH=%s\nPYTHON=%s\n' "$PATH" "$python"
@@ -61,8 +63,9 @@ fi
 [ -n "$version" ] || version=$("$python" -I -S -c "$which" 2>/dev/null)
 printf 'VERSION=%s\n' "$version"
 env | sed 's/^/env /'
-nvidia-smi -L 2>/dev/null || :
+smi '' -L
 """
+)
 _FACTS = ("PATH=", "PYTHON=", "VERSION=", "CALLED=")
 
 
@@ -111,9 +114,16 @@ class Connector:
         """This machine.  Raises CannotRun."""
         python, ws = self._python(), self._ws
         path = interpreters.command_path(python, ws.home, ws.environ)
-        return Place(
-            ws, "local", local, ws.machine(), lambda: ws.devices, Shell(python, path, ws.environ)
-        )
+
+        def seen() -> Sequence[Device]:
+            try:
+                return devices.here(ws.environ)
+            except devices.Hung:
+                self._say(_unused("this machine"))
+                return ()
+
+        shell = Shell(python, path, ws.environ)
+        return Place(ws, "local", local, ws.machine(), seen, shell)
 
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
@@ -187,6 +197,9 @@ class Connector:
                 raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
             raise
         words = answer.decode("utf-8", "surrogateescape")
+        if "hung=nvidia-smi" in words.split("\n"):
+            self._say(_unused(name))
+            cards = ()
         cards = devices.listed(words) or cards
         facts = dict(line.split("=", 1) for line in words.split("\n") if line.startswith(_FACTS))
         python, path = facts.get("PYTHON") or python, facts.get("PATH", "/usr/bin:/bin")
@@ -227,7 +240,7 @@ async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -
 
     `image`: its name where none is ordered.  `cuda`: the version where the name says none.
     """
-    facts = machine.facts(await said(host.call, machine.question(".", machine.SMI)))
+    facts = machine.facts(await said(host.call, machine.question(".", machine.GPUS)))
     if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
         raise NotAsSold(f"it is less than was sold: {short}", LeaseFailure.LACKS)
 
@@ -255,6 +268,11 @@ async def same_packages(places: Iterable[Place]) -> None:
                 f"{place.python} on {place.name} has other packages than this Python ({what})",
                 fix=_NAME_PYTHON,
             )
+
+
+def _unused(name: str) -> str:
+    """What to say of a machine whose GPUs cannot be asked about."""
+    return f"{name}: {machine.HUNG}, so its GPUs are not used; {machine.WEDGED}"
 
 
 class _Shown:

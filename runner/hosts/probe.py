@@ -30,7 +30,8 @@ _SHOWN: Final = 120  # characters of what a stranger says
 _CLOCKS_APART: Final = 60  # seconds
 
 # Follows the question of `drivers.machine`, which sets $root.
-_SCRIPT: Final = r"""
+_SCRIPT: Final = (
+    r"""
 echo "system=$(uname -srm 2>/dev/null)"
 echo "login=$(id -un 2>/dev/null || id -u)"
 for tool in bash cat chmod date docker env git ln mkdir mv nvidia-smi podman python3 rm sed uv; do
@@ -61,8 +62,8 @@ engine singularity --version
 engine enroot version
 command -v nvidia-ctk >/dev/null 2>&1 && echo "container_gpus=nvidia-ctk"
 command -v nvidia-container-runtime >/dev/null 2>&1 && echo "container_gpus=nvidia-container-runtime"
-nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | while read -r line; do echo "gpu_driver=$line"; done
-nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'
+smi gpu_driver= --query-gpu=driver_version --format=csv,noheader
+CUDA
 for card in /dev/nvidia[0-9]*; do [ -e "$card" ] && echo "card=$card"; done
 mkdir -p "$root" 2>/dev/null
 probe=$root/.probe.$$
@@ -75,7 +76,10 @@ rm -f "$probe" "$probe.l" 2>/dev/null
 rmdir "$root" 2>/dev/null
 echo "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -r /proc/self/environ ] && echo proc=yes
-""".replace("PYTHONS", " ".join(PYTHONS)).replace("OWN", OWN)
+""".replace("PYTHONS", " ".join(PYTHONS))
+    .replace("OWN", OWN)
+    .replace("CUDA\n", machine.CUDA)
+)
 
 _NEEDED: Final = ("cat", "chmod", "date", "env", "ln", "mkdir", "mv", "rm", "sed")
 """Programs with which a place there is taken."""
@@ -311,7 +315,9 @@ def _sizes(facts: machine.Facts) -> Iterator[Finding]:
 def _gpus(facts: machine.Facts) -> Iterator[Finding]:
     have = machine.resources(facts)
     cards = len(facts.get("card", ()))
-    if have.gpus:
+    if "hung" in facts:
+        yield Finding("missing", "gpus", machine.HUNG, machine.WEDGED)
+    elif have.gpus:
         driver, cuda = _one(facts, "gpu_driver") or "unknown", _one(facts, "cuda") or "unknown"
         memory = f" with {have.gpu_memory / 1e9:.0f} GB" if have.gpu_memory else ""
         yield Finding(

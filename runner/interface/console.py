@@ -642,6 +642,7 @@ class _Story:
             left = ", ".join(map(named, islice(summary.left_running, _REPORTS)))
             lines.append((f"left running: {left} (the next run takes over what they make)", "odd"))
         fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
+        left_out = self._skipped(summary)
         if (
             summary.state == "COMPLETED"
             and fresh
@@ -654,9 +655,10 @@ class _Story:
                     f"everything is fresh ({steps}{f', {skipped} skipped' if skipped else ''})",
                     "good",
                 ),
+                *left_out,
             ]
-        if summary.state == "COMPLETED" and not sum(counts.values()):
-            return [*lines, ("nothing to run: every step is skipped", "good")]
+        if summary.state == "COMPLETED" and sum(counts.values()) == skipped:
+            return [*lines, ("nothing to run: every step is skipped", "good"), *left_out]
         parts = [
             f"{counts.get('DONE', 0)} ran",
             f"{fresh} fresh" + (f" ({self._restored} restored)" if self._restored else ""),
@@ -679,8 +681,18 @@ class _Story:
         lines.append((f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style))
         return [
             *lines,
+            *left_out,
             *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else []),
         ]
+
+    def _skipped(self, summary: Summary) -> list[Line]:
+        """Which steps were skipped, and why: in a run of nothing else it would not show."""
+        lines: list[Line] = [
+            (f"  skipped {named(each)}", "dim") for each in islice(summary.skipped, _REPORTS)
+        ]
+        if more := len(summary.skipped) - len(lines):
+            lines.append((f"  and {more} more steps; `recipe plan` shows them", "dim"))
+        return lines
 
 
 class _Stream:

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ..api.sweeps import Range, Space
 from ..errors import CannotRun
-from .sweeps import Range, Space
 
 if TYPE_CHECKING:
     from ..language.values import Tree

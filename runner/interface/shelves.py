@@ -221,6 +221,14 @@ def chosen(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
     return lines
 
 
+def ranked(step: str, shelves: Sequence[Shelf]) -> list[dict[str, object]]:
+    """What all drivers offer for a step, for programs, each offer with its place among those of all."""
+    ranks = {
+        (shelf.driver, offer.id): rank for rank, (shelf, offer) in enumerate(ranking(shelves), 1)
+    }
+    return [as_json(step, shelf, ranks) for shelf in shelves]
+
+
 def as_json(
     step: str, shelf: Shelf, ranks: Mapping[tuple[str, str], int] = {}
 ) -> dict[str, object]:

@@ -74,9 +74,22 @@ def normalize(kind: AddressType, value: object) -> str:
     if "::" in value:
         message = f"is an address within an address: {show(value)}"
         raise BadValue("not-allowed", message, "name the file or folder itself")
-    if len(value) == found.end() or _WHITE_SPACE.search(value):
+    bucket, _, key = value[found.end() :].partition("/")
+    in_bucket = scheme in ("s3", "gs")
+    # A key may have spaces within.
+    white = _WHITE_SPACE.search(bucket + key.replace(" ", "") if in_bucket else value)
+    if len(value) == found.end() or white or value != value.strip():
         raise BadValue("not-allowed", f"is not a whole address: {show(value)}")
+    if in_bucket:
+        _check_key(key)
     return value
+
+
+def _check_key(key: str) -> None:
+    """Refuse what is no path on a disk: there it would be that of another object."""
+    if any(part in ("", ".", "..") for part in key.removesuffix("/").split("/") if key):
+        message = f'has an empty name, "." or ".." in its key: {show(key)}'
+        raise BadValue("not-allowed", message, "copy it to a key without, and name that")
 
 
 def _wrong_type(kind: AddressType, value: object) -> BadValue:

@@ -132,16 +132,18 @@ def _unknown_input(recipe: Recipe, name: str, origin: str) -> Problem | None:
         if not fix:
             names = " ".join(recipe.inputs)
             fix = f"its inputs are {names}" if names else "it has no inputs"
-        return Problem("unknown-input", f'{recipe.id} has no input "{whole}"{where}', None, fix)
+        words = f'{recipe.id} has no input "{whole}"{where}'
+        return Problem("unknown-input", words, None, fix, input=whole)
     if not dot:
         return None
     kind = recipe.inputs[whole].type
     if kind != "object":
         message = f'"{whole}" is of type {kind} and has no parts: "{name}"{where}'
-        return Problem("wrong-type", message, None, f"give the whole value: {whole}=…")
+        fix = f"give the whole value: {whole}=…"
+        return Problem("wrong-type", message, None, fix, input=whole)
     if not all(name.split(".")):
         message = f'"{name}" names no part of "{whole}"{where}'
-        return Problem("bad-input", message, None, f"write {whole}.NAME=VALUE")
+        return Problem("bad-input", message, None, f"write {whole}.NAME=VALUE", input=whole)
     return None
 
 
@@ -164,7 +166,8 @@ def _unusable_secret(recipe: Recipe, spec: Input, environment: Mapping[str, str]
     message = f'the secret "{spec.name}" {wrong}'
     fix = f"export {variable}=…; a secret comes from the environment, never from the command line"
     path = ("inputs", spec.name)
-    return [recipe.document.problem(code, message, path, fix=fix, key=True)]
+    problem = recipe.document.problem(code, message, path, fix=fix, key=True)
+    return [problem._replace(input=spec.name)]
 
 
 class _Binder:
@@ -247,7 +250,8 @@ class _Binder:
         except BadValue as wrong:
             self._report_bad_value(spec, wrong, path)
         except Invalid as error:
-            self.problems += error.problems
+            for problem in error.problems:
+                self._report(spec.name, problem)
 
     def _render(self, tree: Tree, path: Where) -> Tree:
         """Return `tree` with its templates evaluated.  Raises Invalid for the first mistake."""
@@ -273,7 +277,7 @@ class _Binder:
         if not isinstance(value, str) or not _SECRET.fullmatch(value):
             message = f'"{spec.name}" is a secret and cannot be given like this'
             fix = f"set the variable {spec.env} instead"
-            self.problems.append(Problem("secret-given", message, None, fix))
+            self._report(spec.name, Problem("secret-given", message, None, fix))
 
     # -- problems --
 
@@ -282,7 +286,7 @@ class _Binder:
         fix = f"{spec.name}=…  {spec.doc}" if spec.doc else f"{spec.name}=…"
         path = ("inputs", spec.name)
         problem = self.recipe.document.problem("missing-input", message, path, fix=fix, key=True)
-        self.problems.append(problem)
+        self._report(spec.name, problem)
 
     def _report_bad_value(self, spec: Input, wrong: BadValue, path: Where) -> None:
         message = f'"{spec.name}" {wrong.message}'
@@ -292,10 +296,13 @@ class _Binder:
             if spec.name in self.origins:
                 message += f" ({self.origins[spec.name]})"
             problem = Problem(wrong.code, message, None, wrong.fix)
-        self.problems.append(problem)
+        self._report(spec.name, problem)
 
     def _report_circle(self, names: tuple[str, ...]) -> None:
         _, path = self._value_in_recipe(names[0])
         message = f"the values of these inputs need each other: {' -> '.join(names)}"
         fix = "give one of them a value of its own"
-        self.problems.append(self.recipe.document.problem("cycle", message, path, fix=fix))
+        self._report(names[0], self.recipe.document.problem("cycle", message, path, fix=fix))
+
+    def _report(self, name: str, problem: Problem) -> None:
+        self.problems.append(problem._replace(input=name))

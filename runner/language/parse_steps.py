@@ -73,10 +73,19 @@ class StepsReader:
             oom=retries.oom,
             timeout=source.unit(units.duration, raw, "timeout", path),
             idle_timeout=source.unit(units.duration, raw, "idle_timeout", path),
+            ends_on_nan=self._ends_on_nan(raw, path),
             cache=raw.get("cache", True),
             metrics=self._metrics(raw["metrics"], path) if raw.get("metrics") else None,
             local=raw.get("where") == "local",
         )
+
+    def _ends_on_nan(self, raw: dict[str, Any], path: Where) -> bool:
+        ends = raw.get("on_nan") == "stop"
+        if ends and not raw.get("metrics"):
+            message = "on_nan looks at the losses of `metrics`, and the step has none"
+            fix = "add metrics: true, or a file or pattern"
+            self._source.problem("missing-key", message, (*path, "on_nan"), fix, key=True)
+        return ends
 
     # -- checks --
 
@@ -233,11 +242,13 @@ class StepsReader:
             )
             fix = "add checkpoint: step-*"
             self._source.problem("missing-key", message, (*path, "keep"), fix, key=True)
+        every = self._source.unit(units.interval, raw, "every", path) or units.Interval()
         return State(
             name=name,
             path=raw.get("path", f"state/{name}").rstrip("/") or "/",
             checkpoint=raw.get("checkpoint"),
-            every=self._source.unit(units.duration, raw, "every", path),
+            every=every.seconds,
+            every_steps=every.steps,
             keep=None if keep is None else int(keep),
             shared="to" in raw,
         )

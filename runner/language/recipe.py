@@ -86,6 +86,7 @@ class State:
     every: float | None = None  # seconds
     keep: int | None = None
     shared: bool = False  # to: store
+    every_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,7 @@ class Step:
     oom: Mapping[str, int] = field(default_factory=dict)  # input -> divisor, if memory ran out
     timeout: float | None = None  # seconds
     idle_timeout: float | None = None  # seconds
+    ends_on_nan: bool = False  # on_nan: stop
     cache: bool = True
     metrics: Metrics | None = None
     local: bool = False  # `where: local`

@@ -23,6 +23,7 @@ from .template_values import (
 )
 from .unknowns import (
     A_TEXT,
+    AN_INTEGER,
     BOOLEAN,
     FRACTION,
     INTEGER,
@@ -55,6 +56,9 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "in": lambda left, right: left in right,
     "notin": lambda left, right: left not in right,
 }
+
+_MOST_NUMBERS = 100_000
+"""Numbers that `range` may return: as many as a plan may have steps."""
 
 _ORDERED_TYPES = (NUMBERS | {BOOLEAN}, frozenset({TEXT}), frozenset({LIST}))
 """Groups of types whose values have an order among each other."""
@@ -189,6 +193,29 @@ def to_json(value: object, offset: int) -> object:
     if len(text) > LONGEST_TEXT:
         raise too_long(offset, 6)
     return text
+
+
+def length(value: object, offset: int) -> object:
+    """Return the number of items of a list or mapping, or of characters.  Raises TemplateError."""
+    if isinstance(value, (str, list, tuple, Mapping)):
+        return len(value)
+    if kinds_of(value) & {TEXT, LIST, MAPPING}:
+        return AN_INTEGER
+    message = f"`length` works on a list, mapping or text, not on {describe_type(value)}"
+    raise TemplateError(message, offset, 6)
+
+
+def numbers_below(value: object, offset: int) -> object:
+    """Return the whole numbers from 0 up to one less than a count.  Raises TemplateError."""
+    if isinstance(value, Unknown) and INTEGER in value.kinds:
+        return Unknown(frozenset({LIST}), AN_INTEGER)
+    if isinstance(value, bool) or not isinstance(value, int):
+        message = f"`range` works on a whole number, not on {describe_type(value)}"
+        raise TemplateError(message, offset, 5)
+    if not 0 <= value <= _MOST_NUMBERS:
+        message = f"`range` works on a number from 0 to {_MOST_NUMBERS:,}, not on {value}"
+        raise TemplateError(message, offset, 5)
+    return list(range(value))
 
 
 def _budget_after(value: object, budget: int) -> int:

@@ -28,6 +28,7 @@ from .template_chains import (
     Scope,
     Slice,
 )
+from .template_choices import Needs, chooses, needs_of
 from .template_values import (
     LONGEST_TEXT,
     NoTextError,
@@ -53,14 +54,18 @@ from .unknowns import (
 if TYPE_CHECKING:
     from jinja2 import Environment, nodes
 
-FILTERS = ("stem", "name", "suffix", "parent", "join", "tojson", "default")
+FILTERS = ("stem", "name", "suffix", "parent", "join", "tojson", "default", "length", "range")
 TESTS = ("defined", "none")
+_CALLS: Mapping[str, str] = {**{name: name for name in FILTERS}, "len": "length"}
+"""The filter that does what a call of this name is meant to do."""
 
 _LONGEST_EXPRESSION = 4_000  # characters
 _ARGUMENTS: Mapping[str, tuple[int, int]] = {"default": (1, 1), "join": (0, 1)}
 """The least and greatest number of arguments of the filters that take any."""
 
 _CHAIN_NODES = ("Name", "Getattr", "Getitem")
+_NULL = "null"
+"""Another word for jinja2's `none`, as messages and YAML have it."""
 _NOT_EVALUATED_ALONE = ("Pair", "Operand")
 
 
@@ -72,6 +77,22 @@ class Expression:
     length: int
     references: tuple[Reference, ...]
     _evaluate: Deferred
+    _choice: Callable[[Scope], Needs] | None = None
+    """What it needs, if values decide that."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether values decide which of its references are read."""
+        return self._choice is not None
+
+    def needs(self, scope: Scope) -> Needs:
+        """Return the names that are read with these values, some of which may be unknown."""
+        if self._choice is None:
+            return Needs({reference.path for reference in self.references})
+        try:
+            return self._choice(scope)
+        except RecursionError:
+            raise _nested_too_deeply(self.offset, self.length) from None
 
     def value(self, scope: Scope, reads: Reads | None = None) -> object:
         """Return the typed value; `reads` gains each name that was read.  Raises TemplateError."""
@@ -93,7 +114,7 @@ class Expression:
 _MARK = re.compile(r"""[{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"]""", re.DOTALL)
 _BRACKET = re.compile(r"""[()[\]{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 _OPENING = {")": "(", "]": "[", "}": "{"}
-_WORDS = frozenset({"true", "false", "none", "and", "or", "not", "in", "is", "if", "else"})
+_WORDS = frozenset({"true", "false", "none", _NULL, "and", "or", "not", "in", "is", "if", "else"})
 _SIGNS = ("-", "+")
 
 
@@ -151,12 +172,15 @@ def parse_expression(text: str, start: int, end: int) -> Expression:
     try:
         reader = _ExpressionReader(source, start + 2)
         root = reader.read()
+        choice = partial(_needs, root, reader.chains) if chooses(root) else None
     except TemplateSyntaxError as error:
         raise _bracket_error(source, start + 2) or _syntax_error(error, start, end) from None
     except RecursionError:
         raise _nested_too_deeply(start, length) from None
     references = sorted(reader.references, key=lambda reference: reference.offset)
-    return Expression(start, length, tuple(references), partial(_evaluate, root, reader.chains))
+    return Expression(
+        start, length, tuple(references), partial(_evaluate, root, reader.chains), choice
+    )
 
 
 def _refuse_whitespace_control(source: str, start: int, end: int) -> None:
@@ -266,14 +290,16 @@ class _ExpressionReader:
     ) -> Iterator[tuple[int, str, str]]:
         from jinja2 import TemplateSyntaxError
 
-        offset = self._base
+        offset, before = self._base, ""
         try:
             for _, kind, raw in tokeniter(self._source, None, None, "variable"):
                 if kind != "whitespace":
                     self._token_at[offset] = len(self._tokens)
                     self._tokens.append((offset, raw))
-                yield offset, kind, raw
+                is_null = kind == "name" and raw == _NULL and before != "."
+                yield offset, kind, "none" if is_null else raw
                 offset += len(raw)
+                before = raw
         except TemplateSyntaxError as error:
             message = re.sub(r" at \d+$", "", error.message or "")
             raise TemplateSyntaxError(message, offset) from None
@@ -307,6 +333,8 @@ class _ExpressionReader:
         if kind in _CHAIN_NODES:
             self._collect_chain(node)
             return
+        if kind == "Call":
+            raise _call_error(cast("nodes.Call", node))
         self._refuse_unknown_node(kind, node.lineno)
         if kind == "Filter":
             self._check_filter(cast("nodes.Filter", node))
@@ -318,9 +346,6 @@ class _ExpressionReader:
             self._check(child)
 
     def _refuse_unknown_node(self, kind: str, offset: int) -> None:
-        if kind == "Call":
-            fix = f"there are filters, written `value | name`: {', '.join(FILTERS)}"
-            raise TemplateError("a template cannot call anything", offset, 1, fix)
         if kind == "Pow":
             message = "`**` is not available in templates"
             raise TemplateError(message, offset, 1, "compute it in the step")
@@ -414,6 +439,14 @@ class _ExpressionReader:
         return partial(_evaluate, node, self.chains)
 
 
+def _call_error(node: nodes.Call) -> TemplateError:
+    name = _CALLS.get(getattr(node.node, "name", ""), "")
+    fix = f"there are filters, written `value | name`: {', '.join(FILTERS)}"
+    if name:
+        fix = f"write `value | {name}`"
+    return TemplateError("a template cannot call anything", node.lineno, 1, fix)
+
+
 def _is_name_or_index(value: object) -> bool:
     return isinstance(value, (str, int)) and not isinstance(value, bool)
 
@@ -427,6 +460,10 @@ def _environment() -> Environment:
 
 
 # -- evaluating an expression --
+
+
+def _needs(root: nodes.Node, chains: Mapping[nodes.Node, Chain], scope: Scope) -> Needs:
+    return needs_of(root, chains, _Evaluator(chains, Evaluation(scope, None)).value)
 
 
 def _evaluate(
@@ -577,6 +614,10 @@ class _Evaluator:
             return operations.join(value, separator, offset)
         if name == "tojson":
             return operations.to_json(value, offset)
+        if name == "length":
+            return operations.length(value, offset)
+        if name == "range":
+            return operations.numbers_below(value, offset)
         return operations.apply_path_filter(name, value, offset)
 
     def _default(self, inner: nodes.Expr, arguments: Sequence[nodes.Expr]) -> object:
@@ -594,12 +635,20 @@ class _Evaluator:
 
     def _test(self, node: nodes.Test) -> object:
         if node.name == "defined":
-            is_there, value = self._value_if_there(node.node)
-            return A_BOOLEAN if isinstance(value, Unknown) and value.part else is_there
+            return self._is_defined(node.node)
         value = self.value(node.node)
         if isinstance(value, Unknown) and value.may_be_null and value.kinds != {NULL}:
             return A_BOOLEAN
         return kinds_of(value) == {NULL}
+
+    def _is_defined(self, node: nodes.Expr) -> object:
+        """Whether a name is there; what a skipped step would have made is not."""
+        is_there, value = self._value_if_there(node)
+        chain = self._chains.get(node)
+        of_step = chain is not None and not chain.root and chain.reference().path[0] == "steps"
+        if isinstance(value, Unknown) and (value.part or (of_step and value.may_be_null)):
+            return A_BOOLEAN
+        return is_there and not (of_step and value is None)
 
 
 _EVALUATE: dict[str, Callable[[_Evaluator, Any], object]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import NamedTuple
 
 _SIZES = (
     {"B": 1}
@@ -52,6 +53,21 @@ def duration(text: str) -> float:
     if not total:
         raise ValueError(f'"{text}" is no time at all; leave the key out instead')
     return float(total)
+
+
+class Interval(NamedTuple):
+    """How far apart two events may be: in seconds, or in steps of a training."""
+
+    seconds: float | None = None
+    steps: int | None = None
+
+
+def interval(text: str) -> Interval:
+    """Return the interval of `5m` or `500 steps`.  Raises ValueError with a sentence for the author."""
+    number, _, unit = text.partition(" ")
+    if unit in ("step", "steps") and number.isdecimal():
+        return Interval(steps=int(number))
+    return Interval(seconds=duration(text))
 
 
 def money(text: str) -> float:

@@ -89,10 +89,11 @@ def _problem(
         use = f"list it in `secrets: [{name}]`"
     fix = f"{use} where it is meant, or take it out"
     if where is None:
-        return Problem("unread-input", message, None, fix)
-    return recipe.document.problem(
+        return Problem("unread-input", message, None, fix, input=name)
+    problem = recipe.document.problem(
         "unread-input", message, where, fix=fix, key=key, severity=severity
     )
+    return problem._replace(input=name)
 
 
 def _texts(tree: Any) -> Iterator[str]:

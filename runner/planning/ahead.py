@@ -23,7 +23,7 @@ def foresee(scope: Scope, draft: Draft) -> None:
     steps = dict(draft.spec.names.steps)
     for id in steps_of(draft.step):
         if id in scope.pending:
-            steps[id] = scope.foreseen.get(id, AnyResults())
+            steps[id] = AnyResults({**scope.foreseen.get(id, {}), "same": AnyResults()})
     names = draft.spec.names._replace(outputs=paths, steps=steps)
     draft.spec = draft.spec._replace(names=names)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..digest import Digest
 from ..errors import Invalid, Problem
 from ..paths import heads
+from .choices import chosen
 from .drafts import UNKNOWN_PATH, Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
 from .mentions import in_order
@@ -77,6 +78,7 @@ def assemble(
                 d.lock,
                 d.flags,
                 d.spec.metrics.rule if d.spec.metrics is not None else "",
+                _choices(d),
             )
         )
     specs = [d.spec for d in drafts]
@@ -100,6 +102,14 @@ def assemble(
         empty=sketch.empty,
         globs=[(step, text, allowed) for (step, text), allowed in sketch.globs.items()],
     )
+
+
+def _choices(draft: Draft) -> list[int]:
+    """The nodes whose skip is no reason to skip this one, by number."""
+    if not draft.choices:
+        return []
+    perhaps = {d.number for group in draft.choices for d in group}
+    return sorted(perhaps & {producer.number for producer in producers(draft)})
 
 
 def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
@@ -131,9 +141,15 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
             continue
         if not all(sketch.step_name(sketch.top, r, where) for r in refs):
             continue
-        value = sketch.evaluate(
-            sketch.top, leaf, {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}, where
-        )
+        names = {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}
+        choice = chosen(sketch, sketch.top, leaf, names)
+        if choice.late:
+            message = f'which step gives the output "{name}" is known only in a run'
+            fix = "let a step choose it, and name the output of that step"
+            sketch.problem(recipe, "late-name", message, where, fix=fix)
+        value = sketch.evaluate(sketch.top, leaf, choice.names, where)
+        if value is None and choice.names is not names:
+            continue  # of a step that is skipped
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, PathValue) or item.kind != "step":
                 sketch.problem(
@@ -153,7 +169,7 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
 
 
 def _collisions(sketch: Sketch) -> None:
-    """Two makers of one path, of paths one below the other, or of paths that differ in case only."""
+    """Two makers of one path, or of paths one below the other, as the disk of the workspace compares them."""
     seen: dict[str, tuple[Draft, str, str]] = {}
     reported: set[tuple[int, str]] = set()
     for draft in [*sketch.drafts, *sketch.ghosts]:
@@ -165,7 +181,7 @@ def _collisions(sketch: Sketch) -> None:
             if draft.several:
                 _two_makers(sketch, draft, output, path, draft, path)
                 continue
-            whole = (draft.prefix + path).casefold()
+            whole = sketch.as_disk(draft.prefix + path)
             other = seen.get(whole)
             if other is not None:
                 if (id(draft.step), output) not in reported:
@@ -186,7 +202,7 @@ def _collisions(sketch: Sketch) -> None:
             if draft.outputs[made.name][0] != UNKNOWN_PATH:
                 continue
             folder = made.path.partition("{{")[0].rpartition("/")[0]
-            for head in heads((draft.prefix + folder).casefold()) if folder else ():
+            for head in heads(sketch.as_disk(draft.prefix + folder)) if folder else ():
                 if head in seen:
                     _inside(sketch, draft, made.name, made.path, seen[head])
 
@@ -207,7 +223,11 @@ def _two_makers(
     sketch: Sketch, draft: Draft, output: str, path: str, other: Draft, others_path: str
 ) -> None:
     where = (*draft.step.origin, "outputs", output)
-    if other.step is draft.step and draft.matrix:
+    if draft.prefix + path != other.prefix + others_path:
+        message = f'"{others_path}" of "{other.id}" and "{path}" of "{draft.id}" are one file on this disk, which ignores case'
+        fix = "give one of them another path; a sweep over such values needs another disk"
+        sketch.problem(draft.recipe, "two-makers", message, where, fix=fix)
+    elif other.step is draft.step and draft.matrix:
         used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path
         missing = [axis for axis in draft.matrix if not re.search(rf"matrix\.{axis}\b", used)]
         sketch.problem(
@@ -218,11 +238,6 @@ def _two_makers(
             fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it"
             if missing
             else f"{other.id} and {draft.id} do: its axes must differ in it",
-        )
-    elif draft.prefix + path != other.prefix + others_path:
-        message = f'"{others_path}" of "{other.id}" and "{path}" of "{draft.id}" differ only in case: some disks take them for one file'
-        sketch.problem(
-            draft.recipe, "two-makers", message, where, fix="give one of them another path"
         )
     else:
         sketch.problem(
@@ -290,8 +305,10 @@ def _skip(drafts: Iterable[Draft]) -> None:
         if draft.flags & SKIP:
             continue
         groups: dict[int, list[Draft]] = {}
+        perhaps = {id(d) for group in draft.choices for d in group}
         for producer, _, _ in draft.upstream.values():
-            groups.setdefault(id(producer.step), []).append(producer)
+            if id(producer) not in perhaps:
+                groups.setdefault(id(producer.step), []).append(producer)
         if any(all(p.flags & SKIP for p in group) for group in groups.values()) or any(
             map(is_skipped, draft.wants)
         ):

@@ -6,19 +6,18 @@ An axis over files that a step makes stays pending until that step is done.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import quote
 
-from ..digest import of_value
 from ..language.unknowns import A_TEXT, ANYTHING, LIST, Unknown, one_of
 from ..paths import escapes, heads
-from .drafts import PathValue, Results, Scope, Sketch, plain_value
+from .choices import chosen
+from .drafts import Draft, PathValue, Results, Scope, Sketch, plain_value
+from .ids import encoded
 from .mentions import excluded
 from .path_rules import WORKSPACE
-from .plan import Pending
+from .plan import SKIP, Pending
 from .trial import Scene, never
 
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ class Axes:
         self.sketch, self.globs, self.left_out = sketch, globs, left_out
         self.samples: dict[tuple[str, str], dict[str, Any]] = {}
         """By prefix and step: of each axis what is common to its values."""
+        self.lost: dict[tuple[str, str], Draft] = {}
+        """By prefix and step: the skipped step that would make what its axis goes over."""
         self.full = False  # there are more steps than a plan may have
         self.found: dict[str, Found] = {}  # workspace paths that became values of an axis
 
@@ -73,7 +74,14 @@ class Axes:
                     samples[name] = A_TEXT
                     continue
             else:
-                names = {"inputs": scope.inputs, "steps": Results(scope)}
+                choice = chosen(
+                    self.sketch, scope, axis, {"inputs": scope.inputs, "steps": Results(scope)}
+                )
+                names = choice.names
+                if choice.late:
+                    message = f'which step the axis "{name}" goes over is known only in a run'
+                    fix = "let a step choose, and go over what it makes"
+                    self.sketch.problem(scope.recipe, "late-name", message, where, fix=fix)
                 value, sound = (
                     self.sketch.rendered(scope, axis, names, where)
                     if isinstance(axis, str)
@@ -174,6 +182,9 @@ class Axes:
             )
             return []
         producer = scope.groups[id][0]
+        if producer.flags & SKIP:
+            self.lost[scope.prefix, step.id] = producer
+            return []
         known = self.globs.get(f"{producer.id}/{output}:{below}")
         if known is None:
             self.sketch.pending.append(
@@ -208,17 +219,3 @@ def instance_id(scope: Scope, id: str, combination: Mapping[str, Any]) -> str:
     return f"{scope.prefix}{id}" + (
         f"[{','.join(f'{k}={encoded(v)}' for k, v in combination.items())}]" if combination else ""
     )
-
-
-def encoded(value: Any) -> str:
-    """One axis value in a step id: percent-encoded, long ones cut with a hash of the whole."""
-    from ..language.template import text_of
-
-    plain = plain_value(value)
-    text = quote(
-        text_of(plain)
-        if isinstance(plain, (str, int, float, bool))
-        else json.dumps(plain, sort_keys=True),
-        safe="",
-    )
-    return text if len(text) <= 80 else f"{text[:64]}~{of_value('axis', plain)[:12]}"

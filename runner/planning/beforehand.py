@@ -101,7 +101,7 @@ class AnyResults(dict[str, Any]):
     """Outputs of a step; one that has no such output, or waits, is a problem, or known, elsewhere."""
 
     def __missing__(self, name: str) -> object:
-        return _RESULT
+        return AnyResults() if name == "same" else _RESULT
 
 
 class _AnySteps(dict[str, AnyResults]):
@@ -180,6 +180,8 @@ def _vague(outputs: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in outputs.items():
         if name == "metrics" or isinstance(value, Unknown):
             vague[name] = value
+        elif isinstance(value, Mapping):
+            vague[name] = AnyResults(_vague(value))
         else:
             vague[name] = TEXTS if isinstance(value, list) else A_TEXT
     return vague

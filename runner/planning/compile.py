@@ -22,20 +22,34 @@ from ..paths import escapes, heads
 from .ahead import foresee, tried_ghosts
 from .assemble import assemble
 from .axes import Axes, Found, instance_id
+from .choices import (
+    KnownResults,
+    axis_leaves,
+    chooses,
+    chosen,
+    known_names,
+    needed_steps,
+    needs,
+    results_of,
+    wanted_steps,
+)
 from .drafts import (
     LATE_NAMES,
     UNKNOWN_PATH,
     Draft,
+    Instance,
     Namespaces,
     PathValue,
     Results,
     Scope,
     Sketch,
+    is_path_value,
     output_flags,
     output_of,
     plain_value,
     resource_spec,
 )
+from .ids import encoded
 from .mentions import (
     Makes,
     Near,
@@ -44,15 +58,16 @@ from .mentions import (
     excluded,
     is_glob,
     may_make,
+    mentions_step,
     ordered,
     python_path,
     reaches,
     spelled,
-    steps_of,
     templates,
 )
+from .pairs import SAME, is_same, pair, shared_axes
 from .path_rules import BELOW, WORKSPACE, misplaced, unfit
-from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
+from .plan import ALLOW_FAILURE, LOCAL, PAIRED, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
 from .selection import add_select
 from .step import (
     DIRECTORY,
@@ -73,6 +88,8 @@ from .uses import UsedRecipes
 
 if TYPE_CHECKING:
     from ..language.recipe import Glob, Input, Preset, Python, Recipe, State, Step
+    from ..language.template import Reference
+    from ..language.template_choices import Needs
     from ..language.values import Leaf, Tree, Where
     from .beforehand import Trial
 
@@ -88,17 +105,18 @@ def compile_plan(
     kind_of: Callable[[str], str],
     preset: str | None = None,
     trial: Trial | None = None,
+    as_disk: Callable[[str], str] = str,
 ) -> Plan:
     """Bind `values` (one per declared input) and expand every step.
 
     `used` has each recipe of a `uses`, as `mentions.which` names it; `globs` the sorted matches of
     each workspace pattern (`pattern`) and of each pattern below an output (`step/output:pattern`)
-    known so far; `bind` and `kind_of` are `language.inputs`'.  `trial` gains what no attempt can
-    render.  Raises Invalid with every other problem.
+    known so far; `bind` and `kind_of` are `language.inputs`'.  `as_disk` answers the same text for
+    two paths that the disk of the workspace takes for one.  `trial` gains what no attempt can render.  Raises Invalid with every other problem.
     """
     left_out: dict[str, Found] = {}
     while True:
-        compiler = _Compiler(used, globs, bind, kind_of, left_out)
+        compiler = _Compiler(used, globs, bind, kind_of, left_out, as_disk)
         compiler.add(recipe, values, prefix="", preset=preset)
         makes = compiler.makes()
         if not (
@@ -138,7 +156,7 @@ _UNSAID: Final = Resources()
 class _Mentioned(NamedTuple):
     """What one step mentions of others, by their ids."""
 
-    outputs: dict[str, dict[str, Tree]]
+    outputs: dict[str, dict[str, Any]]
     metrics: dict[str, list[MetricAsked]]
 
 
@@ -150,11 +168,14 @@ class _Compiler:
         bind: Callable[..., dict[str, Tree]],
         kind_of: Callable[[str], str],
         left_out: Collection[str],
+        as_disk: Callable[[str], str],
     ) -> None:
         self.used, self.kind_of, self.left_out = used, kind_of, left_out
-        self.sketch = Sketch()
+        self.sketch = Sketch(as_disk)
         self.axes = Axes(self.sketch, globs, left_out)
         self.depth: list[str] = []
+        self._axis_steps: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+        """By prefix and step: the steps that its matrix needs, and may need."""
         self.uses = UsedRecipes(self.sketch, self.axes, used, bind, self.depth, self.add)
 
     def makes(self) -> Makes:
@@ -278,25 +299,28 @@ class _Compiler:
                 self.sketch.template_problem(scope, error, (*step.origin, "run"))
         if isinstance(step.run, str):
             self._shell_variables(recipe, step)
-        needs = steps_of(step)
+        wanted = wanted_steps(self.sketch, scope, step)
         axes = self.axes.combinations(scope, step)
+        written = [dep for dep in step.reads if not mentions_step(dep)]
         if (
             axes is None
-            or not scope.pending.isdisjoint(needs)
-            or _makers(recipe, scope.pending, step.reads)
+            or not scope.pending.isdisjoint(wanted)
+            or _makers(recipe, scope.pending, written)
         ):
             # The files of an axis have their maker.
-            reads = [dep for dep in step.reads if not dep.startswith("{{")]
+            reads = [dep for dep in written if not dep.startswith("{{")]
             reads += [str(axis["glob"]) for axis in _globs(step)]
             self.sketch.wait(
                 scope,
                 step,
-                [*needs, *_makers(recipe, [*scope.groups, *scope.inner, *scope.pending], reads)],
+                [*wanted, *_makers(recipe, [*scope.groups, *scope.inner, *scope.pending], reads)],
             )
             self._ghost(scope, step, chosen, known=known)
             return
+        if not axes and (makers := self._skipped_makers(scope, step)):
+            self._absent(scope, step, chosen, makers, known=known)
+            return
         drafts = []
-        wants = [found for id in needs if (found := scope.groups.get(id) or scope.inner.get(id))]
         for combination in axes:
             draft = Draft(
                 instance_id(scope, step.id, combination),
@@ -311,11 +335,14 @@ class _Compiler:
             self.sketch.drafts.append(draft)
             drafts.append(draft)
             self._outputs(scope, draft)
-            draft.wants = wants
             self._fill(scope, draft, chosen, known=known)
         scope.groups[step.id] = drafts
         if step.matrix is not None:
             scope.many.add(step.id)
+            scope.made[step.id] = [
+                Instance(d.matrix, {o.name: output_of(d, o.name) for o in step.outputs}, [d])
+                for d in drafts
+            ]
             scope.results[step.id] = {
                 o.name: [output_of(d, o.name) for d in drafts if not d.flags & SKIP]
                 for o in step.outputs
@@ -336,6 +363,31 @@ class _Compiler:
         self._outputs(scope, draft)
         self._fill(scope, draft, chosen, known=known)
         foresee(scope, draft)
+
+    def _skipped_makers(self, scope: Scope, step: Step) -> list[Draft]:
+        """The skipped steps that would make what a matrix without an instance goes over."""
+        if maker := self.axes.lost.get((scope.prefix, step.id)):
+            return [maker]
+        names = {"inputs": scope.inputs, "steps": KnownResults(self.sketch, scope)}
+        certain, _ = needed_steps(axis_leaves(step), names)
+        groups = map(scope.group, sorted(certain))
+        return [d for group in groups if self.sketch.standing(group).skipped for d in group]
+
+    def _absent(
+        self, scope: Scope, step: Step, chosen: Preset | None, makers: list[Draft], *, known: bool
+    ) -> None:
+        """Add one skipped node for a matrix whose instances are not known, and never will be."""
+        id = f"{scope.prefix}{step.id}"
+        draft = Draft(
+            id, step, scope.recipe, scope.home, scope.prefix, scope.inputs, {},
+            flags=SKIP, order=len(self.sketch.drafts), after=makers, wants=[makers],
+        )  # fmt: skip
+        draft.spec = StepSpec(scope.recipe.id, step.id, draft.author)
+        self.sketch.drafts.append(draft)
+        scope.groups[step.id] = [draft]
+        scope.results[step.id] = {output.name: [] for output in step.outputs}
+        self._ghost(scope, step, chosen, known=known)
+        self.sketch.ghosts[-1].flags |= SKIP
 
     def _outputs(self, scope: Scope, draft: Draft) -> None:
         step = draft.step
@@ -417,9 +469,9 @@ class _Compiler:
         }
         reads: dict[str, Tree] = {}
         mentioned = _Mentioned({}, {})
-        late = False
+        seen = known_names(self.sketch, scope, step, {**places, "outputs": outputs})
         for where, leaf in templates(step, own.env):
-            late |= self._read(scope, draft, leaf, where, names, reads, mentioned, state)
+            self._read(scope, draft, leaf, where, names, seen, reads, mentioned, state)
         for value in draft.matrix.values():
             self._world(draft, value)
         author["reads"] = {
@@ -430,7 +482,8 @@ class _Compiler:
         draft.author = author
 
         for id in step.needs:
-            draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
+            draft.after.extend(scope.group(id))
+        self._needs(scope, draft)
         draft.code = [_code_text(c, step, own.env) for c in own.code if not isinstance(c, GitCode)]
         draft.lock = own.python.lock if own.python else ""
         if step.metrics or step.state:
@@ -440,8 +493,12 @@ class _Compiler:
             | (ALLOW_FAILURE if step.allow_failure else 0)
             | (LOCAL if step.local else 0)
         )
-        if known:
-            self._when(scope, draft, names)
+        if any(self.sketch.standing(group).skipped for group in draft.wants):
+            draft.flags |= SKIP
+        elif known:
+            self._when(scope, draft, {**names, "steps": seen["steps"]})
+        draft.doubtful = self._may_be_skipped(draft)
+        self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
         draft.spec = StepSpec(
             recipe=recipe.id,
             step=step.id,
@@ -476,7 +533,9 @@ class _Compiler:
             ]
             or _NONE,
             state=[
-                StateSpec(s.name, state[s.name], s.checkpoint, s.every, s.keep, s.shared)
+                StateSpec(
+                    s.name, state[s.name], s.checkpoint, s.every, s.keep, s.shared, s.every_steps
+                )
                 for s in step.state
             ]
             or _NONE,
@@ -498,6 +557,33 @@ class _Compiler:
             oom=dict(step.oom) or NOTHING,
             unlisted={str(recipe.inputs[s].env): s for s in scope.variables if s not in own.secrets}
             or NOTHING,
+            ends_on_nan=step.ends_on_nan,
+        )
+
+    def _needs(self, scope: Scope, draft: Draft) -> None:
+        """Note the steps that a draft needs, and those that it may need."""
+        step = draft.step
+        axes = self._axis_steps.get((scope.prefix, step.id))
+        if axes is None:
+            names = {"inputs": scope.inputs, "steps": KnownResults(self.sketch, scope)}
+            axes = needed_steps(axis_leaves(step), names)
+            self._axis_steps[scope.prefix, step.id] = axes
+        draft.needed |= axes[0] | set(step.needs)
+        groups = [found for id in draft.needed if (found := scope.group(id))]
+        draft.wants = [*groups, *draft.needed_pairs]
+        perhaps = (draft.asked_for | axes[1]) - draft.needed
+        draft.choices += [found for id in perhaps if (found := scope.group(id))]
+        draft.choices = [each for each in draft.choices if not any(each is w for w in draft.wants)]
+
+    def _may_be_skipped(self, draft: Draft) -> bool:
+        """Whether a step that is not skipped by now may be skipped in a run: an edge of `deps` is not known yet."""
+        if draft.flags & SKIP:
+            return False
+        return (
+            bool(draft.flags & WHEN_LATE)
+            or (self.sketch.skips and bool(draft.step.deps))
+            or any(self.sketch.standing(group).doubtful for group in draft.wants)
+            or any(p.flags & SKIP or p.doubtful for p, _, _ in draft.upstream.values())
         )
 
     def _read(
@@ -507,25 +593,30 @@ class _Compiler:
         leaf: str,
         where: Where,
         names: Namespaces,
+        seen: Mapping[str, Any],
         reads: dict[str, Tree],
         mentioned: _Mentioned,
         state: Mapping[str, str],
-    ) -> bool:
-        """Note what a leaf mentions and reads.  True when it can only be rendered in an attempt."""
+    ) -> None:
+        """Note what a leaf mentions and reads; `seen` is what is known of all names."""
         from ..language.template import TemplateError, references
 
-        late = False
-        # What decides whether, and on how many nodes, does not decide what is made.
-        keyed = where[len(draft.step.origin)] not in ("when", "nodes")
+        part = where[len(draft.step.origin)]
+        # What decides whether, and on how many nodes, does not decide what is made; what `deps` name is read by content.
+        keyed = part not in ("when", "nodes", "deps")
         try:
             found = references(leaf)
+            choice = needs(leaf, seen) if chooses(leaf) else None
         except TemplateError as error:
             self.sketch.template_problem(scope, error, where)
-            return False
+            return
+        if part == "deps":
+            found = tuple(ref for ref in found if ref.path[0] == "steps")
         for ref in found:
+            if choice is not None and _is_left_out(ref, choice, names):
+                continue
             root, rest = ref.path[0], ref.path[1:]
             if root in LATE_NAMES:
-                late = True
                 if len(rest) != 1 or rest[0] not in LATE_NAMES[root]:
                     self.sketch.unknown(
                         scope,
@@ -535,19 +626,28 @@ class _Compiler:
                         ref,
                     )
             elif root == "steps" and len(rest) >= 2:
-                late |= self._mention(scope, draft, rest, reads, mentioned, keyed=keyed)
+                asks = choice is not None and ref.path not in choice.certain
+                if is_same(ref.path) and SAME not in scope.results.get(rest[0], {}):
+                    self._mention_same(scope, draft, ref, where, reads, mentioned, asks, keyed)
+                    continue
+                (draft.asked_for if asks else draft.needed).add(rest[0])
+                if part == "deps" and rest[1] == "metrics":
+                    self._metric_in_deps(scope, ref, where)
+                else:
+                    self._mention(scope, draft, rest, reads, mentioned, keyed=keyed)
+                    skipped = self.sketch.standing(scope.group(rest[0])).skipped
+                    if part == "deps" and asks and not skipped:
+                        self._world(draft, scope.results.get(rest[0], {}).get(rest[1]))
             elif root == "state":
                 if not rest or rest[0] not in state:
                     self.sketch.unknown(
                         scope, ".".join(ref.path), [f"state.{n}" for n in state], where, ref
                     )
-                elif rest[1:] == ("latest",):
-                    late = True
-                elif rest[1:]:
+                elif rest[1:] and rest[1:] != ("latest",):
                     self.sketch.unknown(
                         scope, ".".join(ref.path), [f"state.{rest[0]}.latest"], where, ref
                     )
-                else:
+                elif not rest[1:]:
                     reads[f"state.{rest[0]}"] = state[rest[0]]
             elif root in ("inputs", "outputs", "matrix"):
                 known = names[root]
@@ -588,7 +688,13 @@ class _Compiler:
                     where,
                     ref,
                 )
-        return late
+
+    def _metric_in_deps(self, scope: Scope, ref: Reference, where: Where) -> None:
+        message = f'"{".".join(ref.path)}" is not known when files are looked for'
+        fix = "name a file that the step makes"
+        self.sketch.problem(
+            scope.recipe, "late-name", message, where, fix=fix, offset=ref.offset, length=ref.length
+        )
 
     def _shell_variables(self, recipe: Recipe, step: Step) -> None:
         """A shell expands what some variables hold: a value there would be source."""
@@ -612,11 +718,15 @@ class _Compiler:
         mentioned: _Mentioned,
         *,
         keyed: bool,
-    ) -> bool:
+    ) -> None:
+        """Note what a step reads of another: a metric, or an output."""
         id, name = rest[0], rest[1]
+        skipped = self.sketch.standing(scope.group(id)).skipped
+        if skipped and id not in draft.asked_for:
+            draft.after.extend(scope.group(id))
         if name == "metrics":
             metric = ".".join(rest[2:])
-            producers = scope.groups.get(id, ())
+            producers = [] if skipped else scope.groups.get(id, ())
             for producer in producers:
                 (draft.late if keyed else draft.asked)[(producer.id, metric)] = producer
             if keyed and id in scope.many:
@@ -624,7 +734,12 @@ class _Compiler:
                     producer.id[len(scope.prefix) :] for producer in producers
                 ]
             mentioned.metrics.setdefault(id, []).append(MetricAsked(metric, id in scope.many))
-            return True
+            return
+        if skipped and id in draft.asked_for:
+            mentioned.outputs.setdefault(id, {})[name] = None
+            if keyed:
+                reads[f"steps.{id}.{name}"] = None
+            return
         value = scope.results.get(id, {}).get(name)
         if value is not None:
             mentioned.outputs.setdefault(id, {})[name] = plain_value(value)
@@ -633,8 +748,59 @@ class _Compiler:
                 reads[f"steps.{id}.{name}"] = value
                 self._world(draft, value)
             else:
-                draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
-        return False
+                draft.after.extend(scope.group(id))
+
+    def _mention_same(
+        self,
+        scope: Scope,
+        draft: Draft,
+        ref: Reference,
+        where: Where,
+        reads: dict[str, Tree],
+        mentioned: _Mentioned,
+        asks: bool,
+        keyed: bool,
+    ) -> None:
+        """Note what a step reads of the same instance of another."""
+        _, id, _, name, *rest = ref.path
+        if draft.ghost or (name != "metrics" and name not in scope.results.get(id, {})):
+            return  # it waits, or has a problem of its own
+        found = pair(scope, id, draft.matrix)
+        if found is None:
+            self._no_pair(scope, draft, ref, where)
+            return
+        (draft.choices if asks else draft.needed_pairs).append(found.drafts)
+        draft.flags |= PAIRED if found.one else 0
+        if name == "metrics":
+            metric = ".".join(rest)
+            ids = [producer.id for producer in found.drafts]
+            for producer in found.drafts:
+                (draft.late if keyed else draft.asked)[(producer.id, metric)] = producer
+            if keyed and not found.one:
+                short: list[Tree] = [each[len(scope.prefix) :] for each in ids]
+                reads[f"steps.{id}.same.metrics.{metric}"] = short
+            asked = MetricAsked(metric, not found.one, ids)
+            mentioned.metrics.setdefault(id, []).append(asked)
+            return
+        skipped = asks and self.sketch.standing(found.drafts).skipped
+        value = None if skipped else found.output(name)
+        mentioned.outputs.setdefault(id, {}).setdefault(SAME, {})[name] = plain_value(value)
+        if keyed:
+            reads[f"steps.{id}.same.{name}"] = value
+            self._world(draft, value)
+        else:
+            draft.after.extend(found.drafts)
+
+    def _no_pair(self, scope: Scope, draft: Draft, ref: Reference, where: Where) -> None:
+        other = scope.recipe.steps[ref.path[1]]
+        axes = ", ".join(
+            f"{axis}={encoded(draft.matrix[axis])}" for axis in shared_axes(draft.step, other)
+        )
+        message = f'no instance of "{other.id}" has {axes}, as {draft.id} has'
+        fix = "give both steps the same values on this axis"
+        self.sketch.problem(
+            scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
+        )  # fmt: skip
 
     def _world(self, draft: Draft, value: Tree) -> None:
         if isinstance(value, list):
@@ -669,7 +835,14 @@ class _Compiler:
         for n, dep in enumerate(step.deps):
             where = (*step.origin, "deps", n)
             value, exclude = self._dep(scope, draft, dep, where)
+            if isinstance(value, list) and isinstance(dep, str) and mentions_step(dep):
+                for item in value:
+                    self._world(draft, item)
+                continue
             if value is None or isinstance(value, Unknown):
+                continue
+            if isinstance(value, PathValue) and value.kind in ("step", "below"):
+                self._world(draft, value)
                 continue
             path = posixpath.normpath(str(value))
             if escapes(path):
@@ -737,7 +910,14 @@ class _Compiler:
             axis: as_pattern(value) if isinstance(value, PathValue) else value
             for axis, value in draft.matrix.items()
         }
-        names = {"inputs": draft.inputs, "matrix": matrix}
+        names: Mapping[str, Any] = {"inputs": draft.inputs, "matrix": matrix}
+        text = dep if isinstance(dep, str) else dep.pattern
+        if mentions_step(text):
+            steps = results_of(scope, draft.matrix)
+            choice = chosen(self.sketch, scope, text, {**names, "steps": steps})
+            if choice.late:
+                return None, []  # each of the steps that it may name is an edge
+            names = choice.names
         if isinstance(dep, str):
             return self.sketch.evaluate(scope, dep, names, where), []
         exclude = self.sketch.evaluate(scope, list(dep.exclude), names, (*where, "exclude"))
@@ -745,19 +925,21 @@ class _Compiler:
             str(each) for each in exclude
         ]
 
-    def _when(self, scope: Scope, draft: Draft, names: Namespaces) -> None:
+    def _when(self, scope: Scope, draft: Draft, names: Mapping[str, Any]) -> None:
+        """Decide a `when`, or leave it to the run where that depends on what steps will do."""
         step = draft.step
         if step.when is None:
             return
-        where = (*step.origin, "when")
-        if any(
-            ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)
-            for ref in self.sketch.references(scope, step.when, where)
-        ):
-            draft.flags |= WHEN_LATE
-            return
-        if self.sketch.condition(scope, step, names) is False:
+        refs = self.sketch.references(scope, step.when, (*step.origin, "when"))
+        of_steps = [ref for ref in refs if ref.path[0] == "steps"]
+        if any(ref.path[2:3] == ("metrics",) for ref in of_steps):
+            value = _boolean(str(step.when), names)
+        else:
+            value = self.sketch.condition(scope, step, names)
+        if value is False:
             draft.flags |= SKIP
+        elif value is None and of_steps:
+            draft.flags |= WHEN_LATE
 
     def _nodes(self, scope: Scope, draft: Draft, names: Namespaces) -> int | str | None:
         """On how many machines a step runs; its expression where that reads metrics, None where it does not say."""
@@ -874,6 +1056,32 @@ def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object
     if isinstance(item, AutoCode):
         return automatic(started(step.run, step.accelerate), python_path(env))
     return item if isinstance(item, str) else spelled(item.pattern, item.exclude)
+
+
+def _boolean(leaf: str, names: Mapping[str, Any]) -> bool | None:
+    """The value of a condition; None where it is not known."""
+    from ..language.template import TemplateError, evaluate
+
+    try:
+        value = evaluate(leaf, names)
+    except TemplateError:
+        return None
+    return value if isinstance(value, bool) else None
+
+
+def _is_left_out(ref: Reference, choice: Needs, names: Mapping[str, Any]) -> bool:
+    """Whether a mention stands in a branch that is not taken, and would bring files."""
+    if ref.path in choice.certain or ref.path in choice.possible:
+        return False
+    return ref.path[0] == "steps" or is_path_value(_read_of(ref.path, names))
+
+
+def _read_of(path: Sequence[str], names: Mapping[str, Any]) -> object:
+    """The value under a dotted name; None where there is none."""
+    value: Any = names
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def _globs(step: Step) -> list[Mapping[str, Any]]:

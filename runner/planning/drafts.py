@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..errors import Problem, did_you_mean
 from ..language.unknowns import BOOLEAN, Unknown, holds_unknown
 from .ids import bare
 from .mentions import templates
+from .plan import SKIP
 from .roots import moved
 from .step import (
     DIRECTORY,
@@ -89,7 +90,14 @@ class Draft:
     after: list[Draft] = field(default_factory=list)
     wants: list[list[Draft]] = field(
         default_factory=list
-    )  # each a step that it mentions or needs: one skipped whole skips this too
+    )  # each a step that it needs: one skipped whole skips this too
+    needed: set[str] = field(default_factory=set)  # the ids of these steps
+    asked_for: set[str] = field(
+        default_factory=set
+    )  # of steps that it only asks for, or may need: these do not
+    needed_pairs: list[list[Draft]] = field(default_factory=list)  # single instances of others
+    choices: list[list[Draft]] = field(default_factory=list)
+    doubtful: bool = False  # whether it is skipped is known only in a run
     author: Author = field(default_factory=Author)
     spec: StepSpec = UNCOMPILED
     deps: list[str] = field(default_factory=list)
@@ -108,6 +116,14 @@ class Draft:
     def several(self) -> bool:
         """Whether it stands for instances that may be several."""
         return self.ghost and any(map(holds_unknown, self.matrix.values()))
+
+
+class Instance(NamedTuple):
+    """One combination of a matrix: its values, what it makes, and its nodes."""
+
+    matrix: Mapping[str, Tree]
+    outputs: Mapping[str, Tree]
+    drafts: list[Draft]
 
 
 class Scope:
@@ -136,6 +152,9 @@ class Scope:
         self.foreseen: dict[str, dict[str, Any]] = {}  # their outputs, as far as they are known
         self.many: set[str] = set()
         self.inner: dict[str, list[Draft]] = {}  # uses steps: every draft below
+        self.made: dict[str, list[Instance]] = {}  # by step with a matrix
+        self.pairs: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], Any]] = {}
+        """By step and some of its axes: its instances, by their values of these."""
         self.makers: dict[str, tuple[str, str]] = {}
         self.variables = {
             name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"
@@ -147,6 +166,10 @@ class Scope:
             ref.path[0] == "steps" and len(ref.path) > 1 and ref.path[1] in self.pending
             for ref in refs
         )
+
+    def group(self, id: str) -> list[Draft]:
+        """The nodes of a step; of one with `uses` all below it."""
+        return self.groups.get(id) or self.inner.get(id) or []
 
     def instances(self, step: str) -> list[Draft]:
         """What `select` compares: the instances of a step of this recipe, `train`, or of one inside a recipe that is used, `s/train`."""
@@ -160,10 +183,18 @@ class Scope:
         ]
 
 
+class Standing(NamedTuple):
+    """What is known of whether a step is skipped: surely, or perhaps."""
+
+    skipped: bool
+    doubtful: bool
+
+
 class Sketch:
     """All drafts of one plan, in the order in which they were made, and every problem so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, as_disk: Callable[[str], str] = str) -> None:
+        self.as_disk = as_disk  # of two paths that are one file the same text
         self.drafts: list[Draft] = []
         self.ghosts: list[Draft] = []  # one for each step that waits, to see what is wrong with it
         self.scopes: list[Scope] = []
@@ -181,6 +212,19 @@ class Sketch:
         self.waiting: dict[str, list[str]] = {}
         self.homes: list[str] = []
         self.top: Scope | None = None
+        self.skips = False  # whether a step is, or may be, skipped
+        self._standings: dict[int, Standing] = {}  # by a list of drafts, which steps share
+
+    def standing(self, group: list[Draft]) -> Standing:
+        """Whether a step is skipped, as far as that is known.  Its instances are complete."""
+        if not group:
+            return Standing(False, False)
+        found = self._standings.get(id(group))
+        if found is None:
+            skipped = all(draft.flags & SKIP for draft in group)
+            doubtful = not skipped and any(draft.doubtful for draft in group)
+            found = self._standings[id(group)] = Standing(skipped, doubtful)
+        return found
 
     def wait(self, scope: Scope, step: Step, needs: Iterable[str]) -> None:
         """A step of a recipe waits for an expansion; `needs` are the steps of that recipe that it needs, besides the makers of what is expanded."""
@@ -352,6 +396,8 @@ class Sketch:
                 return True  # what it gives is not known yet, or it has problems of its own
         else:
             known = [o.name for o in target.outputs]
+        if ref.path[2:3] == ("same",) and len(ref.path) > 3 and "same" not in known:
+            return self._same_name(scope, target, known, ref, where)
         if ref.path[2] in known or (
             ref.path[2] == "metrics" and not target.uses and not target.select
         ):
@@ -359,6 +405,25 @@ class Sketch:
         self.unknown(
             scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref
         )
+        return False
+
+    def _same_name(
+        self, scope: Scope, target: Step, known: list[str], ref: Reference, where: Where
+    ) -> bool:
+        """Whether the same instance of a step can be meant here, and makes this."""
+        step = scope.recipe.steps.get(str(where[1])) if where[0] == "steps" else None
+        axes = list(target.matrix or {})
+        if step is None or not set(axes) & set(step.matrix or {}):
+            message = f'"steps.{target.id}.same" is the instance with the same axes, and there is none in common'
+            fix = f"give this step the axis {axes[0]} too" if axes else "leave out `.same`"
+            self.problem(
+                scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
+            )  # fmt: skip
+            return False
+        if ref.path[3] in known or (ref.path[3] == "metrics" and not target.uses):
+            return True
+        names = [f"steps.{target.id}.same.{name}" for name in known]
+        self.unknown(scope, ".".join(ref.path[:4]), names, where, ref)
         return False
 
 
@@ -395,12 +460,13 @@ def _written(recipe: Recipe, where: Where) -> Where:
 class Results(Mapping[str, "dict[str, Tree]"]):
     """`steps` as templates see it."""
 
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
+    def __init__(self, scope: Scope, same: Callable[[str], Any] | None = None) -> None:
+        self._scope, self._same = scope, same
 
     def __getitem__(self, id: str) -> dict[str, Tree]:
         found = self._scope.results.get(id)
-        return found if found is not None else self._scope.foreseen[id]
+        found = found if found is not None else self._scope.foreseen[id]
+        return found if self._same is None else {"same": self._same(id), **found}
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self._scope.results, **self._scope.foreseen})

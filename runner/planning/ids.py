@@ -1,22 +1,109 @@
 """The id of a matrix instance as it is stored, `tokenize[file=a%2Fb]`, and as people read and type it, `tokenize[file=a/b]`.
 
 An id is one word of printable ASCII in the store, in events and in names of files.  Commas, equals signs, brackets, percent signs and spaces inside a
-value stay escaped for people, too, so that the two forms differ and can be changed into each other.
+value stay escaped for people, too, so that the two forms differ and can be changed into each other.  A mapping is read and typed name by name,
+`t[model.name=rf,model.depth=3]`, in any order, or as JSON.  A long value ends in `~` and twelve digits, which are enough to type.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 _INSTANCE: Final = re.compile(r"(?<=\w)\[\w+=[^][\s]*\]")
+_TYPED: Final = re.compile(r"(?<=\w)\[(?=[\w.-]+=)")
+_AXIS: Final = re.compile(r"([\w.-]+)=")
+_CUT: Final = re.compile(r"=[^,\]=]*(~[0-9a-f]{12})(?=[],])")
+_CUT_TREE: Final = re.compile(r"=%(?:7B|5B)[^,\]=]*(~[0-9a-f]{12})(?=[],])")
+_MAPPING: Final = re.compile(r"(\w+)=(%7B[^,\]=]*%7D)(?=[],])")
+LONGEST: Final = 80
+"""Characters of a value that stand in an id as they are."""
 _ESCAPES: Final = re.compile(r"(?:%[0-9A-F]{2})+")
 _KEPT: Final = frozenset(",=[]% ")
 
 
 def readable(text: str) -> str:
     """`text` with every stored id in it as people read it."""
-    return _INSTANCE.sub(lambda id: _ESCAPES.sub(_unescaped, id[0]), text) if "%" in text else text
+    return _INSTANCE.sub(lambda id: _read_instance(id[0]), text) if "%" in text else text
+
+
+def _read_instance(instance: str) -> str:
+    """The brackets of an id as people read them."""
+    whole = _CUT_TREE.sub(r"=\1", _MAPPING.sub(_by_name, instance))
+    return _ESCAPES.sub(_unescaped, whole)
+
+
+def _by_name(axis: re.Match[str]) -> str:
+    """An axis over mappings, name by name; unchanged where its names cannot be told apart in this form."""
+    from urllib.parse import unquote
+
+    try:
+        tree = json.loads(unquote(axis[2], errors="strict"))
+    except ValueError:
+        return axis[0]
+    parts = ",".join(_leaves(axis[1], tree))
+    return parts if _typed_axes(f"{parts}]", 0) == (axis[0], len(parts) + 1) else axis[0]
+
+
+def _leaves(name: str, tree: Any) -> Iterator[str]:
+    """The values of a mapping, each behind its dotted name."""
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _leaves(f"{name}.{key}", value)
+    else:
+        from urllib.parse import quote
+
+        plain = isinstance(tree, str) and _scalar(tree) == tree
+        yield f"{name}={quote(tree if plain else json.dumps(tree, sort_keys=True), safe='')}"
+
+
+def _scalar(text: str) -> Any:
+    """A typed value: a number, true, false, null or JSON, else text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _tree(parts: str) -> dict[str, Any]:
+    """The mappings that dotted names give, by axis."""
+    from urllib.parse import unquote
+
+    found: dict[str, Any] = {}
+    for part in parts.split(","):
+        path, _, value = part.partition("=")
+        *above, last = path.split(".")
+        inner = found
+        for name in above:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                return {}
+        inner[last] = _scalar(unquote(value))
+    return found
+
+
+def encoded(value: object) -> str:
+    """One axis value in an id: percent-encoded, long ones cut with a hash of the whole."""
+    from urllib.parse import quote
+
+    from ..digest import of_value
+    from ..language.template import text_of
+
+    plain = _plain(value)
+    is_text = isinstance(plain, (str, int, float, bool))
+    text = quote(text_of(plain) if is_text else json.dumps(plain, sort_keys=True), safe="")
+    return text if len(text) <= LONGEST else f"{text[:64]}~{of_value('axis', plain)[:12]}"
+
+
+def _plain(value: object) -> object:
+    """The same as JSON has it."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def bare(id: str) -> str:
@@ -26,8 +113,10 @@ def bare(id: str) -> str:
 
 def names(id: str) -> set[str]:
     """Every word that means a step, alone or with others: `s[rank=4]/train[lr=1]` is one of `s`, `s/train`, `s[rank=4]` and `s[rank=4]/train`."""
+    cut = {_CUT.sub(r"=\1", id)} if "~" in id else set()
     return {
         id,
+        *cut,
         *(whole[: at.start()] for whole in (id, bare(id)) for at in re.finditer(r"[\[/]", whole)),
         bare(id),
     }
@@ -41,11 +130,54 @@ def inner_names(id: str) -> set[str]:
 
 def stored(word: str) -> str:
     """The stored form of an id, given in either form."""
-    if "[" not in word:
-        return word
     from urllib.parse import quote
 
-    return _INSTANCE.sub(lambda id: f"[{quote(id[0][1:-1], safe='%,=')}]", word)
+    done = ""
+    while (start := _TYPED.search(word)) is not None:
+        found = _typed_axes(word, start.end())
+        if found is None:
+            break
+        axes, end = found
+        done += word[: start.start()] + f"[{quote(axes, safe='%,=~')}]"
+        word = word[end:]
+    return done + word
+
+
+def _typed_axes(word: str, at: int) -> tuple[str, int] | None:
+    """What stands between brackets, with mappings as an id has them, and where the brackets end; None where they do not."""
+    axes: dict[str, str] = {}
+    dotted: list[str] = []
+    while (name := _AXIS.match(word, at)) is not None:
+        value, at = _typed_value(word, name.end())
+        head = name[1].partition(".")[0]
+        if head != name[1]:
+            dotted.append(f"{name[1]}={value}")
+        axes.setdefault(head, value)
+        if word[at : at + 1] == "]":
+            trees = _tree(",".join(dotted)) if dotted else {}
+            parts = (
+                f"{axis}={encoded(trees[axis]) if axis in trees else v}" for axis, v in axes.items()
+            )
+            return ",".join(parts), at + 1
+        if word[at : at + 1] != ",":
+            return None
+        at += 1
+    return None
+
+
+def _typed_value(word: str, at: int) -> tuple[str, int]:
+    """A value, and where it ends: a mapping or list in JSON is taken as a whole."""
+    if word[at : at + 1] in ("{", "["):
+        try:
+            tree, end = json.JSONDecoder().raw_decode(word, at)
+        except ValueError:
+            tree, end = None, at
+        if end > at and word[end : end + 1] in (",", "]"):
+            return encoded(tree), end
+    end = at
+    while end < len(word) and word[end] not in ",]":
+        end += 1
+    return word[at:end], end
 
 
 def _unescaped(found: re.Match[str]) -> str:

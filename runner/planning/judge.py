@@ -6,15 +6,15 @@ final.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from ..digest import Digest
 from . import fingerprint
 from .ids import bare
 from .mentions import code_name
-from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, Target
+from .plan import ALLOW_FAILURE, PAIRED, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, Target
 from .step import MetricAsked, MetricsSpec, StepSpec
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
@@ -125,7 +125,7 @@ def judge(
     """
     node = plan.nodes[n]
     if node.flags & SKIP:
-        return Verdict(SKIPPED, None, ("its `when` is false, or that of a step it needs",), NOTHING)
+        return Verdict(SKIPPED, None, (_why_skipped(plan, n),), NOTHING)
     if (
         not all([u.producer in made for u in node.upstream])
         or not all([m.producer in made for m in node.late])
@@ -138,7 +138,9 @@ def judge(
         or not all([made[m.producer].ok for m in node.late])
         or not all([made[a].ok for a in node.after])
     ):
-        skipped = _skipped(plan, node, made)
+        skipped = _skipped(plan, node, made) or (
+            _taken_is_skipped(plan, n, made) if node.choices else ""
+        )
         if skipped:
             return Verdict(SKIPPED, None, (f"{skipped}, which it needs, is skipped",), NOTHING)
     if node.flags & SELECT:
@@ -181,6 +183,17 @@ def judge(
         facts,
         own,
     )._replace(former=former)
+
+
+def _why_skipped(plan: Plan, n: int) -> str:
+    """Why the plan itself skips a step."""
+    node = plan.nodes[n]
+    before = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
+    gone = [each for each in sorted(before) if plan.nodes[each].flags & SKIP]
+    if gone:
+        return f"{bare(plan.nodes[gone[0]].id)}, which it needs, is skipped"
+    around = ", or that of a step around it, is false" if "/" in node.id else " is false"
+    return f"its `when`{around}"
 
 
 def rule_of(plan: Plan, n: int) -> MetricsSpec:
@@ -236,7 +249,8 @@ def _left(
 def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
     """A step that this one needs and of which nothing ran.  What failed is none: it would hold this one up, or is allowed to fail."""
     groups: dict[str, bool] = {}
-    for n in {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}:
+    needed = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
+    for n in needed.difference(node.choices):
         other = plan.nodes[n]
         id = (
             other.id
@@ -244,8 +258,34 @@ def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
             else node.prefix + other.id.removeprefix(node.prefix).partition("/")[0]
         )
         group = bare(id)
-        groups[group] = groups.get(group, False) or made[n].ok or bool(other.flags & ALLOW_FAILURE)
+        may_fail = bool(other.flags & ALLOW_FAILURE) and not node.flags & PAIRED
+        groups[group] = groups.get(group, False) or made[n].ok or may_fail
     return next((group for group, some in groups.items() if not some), "")
+
+
+def _taken_is_skipped(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
+    """A step that this one chose, and of which nothing ran."""
+    from .choices import ANY_STATE, LATE, leaves_of, needed_steps
+
+    node, spec = plan.nodes[n], plan.specs()[n]
+    lost = _lost_choices(plan, node, made)
+    if not lost:
+        return ""
+    certain, _ = needed_steps(
+        leaves_of(spec), {**LATE, **scope_of(spec, plan, n, made), "state": ANY_STATE}
+    )
+    return next((f"{node.prefix}{id}" for id in lost if id in certain), "")
+
+
+def _lost_choices(plan: Plan, node: Node, made: Mapping[int, Made]) -> list[str]:
+    """The steps that a node chooses among and that were skipped, by the names that its templates have for them."""
+    lost: dict[str, bool] = {}
+    for number in node.choices:
+        other = plan.nodes[number]
+        id = bare(other.id.removeprefix(node.prefix)).partition("/")[0]
+        gone = number in made and not made[number].ok and not other.flags & ALLOW_FAILURE
+        lost[id] = lost.get(id, True) and gone
+    return [id for id, gone in lost.items() if gone]
 
 
 def world_of(
@@ -320,18 +360,50 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
     lost = {
         each.name for each in node.upstream if each.producer in made and not made[each.producer].ok
     }
+    gone = _skipped_names(plan, node, made) if node.choices else set()
+    skipped = _lost_choices(plan, node, made) if node.choices else []
     steps: dict[str, dict[str, object]] = {}
     for id, names in spec.names.steps.items():
-        kept: dict[str, object] = {}
-        for name, value in names.items():
-            if isinstance(value, list):
-                kept[name] = [item for item in value if item not in lost]
-            else:
-                kept[name] = value
+        if id in skipped:
+            steps[id] = _nulls(names)
+            continue
+        kept = {name: _kept(value, lost, gone) for name, value in names.items()}
+        same = names.get("same")
+        if isinstance(same, Mapping):
+            kept["same"] = {name: _kept(value, lost, gone) for name, value in same.items()}
         steps[id] = kept
     for id, wanted in spec.asks.items():
-        steps.setdefault(id, {})["metrics"] = _metrics(wanted, node, plan, made, id)
+        of = steps.setdefault(id, {})
+        of["metrics"] = _metrics(wanted, node, plan, made, id)
+        if paired := [each for each in wanted if each.same]:
+            outputs = cast("dict[str, object]", of.get("same") or {})
+            of["same"] = {**outputs, "metrics": _same_metrics(paired, node, plan, made)}
     return {**spec.names._asdict(), "steps": steps}
+
+
+def _kept(value: object, lost: Collection[str], gone: Collection[object]) -> object:
+    """An output without what failed instances would have made; null where the step was skipped."""
+    if isinstance(value, list):
+        left = [item for item in value if item not in lost]
+        return None if value and not left and all(item in gone for item in value) else left
+    return None if isinstance(value, str) and value in gone else value
+
+
+def _nulls(names: Mapping[str, object]) -> dict[str, object]:
+    """The same names, and nothing under them."""
+    return {n: _nulls(v) if isinstance(v, Mapping) else None for n, v in names.items()}
+
+
+def _skipped_names(plan: Plan, node: Node, made: Mapping[int, Made]) -> set[str]:
+    """The paths of outputs that are not there because the step that makes them, of which another may be taken, is skipped."""
+    return {
+        each.name
+        for each in node.upstream
+        if each.producer in node.choices
+        and each.producer in made
+        and not made[each.producer].ok
+        and not plan.nodes[each.producer].flags & ALLOW_FAILURE
+    }
 
 
 def _metrics(
@@ -339,7 +411,9 @@ def _metrics(
 ) -> dict[str, object]:
     found: dict[str, object] = {}
     head = node.prefix + step
-    for metric, many in wanted:
+    for metric, many, same in wanted:
+        if same:
+            continue
         values = []
         for late in node.late:
             id = plan.nodes[late.producer].id
@@ -349,6 +423,23 @@ def _metrics(
                 and made[late.producer].ok
             ):
                 values.append(made[late.producer].metrics.get(metric))
+        found[metric] = values if many else (values[0] if values else None)
+    return found
+
+
+def _same_metrics(
+    wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, Made]
+) -> dict[str, object]:
+    """Metrics of the instances that have a node's axes."""
+    found: dict[str, object] = {}
+    for metric, many, same in wanted:
+        values = [
+            made[late.producer].metrics.get(metric)
+            for late in node.late
+            if late.metric == metric
+            and plan.nodes[late.producer].id in same
+            and made[late.producer].ok
+        ]
         found[metric] = values if many else (values[0] if values else None)
     return found
 

@@ -46,6 +46,10 @@ def templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:
     for output in step.outputs:
         if "{{" in output.path:
             found.append(((*origin, "outputs", output.name), output.path))
+    for n, dep in enumerate(step.reads):
+        if "{{" in dep:
+            whole = isinstance(step.deps[n], str)
+            found.append(((*origin, "deps", n, *(() if whole else ("glob",))), dep))
     return found
 
 
@@ -62,6 +66,11 @@ def walk(tree: Any, where: Where) -> Iterable[tuple[Where, Any]]:
             yield from walk(inner, (*where, n))
     else:
         yield where, tree
+
+
+def mentions_step(leaf: str) -> bool:
+    """Whether a template may read what another step made."""
+    return "{{" in leaf and "steps" in leaf
 
 
 def steps_of(step: Step) -> list[str]:
@@ -176,6 +185,8 @@ def ordered(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
         found = [id for id in steps_of(step) if id in recipe.steps]
         maybe: list[str] = []
         for dep in step.reads:
+            if mentions_step(dep):
+                continue
             path = posixpath.normpath(dep)
             above = heads(path)
             maybe += [id for made, id in rendered if id != step.id and may_make(made, path)]

@@ -7,7 +7,7 @@ nothing to do never reads it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -21,11 +21,20 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 Rows: TypeAlias = "list[list[Any]]"
-COMPILER: Final = 15
+COMPILER: Final = 16
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
-SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL = 1, 2, 4, 8, 16, 32, 64
+SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL, PAIRED = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+)
 
 
 class Target(NamedTuple):
@@ -52,6 +61,9 @@ class Node(NamedTuple):
     lock: str
     flags: int
     rule: str = ""  # the digest of its metrics rule, where that is no part of its key
+    choices: Sequence[
+        int
+    ] = ()  # producers whose skip alone does not skip it: its templates choose among them
 
 
 class Ahead(NamedTuple):
@@ -175,6 +187,15 @@ class Plan:
         """The nodes that a word means: a step, all instances of one, or all steps of a recipe that is used; else those it means inside of that."""
         named = {n for n, node in enumerate(self.nodes) if word in names(node.id)}
         return named or {n for n, node in enumerate(self.nodes) if word in inner_names(node.id)}
+
+    def meant(self, words: Iterable[str]) -> set[str]:
+        """These words, and the ids of the steps that each means only inside of a recipe that is used."""
+        known = {name for id in [*self.index, *self.waiting] for name in names(id)}
+        inner = [word for word in words if word not in known]
+        found = (
+            {id for id in self.index if not inner_names(id).isdisjoint(inner)} if inner else set()
+        )
+        return {*words, *found}
 
     def leading(self, word: str) -> tuple[set[int], set[str]]:
         """What a word means, and all that it needs, directly or not: nodes, and steps that are waiting."""

@@ -72,6 +72,11 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
         is False
     ):
         draft.flags |= SKIP
+    standings = [sketch.standing(group) for group in draft.wants]
+    if any(standing.skipped for standing in standings):
+        draft.flags |= SKIP
+    draft.doubtful = any(standing.doubtful for standing in standings)
+    sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
     draft.author = {"select": [step.select.metric, step.select.best]}
     draft.spec = StepSpec(
         recipe=scope.recipe.id,

@@ -103,6 +103,7 @@ class StateSpec(NamedTuple):
     every: float | None  # seconds between downloads of new checkpoints from another host
     keep: int | None  # how many checkpoints are kept
     shared: bool = False  # whether they go to the shared store, too
+    every_steps: int | None = None  # steps between two that are downloaded
 
 
 class SyncSpec(NamedTuple):
@@ -125,6 +126,7 @@ class MetricAsked(NamedTuple):
 
     metric: str
     many: bool  # the step has a matrix: a list with a value for each instance
+    same: Sequence[str] = ()  # of these instances alone, those that have the reader's axes
 
 
 class MetricsSpec(NamedTuple):
@@ -277,6 +279,7 @@ class StepSpec(NamedTuple):
     unlisted: Mapping[str, str] = (
         NOTHING  # secret inputs of the recipe that the step does not get, by environment variable
     )
+    ends_on_nan: bool = False  # whether a loss that is no number ends an attempt
 
     @property
     def node_count(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..language import shell
 from ..language.template import (
@@ -30,7 +30,7 @@ from ..language.unknowns import (
     unknown,
 )
 from .mentions import is_template, walk
-from .step import RunSettings, StepSpec, unwritable
+from .step import MetricAsked, RunSettings, StepSpec, unwritable
 
 if TYPE_CHECKING:
     from ..language.values import Where
@@ -54,9 +54,11 @@ def scene_of(spec: StepSpec, id: str, recipe: str = "") -> Scene:
         step: dict(outputs) for step, outputs in spec.names.steps.items()
     }
     for step, asked in spec.asks.items():
-        steps.setdefault(step, {})["metrics"] = {
-            metric: unknown("list", items=ANYTHING) if many else ANYTHING for metric, many in asked
-        }
+        of = steps.setdefault(step, {})
+        of["metrics"] = _unknown_metrics(each for each in asked if not each.same)
+        if paired := [each for each in asked if each.same]:
+            same = {**cast("dict[str, object]", of.get("same") or {})}
+            of["same"] = {**same, "metrics": _unknown_metrics(paired)}
     names = {
         **spec.names._asdict(),
         "steps": steps,
@@ -68,6 +70,12 @@ def scene_of(spec: StepSpec, id: str, recipe: str = "") -> Scene:
         "host": _HOST,
     }
     return Scene(names)
+
+
+def _unknown_metrics(asked: Iterable[MetricAsked]) -> dict[str, object]:
+    return {
+        each.metric: unknown("list", items=ANYTHING) if each.many else ANYTHING for each in asked
+    }
 
 
 def faults(spec: StepSpec, scene: Scene) -> Iterator[tuple[Where, TemplateError]]:

@@ -12,8 +12,16 @@ from ..errors import Invalid, Problem
 from ..language import presets
 from ..language.spelling import value_as_written
 from .axes import Axes, instance_id
-from .drafts import LATE_NAMES, Draft, PathValue, Results, Scope, Sketch, is_path_value
-from .mentions import steps_of, walk, which
+from .choices import (
+    KnownResults,
+    axis_leaves,
+    chosen,
+    needed_steps,
+    results_of,
+    wanted_steps,
+)
+from .drafts import LATE_NAMES, Draft, Instance, PathValue, Results, Scope, Sketch, is_path_value
+from .mentions import templates, walk, which
 from .plan import SKIP
 
 if TYPE_CHECKING:
@@ -65,20 +73,22 @@ class UsedRecipes:
         if not self.sketch.mentions_known(scope, step):
             return
         axes = self.axes.combinations(scope, step)
-        if axes is None or any(name in scope.pending for name in steps_of(step)):
-            self.sketch.wait(scope, step, steps_of(step))
+        wanted = wanted_steps(self.sketch, scope, step)
+        if axes is None or not scope.pending.isdisjoint(wanted):
+            self.sketch.wait(scope, step, wanted)
             return
         inner_preset = uses.preset or presets.known(other, preset)
         results: list[dict[str, Any]] = []
         below: list[Draft] = []
-        after = [
-            d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])
-        ]
-        wants = [
-            found for id in steps_of(step) if (found := scope.groups.get(id) or scope.inner.get(id))
-        ]
+        instances: list[Instance] = []
+        after = [d for id in step.needs for d in scope.group(id)]
+        leaves = [*(leaf for _, leaf in templates(step, {})), *axis_leaves(step)]
         for combination in axes:
-            names = {"inputs": scope.inputs, "steps": Results(scope), "matrix": combination}
+            steps = results_of(scope, combination)
+            names = {"inputs": scope.inputs, "steps": steps, "matrix": combination}
+            known = {**names, "steps": KnownResults(self.sketch, scope, combination)}
+            needed = {*step.needs, *needed_steps(leaves, known)[0]}
+            wants = [found for id in needed if (found := scope.group(id))]
             given, variables = self._given(scope, step, uses, other, names)
             when = self._condition(scope, step, names)
             if self.sketch.problems:
@@ -114,10 +124,15 @@ class UsedRecipes:
                     draft.flags |= SKIP
                 draft.after += after
                 draft.wants = [*draft.wants, *wants]
+                draft.doubtful |= any(self.sketch.standing(group).doubtful for group in wants)
+                self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
             if inner.pending:
                 scope.pending.add(step.id)
-            results.append(self._exported(inner, other, inner.prefix[len(scope.prefix) :]))
+            exported = self._exported(inner, other, inner.prefix[len(scope.prefix) :])
+            results.append(exported)
+            instances.append(Instance(combination, exported, mine))
         scope.inner[step.id] = below
+        scope.made[step.id] = instances
         if step.matrix is None:
             scope.results[step.id] = results[0] if results else {}
         else:
@@ -144,7 +159,10 @@ class UsedRecipes:
                     self._late(scope, step, ref, place, "use it in a step of this recipe")
             if spec is not None:
                 leaf = value_as_written(scope.recipe.document, spec, leaf, place)
-            given[name] = value = self.sketch.evaluate(scope, leaf, names, place)
+            choice = chosen(self.sketch, scope, leaf, names)
+            if choice.late:
+                self._chosen_late(scope, step, place)
+            given[name] = value = self.sketch.evaluate(scope, leaf, choice.names, place)
             addresses = spec is not None and bool(
                 {spec.type, spec.items} & {"file", "dataset", "model"}
             )
@@ -170,7 +188,17 @@ class UsedRecipes:
         late = [ref for ref in self.sketch.references(scope, step.when, place) if _of_metrics(ref)]
         for ref in late:
             self._late(scope, step, ref, place, "use it in the `when` of a step with a command")
-        return None if late else self.sketch.condition(scope, step, names)
+        if late:
+            return None
+        choice = chosen(self.sketch, scope, step.when, names)
+        if choice.late:
+            self._chosen_late(scope, step, place)
+        return self.sketch.condition(scope, step, choice.names)
+
+    def _chosen_late(self, scope: Scope, step: Step, where: Where) -> None:
+        message = f'which steps are skipped is not known when "{step.id}" is planned'
+        fix = "let a step with a command choose, and hand on its output"
+        self.sketch.problem(scope.recipe, "late-name", message, where, fix=fix)
 
     def _late(self, scope: Scope, step: Step, ref: Reference, where: Where, fix: str) -> None:
         message = f'"{".".join(ref.path)}" is not known when "{step.id}" is planned'
@@ -218,12 +246,9 @@ class UsedRecipes:
             for name, leaf in other.outputs.items():
                 if inner.awaits(self.sketch.references(inner, leaf, ("outputs", name))):
                     continue
-                value = self.sketch.evaluate(
-                    inner,
-                    leaf,
-                    {"inputs": inner.inputs, "steps": Results(inner)},
-                    ("outputs", name),
-                )
+                names = {"inputs": inner.inputs, "steps": Results(inner)}
+                choice = chosen(self.sketch, inner, leaf, names)
+                value = self.sketch.evaluate(inner, leaf, choice.names, ("outputs", name))
                 if value is not None:
                     found[name] = value
         moved: dict[str, Any] = {}

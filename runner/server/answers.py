@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from ..api.artifacts import NotStored
 from ..api.values import whole
@@ -22,6 +22,9 @@ class ProblemView(BaseModel):
     code: str
     message: str
     fix: str = ""
+    input: str = Field(
+        default="", description="The input that it is about; empty where it is about none."
+    )
 
 
 class Fault(BaseModel):
@@ -106,7 +109,12 @@ def body(
 ) -> bytes:
     """The body of an error."""
     shown = [
-        ProblemView(code=each.code, message=_short(each.message, root), fix=_short(each.fix, root))
+        ProblemView(
+            code=each.code,
+            message=_short(each.message, root),
+            fix=_short(each.fix, root),
+            input=_short(each.input, root),
+        )
         for each in problems
     ]
     fault = Fault(

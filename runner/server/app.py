@@ -46,6 +46,7 @@ from .answers import ErrorView, Refused
 from .asking import Asking
 from .feed import Feed
 from .guard import Guard
+from .market import Market
 from .planner import PREVIEWS, Planner
 from .room import InRoom, Room
 from .tickets import Tickets
@@ -122,6 +123,7 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
     )
     app.state.room, app.state.planner, app.state.previewer = room, planner, previewer
     app.state.feed, app.state.tickets, app.state.asking = feed, tickets, Asking()
+    app.state.market = Market()
     for part in (
         router,
         recipes.router,

@@ -35,7 +35,9 @@ def _text(name: str) -> str:
 _MADE: Final[Mapping[str, Callable[[], str]]] = {
     "app.html": lambda: _text("app.html"),
     "icon.svg": lambda: _text("icon.svg"),
-    "app.css": lambda: bundle.style("vendor/uPlot.min.css", "base.css", "app.css", "outputs.css"),
+    "app.css": lambda: bundle.style(
+        "vendor/uPlot.min.css", "base.css", "app.css", "outputs.css", "start.css"
+    ),
     "libraries.js": bundle.libraries,
     "app.js": lambda: bundle.script("app"),
     "licences.txt": bundle.licences,

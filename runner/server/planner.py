@@ -112,7 +112,13 @@ class Planner:
         try:
             loop = asyncio.get_running_loop()
             call = _Call(
-                function, workspace.root, dict(workspace.environ), args, more, self._subject
+                function,
+                workspace.root,
+                dict(workspace.environ),
+                workspace.for_owner,
+                args,
+                more,
+                self._subject,
             )
             found = await loop.run_in_executor(self._threads, self._compute, call)
         finally:
@@ -174,12 +180,14 @@ class _Call(NamedTuple):
     function: Callable[..., object]
     root: Path
     environ: Mapping[str, str]
+    for_owner: bool
     args: tuple[object, ...]
     more: Mapping[str, object]
     subject: Subject
 
     def carry_out(self) -> object:
-        return self.function(ServedWorkspace(self.root, self.environ), *self.args, **self.more)
+        room = ServedWorkspace(self.root, self.environ, for_owner=self.for_owner)
+        return self.function(room, *self.args, **self.more)
 
 
 def _answer(pipe: Connection, call: _Call, seconds: float, memory: int) -> None:

@@ -182,7 +182,7 @@ def _said(done: Executed) -> Executed:
 
 def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
     """Store a job of the platform as a run.  Raises Refused, or a RecipeError, with every problem."""
-    recipe = recipes.read(recipes.meant(room.root, room.environ, asked.recipe))
+    recipe = recipes.read(recipes.meant(room, asked.recipe))
     chosen = presets.chosen(recipe, asked.preset)
     said = hugging_face.translated(
         recipe, asked.config, _gpus(recipe, chosen, asked), chosen.inputs if chosen else {}
@@ -233,8 +233,8 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
     folder = room.environ.get("OUTPUT_DIR", "")
     out = room.root / Path(folder).expanduser() / job_id if folder else None
-    each = recipes.checked(room, new)
-    view = runs.store(room, each, new, f"{_KEY}{job_id}", job, out).view
+    wanted = recipes.checked(room, new)
+    view = runs.store(room, wanted, new, f"{_KEY}{job_id}", job, out).view
     shown = [f"{_printable(name)}: {why}" for name, why in ignored.items()]
     return Executed(job_id=job_id, status=_STATUS[view.state], ignored=shown)
 

@@ -1,39 +1,55 @@
-"""The recipes that a server offers, what each takes, and what it would do: names of the library, of packages and of `recipes.allow`, never a path."""
+"""The recipes that a server offers, what each takes, and what it would do.
+
+They are those of the library, of packages and of `recipes.allow`, and for the owner of the
+folder those in it.  They are asked for by their names, never by a path.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
-from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, did_you_mean
+from ..api import starting
+from ..api.starting import Start
+from ..api.values import moment
+from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
+from ..hosts.renting.offering import Shelf
+from ..interface import shelves
 from ..language import library, units
-from ..language.inputs import kind_of
+from ..language.inputs import BadValue, converted, kind_of
 from ..language.library import Entry
 from ..language.recipe import Input, Recipe
+from ..paths import is_path
 from ..settings import load
 from ..storage.reach import Reach
+from ..storage.records.runs import Wanted as RunsWanted
 from ..storage.workspace import Workspace
 from ..survey.summaries import selected_directions
-from .answers import plain, plain_value
+from .answers import Refused, plain, plain_value
+from .market import Ask, InMarket, Known, look_up
 from .planner import InPlanner
-from .room import READ, Given, InRoom, ServedWorkspace, Whole
+from .room import READ, Given, InRoom, ServedWorkspace, Whole, run_of
 
 if TYPE_CHECKING:
-    from ..survey.request import Request
+    from ..advice.estimates import StepEstimate
     from ..survey.survey import Survey
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
 _NAMED: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:@[1-9][0-9]{0,8})?")
+LATEST: Final = 500
+"""Runs that are looked at for when a recipe was used last."""
 ROOTS: Final = ("DATA_DIR", "DATASETS_DIR", "MODELS_DIR", "CHECKPOINTS_DIR")
 """Variables that name a folder as `roots` under [data] does."""
 _ADDRESSES: Final = ("file", "dataset", "model")
@@ -60,6 +76,10 @@ class RecipeSummary(BaseModel):
     package: str = Field(
         description="The package that brings it; empty for the library and for recipes of the workspace."
     )
+    file: str = Field(description="Its file, of a recipe of the workspace; else empty.")
+    used: str | None = Field(
+        description="When a run of it, or a sweep, was stored last, of the latest 500; null where none was."
+    )
 
 
 class RecipeList(BaseModel):
@@ -78,6 +98,9 @@ class RecipeView(RecipeSummary):
         description="By preset, empty for none: what the most demanding step needs of its machine."
     )
     outputs: list[str]
+    secrets: dict[str, str] = Field(
+        description="By the names of its secrets, the variables that have them where a worker runs."
+    )
     metrics: dict[str, Direction] = Field(
         description="Which way a metric is better, as far as the recipe says."
     )
@@ -113,13 +136,26 @@ _SIZES: Final = ("gpu_memory", "memory", "disk")
 
 
 class Asked(Given):
-    """What is to be run."""
+    """What is to be run: a recipe, or what another run was asked for."""
 
     recipe: str = Field(
-        min_length=1, max_length=80, description="NAME@VERSION, or NAME for the newest version."
+        default="",
+        max_length=80,
+        description="NAME@VERSION, or NAME for the newest version; left out with `like`.",
+    )
+    like: str = Field(
+        default="",
+        max_length=40,
+        description="A run: its recipe, inputs and preset are taken, with the changes that this request says. A path among them stays what it was.",
     )
     inputs: dict[str, Any] = Field(
-        default={}, description="As GET /v1/recipes/NAME describes them."
+        default={},
+        description="As GET /v1/recipes/NAME describes them; with `like` those that differ.",
+    )
+    sweep: dict[str, Annotated[list[Any], Field(min_length=1, max_length=1000)]] | None = Field(
+        default=None,
+        max_length=100,
+        description="Inputs with several values: one instance for each combination. Null or left out with `like`: those of that run; {}: none.",
     )
     preset: str | None = Field(
         default=None,
@@ -128,11 +164,11 @@ class Asked(Given):
     )
     resources: Need = Need()
 
-    def request(self, word: str, out: Path | None = None) -> Request:
-        """The same for a recipe that the workspace calls `word`."""
-        from ..survey.request import Request
-
-        return Request(word, self.inputs, self.preset, out, resources=self.resources.resources)
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if bool(self.recipe) == bool(self.like):
+            raise ValueError("a request names a recipe, or a run that it is like")
+        return self
 
 
 class AskedWhere(Asked):
@@ -146,6 +182,37 @@ class AskedWhere(Asked):
     )
 
 
+class MemoryView(BaseModel):
+    """What a step that trains takes of each GPU, as estimated."""
+
+    bytes: int | None = Field(description="Null where it is not known: `words` say why.")
+    usable: int | None = Field(description="What such a GPU has for it.")
+    gpu: str
+    fits: Literal["FITS", "TIGHT", "NO"] | None
+    words: str
+
+
+class Limits(Given):
+    """What a run may take, where its recipe does not allow less."""
+
+    time: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e9,
+        allow_inf_nan=False,
+        description="Seconds of work, after which its steps are stopped.",
+    )
+    cost: float | None = Field(
+        default=None, gt=0, le=1e9, allow_inf_nan=False, description="US dollars for what it rents."
+    )
+
+
+class AskedPlan(AskedWhere):
+    """What is to be planned."""
+
+    limits: Limits = Limits()
+
+
 class StepPlan(BaseModel):
     id: str
     answer: str = Field(description="run, maybe, restore, fresh or skip.")
@@ -153,6 +220,7 @@ class StepPlan(BaseModel):
     needs: list[str]
     seconds: float | None = Field(description="What it is expected to take.")
     usd: float | None = Field(description="What it is expected to cost at most.")
+    memory: MemoryView | None = Field(description="Null of a step that does not train on a GPU.")
 
 
 class RentedMachine(BaseModel):
@@ -175,6 +243,10 @@ class RentedMachine(BaseModel):
 
 class PlanView(BaseModel):
     recipe: str
+    instances: int = Field(description="Of a sweep the combinations; else 1.")
+    command: str | None = Field(
+        description="What does the same in a terminal, in the folder of the workspace, quoted for a shell; null where no command line says it."
+    )
     driver: str
     machines: list[RentedMachine] = Field(
         description="What the driver would rent; empty for one that rents nothing."
@@ -191,10 +263,11 @@ class PlanView(BaseModel):
     bytes: int = Field(description="The size of the outputs that would be restored.")
 
 
-def offered(root: Path, environ: Mapping[str, str]) -> list[Offered]:
+def offered(room: ServedWorkspace) -> list[Offered]:
     """Every recipe that may be asked for.  Raises Invalid for a file of `recipes.allow` that is none, or has the name of another."""
+    root = room.root
     found = {entry.id: Offered(entry, entry.id) for entry in library.entries()}
-    for word in load(root, environ).lists.get("recipes.allow", ()):
+    for word in load(root, room.environ).lists.get("recipes.allow", ()):
         path = root / word
         entry = next(
             (each for each in library.beside(path.parent) if each.path.name == path.name), None
@@ -214,12 +287,14 @@ def offered(root: Path, environ: Mapping[str, str]) -> list[Offered]:
                 ]
             )
         found[entry.id] = Offered(entry, f"./{os.path.relpath(path, root)}")
+    for entry in library.beside(root) if room.for_owner else ():
+        found.setdefault(entry.id, Offered(entry, f"./{entry.path.name}"))
     return sorted(found.values(), key=lambda each: (each.entry.name, -each.entry.version))
 
 
-def meant(root: Path, environ: Mapping[str, str], name: str) -> Offered:
+def meant(room: ServedWorkspace, name: str) -> Offered:
     """The recipe of that name.  Raises NotFound."""
-    known = offered(root, environ)
+    known = offered(room)
     if _NAMED.fullmatch(name):
         for each in known:
             if name in (each.entry.id, each.entry.name):
@@ -243,27 +318,100 @@ def _parsed(path: Path, _mtime_ns: int, _size: int) -> Recipe:
     return parse.load(path)
 
 
-def bound(room: ServedWorkspace, each: Offered, asked: Asked) -> None:
-    """Check the inputs of a request.  Raises Invalid with every problem."""
+class Wanted(NamedTuple):
+    """A request that was checked: the recipe that it asks for, and what of it is to be started."""
+
+    offered: Offered
+    start: Start
+
+
+def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
+    """Return what is asked for.  Raises NotFound, Refused, and Invalid with every problem of its inputs.
+
+    This is cheap whatever is asked, and refuses at once: only a plan needs a process of its own.
+    """
+    from .. import extensions
+
+    wanted = _wanted(room, asked)
+    problems = _misfits(room, wanted, asked)
+    given = [*asked.inputs.items()]
+    given += [(name, value) for name, values in (asked.sweep or {}).items() for value in values]
+    problems += _out_of_reach(room, read(wanted.offered), given)
+    if problems:
+        raise Invalid(problems)
+    driver = asked.driver
+    if driver != "local" and driver not in (known := extensions.drivers(driver)):
+        raise NotFound("there is no such driver", fix=did_you_mean(driver, known))
+    return wanted
+
+
+def _wanted(room: ServedWorkspace, asked: Asked) -> Wanted:
+    """What a request is about, not checked yet.  Raises NotFound, Refused."""
+    from ..survey.request import Request
+
+    resources = asked.resources.resources
+    if not asked.like:
+        each = meant(room, asked.recipe)
+        request = Request(each.word, asked.inputs, asked.preset, resources=resources)
+        return Wanted(each, Start(request, asked.sweep or {}))
+    with room.working() as ws:
+        before = starting.read_start(ws.root, run_of(ws, asked.like))
+    start = starting.change(before, asked.inputs, asked.sweep)
+    request = start.request
+    if asked.preset is not None:
+        request = replace(request, preset=asked.preset or None)
+    request = replace(request, resources={**request.resources, **resources})
+    each = _offered_as(room, request.recipe)
+    return Wanted(each, Start(replace(request, recipe=each.word), start.axes))
+
+
+def _offered_as(room: ServedWorkspace, word: str) -> Offered:
+    """The recipe that a run was asked for, where it is offered.  Raises Refused."""
+    with suppress(NotFound, Invalid):
+        path = os.path.realpath(library.find(word, room.root))
+        for each in offered(room):
+            if os.path.realpath(each.entry.path) == path:
+                return each
+    words = "the recipe of this run is not offered here"
+    fix = "`allow` under [recipes] in recipe.toml names it; a retry without changes is POST /v1/runs/RUN/retry"
+    raise Refused(409, "not-offered", words, fix)
+
+
+def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Problem]:
+    """The values that inputs do not take, and names that are none."""
     from ..language import inputs, unread
 
-    recipe = read(each)
-    values, problems = inputs.tried(recipe, asked.inputs, preset=asked.preset)
-    problems += unread.refused(recipe, asked.inputs, asked.preset)
+    recipe, (request, axes) = read(wanted.offered), wanted.start
+    problems: list[Problem] = []
+    if axes:
+        try:
+            starting.draft(room.root, wanted.start)
+        except Invalid as error:
+            problems += error.problems
+    else:
+        problems += inputs.tried(recipe, request.inputs, preset=request.preset)[1]
+        problems += unread.refused(recipe, request.inputs, request.preset)
     if asked.resources.resources and (keyed := _keyed(recipe)):
         fix = "leave `resources` out"
         words = f"the results of {keyed} depend on the resources that the recipe says"
         problems.append(Problem("clash", words, None, fix))
+    return problems
+
+
+def _out_of_reach(
+    room: ServedWorkspace, recipe: Recipe, given: Iterable[tuple[str, object]]
+) -> list[Problem]:
+    """The paths and addresses among given values that this server does not read."""
     lists = load(room.root, room.environ).lists
     named = [
         *lists.get("data.roots", ()),
         *(room.environ[each] for each in ROOTS if room.environ.get(each)),
+        *([str(room.root)] if room.for_owner else ()),
     ]
     roots = [os.path.realpath(room.root / Path(root).expanduser()) for root in named]
     reach = Reach(lists.get("data.allow", ()))
-    for name, address in _addresses(
-        recipe, {name: value for name, value in values.items() if name in asked.inputs}
-    ):
+    problems: list[Problem] = []
+    for name, address in _addresses(recipe, given):
         kind = kind_of(address)
         if address.startswith("pack:") and _packed(room, name, address, problems):
             continue
@@ -271,26 +419,13 @@ def bound(room: ServedWorkspace, each: Offered, asked: Asked) -> None:
             os.path.realpath(room.root / Path(address).expanduser()), roots
         ):
             fix = "give an address: hf:// s3:// gs:// https://; `roots` under [data] in recipe.toml allows paths"
-            problems.append(
-                Problem(
-                    "path-not-allowed",
-                    f'"{name}" is a path, and not below a folder that this server reads',
-                    None,
-                    fix,
-                )
-            )
+            words = f'"{name}" is a path, and not below a folder that this server reads'
+            problems.append(Problem("path-not-allowed", words, None, fix, input=name))
         elif kind in ("https", "s3", "gs") and not reach.allows(address):
             fix = "`allow` under [data] in recipe.toml names hosts and buckets, such as https://data.example or s3://bucket"
-            problems.append(
-                Problem(
-                    "address-not-allowed",
-                    f'"{name}" is an address of a host or bucket that this server does not read',
-                    None,
-                    fix,
-                )
-            )
-    if problems:
-        raise Invalid(problems)
+            words = f'"{name}" is an address of a host or bucket that this server does not read'
+            problems.append(Problem("address-not-allowed", words, None, fix, input=name))
+    return problems
 
 
 def _keyed(recipe: Recipe) -> str:
@@ -309,20 +444,23 @@ def _packed(room: ServedWorkspace, name: str, address: str, problems: list[Probl
             ws.share(None)
             return bundles.find_packed(ws, address) is not None
         except CannotRun as error:
-            problems.append(Problem("no-such-pack", f'"{name}": {error}', None, error.fix))
+            problems.append(
+                Problem("no-such-pack", f'"{name}": {error}', None, error.fix, input=name)
+            )
             return True
 
 
-def _addresses(recipe: Recipe, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def _addresses(recipe: Recipe, given: Iterable[tuple[str, object]]) -> Iterator[tuple[str, str]]:
     """The values of inputs that are read as addresses or paths, with the names of the inputs."""
-    for name, value in values.items():
-        spec = recipe.inputs[name]
-        if {spec.type, spec.items} & set(_ADDRESSES):
-            yield from (
-                (name, spec.parted(item)[0])
-                for item in (value if isinstance(value, list) else [value])
-                if isinstance(item, str)
-            )
+    for name, value in given:
+        spec = recipe.inputs.get(name)
+        if spec is None or not {spec.type, spec.items} & set(_ADDRESSES):
+            continue
+        with suppress(BadValue):  # which is a problem of its own
+            read_as = converted(spec, value)
+            for item in read_as if isinstance(read_as, list) else [read_as]:
+                if isinstance(item, str):
+                    yield name, spec.parted(item)[0]
 
 
 def _below(path: str, roots: list[str]) -> bool:
@@ -360,7 +498,12 @@ def _json_type(kind: str) -> dict[str, Any]:
 
 @router.get("/recipes", dependencies=READ, summary="The recipes that may be run")
 def recipes(room: InRoom) -> RecipeList:
-    return RecipeList(recipes=[_summary(each) for each in offered(room.root, room.environ)])
+    with room.reading() as ws:
+        latest = ws.store.runs.page(RunsWanted(), LATEST)
+    used: dict[str, float] = {}
+    for row in latest:
+        used.setdefault(row.recipe.replace("-sweep@", "@"), row.created)
+    return RecipeList(recipes=[_summary(each, used.get(each.entry.id)) for each in offered(room)])
 
 
 @router.get(
@@ -371,7 +514,7 @@ def recipes(room: InRoom) -> RecipeList:
 def recipe(name: str, room: InRoom) -> RecipeView:
     from ..interface import datasheet
 
-    each = meant(room.root, room.environ, name)
+    each = meant(room, name)
     found = read(each)
     sheet = datasheet.described(datasheet.Sheet(found, {}))
     given = [spec for spec in found.inputs.values() if spec.type != "secret"]
@@ -389,6 +532,9 @@ def recipe(name: str, room: InRoom) -> RecipeView:
         "presets": sheet["presets"],
         "resources": sheet["machines"],
         "outputs": made,
+        "secrets": {
+            spec.name: spec.env or "" for spec in found.inputs.values() if spec.type == "secret"
+        },
         "metrics": {
             name: {"better": "min" if least else "max"}
             for name, least in selected_directions(found).items()
@@ -400,128 +546,164 @@ def recipe(name: str, room: InRoom) -> RecipeView:
 @router.post(
     "/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run"
 )
-async def plan(asked: AskedWhere, room: InRoom, planner: InPlanner) -> PlanView:
-    each = await run_in_threadpool(checked, room, asked)
-    return await planner.call(planned, room, each, asked)
+async def plan(asked: AskedPlan, room: InRoom, planner: InPlanner, market: InMarket) -> PlanView:
+    wanted = await run_in_threadpool(checked, room, asked)
+    if asked.driver == "local":
+        return (await planner.call(planned, room, Known(), wanted, asked))[0]
+    return await market.call(planner, planned, room, wanted, asked)
 
 
-def checked(room: ServedWorkspace, asked: AskedWhere) -> Offered:
-    """Return the recipe that is asked for.  Raises NotFound, and Invalid with every problem of its inputs.
+class OfferShelf(BaseModel):
+    """What a driver offers for a step."""
 
-    This is cheap whatever is asked, and refuses at once: only a plan needs a process of its own.
-    """
-    from .. import extensions
+    model_config = ConfigDict(extra="allow")
 
-    each = meant(room.root, room.environ, asked.recipe)
-    bound(room, each, asked)
-    driver = asked.driver
-    if driver != "local" and driver not in (known := extensions.drivers(driver)):
-        raise NotFound("there is no such driver", fix=did_you_mean(driver, known))
-    return each
+    driver: str
+    step: str = Field(description="The first step that needs it, or `the run`.")
+    failed: str = Field(description="Why it was not asked; empty where it was.")
+    ends: str
+    left_out: dict[str, int]
+    offers: list[dict[str, Any]] = Field(
+        description="The cheapest run first; `rank` is the place among those of all drivers for the step."
+    )
 
 
-def rented(ws: Workspace, found: Survey, name: str) -> list[RentedMachine]:
-    """What the driver of that name would rent for a plan.  Raises RecipeError where it cannot be asked."""
-    from ..hosts.renting import offering
-    from ..interface import shelves
+class OfferList(BaseModel):
+    drivers: list[OfferShelf]
 
-    driver = offering.renting(ws, name)
-    if driver is None or not found.todo:
-        return []
-    asked = shelves.wishes(ws, found, name, cluster=driver.traits.allocates)
-    machines = []
-    try:
-        found_shelves = asyncio.run(
-            offering.shelves(
-                {name: (driver, [each.wish for each in asked.values()])},
-                shelves.pricing(ws, asked.values()),
-            )
-        )
-    except Infrastructure as error:
-        found_shelves = [
-            offering.Shelf(name, each.wish, failed=str(error)) for each in asked.values()
+
+@router.post(
+    "/offers",
+    dependencies=READ,
+    summary="What all drivers offer for the steps that a run would have, the newest of the last minute; nothing is rented",
+)
+async def offers(asked: Asked, room: InRoom, planner: InPlanner, market: InMarket) -> OfferList:
+    wanted = await run_in_threadpool(checked, room, AskedWhere(**asked.model_dump()))
+    return await market.call(planner, offered_for, room, wanted)
+
+
+def offered_for(room: ServedWorkspace, known: Known, wanted: Wanted) -> tuple[OfferList, list[Ask]]:
+    """Return what drivers offer for a run, as far as it is known, and what they have to be asked."""
+    with surveyed(room, wanted) as (ws, found):
+        looked = look_up(ws, found, known.renting, known)
+        shown = [
+            shelf for step, each in looked.by_step.items() for shelf in shelves.ranked(step, each)
         ]
-    for step, shelf in zip(asked, found_shelves, strict=True):
-        offer = shelf.offers[0] if shelf.offers else None
-        none = "" if offer else shelf.failed or f"{name} offers no machine that does"
-        machines.append(
-            RentedMachine(
-                step=step,
-                driver=name,
-                offer=offer.id if offer else None,
-                gpu=offer.resources.gpu if offer else None,
-                gpus=offer.resources.gpus if offer else None,
-                region=offer.region if offer else None,
-                market=offer.market if offer else None,
-                usd_an_hour=offer.price if offer else None,
-                hours=shelf.wish.hours,
-                usd=shelf.total,
-                failed=plain(none, ws.root),
-            )
-        )
-    return machines
+        return OfferList(
+            drivers=[OfferShelf.model_validate(each) for each in shown]
+        ), looked.missing
 
 
-def planned(room: ServedWorkspace, each: Offered, asked: AskedWhere) -> PlanView:
-    """Return what a run would do.  Raises Refused, or a RecipeError, with every problem."""
-    from ..advice import estimates
+@contextmanager
+def surveyed(room: ServedWorkspace, wanted: Wanted) -> Iterator[tuple[Workspace, Survey]]:
+    """What a run would do.  Raises Refused, or a RecipeError, with every problem."""
     from ..execution.session import look
     from ..survey import bundles
     from ..survey.templates import refuse_unrenderable
 
-    with room.working() as ws:
+    with room.working() as ws, starting.tried(ws, wanted.start) as request:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
-        found = look(ws, bundles.fetch_packed_inputs(ws, asked.request(each.word)))
+        found = look(ws, bundles.fetch_packed_inputs(ws, request))
         refuse_unrenderable(ws, found)
-        expected = ws.store.index.expected(
-            found.plan.recipe, [node.id for node in found.plan.nodes]
+        yield ws, found
+
+
+def planned(
+    room: ServedWorkspace, known: Known, wanted: Wanted, asked: AskedPlan
+) -> tuple[PlanView, list[Ask]]:
+    """Return what a run would do, and what drivers have to be asked for it.  Raises Refused, or a RecipeError, with every problem."""
+    with surveyed(room, wanted) as (ws, found):
+        steps = _planned_steps(ws, found)
+        looked = look_up(ws, found, [asked.driver] if found.todo else [], known)
+        machines = [_machine(ws, step, each[0]) for step, each in looked.by_step.items()]
+        command = starting.command_line(
+            read(wanted.offered), wanted.start, asked.driver, asked.limits.cost
         )
-        estimated = estimates.of_plan(ws, found.plan, found.todo)
-        steps = []
-        for n, (node, verdict) in enumerate(zip(found.plan.nodes, found.verdicts, strict=True)):
-            runs = verdict.answer in ("run", "maybe")
-            estimate = estimated.get(n)
-            steps.append(
-                StepPlan(
-                    id=node.id,
-                    answer=verdict.answer,
-                    reasons=[plain(reason, ws.root) for reason in verdict.reasons],
-                    needs=sorted(found.plan.nodes[need].id for need in found.plan.needs(n)),
-                    seconds=(
-                        estimate.seconds[1]
-                        if estimate is not None and estimate.seconds
-                        else expected.get(node.id)
-                    )
-                    if runs
-                    else 0.0,
-                    usd=(estimate.usd[1] if estimate is not None and estimate.usd else None)
-                    if runs
-                    else 0.0,
-                )
-            )
-        restored = [
-            found.made[n]
-            for n, verdict in enumerate(found.verdicts)
-            if verdict.answer == "restore" and n in found.made
-        ]
-        size = sum(_size(ws, content) for made in restored for content in made.outputs.values())
-        given = plain_value(dict(found.plan.inputs), ws.root)
-        machines = rented(ws, found, asked.driver) if asked.driver != "local" else []
-    seconds, usd = [step.seconds for step in steps], [step.usd for step in steps]
-    return PlanView.model_validate(
-        {
-            "recipe": found.plan.recipe,
-            "driver": asked.driver,
-            "machines": machines,
-            "usd_of_machines": _sum([machine.usd for machine in machines]),
-            "inputs": given,
-            "steps": steps,
-            "bytes": size,
-            "seconds": _sum(seconds),
-            "usd": _sum(usd),
-        }
+        view = PlanView(
+            recipe=found.plan.recipe,
+            instances=math.prod(map(len, wanted.start.axes.values())),
+            command=None if asked.limits.time else command,
+            driver=asked.driver,
+            machines=machines,
+            usd_of_machines=_sum([machine.usd for machine in machines]),
+            inputs=dict(_shown_inputs(ws, found)),
+            steps=steps,
+            bytes=_restored_bytes(ws, found),
+            seconds=_sum([step.seconds for step in steps]),
+            usd=_sum([step.usd for step in steps]),
+        )
+    return view, looked.missing
+
+
+def _machine(ws: Workspace, step: str, shelf: Shelf) -> RentedMachine:
+    """The machine that a driver would rent for a step: the first that it offers."""
+    offer = shelf.offers[0] if shelf.offers else None
+    none = "" if offer else shelf.failed or f"{shelf.driver} offers no machine that does"
+    return RentedMachine(
+        step=step,
+        driver=shelf.driver,
+        offer=offer.id if offer else None,
+        gpu=offer.resources.gpu if offer else None,
+        gpus=offer.resources.gpus if offer else None,
+        region=offer.region if offer else None,
+        market=offer.market if offer else None,
+        usd_an_hour=offer.price if offer else None,
+        hours=shelf.wish.hours,
+        usd=shelf.total,
+        failed=plain(none, ws.root),
     )
+
+
+def _planned_steps(ws: Workspace, found: Survey) -> list[StepPlan]:
+    from ..advice import estimates
+
+    plan = found.plan
+    expected = ws.store.index.expected(plan.recipe, [node.id for node in plan.nodes])
+    estimated = estimates.of_plan(ws, plan, found.todo)
+    steps = []
+    for n, (node, verdict) in enumerate(zip(plan.nodes, found.verdicts, strict=True)):
+        runs, estimate = verdict.answer in ("run", "maybe"), estimated.get(n)
+        seconds, usd = (0.0, 0.0) if not runs else (expected.get(node.id), None)
+        if runs and estimate is not None:
+            seconds = estimate.seconds[1] if estimate.seconds else seconds
+            usd = estimate.usd[1] if estimate.usd else None
+        steps.append(
+            StepPlan(
+                id=node.id,
+                answer=verdict.answer,
+                reasons=[plain(reason, ws.root) for reason in verdict.reasons],
+                needs=sorted(plan.nodes[need].id for need in plan.needs(n)),
+                seconds=seconds,
+                usd=usd,
+                memory=_memory(estimate) if runs and estimate is not None else None,
+            )
+        )
+    return steps
+
+
+def _memory(estimate: StepEstimate) -> MemoryView:
+    return MemoryView(
+        bytes=estimate.found.bytes if estimate.found else None,
+        usable=estimate.usable,
+        gpu=estimate.gpu,
+        fits=estimate.verdict,
+        words=estimate.memory.removeprefix("memory: "),
+    )
+
+
+def _shown_inputs(ws: Workspace, found: Survey) -> Mapping[str, object]:
+    return {name: plain_value(value, ws.root) for name, value in found.plan.inputs.items()}
+
+
+def _restored_bytes(ws: Workspace, found: Survey) -> int:
+    """The size of what would be restored."""
+    restored = [
+        found.made[n]
+        for n, verdict in enumerate(found.verdicts)
+        if verdict.answer == "restore" and n in found.made
+    ]
+    return sum(_size(ws, content) for made in restored for content in made.outputs.values())
 
 
 def _sum(parts: list[float | None]) -> float | None:
@@ -536,5 +718,9 @@ def _size(ws: Workspace, content: str) -> int:
     return seal.size if seal is not None and isinstance(seal.size, int) else 0
 
 
-def _summary(each: Offered) -> RecipeSummary:
-    return RecipeSummary(id=each.entry.id, summary=each.entry.summary, package=each.entry.origin)
+def _summary(each: Offered, used: float | None = None) -> RecipeSummary:
+    entry = each.entry
+    file = each.word if is_path(each.word) else ""
+    return RecipeSummary(
+        id=entry.id, summary=entry.summary, package=entry.origin, file=file, used=moment(used)
+    )

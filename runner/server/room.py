@@ -27,10 +27,15 @@ _MOMENT = re.compile(
 
 
 class ServedWorkspace:
-    """The folder and the environment that a server serves.  A process of its own can have it, too."""
+    """The folder and the environment that a server serves.  A process of its own can have it, too.
 
-    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+    `for_owner`: it listens on loopback for whoever called `recipe ui`, and offers what is in the
+    folder without being allowed each.
+    """
+
+    def __init__(self, root: Path, environ: Mapping[str, str], *, for_owner: bool = False) -> None:
         self.root, self.environ = Path(os.path.abspath(root)), environ
+        self.for_owner = for_owner
 
     def working(self) -> Workspace:
         """Open the workspace anew, to survey a request in.  The caller closes it."""
@@ -40,8 +45,10 @@ class ServedWorkspace:
 class Room(ServedWorkspace):
     """The workspace of a server, with its tokens.  Its methods are called by many threads."""
 
-    def __init__(self, root: Path, environ: Mapping[str, str], tokens: Tokens) -> None:
-        super().__init__(root, environ)
+    def __init__(
+        self, root: Path, environ: Mapping[str, str], tokens: Tokens, *, for_owner: bool = False
+    ) -> None:
+        super().__init__(root, environ, for_owner=for_owner)
         self.tokens = tokens
         self._idle: deque[Workspace] = deque()
 

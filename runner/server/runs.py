@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -12,7 +13,7 @@ from fastapi import Request as HttpRequest
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from ..api import requests
+from ..api import requests, starting
 from ..api.events import event_facts, read_events
 from ..api.outcomes import Outcome
 from ..api.runs import list_facts, list_runs, read_run
@@ -27,14 +28,15 @@ from ..planning.waiting import WaitKind
 from ..reports.addresses import public_endpoint
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
-from ..storage.records.runs import Event, RunRow, Wanted
+from ..storage.records.runs import Event, RunRow
+from ..storage.records.runs import Wanted as RunsWanted
 from ..storage.workspace import Workspace
 from . import recipes
 from .answers import plain, plain_value
 from .asking import InAsking
 from .page import squeezed
 from .planner import InPlanner
-from .recipes import AskedWhere, Offered
+from .recipes import AskedPlan, Wanted
 from .room import (
     OPERATE,
     OPERATE_RUN,
@@ -83,22 +85,7 @@ class Hook(Given):
     )
 
 
-class Limits(Given):
-    """What a run may take, where its recipe does not allow less."""
-
-    time: float | None = Field(
-        default=None,
-        gt=0,
-        le=1e9,
-        allow_inf_nan=False,
-        description="Seconds of work, after which its steps are stopped.",
-    )
-    cost: float | None = Field(
-        default=None, gt=0, le=1e9, allow_inf_nan=False, description="US dollars for what it rents."
-    )
-
-
-class NewRun(AskedWhere):
+class NewRun(AskedPlan):
     """What is to be run, when, and by whom."""
 
     priority: Whole = Field(
@@ -121,7 +108,6 @@ class NewRun(AskedWhere):
         max_length=8,
         description="Receivers of its reports, beside the receivers of the server's settings.",
     )
-    limits: Limits = Limits()
 
 
 class Progress(BaseModel):
@@ -299,6 +285,11 @@ class GraphStep(BaseModel):
     fresh: int = Field(description="Instances whose results were there before the run.")
 
 
+class SweepView(BaseModel):
+    recipe: str = Field(description="The recipe that it tries.")
+    axes: dict[str, list[Any]] = Field(description="The values of each input that differs.")
+
+
 class WaitView(BaseModel):
     """Why a run waits."""
 
@@ -308,6 +299,9 @@ class WaitView(BaseModel):
 
 
 class RunDetail(ListedRun):
+    sweep: SweepView | None = Field(
+        description="Of a sweep what it tries, beside `inputs`, which are the same in all; null of other runs, and of a search."
+    )
     seq: int = Field(
         description="The number of its last event: what follows is `events?after=` it."
     )
@@ -407,8 +401,8 @@ async def create(
     response: Response,
     key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = "",
 ) -> RunView:
-    each = await run_in_threadpool(recipes.checked, room, asked)
-    stored_run = await planner.call(store, room, each, asked, key)
+    wanted = await run_in_threadpool(recipes.checked, room, asked)
+    stored_run = await planner.call(store, room, wanted, asked, key)
     response.status_code = 201 if stored_run.is_new else 200
     return stored_run.view
 
@@ -429,7 +423,7 @@ def _hook(room: ServedWorkspace, hook: Hook) -> Mapping[str, object]:
 
 def store(
     room: ServedWorkspace,
-    each: Offered,
+    wanted: Wanted,
     asked: NewRun,
     key: str,
     job: Mapping[str, object] | None = None,
@@ -454,7 +448,8 @@ def store(
             reach,
             here=ws.share(None) is None,
         )
-        request = asked.request(each.word, out)
+        request = starting.write(ws, wanted.start)
+        request = replace(request, out=out) if out is not None else request
         run = submit(
             ws,
             request,
@@ -486,7 +481,7 @@ def runs(
     ] = True,
 ) -> Response:
     name, equals, value = label.partition("=")
-    wanted = Wanted(state or (), recipe, user, (name, value) if equals else None)
+    wanted = RunsWanted(state or (), recipe, user, (name, value) if equals else None)
     wanted = wanted._replace(tag=tag, archived={None: "", True: "yes", False: "no"}[archived])
     wanted = wanted._replace(before=after) if after else wanted
     with room.reading() as ws:
@@ -512,7 +507,7 @@ def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
 def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     """A run with all that is known of it."""
     found = read_run(ws, row)
-    told = {name: plain_value(found[name], ws.root) for name in ("failed", "warnings")}
+    told = {name: plain_value(found[name], ws.root) for name in ("failed", "warnings", "sweep")}
     for step in found["steps"]:
         step |= {
             name: plain_value(step[name], ws.root)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from ..api.artifacts import list_outputs
 from ..api.leases import end_lease, gpus_of, list_leases
 from ..api.metrics import last_samples
 from ..api.queue import LOOKED_AT, OPEN, list_queue, list_workers
 from ..api.values import moment
-from ..errors import CannotRun, Infrastructure, Invalid, NotFound
+from ..errors import CannotRun, NotFound
 from ..hosts.renting import offering
 from ..interface import costs, shelves
 from ..interface.pairs import filters
@@ -24,6 +23,8 @@ from ..storage.records.ledger import Ledger, of_user
 from ..storage.records.runs import FINAL, RunRow, Wanted
 from ..storage.workspace import Workspace
 from .answers import Refused, plain, plain_value
+from .market import InMarket
+from .recipes import OfferList, OfferShelf
 from .room import ADMIN, OPERATE, READ, Given, InRoom, Moment, Nothing, run_of
 from .runs import WaitView
 from .streams import feed_of
@@ -80,20 +81,6 @@ class QueuedRun(BaseModel):
 
 class Queue(BaseModel):
     runs: list[QueuedRun]
-
-
-class Shelf(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    driver: str
-    failed: str = Field(description="Why it was not asked; empty where it was.")
-    ends: str
-    left_out: dict[str, int]
-    offers: list[dict[str, Any]]
-
-
-class OfferList(BaseModel):
-    drivers: list[Shelf]
 
 
 class NewToken(Given):
@@ -192,35 +179,35 @@ def end(key: str, room: InRoom, _body: Nothing | None = None) -> EndedLease:
     return EndedLease(key=key, ended=not said, said=plain(said, room.root))
 
 
-@router.get("/v1/offers", dependencies=READ, summary="Machines that could be rented now")
+@router.get(
+    "/v1/offers",
+    dependencies=READ,
+    summary="Machines that could be rented, the newest answers of the last minute",
+)
 def machines(
     room: InRoom,
+    market: InMarket,
     driver: Annotated[str, Query(max_length=64, pattern=r"^[a-z][a-z0-9_-]*$")] = "all",
     where: Annotated[
         list[Annotated[str, Query(max_length=100, pattern=r"^[a-z_]+=.+$")]] | None,
         Query(max_length=16),
     ] = None,
+    gpus: Annotated[int, Query(ge=0, le=1024)] = 1,
 ) -> OfferList:
     from drivers.base import Need, Wish
 
-    wish = Wish(Need(gpus=1), filters=filters(where or ()))
-    found = []
+    wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.working() as ws:
         try:
-            drivers = offering.priced(ws, driver).drivers
+            names = [*offering.priced(ws, driver).drivers]
         except CannotRun as error:
             raise Refused(
                 404, "not-found", str(error), "GET /v1/offers asks all that do"
             ) from error
-        for name, each in drivers.items():
-            try:
-                found += asyncio.run(offering.shelves({name: (each, [wish])}))
-            except (
-                Infrastructure,
-                Invalid,
-            ) as error:  # no key for it, or it has no such filter: the others are shown all the same
-                found.append(offering.Shelf(name, wish, failed=plain(str(error), ws.root)))
-    return OfferList(drivers=[Shelf.model_validate(shelves.as_json("", shelf)) for shelf in found])
+    found = market.ask(room, [(name, wish) for name in names])
+    return OfferList(
+        drivers=[OfferShelf.model_validate(each) for each in shelves.ranked("", found)]
+    )
 
 
 @router.get("/v1/tokens", dependencies=ADMIN, summary="The tokens, without their secrets")

@@ -118,10 +118,10 @@ def serve(
     *,
     with_worker: bool,
     new_token: bool = False,
-    first: bool = True,
+    for_owner: bool = False,
 ) -> None:
     """Serve the workspace at `root` until SIGINT or SIGTERM.  `ready` gets the address, and the token if one was made: with
-    `new_token`, or with `first` where no token is for everything.
+    `new_token`, or where no token is for everything.  `for_owner`: as of a ServedWorkspace; then none is made.
 
     Raises Invalid where others could read what is sent, Infrastructure where nothing can be listened on.
     """
@@ -149,10 +149,10 @@ def serve(
             tokens.make("admin", "by --new-token")[1]
             if new_token
             else tokens.first()
-            if first
+            if not for_owner
             else ""
         )
-        room = Room(ws.root, ws.environ, tokens)
+        room = Room(ws.root, ws.environ, tokens, for_owner=for_owner)
         with _listener(where) as listener:
             port = listener.getsockname()[1]
             names = (

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -319,6 +319,12 @@ def number(name: str) -> int:
     """The last number in a checkpoint's name, -1 without one."""
     digits = re.findall(r"\d+", name)
     return int(digits[-1]) if digits else -1
+
+
+def is_due(name: str, copied: Iterable[str], steps: int | None) -> bool:
+    """Whether a checkpoint is at least `steps` from each of those that are `copied`, by the numbers in their names."""
+    ours = number(name)
+    return steps is None or ours < 0 or all(abs(ours - number(each)) >= steps for each in copied)
 
 
 def files(path: Path) -> list[str]:

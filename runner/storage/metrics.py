@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ WHOLE: Final = 64 << 20
 PATIENCE = 1.0
 """Seconds that a pattern may take for one line."""
 _HUGE: Final = 1e300
+_NOT_FINITE: Final = re.compile(r"[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
 NOTHING: Final = Masker()
 WARNING: Final = "warning"
 """The name under which a step says in `$RECIPE_METRICS` what people have to know: a text, and no number."""
@@ -208,6 +210,22 @@ def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:
         )
 
     return read
+
+
+def diverged(point: Mapping[str, object]) -> str:
+    """The loss in a point that is NaN or infinite, in words; empty where none is."""
+    for name, value in point.items():
+        if isinstance(value, str) and _NOT_FINITE.fullmatch(value) and _is_loss(name):
+            step = point.get("step")
+            at = f" at step {step}" if isinstance(step, (int, float)) else ""
+            return f"{name} is {value}{at}"
+    return ""
+
+
+def _is_loss(name: str) -> bool:
+    """Whether a metric is a loss by its name: `loss`, `eval_loss`, `train/loss`, `losses/policy`; not `loss_scale`."""
+    words = re.split(r"[\W_]+", name.lower())
+    return bool({"loss", "losses"} & {words[0], words[-1]}) and words[-1] != "scale"
 
 
 def match(log: Path, pattern: str, masker: Masker) -> dict[str, Value]:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +32,8 @@ from .workspace import Workspace
 if TYPE_CHECKING:
     from fsspec.implementations.http import HTTPFileSystem
 
+LONGEST_NAME = 255
+"""Bytes of one name on a disk."""
 ORIGIN = ".origin.json"
 _CARD = "README.md"  # with the licence
 _CLOSED = (400, 401, 403)  # what servers answer to a signature that is over
@@ -266,12 +268,28 @@ def objects_at(ws: Workspace, address: str) -> list[Object]:
         # What is behind https is one file: to look for more would be to read it and follow its links.
         return [first_byte(store, path, address)]
     found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
+    if path not in found and "/" in path and not address.endswith("/"):
+        _demand_no_object(store, path, address)
     names = ("VersionId", "ETag", "etag", "generation", "mtime")
     rows = sorted(found.items())
     return [
         Object(name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None)))
         for name, info in rows
     ]
+
+
+def _demand_no_object(store: Any, path: str, address: str) -> None:
+    """Raises CannotRun where an address leads to a folder, and to an object of that name, too."""
+    store.invalidate_cache()
+    try:
+        kind = store.info(path)["type"]
+    except PermissionError:
+        return  # of a login that may read what is below alone
+    if kind == "file":
+        raise CannotRun(
+            f"{address} is an object, and there are others below {address}/",
+            fix=f"write {address}/ for those; to have the object, copy it to another key",
+        )
 
 
 def first_byte(store: HTTPFileSystem, path: str, name: str) -> Object:
@@ -365,8 +383,8 @@ def among(
     there = objects_at(ws, address)
     if identity_of(there) != identity:
         raise changed(address)
-    store, path = opened(ws, address)
-    folder = not address.startswith("https:") and store.isdir(path)
+    _, path = opened(ws, address)
+    folder = [each.name for each in there] not in ([path], [address])
     return folder, [
         each for each in there if not (only and folder) or _wants(only, below(path, each))
     ]
@@ -375,6 +393,39 @@ def among(
 def below(path: str, file: Object) -> str:
     """The name of a file below the folder that its client calls `path`."""
     return file.name[len(path.rstrip("/")) + 1 :]
+
+
+def files_of(address: str, path: str, there: Sequence[Object]) -> dict[str, Object]:
+    """The files of a folder in a bucket, by their names below it.  Keys with a slash at the end and no bytes mark folders.
+
+    Raises CannotRun for keys that cannot be files of one folder on a disk.
+    """
+    names = {below(path, each): each for each in there}
+    files = {name: each for name, each in names.items() if name and (name[-1] != "/" or each.size)}
+    folders = {name[:at] for name in files for at, letter in enumerate(name) if letter == "/"}
+    odd = {name: why for name in files if (why := _is_no_file(name, folders))}
+    if odd:
+        some = "; ".join(f"{json.dumps(name)} {why}" for name, why in sorted(odd.items())[:3])
+        more = f"; and {len(odd) - 3} more" if len(odd) > 3 else ""
+        raise CannotRun(
+            f"{address} has keys that cannot be files of one folder: {some}{more}",
+            fix="copy these objects to other keys, or leave them out with `only` of the input",
+        )
+    return files
+
+
+def _is_no_file(name: str, folders: Collection[str]) -> str:
+    """Why a key below the folder of an input cannot be the name of a file there; empty where it can."""
+    parts = name.split("/")
+    if name in folders:
+        return "is an object, and others are below it"
+    if "" in parts:
+        return "has an empty name in it (//, or / at its end)"
+    if {".", ".."} & {*parts}:
+        return 'has "." or ".." in it'
+    if "\0" in name or any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
+        return f"has a name over {LONGEST_NAME} bytes, or a NUL, in it"
+    return ""
 
 
 def _download(
@@ -388,13 +439,16 @@ def _download(
     bound.check(sum(each.size or 0 for each in wants))
     counted = bound.counter()
     try:
-        if only and folder:
-            for name in [below(path, each) for each in wants]:
-                (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                store.get_file(f"{path.rstrip('/')}/{name}", str(partial / name), callback=counted)
-            partial.mkdir(exist_ok=True)
-        elif folder:
-            store.get(path, str(partial), recursive=True, callback=counted)
+        if folder:
+            partial.mkdir()
+            files = files_of(address, path, wants)
+            if not files and not only:
+                raise FileNotFoundError(path)
+            targets = {str(partial / name): each for name, each in files.items()}
+            if targets:
+                there = [each.name for each in targets.values()]
+                store.get(there, list(targets), callback=counted)
+            _demand_all(partial, targets)
         else:
             store.get_file(path, str(partial), callback=counted)
         store.invalidate_cache()
@@ -403,3 +457,19 @@ def _download(
         partial.rename(target)
     finally:
         delete(partial)
+
+
+def _demand_all(folder: Path, targets: Mapping[str, Object]) -> None:
+    """Raises CannotRun where what arrived is not every file as it is in the bucket: a disk may hold two names for one."""
+    arrived = {os.path.join(at, name) for at, _, names in os.walk(folder) for name in names}
+    short = [
+        path
+        for path, each in targets.items()
+        if path not in arrived or each.size not in (None, os.path.getsize(path))
+    ]
+    if short or len(arrived) != len(targets):
+        some = ", ".join(sorted(short)[:3]) or "two keys are one name here"
+        raise CannotRun(
+            f"{len(targets)} objects became {len(arrived)} files: {some}",
+            fix="copy these objects to other keys, or leave them out with `only` of the input",
+        )

@@ -21,8 +21,6 @@ from .records.runs import Reporter
 from .records.store import Store, home
 
 if TYPE_CHECKING:
-    from drivers.devices import Device
-
     from ..settings import Config, Stack
     from .reach import Reach
     from .records.database import Data
@@ -309,13 +307,6 @@ class Workspace:
         from ..agent import cgroups
 
         return {"cpus": cgroups.processors()[0], "memory": float(cgroups.memory()[0])}
-
-    @cached_property
-    def devices(self) -> Sequence[Device]:
-        """The GPUs of this machine that the caller sees.  Takes as long as nvidia-smi does."""
-        from drivers import devices
-
-        return devices.here(self.environ)
 
 
 class _Outputs(NamedTuple):

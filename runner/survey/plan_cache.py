@@ -24,6 +24,7 @@ from ..reading import parse_json, whole
 from ..secrets import unusable
 from ..storage.workspace import Workspace
 from .caller_files import EarlierOutputs, GlobMatcher, WorkspaceGlobs
+from .disk_names import as_disk
 from .recipes import UsedRecipes, bind_inputs, read_and_bind, read_text, schema_mark
 from .request import Request
 
@@ -167,6 +168,7 @@ class _Compilation:
             kind_of=kind_of,
             preset=self._request.preset,
             trial=trial,
+            as_disk=as_disk(self._ws.root),
         )
 
     def dump(self) -> list[bytes]:

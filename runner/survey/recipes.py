@@ -231,7 +231,7 @@ def _without_credentials(ws: Workspace, recipe: Recipe, name: str, value: Tree) 
 
 
 def _streamed_secret(recipe: Recipe, name: str) -> Problem:
-    return recipe.document.problem(
+    problem = recipe.document.problem(
         "streamed-secret",
         f'"{name}" is streamed, so that its address stands in the command,'
         " and what opens it would, too",
@@ -239,6 +239,7 @@ def _streamed_secret(recipe: Recipe, name: str) -> Problem:
         fix="say `stream: false` in the recipe",
         key=True,
     )
+    return problem._replace(input=name)
 
 
 def _start_at_root(spec: Input, value: Tree, location: Location) -> Tree:

@@ -115,8 +115,10 @@ def survey(
     source = find(request.recipe, ws.root)
     library = not is_path(request.recipe)
     known: dict[str, tuple[str, ...]] = {}
+    words = forced
     while True:
         plan = compile_request(ws, source, request, known)
+        forced = frozenset(plan.meant(words)) if words else words
         request = as_stored(ws, plan, request)
         ws.traces.expect(plan.recipe, len(plan.nodes))
         facts = collect_facts(ws, plan, request)

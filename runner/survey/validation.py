@@ -24,6 +24,7 @@ from ..planning.compile import compile_plan
 from . import code_warnings
 from .absent_files import absent_files
 from .caller_files import WorkspaceGlobs
+from .disk_names import as_disk
 from .imports import read_imports
 from .recipes import UsedRecipes, place_recipe
 
@@ -234,6 +235,7 @@ def _check_values(
             kind_of=inputs.kind_of,
             preset=preset,
             trial=trial,
+            as_disk=as_disk(root),
         )
     except Invalid as error:
         found = list(error.problems)

@@ -17,6 +17,7 @@ from runner.storage.remote.remote import Remote
 from runner.storage.signed import listed
 from runner.storage.sources import ask
 from runner.storage.workspace import Workspace
+from tests.bucket_keys import demand_all_or_a_refusal
 from tests.contract.artifact_store_contract import (  # noqa: F401
     clock,
     collector,
@@ -147,3 +148,9 @@ def test_a_signed_address_opens_its_object_for_everybody_and_no_other(
         pulling = Pulling(str(tmp_path / "other"), [(path, size, etag, wrong)], 1)
         pulling.work()
         assert pulling.problem == "the bucket answers 403 there"
+
+
+def test_of_any_keys_below_an_input_nothing_is_mixed_and_nothing_left_out_unsaid(
+    ceph: Ceph, tmp_path: Path
+) -> None:
+    demand_all_or_a_refusal(tmp_path / "work", ceph, ceph.bucket(), range(30))

@@ -21,6 +21,7 @@ from runner.storage.content.objects import Objects
 from runner.storage.remote import layout as remote_layout
 from runner.storage.remote.remote import Remote
 from runner.storage.remote.session import MissingObject
+from tests.bucket_keys import demand_all_or_a_refusal
 from tests.contract.artifact_store_contract import *  # noqa: F403
 from tests.contract.artifact_store_contract import file, key, name, names, noise, trace, tree
 from tests.servers.httpfaults import Fault, HttpFaults, Request
@@ -413,7 +414,7 @@ def test_many_small_objects_travel_at_once(
 ) -> None:
     """At least sixteen requests are under way together."""
     monkeypatch.setattr(remote_layout, "SMALL", 0)
-    content = tree(here, tmp_path, {f"{n}": noise(n, 1000) for n in range(40)})
+    content = tree(here, tmp_path, {f"{n}": noise(n, 1000) for n in range(30)})
     together, turn = threading.Event(), threading.Lock()
     waiting = 0
 
@@ -441,3 +442,14 @@ def test_a_bucket_is_made_once(moto: Moto) -> None:
         )
         assert there.make() and not there.make()
         assert there.create("marker", b"1") and there.read("marker") == b"1"
+
+
+def test_of_any_keys_below_an_input_nothing_is_mixed_and_nothing_left_out_unsaid(
+    moto: Moto, tmp_path: Path
+) -> None:
+    demand_all_or_a_refusal(tmp_path / "work", moto, moto.bucket(), range(30))
+
+
+def test_a_name_that_the_server_does_not_take_is_an_error_of_ours(raw: Bucket) -> None:
+    with pytest.raises(StoreError, match=r"put_object failed.*404"):
+        raw.bucket().write("odd\nname", b"x")

@@ -95,7 +95,7 @@ OWN = [
 ]
 
 
-HALVED = {"sft@1", "cpt@1", "dpo@1", "orpo@1", "reward@1", "classify@1"}
+HALVED = {"sft@1", "cpt@1", "dpo@1", "orpo@1", "reward@1", "classify@1", "embed@1"}
 """Whose smaller micro batch gives the same bits but for rounding: the others draw noise or answers for each batch."""
 
 

@@ -41,7 +41,7 @@ NEVER = {
     "run: [echo, 'a{{ inputs.layers }}{{ inputs.note }}']": "a list cannot",
     "run: ['{{ inputs.note }}']": "inputs.note is null here: this command has no words",
     "run: [echo, 'a{{ host.nope }}']": "host.nope",
-    "run: [echo], when: '{{ (inputs.layers | length) > 2 }}'": "there is no filter `length`",
+    "run: [echo], when: '{{ (inputs.layers | size) > 2 }}'": "there is no filter `size`",
     "run: [echo], when: '{{ steps.train.metrics.loss ~ 1 }}'": "`when` is text",
     "accelerate: {script: a.py, processes: '{{ inputs.cfg.a / 2 }}'}": "whole number",
     "accelerate: {script: a.py, args: {x: '{{ inputs.cfg }}'}}": "a mapping cannot",

@@ -423,3 +423,36 @@ def test_a_kill_at_any_request_to_the_bucket_costs_nothing_that_was_whole(
             note.unlink()
         at += 1
     assert at > 5
+
+
+ODD = ("sp ace.txt", " lead.txt", "a%20b.txt", "a b/+#?.txt", "e\u0301.txt")
+
+
+def test_keys_that_are_odd_names_arrive_at_a_host_as_they_are(bucket: Bucket, space: Space) -> None:
+    for name in ODD:
+        bucket.put(f"odd/{name}", name.encode())
+    recipe(space, "cd {{ inputs.data }} && grep -rc . . | LC_ALL=C sort")
+    space.run({"data": f"{bucket.address}/odd"}, settings=LOOPBACK)
+    assert space.read("o").splitlines() == sorted(f"./{name}:1" for name in ODD)
+    recipe(space, "cat {{ inputs.data }}")
+    space.run({"data": f"{bucket.address}/odd/sp ace.txt"}, settings=Settings(overwrite=True))
+    assert space.read("o") == "sp ace.txt"
+
+
+def test_keys_that_are_no_files_are_named_and_left_out_when_that_is_asked(
+    bucket: Bucket, space: Space
+) -> None:
+    for name in ("data", "data/x.txt", "data//y.txt", "data/../z.txt", "good.txt"):
+        with contextlib.suppress(bucket.moto.s3.exceptions.ClientError):
+            bucket.put(f"odd/{name}", name.encode())
+    for address, words in (
+        (f"{bucket.address}/odd", '"data//y.txt" has an empty name in it'),
+        (f"{bucket.address}/odd", '"data" is an object, and others are below it'),
+        (f"{bucket.address}/odd/data", "is an object, and there are others below"),
+    ):
+        for settings in (Settings(), LOOPBACK):
+            space.attempt({"data": address}, settings=settings)
+            assert space.summary is not None and words in str(space.summary.failed)
+    recipe(space, "ls {{ inputs.data }}", more=", only: ['good*']")
+    space.run({"data": f"{bucket.address}/odd"})
+    assert space.read("o") == "good.txt\n"

@@ -43,7 +43,7 @@ def test_a_command_that_may_work_is_valid(space: Space, step: dict[str, Any]) ->
     assert space.command("validate")[0] == 0
 
 
-def test_paths_that_differ_only_in_case_are_distinguished_in_the_message(space: Space) -> None:
+def test_paths_that_differ_only_in_case_are_two_files(space: Space) -> None:
     space.recipe(
         {
             "steps": {
@@ -52,10 +52,7 @@ def test_paths_that_differ_only_in_case_are_distinguished_in_the_message(space: 
             }
         }
     )
-    assert (
-        '"X" of "x" and "x" of "y" differ only in case: some disks take them for one file'
-        in space.command("validate")[1]
-    )
+    assert space.command("validate")[0] == 0
 
 
 def test_memory_that_no_machine_has_is_named_in_plain_numbers(space: Space) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 import runner
+from drivers import devices
 from runner.errors import CannotRun
 from runner.execution.terms import Settings
 from tests.support import Space, until
@@ -147,7 +148,7 @@ def test_accelerate_starts_a_process_for_each_gpu_of_the_step(space: Space, card
 
     with Workspace.open(space.root) as ws:
         there = Capacity(
-            ws.machine(), lambda: ws.devices, None, free=cast(Any, None)
+            ws.machine(), lambda: devices.here(ws.environ), None, free=cast(Any, None)
         )  # nothing is started
         assert [processes({}, {"host": there.seen(share)}) for share in (None, 1, 2, 0)] == [
             2,

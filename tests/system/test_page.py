@@ -64,18 +64,14 @@ def test_a_run_is_started_watched_and_cancelled_in_a_browser(rest: Rest, browser
         "[document.cookie, sessionStorage.token.length > 40]"
     ) == ["", True]
     page.click("#new")
-    page.wait_for_selector("#inputs [data-name]")
-    page.select_option("#recipe", "grow@1")
+    page.click(".card >> text=grow@1")
     page.fill("[data-name=title]", "Ann's run")
-    page.click("text=more inputs")
     page.fill("[data-name=rate]", "much")
+    assert "must be a number" in page.wait_for_selector("[data-wrong=rate]").inner_text()
     page.click("#go")
-    assert '"rate"' in page.wait_for_selector("#message").inner_text(), (
-        "what is wrong is shown, and nothing is stored"
-    )
+    assert page.evaluate("document.activeElement.id") == "input-rate", "nothing is stored"
     page.fill("[data-name=rate]", "0.25")
-    page.click("#plan")
-    assert "2 of 2 steps would run" in page.wait_for_selector("#planned p").inner_text()
+    assert "2 of 2 steps would run" in page.wait_for_selector("#tallied-steps").inner_text()
     page.click("#go")
     curve = "[data-metric=loss]"
     page.wait_for_selector(f"{curve} canvas")

@@ -14,8 +14,9 @@ import pytest
 from runner.errors import CannotRun, Invalid, Problem
 from runner.server import planner as planning
 from runner.server.answers import Refused
+from runner.server.market import Known
 from runner.server.planner import Planner
-from runner.server.recipes import AskedWhere, PlanView, checked, planned
+from runner.server.recipes import AskedPlan, PlanView, checked, planned
 from runner.server.room import ServedWorkspace
 
 
@@ -134,8 +135,8 @@ def allowed(root: Path, body: str) -> ServedWorkspace:
     return ServedWorkspace(root, os.environ)
 
 
-def plan(ws: ServedWorkspace, asked: AskedWhere) -> PlanView:
-    return planned(ws, checked(ws, asked), asked)
+def plan(ws: ServedWorkspace, asked: AskedPlan) -> PlanView:
+    return planned(ws, Known(), checked(ws, asked), asked)[0]
 
 
 LATE = """\
@@ -149,14 +150,14 @@ steps:
 def test_a_plan_over_rest_refuses_what_no_attempt_can_render(tmp_path: Path) -> None:
     ws = allowed(tmp_path / "space", LATE.replace("REPORT", "--layers={{ inputs.layers }}"))
     with pytest.raises(Invalid) as found:
-        plan(ws, AskedWhere(recipe="mine"))
+        plan(ws, AskedPlan(recipe="mine"))
     assert "a list cannot stand inside text" in found.value.problems[0].message
 
 
 def test_a_plan_over_rest_refuses_a_value_for_an_input_that_nothing_reads(tmp_path: Path) -> None:
     body = LATE.replace("REPORT", "{{ inputs.layers[0] }}")
     ws = allowed(tmp_path / "space", body)
-    assert [step.id for step in plan(ws, AskedWhere(recipe="mine")).steps] == ["train", "report"]
+    assert [step.id for step in plan(ws, AskedPlan(recipe="mine")).steps] == ["train", "report"]
     with pytest.raises(Invalid) as found:
-        plan(ws, AskedWhere(recipe="mine", inputs={"unread": 2}))
+        plan(ws, AskedPlan(recipe="mine", inputs={"unread": 2}))
     assert '"unread"' in found.value.problems[0].message

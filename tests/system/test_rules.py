@@ -334,7 +334,10 @@ def files(space: Space, scene: Mapping[str, Any]) -> None:
             "rows.jsonl",
             "".join(
                 json.dumps(
-                    {k: v * row.get("times", 1) if k == "completion" else v for k, v in row.items()}
+                    {
+                        k: v * row.get("times", 1) if k in ("completion", "negative") else v
+                        for k, v in row.items()
+                    }
                 )
                 + "\n"
                 for row in scene["rows"]

@@ -25,10 +25,13 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from drivers import cloud, sshlink
+from drivers import machine as machine_question
 from drivers.base import (
     Denied,
     DriverError,
     HostLost,
+    Lease,
     Need,
     NoCapacity,
     Rejected,
@@ -633,6 +636,104 @@ def test_a_login_that_never_stops_talking_is_rejected(tmp_path: Path) -> None:
                     await said(link, "true")
 
         run(meet())
+
+
+START_UPS = {
+    "reads a line": "read line",
+    "reads all": "cat >/dev/null",
+    "sleeps": "exec sleep 900",
+    "prints now and then": "while :; do echo busy; sleep 0.1; done",
+    "is another shell": "exec cat",
+}
+
+
+@pytest.mark.parametrize("does", START_UPS)
+def test_start_up_files_that_do_not_end_are_named_in_time_and_leave_the_other_hosts(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str
+) -> None:
+    monkeypatch.setattr(sshlink, "LOGIN", 1.0)
+    with Sshd(tmp_path / "sshd") as stuck:
+        (stuck.home / ".bashrc").write_text(START_UPS[does] + "\n")
+        known = tmp_path / "known"
+        known.write_text(server.known_hosts.read_text() + stuck.known_hosts.read_text())
+        settings = server.settings(
+            hosts=[stuck.address, server.address],
+            known_hosts=str(known),
+            identity=[str(server.identity), str(stuck.identity)],
+        )
+
+        async def meet() -> None:
+            driver = Ssh(**settings)
+            try:
+                offers = await driver.offers(Wish())
+            finally:
+                await driver.aclose()
+            assert [offer.id for offer in offers] == [server.address]
+            assert "start-up files" in driver.left_out[stuck.address]
+
+        run(meet(), limit=10)
+
+
+def test_a_rented_machine_whose_start_up_files_do_not_end_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sshlink, "LOGIN", 0.5)
+    monkeypatch.setattr(cloud, "BOOTING", 0.1)
+
+    async def alive(lease: Lease) -> None:
+        return None
+
+    with Sshd(tmp_path / "sshd") as stuck:
+        (stuck.home / ".bashrc").write_text("read line\n")
+        ways = {"trust": stuck.host_key, "login": stuck.identity.read_bytes()}
+
+        async def meet() -> None:
+            logins = cloud.Logins(cloud.Installation(b"secret", tmp_path), alive, AT_ONCE)
+            lease = Lease("rented", "1", "key")
+            assert await logins.open(lease, stuck.user, "127.0.0.1", stuck.port, **ways) is None
+            with pytest.raises(HostLost, match="start-up files"):
+                await logins.open(lease, stuck.user, "127.0.0.1", stuck.port, **ways)
+
+        run(meet(), limit=10)
+
+
+def test_what_is_sent_to_a_command_is_not_read_by_the_start_up_files(tmp_path: Path) -> None:
+    with Sshd(tmp_path / "sshd") as machine:
+        (machine.home / ".bashrc").write_text("read -t 0.3 line\n")
+
+        async def words() -> AsyncIterator[bytes]:
+            yield b"one\ntwo\n"
+
+        async def meet() -> None:
+            async with linked(route(machine)) as link:
+                said = b"".join([data async for data in link.call(("cat",), words())])
+                assert said == b"one\ntwo\n"
+
+        run(meet())
+
+
+def test_an_nvidia_smi_that_does_not_end_costs_its_gpus_and_not_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        machine_question, "SCRIPT", machine_question.SCRIPT.replace("sleep 6", "sleep 1")
+    )
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA A100, 40960'; exec sleep 30\n")
+    program.chmod(0o755)
+    with Sshd(tmp_path / "sshd") as server:
+        (server.home / ".bashrc").write_text(f"PATH={tmp_path}:$PATH\n")
+
+        async def meet() -> None:
+            driver = Ssh(**server.settings())
+            try:
+                (offer,) = await driver.offers(Wish())
+                assert offer.resources.gpus == 0
+                assert list(await driver.offers(Wish(Need(gpus=1)))) == []
+            finally:
+                await driver.aclose()
+
+        run(meet(), limit=10)
 
 
 # --- a server that means us harm

@@ -133,3 +133,16 @@ def test_steps_of_a_sweep_are_found_by_the_names_that_they_have_in_the_recipe(
     assert code == 0 and "lr=" in out and "rank=4,8" in out
     code, _, err = space.command("why", "nothing")
     assert code == 3 and "has no step" in err
+
+
+def test_steps_of_a_sweep_are_asked_for_by_the_names_that_people_know(sweeps: Said) -> None:
+    space, _ = sweeps
+    words = ("sweep", "configs/train.yaml", "data=given/d.txt", "lr=1,2", "rank=4,8")
+    assert space.command(*words)[0] == 0
+    code, out, said = space.command(*words, "-R", "train", "-n")
+    assert code == 0 and out.count("forced") == 4, said
+    assert "prep" in space.command(*words, "-R", "prep", "-n")[1].partition("forced")[0]
+    for flag in ("--until", "--only"):
+        assert space.command(*words, flag, "train")[0] == 0
+    code, _, said = space.command(*words, "--only", "trian")
+    assert code == 3 and "did you mean" in said and "train" in said

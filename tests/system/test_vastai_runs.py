@@ -223,6 +223,18 @@ def test_a_machine_with_fewer_gpus_than_were_sold_is_given_back_and_the_next_is_
     assert ours(real)[before:].count("destroyed") == ours(real)[before:].count("created") >= 2
 
 
+def test_a_machine_whose_gpu_is_wedged_is_given_back_and_the_next_is_rented(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rents(space, real, monkeypatch)
+    space.recipe("steps:\n  s: {run: 'echo > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    before = len(ours(real))
+    real.ask("/_faults", "boot=0.1,wedged=once")
+    code, _, said = space.command("run", "--driver", "vastai")
+    assert code == 0 and "nvidia-smi did not answer" in said, said
+    assert ours(real)[before:].count("destroyed") == ours(real)[before:].count("created") == 2
+
+
 def test_a_step_with_an_image_runs_on_a_machine_of_it_and_one_with_another_image_on_another(
     space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

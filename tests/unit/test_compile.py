@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 
@@ -31,6 +32,7 @@ def plan(
     *,
     preset: str | None = None,
     globs: Mapping[str, tuple[str, ...]] | None = None,
+    as_disk: Callable[[str], str] = str,
     **used: str,
 ) -> Plan:
     """Compile; `used` are other recipes, `inner` under the name `./inner.yaml`."""
@@ -50,6 +52,7 @@ def plan(
             kind_of=inputs.kind_of,
             preset=preset,
             trial=trial,
+            as_disk=as_disk,
         )
     except Invalid as error:
         found = list(error.problems)
@@ -296,7 +299,6 @@ def test_an_output_may_not_lie_in_our_own_folder() -> None:
     [
         ("x.txt", "x.txt"),
         ("x.txt", "./x.txt"),
-        ("x.txt", "X.txt"),
         ("x/", "x/y.txt"),
         ("x/y/z", "x"),
         ("{{ inputs.n }}", "x"),
@@ -977,3 +979,41 @@ def test_a_wrong_name_is_one_problem_of_a_matrix(rest: str, wrong: str) -> None:
 def test_an_output_whose_path_is_null_is_said() -> None:
     text = 'recipe: r@1\nsteps:\n  t: {matrix: {v: [a, null]}, run: [echo], outputs: {o: "{{ matrix.v }}"}}\n'
     assert problem(text).message == 'output "o" of "t" is null'
+
+
+CASES = """
+steps:
+  x: {matrix: {s: [A, a, "\\u00e9", "e\\u0301"]}, run: 'echo > "{{ outputs.o }}"', outputs: {o: "o/{{ matrix.s }}"}}
+"""
+
+
+def test_names_that_differ_in_case_are_two_files_where_the_disk_tells_them_apart() -> None:
+    assert len(plan(CASES).nodes) == 4
+    (found,) = problems(CASES, as_disk=lambda path: normalize("NFC", path).casefold())
+    assert "are one file on this disk, which ignores case" in found.message and "A" in found.message
+
+
+def test_deps_take_what_steps_make() -> None:
+    made = plan("""
+inputs: {n: {type: integer, default: 3}}
+steps:
+  parts: {matrix: {i: "{{ inputs.n | range }}"}, run: 'echo > "{{ outputs.o }}"', outputs: {o: "p/{{ matrix.i }}"}}
+  d: {run: 'echo > "{{ outputs.d }}/x"', outputs: {d: d/}}
+  all: {run: 'cat p/*', deps: ["{{ steps.parts.o }}"]}
+  one: {run: 'cat d/x', deps: ["{{ steps.d.d }}/x"]}
+  some: {run: 'cat d/*', deps: [{glob: "{{ steps.d.d }}/*.txt"}]}
+  count: {run: [echo, "{{ steps.parts.o | length }}"], when: "{{ (steps.parts.o | length) == inputs.n }}"}
+""")
+    names = {node.id: [each.name for each in node.upstream] for node in made.nodes}
+    assert names["all"] == ["p/0", "p/1", "p/2"]
+    assert names["one"] == names["some"] == ["d"]
+    assert not made.nodes[made.index["count"]].flags & SKIP
+
+
+def test_deps_know_no_metrics() -> None:
+    found = problem("""
+steps:
+  a: {run: [echo], metrics: true, outputs: {o: a}}
+  b: {run: [echo], deps: ["{{ steps.a.metrics.loss }}"]}
+""")
+    assert found.code == "late-name"

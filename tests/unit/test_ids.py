@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.planning.axes import encoded
-from runner.planning.ids import names, readable, stored
+from runner.planning.ids import encoded, names, readable, stored
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=3))
@@ -48,3 +50,42 @@ def test_a_step_is_meant_by_its_own_words_and_those_of_what_it_is_an_instance_or
     id: str, words: set[str]
 ) -> None:
     assert names(id) == words
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9_-]{0,5}", fullmatch=True),
+        st.one_of(
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+            st.integers(-99, 99),
+            st.booleans(),
+            st.none(),
+            st.lists(st.integers(0, 9), max_size=2),
+            st.dictionaries(st.sampled_from("xy"), st.integers(0, 3), max_size=2),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+@example({"n": 10, "name": "rf"})
+@example({"n": "10", "name": "a,b]"})
+@example({"a.b": 1})
+@example({"long": "x" * 100})
+def test_a_mapping_is_typed_name_by_name_or_as_json(tree: dict[str, Any]) -> None:
+    id = f"t[m={encoded(tree)},fold=0]"
+    seen = readable(id)
+    assert stored(seen) == id or stored(seen) in names(id)
+    assert stored(f"t[m={json.dumps(tree)},fold=0]") == id
+
+
+def test_names_of_a_mapping_come_in_any_order() -> None:
+    id = f"t[m={encoded({'name': 'rf', 'n': 10})},fold=0]"
+    assert readable(id) == "t[m.n=10,m.name=rf,fold=0]"
+    assert stored("t[m.name=rf,m.n=10,fold=0]") == id
+    assert stored('t[m={"name": "rf", "n": 10},fold=0]') == id
+
+
+def test_the_end_of_a_long_value_is_enough() -> None:
+    id = f"s[m={encoded({'text': 'x' * 100})}]/t"
+    assert len(readable(id)) < 30
+    assert stored(readable(id)) in names(id)

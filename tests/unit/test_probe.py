@@ -93,6 +93,15 @@ def test_a_card_that_cannot_be_used_is_not_no_card() -> None:
     assert machine.resources(machine.facts(broken)).gpus == 0
 
 
+def test_an_nvidia_smi_that_does_not_end_is_a_fault_of_the_host() -> None:
+    (finding,) = of("gpus", WHOLE + b"hung=nvidia-smi\n")
+    assert (finding.state, finding.found) == ("missing", "nvidia-smi did not answer within 6 s")
+    assert "reboot" in finding.advice
+    told = machine.facts(WHOLE + b"hung=nvidia-smi\n")
+    assert machine.resources(told).gpus == 0
+    assert machine.less(Resources(gpus=2), Need(), told) == machine.HUNG
+
+
 def test_an_engine_that_is_installed_and_does_not_answer_is_said_in_its_words() -> None:
     (finding,) = of(
         "docker", without(b"docker") + b"docker=no permission denied while trying to connect\n"

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from drivers import install_line
+from runner.api.sweeps import Range, Space
 from runner.errors import CannotRun
 from runner.interface import search
 from runner.interface.search import Trial
-from runner.interface.sweeps import Range, Space
 
 PLANE = Space({"x": Range(-10, 10, False, False), "y": Range(-5, 5, False, False)}, {})
 

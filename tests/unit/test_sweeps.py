@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from runner.api import sweeps
 from runner.errors import Invalid
-from runner.interface import sweeps
 from runner.language import document, parse
 
 TEXT = """
@@ -170,3 +170,20 @@ def test_every_mistake_of_a_range_is_reported_at_once() -> None:
     assert problems(given={"lr": "0.1..1", "data": "d"}) == [
         'error: "lr" is a range, from which only a search takes values (add --tpe 30, or write values)'
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('"a,b",c', ["a,b", "c"]),
+        (r"a\,b, c", ["a,b", "c"]),
+        ('say "x",b', ['say "x"', "b"]),
+        (r"C:\x,D:\y", ["C:\\x", "D:\\y"]),
+        (r'"a\"b",c\\', ['a"b', "c\\\\"]),
+        ("a,", ["a", ""]),
+        ('"a,b"', ["a,b"]),
+        ('"a"x,b', ['"a"x', "b"]),
+    ],
+)
+def test_a_value_of_a_sweep_may_have_a_comma(text: str, values: list[str]) -> None:
+    assert sweeps._parts(text) == values

@@ -39,6 +39,19 @@ CALLED: Final[dict[str, tuple[str, ...]]] = {
     "messages": ("conversation", "conversations", "chat", "dialogue", "dialog"),
     "text": ("content", "document", "body", "sentence", "review"),
     "label": ("labels", "intent", "category", "class", "sentiment"),
+    "anchor": ("query", "question", "sentence1", "sentence_1", "sentence_A", "premise", "text1"),
+    "positive": (
+        "document",
+        "passage",
+        "answer",
+        "pos",
+        "sentence2",
+        "sentence_2",
+        "sentence_B",
+        "entailment",
+        "text2",
+    ),
+    "negative": ("neg", "hard_negative", "negative_1", "contradiction", "sentence3"),
 }
 """What columns of data sets are called elsewhere, the likeliest first, by the names that trainers look for."""
 
@@ -88,6 +101,7 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
     lengths = _lengths(rows, model) if limit else None
     if lengths is not None and limit:
         found["longest"] = max(lengths, default=0)
+        found["longest_text"] = _longest_text(rows, model)
         found["truncated"] = round(
             100 * sum(length > limit for length in lengths) / max(1, len(lengths)), 1
         )
@@ -197,16 +211,9 @@ def _rows(file: Path, most: int) -> list[dict[str, Any]]:
 
 def _lengths(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int] | None:
     """Tokens of each row; None where they cannot be counted here."""
-    if model is None or not (model / "tokenizer.json").is_file():
+    tokenizer = _tokenizer(model)
+    if tokenizer is None:
         return None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        return None
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    # A file may have been saved with both; transformers resets them with each call.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
 
     def count(values: Iterable[object]) -> int:
         return len(
@@ -225,6 +232,30 @@ def _lengths(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int]
         max(count([*common, answer]) for answer in each)
         for common, each in zip(rest, answers, strict=True)
     ]
+
+
+def _longest_text(rows: Sequence[Mapping[str, Any]], model: Path | None) -> int | None:
+    """Tokens of the longest text in a column of its own; None where they cannot be counted here."""
+    tokenizer = _tokenizer(model)
+    texts = {value for row in rows for value in row.values() if isinstance(value, str)}
+    if tokenizer is None or not texts:
+        return None
+    return max(len(tokenizer.encode(text).ids) for text in sorted(texts, key=len)[-ROWS:])
+
+
+def _tokenizer(model: Path | None) -> Any:
+    """The tokenizer of a model here; None where there is none, or no package that reads it."""
+    if model is None or not (model / "tokenizer.json").is_file():
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    # A file may have been saved with both; transformers resets them with each call.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 _LEARNT: Final = (

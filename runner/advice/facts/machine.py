@@ -14,14 +14,20 @@ from ..rules import Facts
 from ..tool_settings import Unknown
 from . import GB
 
-SCRIPT: Final = r"""
+PATIENCE: Final = 20.0
+"""Seconds in which this machine says what it has."""
+SCRIPT: Final = (
+    r"""
 df -Pk /dev/shm 2>/dev/null | { read -r _; read -r _ total _ && echo "shm=$((total * 1024))"; }
-nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | while read -r line; do echo "capability=$line"; done
-nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | while read -r line; do echo "gpu_driver=$line"; done
-nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'
+smi capability= --query-gpu=compute_cap --format=csv,noheader
+smi gpu_driver= --query-gpu=driver_version --format=csv,noheader
+"""
+    + driven.CUDA
+    + r"""
 { env; tr '\000' '\n' </proc/1/environ; } 2>/dev/null | sed -n 's/^VAST_CONTAINERLABEL=.*/rented=vast/p; s/^RUNPOD_POD_ID=.*/rented=runpod/p'
 [ -e "$HOME/.no_auto_tmux" ] && echo no_tmux=yes
 """
+)
 """Follows the question of `drivers.machine`: what rules ask of a host besides its sizes."""
 
 
@@ -72,8 +78,12 @@ def here(root: Path) -> dict[str, object]:
     """The facts of this machine; `root` is where its disk is looked at."""
     import subprocess
 
-    done = subprocess.run(driven.question(str(root), SCRIPT), capture_output=True, timeout=30)
-    return facts("this machine", done.stdout)
+    question = driven.question(str(root), SCRIPT)
+    try:
+        said = subprocess.run(question, capture_output=True, timeout=PATIENCE).stdout
+    except subprocess.TimeoutExpired:
+        raise Unknown(f"this machine did not say what it has within {PATIENCE:g} s") from None
+    return facts("this machine", said)
 
 
 async def ask(driver: Any) -> dict[str, object]:

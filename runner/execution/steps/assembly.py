@@ -27,6 +27,7 @@ from .commands import CommandBuilder
 from .commit import GroupCommit
 from .control import Handover, Stopper
 from .diagnosis import Diagnosis
+from .diverging import DivergedLosses
 from .early import EarlyStops
 from .ending import Ender
 from .environments import StepEnvironments
@@ -164,6 +165,7 @@ def assemble(
 
     early_stops = EarlyStops(ws, steps, schedule, commits, running, bell, options.stop_early)
     health = HealthChecks(steps, running, hooks)
+    diverged = DivergedLosses(ws, commits, groups, running, bell)
     numbers = TrainingNumbers(survey, groups, running)
     sink = telemetry(ws, commits.run, survey, commits.say)
     chunks = Chunks(ws, commits, running, in_background, sink)
@@ -188,8 +190,9 @@ def assemble(
         smaller_inputs,
         growth,
         early_stops,
+        diverged,
         environments,
-        Diagnosis(pool, environments, stopper, early_stops, health, commits.masker),
+        Diagnosis(pool, environments, stopper, early_stops, health, diverged, commits.masker),
         FailureHints(ws, steps, environments),
         AttemptRecords(ws.objects, commits, environments, numbers, chunks, tidying),
         tidying,
@@ -212,6 +215,7 @@ def assemble(
         numbers=numbers,
         silences=Silences(ws, commits, pool),
         early_stops=early_stops,
+        diverged=diverged,
         health=health,
         environments=environments,
         hooks=hooks,

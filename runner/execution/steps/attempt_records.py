@@ -40,9 +40,12 @@ class AttemptRecords:
 
     def close_numbers(
         self, id: str, attempt: Attempt, last: Mapping[str, object] = MappingProxyType({})
-    ) -> None:
-        """Store the numbers that an attempt reported `last`, or those of its file."""
-        self._numbers.over(id, attempt, last)
+    ) -> str:
+        """Store the numbers that an attempt reported `last`, or those of its file.
+
+        Returns which loss was no number, in words; empty where none was.
+        """
+        return self._numbers.over(id, attempt, last)
 
     def keep_log(self, id: str, attempt: Attempt) -> str:
         """Keep what an attempt printed and measured.  Returns the path of its log, if it has one.

@@ -117,6 +117,14 @@ def words(tail: bytes) -> bytes:
     return launcher.sub(b"", tail)
 
 
+def executable(path: Path) -> bool:
+    """Whether a file's mode lets it be executed, on any disk."""
+    try:
+        return path.is_file() and bool(path.stat().st_mode & 0o111)
+    except OSError:
+        return False
+
+
 def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
     """Delete the files beside an attempt that its step replaced by a pipe, a device or a folder.
 

@@ -18,6 +18,7 @@ from ...storage import metrics
 from . import attempt_result
 from .attempt import Attempt
 from .control import Stopper
+from .diverging import NAN, DivergedLosses
 from .early import EarlyStops
 from .environments import StepEnvironments
 from .failing import Cause
@@ -38,10 +39,12 @@ class Diagnosis:
         stopper: Stopper,
         early_stops: EarlyStops,
         health: HealthChecks,
+        diverged: DivergedLosses,
         masker: Masker,
     ) -> None:
         self._pool, self._environments, self._stopper = pool, environments, stopper
-        self._early_stops, self._health, self._masker = early_stops, health, masker
+        self._early_stops, self._health = early_stops, health
+        self._diverged, self._masker = diverged, masker
         self._unwatched: Counter[str] = Counter()  # attempts whose agent was killed, by step
 
     async def cause_of(self, id: str, attempt: Attempt, end: End) -> Cause | None:
@@ -75,6 +78,9 @@ class Diagnosis:
         limit = self._limit()
         if limit is not None:
             return limit
+        diverged = self._diverged.words_of(attempt)
+        if diverged and attempt.spec.ends_on_nan:
+            return Cause(NAN, diverged)
         if end.detail:
             attempt.place.ending(end.detail)
         leaving = [place for place in attempt.place.members if place.leaving]

@@ -9,7 +9,7 @@ from typing import Final
 
 from drivers.base import DriverError, Exit, HostLost
 
-from ...errors import Invalid, RecipeError
+from ...errors import Infrastructure, Invalid, RecipeError
 from ...hosts.place.host_task import TaskResult
 from ...hosts.place.spare_dirs import Scrap
 from ...logs import Log
@@ -30,6 +30,7 @@ from .attempt_records import AttemptRecords
 from .bell import Bell
 from .commit import GroupCommit
 from .diagnosis import Diagnosis, error_of
+from .diverging import NAN, DivergedLosses
 from .early import EarlyStops
 from .environments import StepEnvironments
 from .failing import Cause, Evidence, Failures
@@ -63,6 +64,7 @@ class Ender:
         smaller_inputs: SmallerInputs,
         growth: PlanGrowth,
         early_stops: EarlyStops,
+        diverged: DivergedLosses,
         environments: StepEnvironments,
         diagnosis: Diagnosis,
         hints: FailureHints,
@@ -74,7 +76,8 @@ class Ender:
         self._ws, self._steps, self._schedule, self._commits = ws, steps, schedule, commits
         self._running, self._failures, self._machines = running, failures, machines
         self._orphans, self._publisher, self._smaller_inputs = orphans, publisher, smaller_inputs
-        self._growth, self._early_stops, self._environments = growth, early_stops, environments
+        self._growth, self._early_stops, self._diverged = growth, early_stops, diverged
+        self._environments = environments
         self._diagnosis, self._hints, self._records = diagnosis, hints, records
         self._tidying, self._scrap, self._bell = tidying, scrap, bell
 
@@ -136,7 +139,13 @@ class Ender:
         crashpoint("outputs-stored")
         values = self._values_of(id, attempt)
         warnings = self._warnings_of(attempt)
-        self._records.close_numbers(id, attempt, values)
+        diverged = self._records.close_numbers(id, attempt, values)
+        if diverged:
+            with contextlib.suppress(Infrastructure):  # the warning stays
+                self._diverged.tell(id, attempt, diverged)
+            if attempt.spec.ends_on_nan:
+                return self._fail(id, attempt, Cause(NAN, diverged), exit)
+            warnings.append(diverged)
         self._say_if_went_back(id, attempt)
         made = Made(True, result.outputs, values)
         self._steps.set_made(attempt.number, made)
@@ -233,7 +242,9 @@ class Ender:
         """Keep what a failed attempt printed and wrote, with what helps to mend it."""
         tail = attempt_result.tail(attempt.last_log, self._commits.masker)
         warnings = self._warnings_of(attempt)
-        self._records.close_numbers(id, attempt)
+        diverged = self._records.close_numbers(id, attempt)
+        if diverged:
+            warnings.append(diverged)
         if _is_kept(attempt):
             return self._keep_for_next(id, attempt, cause, tail)
         if cause.reason == "disk":

@@ -10,7 +10,7 @@ from ...planning import causes
 from ...storage.workspace import Workspace
 from ...survey import imports
 from ...survey.env_files import EnvFiles
-from . import hints
+from . import attempt_result, hints
 from .attempt import Attempt
 from .environments import StepEnvironments
 from .failing import Cause
@@ -69,6 +69,7 @@ class FailureHints:
             self._environments.container_image(spec, place),
             place.elsewhere,
             given_files=bool(attempt.directory.objects or attempt.directory.links),
+            executable=lambda path: attempt_result.executable(self._ws.root / path),
         )
         dotenv = EnvFiles(self._ws.own).names(".env")
         return hints.fix(exit, tail, spec, ran, self._ws.environ, dotenv)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 from drivers.base import Exit
@@ -41,6 +41,8 @@ class Ran(NamedTuple):
     """Empty for this machine."""
     given_files: bool = False
     """Whether it was given files that are read-only: more than small copies."""
+    executable: Callable[[str], bool] = lambda _path: False
+    """Whether the mode of a file of the workspace lets it be executed."""
 
 
 def fix(
@@ -76,6 +78,8 @@ def fix(
         )
     if exit.code == 126 and (found := re.search(_DENIED, log)):
         program = found[1].removeprefix("./")
+        if ran.executable(program):
+            return _no_exec(program, ran)
         return f"{program} is not executable: `chmod +x {program}`, or call it with its interpreter, as in `sh {program}`"
     if ran.given_files and re.search(_REFUSED, log):
         return (
@@ -85,6 +89,19 @@ def fix(
     if exit.code == 127 and (found := re.search(_ABSENT, log)):
         return _absent_program(found[1], ran)
     return ""
+
+
+def _no_exec(program: str, ran: Ran) -> str:
+    other = (
+        "name a `root` on another disk in the driver's settings"
+        if ran.host
+        else "move the workspace to another disk"
+    )
+    where = f" on {ran.host}" if ran.host else ""
+    return (
+        f"{program} is executable, and the disk of the step's directory{where} runs no programs (it is mounted noexec): {other}, "
+        f"or call it with its interpreter, as in `sh {program}`"
+    )
 
 
 def _made_ahead(path: str, spec: StepSpec) -> bool:

@@ -25,6 +25,7 @@ from .bell import Bell
 from .chunks import Chunks
 from .commit import GroupCommit
 from .control import Stopper
+from .diverging import DivergedLosses
 from .early import EarlyStops
 from .ending import Ender
 from .environments import StepEnvironments
@@ -75,6 +76,7 @@ class Owners:
     numbers: TrainingNumbers
     silences: Silences
     early_stops: EarlyStops
+    diverged: DivergedLosses
     health: HealthChecks
     environments: StepEnvironments
     hooks: HostHooks
@@ -249,7 +251,8 @@ class Loop:
             own.stopper.poll_requests()
             self.commits.let_go()
             own.chunks.tick()
-            own.numbers.tick()
+            for id, words in own.numbers.tick().items():
+                own.diverged.tell(id, own.running[id], words)
             own.silences.look()
         if self._tick:
             self._tick()

@@ -220,15 +220,16 @@ def _state_folders(attempt: Attempt) -> list[StateFolder]:
         return []
     folders = [
         StateFolder(
-            name,
-            path,
-            generation.folder(name),
-            f"states/{generation.id}/{name}",
-            pattern,
-            every,
-            keep,
+            state.name,
+            state.path,
+            generation.folder(state.name),
+            f"states/{generation.id}/{state.name}",
+            state.checkpoint,
+            state.every,
+            state.keep,
+            state.every_steps,
         )
-        for name, path, pattern, every, keep, _shared in attempt.spec.state
+        for state in attempt.spec.state
     ]
     for folder in folders:
         folder.here.mkdir(parents=True, exist_ok=True)

@@ -154,6 +154,11 @@ class RunSchedule:
         states = self._scheduler.states()
         return {id: state for id, state in states.items() if state not in FINAL}
 
+    def skipped(self) -> list[str]:
+        """The steps that are SKIPPED."""
+        states = self._scheduler.states()
+        return [id for id, state in states.items() if state is State.SKIPPED]
+
     @property
     def counts(self) -> dict[str, int]:
         """How many steps are in each state that occurs."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from ...errors import RecipeError
-from ...hosts.place.checkpoint_sync import EVERY, SETTLE
+from ...hosts.place.checkpoint_sync import SETTLE, period
 from ...planning.fingerprint import World
 from ...planning.step import StateSpec, StepSpec
 from ...storage import checkpoints
@@ -22,6 +23,10 @@ from .commit import GroupCommit
 
 FIRST: Final = 1.0
 """Seconds until the first look at a training, which may have resumed from a checkpoint that the store lacks."""
+
+
+_Found: TypeAlias = "Mapping[str, tuple[str, tuple[object, ...]]]"
+"""The newest checkpoint of each state, by its name, and what the disk says of its files."""
 
 
 class SharedStates:
@@ -121,20 +126,45 @@ class _CheckpointSender:
     ) -> None:
         self._cache, self._commits, self._id = cache, commits, id
         self._generation, self._states = generation, states
-        self._sent: Mapping[str, tuple[str, tuple[object, ...]]] = {}
+        self._sent: _Found = {}
         self._key = checkpoints.key(spec, world, id)
 
     async def rounds(self) -> None:
         """Look as often as the recipe says; what is the same at two looks is whole."""
-        every = min((state.every or EVERY for state in self._states), default=EVERY)
+        every = min(period(state.every, state.every_steps) for state in self._states)
         await asyncio.sleep(min(FIRST, every))
         while True:
-            before = await asyncio.to_thread(self._look)
-            if before != self._sent:
-                await asyncio.sleep(min(SETTLE, every))
-                if before == await asyncio.to_thread(self._look):
-                    await self._put(before)
-            await asyncio.sleep(every)
+            began = time.monotonic()
+            await self._send_new(min(SETTLE, every))
+            await asyncio.sleep(max(0.0, began + every - time.monotonic()))
+
+    async def _send_new(self, settle: float) -> None:
+        """Put what is new into the store.  A newer checkpoint that comes meanwhile keeps none from going there."""
+        while True:
+            found = await asyncio.to_thread(self._look)
+            if not self._is_due(found):
+                return
+            await asyncio.sleep(settle)
+            if await asyncio.to_thread(self._is_unchanged, found):
+                return await self._put(found)
+
+    def _is_due(self, found: _Found) -> bool:
+        """Whether the store lacks one of these, and is to have it by what the recipe says of steps."""
+        steps = {state.name: state.every_steps for state in self._states}
+        return any(
+            self._sent.get(state) != (name, files)
+            and checkpoints.is_due(name, self._names(state), steps[state])
+            for state, (name, files) in found.items()
+        )
+
+    def _names(self, state: str) -> Sequence[str]:
+        """The checkpoint of a state that the store has."""
+        return [self._sent[state][0]] if state in self._sent else []
+
+    def _is_unchanged(self, found: _Found) -> bool:
+        return all(
+            _seen(self._folder(state) / name) == files for state, (name, files) in found.items()
+        )
 
     async def last_round(self) -> None:
         """The last one: nothing is being written any more."""
@@ -142,7 +172,7 @@ class _CheckpointSender:
         if found != self._sent:
             await self._put(found)
 
-    async def _put(self, found: Mapping[str, tuple[str, tuple[object, ...]]]) -> None:
+    async def _put(self, found: _Found) -> None:
         from ...storage.remote import states as remote_states
 
         names = {state: name for state, (name, _) in found.items()}
@@ -162,7 +192,7 @@ class _CheckpointSender:
         """The newest whole checkpoint of each state, and what the disk says of its files."""
         found = {}
         for state in self._states:
-            folder = self._generation.folder(state.name)
+            folder = self._folder(state.name)
             name = (
                 checkpoints.newest(folder, state.checkpoint, thorough=False).name
                 if state.checkpoint is not None
@@ -171,6 +201,9 @@ class _CheckpointSender:
             if name is not None and (seen := _seen(folder / name)):
                 found[state.name] = (name, seen)
         return found
+
+    def _folder(self, state: str) -> Path:
+        return self._generation.folder(state)
 
 
 def _seen(path: Path) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from ...hosts.place.place import Place
 from ...hosts.pool import HostPool
 from ...storage.workspace import Workspace
 from ..reporting import log_remote
+from .alerts import raise_alert
 from .commit import GroupCommit
 
 MINUTES: Final = 5.0
@@ -57,13 +58,8 @@ class Silences:
             self._told.discard(place.name)
 
     def _alert(self, name: str, words: str, instance: str) -> None:
-        """To webhooks and chats, the console and the log."""
-        runs, run, now = self._ws.store.runs, self._commits.run, time.time()
-        if (letters := self._ws.letters) is not None:
-            id = f"{run}-{name}-{now:.0f}"
-            runs.outbox.post(run, letters.alert(runs.get(run), name, id, now, words))
-        self._commits.say(words)
-        log_remote(self._ws, run, self._pool.name, instance, name)
+        raise_alert(self._ws, self._commits, name, words)
+        log_remote(self._ws, self._commits.run, self._pool.name, instance, name)
 
 
 def _minutes(seconds: float) -> str:

@@ -54,11 +54,12 @@ class Tidying:
     def tidy(self, attempt: Attempt, *, success: bool) -> None:
         """Keep the directory of a failed attempt and its states; delete the rest once the trace is stored."""
         spec, path = attempt.spec, attempt.directory.path
-        for name, _path, pattern, _every, keep, _shared in spec.state:
+        for state in spec.state:
             if attempt.state is not None:
                 from ...storage import checkpoints
 
-                checkpoints.prune(attempt.state.folder(name), pattern, keep)
+                folder = attempt.state.folder(state.name)
+                checkpoints.prune(folder, state.checkpoint, state.keep)
         if success:
             # Not before the trace is stored: until then a worker that comes after us has to find all of it.
             self.commits.after_flush(functools.partial(self._forget, attempt))

@@ -32,23 +32,31 @@ class TrainingNumbers:
         self._steps: dict[str, _Reports] = {}
         self._due = 0.0
 
-    def tick(self) -> None:
-        """Look once a second at what running steps report, and have it stored if there is anything new."""
+    def tick(self) -> Mapping[str, str]:
+        """Look once a second at what running steps report, and have it stored if it is new.
+
+        Returns which loss is no number, in words, by the id of its step.
+        """
         now = time.monotonic()
         if now < self._due:
-            return
+            return {}
         self._due = now + EVERY
         for id, attempt in self._running.items():
             self._look(id, attempt)
+        found = {id: self._steps[id].diverged for id in self._running if id in self._steps}
+        return {id: words for id, words in found.items() if words}
 
-    def over(self, id: str, attempt: Attempt, last: Mapping[str, object]) -> None:
-        """An attempt is over: have stored what it reported `last`, or what its file says if that is not known."""
+    def over(self, id: str, attempt: Attempt, last: Mapping[str, object]) -> str:
+        """An attempt is over: store what it reported `last`, or what its file says.
+
+        Returns which loss was no number, in words; empty where none was.
+        """
+        self._look(id, attempt)
         if last:
             self._reports(id, attempt).take([last])
             self._store(id)
-        else:
-            self._look(id, attempt)
-        self._steps.pop(id, None)
+        reports = self._steps.pop(id, None)
+        return reports.diverged if reports is not None else ""
 
     def _look(self, id: str, attempt: Attempt) -> None:
         if self._how(id) is not None and self._reports(id, attempt).read():
@@ -67,7 +75,9 @@ class TrainingNumbers:
         if reports is None or reports.attempt != attempt.name:
             how = self._how(id)
             pattern = how.pattern if how is not None else None
-            path = attempt.log if pattern else f"{attempt.directory.path}.metrics"
+            path = attempt.log if pattern else attempt.metrics_file
+            if how is not None and how.file and not attempt.place.elsewhere:
+                path = f"{attempt.directory.path}/{how.file}"
             masker = self._groups.commits.masker
             total = training_length(self._found, id)
             reports = self._steps[id] = _Reports(attempt.name, path, masker, total, pattern)
@@ -86,6 +96,8 @@ class _Reports:
         self._read = 0
         self._values: dict[str, float] = {}
         self._warnings: dict[str, None] = {}
+        self.diverged = ""
+        """The first loss that was no number, in words."""
         self._first: tuple[float, float] | None = None  # a step, and when it was seen
         self._last: tuple[float, float] | None = None
 
@@ -140,6 +152,9 @@ class _Reports:
         before, warned = dict(self._values), len(self._warnings)
         for point in points:
             shown = self._masker.value(point) if self._masker else point
+            if not self.diverged and (words := metrics.diverged(shown)):
+                self.diverged = words
+                self._warn(words)
             for name, value in shown.items():
                 if is_number(value) and abs(value) < LARGEST:
                     self._values[name] = value

@@ -52,6 +52,11 @@ Listing: TypeAlias = Mapping[str, tuple[int, int]]
 LINK = -1
 
 
+def period(every: float | None, steps: int | None) -> float:
+    """Seconds between two looks for a new checkpoint, of a state that is copied `every` so many seconds or steps."""
+    return every or (EVERY if steps is None else SETTLE)
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """What is below a folder, and the room on its disk, bytes."""
@@ -149,7 +154,7 @@ class CheckpointSync:
 
     async def _rounds(self, state: StateFolder) -> None:
         while True:
-            await self._pause(state.every or EVERY)
+            await self._pause(period(state.every, state.every_steps))
             await self._round(state)
 
     async def _round(self, state: StateFolder, *, over: bool = False, tries: int = 1) -> None:
@@ -234,6 +239,7 @@ class CheckpointSync:
         )
         good: list[str] = []
         failed: list[Exception] = []
+        copied = set(whole)
         for name, before in zip_longest(names, names[1:], fillvalue=""):
             if state.keep is not None and len(good) >= max(1, state.keep):
                 break
@@ -242,6 +248,8 @@ class CheckpointSync:
                 have and state.pattern is not None and listing.items() <= have.items()
             ):
                 good.append(name)  # or with more: what a node wrote that is lost since
+                continue
+            if not over and not checkpoints.is_due(name, copied, state.every_steps):
                 continue
             if seen.bad.get(name) == listing or (floor is not None and age[name] <= floor):
                 continue
@@ -258,6 +266,7 @@ class CheckpointSync:
                 before=(before, there.get(before, {})),
             ):
                 good.append(name)
+                copied.add(name)
         if over:
             for name in sorted(set(there) - set(names)):
                 if (

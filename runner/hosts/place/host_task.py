@@ -62,6 +62,8 @@ class StateFolder(NamedTuple):
     """Seconds between two looks for a new one."""
     keep: int | None
     """How many are kept."""
+    every_steps: int | None = None
+    """Steps between two that are brought, by the numbers in their names."""
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -10,7 +11,7 @@ from typing import Final, NamedTuple
 from drivers import DRIVERS, FREE
 from drivers.base import Driver, DriverError, Need, Offer, Rejected, Wish
 
-from ...errors import CannotRun, Infrastructure, Invalid, Problem
+from ...errors import CannotRun, Infrastructure, Invalid, Problem, RecipeError
 from ...retry import retry_async
 from ...storage.workspace import Workspace
 from ..link.contact import SOON, patient
@@ -85,6 +86,16 @@ def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | Non
 
 def _costs(driver: Driver) -> bool:
     return driver.traits.priced or driver.traits.billed
+
+
+def renters(ws: Workspace) -> dict[str, Driver]:
+    """Every driver whose machines cost money; one that cannot be made here is left out."""
+    found = {}
+    for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
+        with suppress(RecipeError):
+            if (driver := renting(ws, name)) is not None:
+                found[name] = driver
+    return found
 
 
 class PricedDrivers(NamedTuple):
@@ -178,6 +189,15 @@ async def shelves(
     if found and all(shelf.failed for shelf in found):
         raise Infrastructure("\n".join(dict.fromkeys(shelf.failed for shelf in found)))
     return found
+
+
+def priced_anew(shelf: Shelf, wish: Wish, pricing: Mapping[Need, Pricing]) -> Shelf:
+    """The same offers, the cheapest run with this wish first; `pricing` as `shelves` has it."""
+    costing = pricing.get(replace(wish.need, market="any"), Pricing())
+    # A cluster without prices keeps the order of its settings.
+    ranks = any(offer.price for offer in shelf.offers)
+    offers = costing.ranked(shelf.offers, wish) if ranks else shelf.offers
+    return shelf._replace(wish=wish, offers=offers, pricing=costing)
 
 
 def to_confirm(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from drivers import devices
+from drivers import devices, machine
 
 from ...agent import cgroups
 from ...hosts.probe import Finding
@@ -131,7 +131,11 @@ def _machine() -> Iterator[Finding]:
     )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
-    found = devices.here(os.environ)
+    try:
+        found = devices.here(os.environ)
+    except devices.Hung:
+        yield Finding("missing", "gpus", machine.HUNG, machine.WEDGED)
+        return
     if not found:
         yield Finding(
             "note",

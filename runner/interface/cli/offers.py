@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from drivers import DRIVERS, install_line
@@ -20,7 +20,7 @@ from ...hosts.renting.offering import Shelf
 from ...hosts.renting.several import names_of
 from ...storage.workspace import Workspace
 from ..pairs import filters
-from ..shelves import Asked, as_json, lines, on_market_of, pricing, ranking, wishes
+from ..shelves import Asked, lines, on_market_of, pricing, ranked, wishes
 from .chosen import begun
 from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
 
@@ -70,9 +70,7 @@ def run(args: argparse.Namespace) -> int:
     for step, shelf in found:
         by_step.setdefault(step, []).append(shelf)
     if args.json:
-        print(
-            json.dumps([shown for each in by_step.items() for shown in _as_json(*each)], indent=2)
-        )
+        print(json.dumps([shown for each in by_step.items() for shown in ranked(*each)], indent=2))
         return 0
     if not found:
         print("no step that is to run needs a rented machine")
@@ -84,13 +82,6 @@ def run(args: argparse.Namespace) -> int:
             if shelf.failed:
                 print(f"warning: {shelf.driver} was not asked: {shelf.failed}", file=sys.stderr)
     return 0
-
-
-def _as_json(step: str, shelves: Sequence[Shelf]) -> list[dict[str, object]]:
-    ranks = {
-        (shelf.driver, offer.id): rank for rank, (shelf, offer) in enumerate(ranking(shelves), 1)
-    }
-    return [as_json(step, shelf, ranks) for shelf in shelves]
 
 
 def _asked(

@@ -179,6 +179,12 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     cost = section(parser, COST)
     cost.add_argument(
+        "--max-cost",
+        type=usd,
+        metavar="USD",
+        help="End the run when its rented machines have cost this much; a lower limit of the recipe holds",
+    )
+    cost.add_argument(
         "--keep-alive",
         action="store_true",
         help="Keep the machine of --stack running after the run, until its `auto_stop`",
@@ -208,6 +214,13 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
     results.add_argument(
         "--link", choices=["hard"], help="Publish outputs as read-only hard links, not copies"
     )
+
+
+def usd(text: str) -> float:
+    amount = float(text.removesuffix("USD"))
+    if not 0 < amount < 1e9:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return amount
 
 
 def run(args: argparse.Namespace) -> int:
@@ -301,6 +314,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         args.out if isinstance(args.out, str) else "",
         stack=args.stack,
         keep_alive=args.keep_alive,
+        limits={"cost": args.max_cost} if args.max_cost is not None else {},
         stop_early=getattr(args, "goal", None),
     )
 

@@ -131,7 +131,7 @@ def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> i
 
     where = serving.Listening("127.0.0.1", port)
     with suppress(KeyboardInterrupt):
-        serving.serve(workspace, where, ready, with_worker=True, first=False)
+        serving.serve(workspace, where, ready, with_worker=True, for_owner=True)
     return 0
 
 

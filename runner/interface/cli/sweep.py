@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ...digest import of_bytes, of_value
+from ...digest import of_value
 from ...errors import Invalid, NotFound, Problem, did_you_mean
 from ...execution.session import look
 from ...language import document, library
@@ -25,10 +25,10 @@ from .flags import check_driver, positive, published_below, recipe_and_values
 from .results import as_text
 
 if TYPE_CHECKING:
+    from ...api.sweeps import Space
     from ...language.recipe import Recipe
     from ...language.values import Tree
     from ...survey.survey import Survey
-    from ..sweeps import Space
 
 _TRIAL: Final = re.compile(r"[^/]*\[trial=(\d+)\]/")
 ROUND: Final = 4
@@ -160,7 +160,7 @@ class _Asked(NamedTuple):
 
 def _tried(ws: Workspace, asked: _Asked) -> int:
     """Every combination, or some by chance."""
-    from ..sweeps import drafted
+    from ...api.sweeps import drafted
 
     args = asked.args
     swept = drafted(
@@ -173,10 +173,9 @@ def _tried(ws: Workspace, asked: _Asked) -> int:
         draws=args.random,
         seed=args.seed,
     )
-    text = swept.text.encode()
-    path = asked.folder / f"{asked.name}-{of_bytes(text)[:8]}.yaml"
+    path = asked.folder / f"{swept.stem}.yaml"
     if not path.exists():
-        ws.write(path, text)
+        ws.write(path, swept.text.encode())
     request = asked.request(path, swept.fixed)
     code = _round(ws, request, args) if args.stop_early else running.done(ws, request, args)
     if code in (0, 1) and not (args.dry_run or args.json or args.quiet > 1):
@@ -186,7 +185,8 @@ def _tried(ws: Workspace, asked: _Asked) -> int:
 
 def _searched(ws: Workspace, asked: _Asked) -> int:
     """Trials in rounds, each proposed from what came of those before; the recipe of the search says which there were, also to a later call."""
-    from .. import search, sweeps
+    from ...api import sweeps
+    from .. import search
 
     args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
     search.library()  # before anything is run

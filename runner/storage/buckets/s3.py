@@ -205,7 +205,7 @@ class S3(CloudBucket):
         for last in (False, True):
             try:
                 return self._write_file(self._prefix + name, path, size, crew)
-            except (_Absent, Infrastructure) as error:
+            except Infrastructure as error:
                 with contextlib.suppress(Infrastructure):
                     if (
                         (there := self.head(name)) is not None
@@ -213,7 +213,7 @@ class S3(CloudBucket):
                         and there != before
                     ):
                         return None
-                if isinstance(error, Infrastructure):
+                if not isinstance(error, _Absent):
                     raise
                 if last:
                     raise Unreachable(
@@ -416,7 +416,10 @@ class S3(CloudBucket):
         if code in _ABSENT:
             if absent:
                 return
-            raise _Absent from error
+            raise _Absent(
+                f"{self._where}: {method} failed: {words_of(error)}",
+                fix="the server takes no such name, or somebody deletes there",
+            ) from error
         if code == "InvalidRange" or status == 416:
             raise Short from error
         if code in ("PermanentRedirect", "301", "IllegalLocationConstraintException"):
@@ -465,7 +468,7 @@ class S3(CloudBucket):
         ), system  # which ends the session when it is not held any more
 
 
-class _Absent(Exception):
+class _Absent(StoreError):
     """There is no such object or upload."""
 
 

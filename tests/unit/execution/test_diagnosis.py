@@ -24,7 +24,8 @@ class Situation:
     """What was asked of a run, and where its attempt ran."""
 
     def __init__(self, root: Path, **more: Any) -> None:
-        self.limit, self.is_stopping, self.early = "", False, ""
+        self.limit, self.is_stopping, self.early, self.diverged = "", False, "", ""
+        self.spec = StepSpec("", "s", {})
         self.sick = self.preemptible = False
         self.elsewhere, self.leaving, self.nodes = "", "", 1
         self.log, self.room, self.problem, self.words = "", ROOM, "", ""
@@ -42,9 +43,7 @@ class Situation:
         member.folder = Of(free=free)
         place: Any = Of(members=[member] * self.nodes, name="h1", ending=self.told.append)
         log = str(self.root / "name.log")
-        attempt: Any = Of(
-            place=place, last_log=log, spec=StepSpec("", "s", {}), is_reattached=self.reattached
-        )
+        attempt: Any = Of(place=place, last_log=log, spec=self.spec, is_reattached=self.reattached)
         attempt.metrics_file, attempt.stop_asked = str(self.root / "name.metrics"), self.stop_asked
         attempt.result = Of(problem=self.problem, words=self.words, node=0)
         parts: list[Any] = [
@@ -53,6 +52,7 @@ class Situation:
             Of(limit=self.limit, is_stopping=self.is_stopping),
             Of(reason_for=lambda _id: self.early),
             Of(take_sick=lambda _id: self.sick),
+            Of(words_of=lambda _attempt: self.diverged),
         ]
         diagnosis = Diagnosis(*parts, Masker())
         found = None
@@ -61,6 +61,7 @@ class Situation:
         return found
 
 
+ON_NAN = StepSpec("", "s", {}, ends_on_nan=True)
 STOPPED = Exit(None, reason="stopped")
 
 
@@ -75,6 +76,8 @@ STOPPED = Exit(None, reason="stopped")
         (Unreachable("far"), {}, Cause("driver", "far")),
         (STOPPED, {"early": "loss is behind"}, Cause(EARLY, "loss is behind")),
         (STOPPED, {"limit": "60 s"}, Cause("limit", "stopped: 60 s")),
+        (STOPPED, {"diverged": "loss is nan", "spec": ON_NAN}, Cause("nan", "loss is nan")),
+        (STOPPED, {"diverged": "loss is nan"}, Cause("stopped", "stopped")),
         (STOPPED, {"leaving": "its time is over"}, Cause("preempted", "h1: its time is over")),
         (STOPPED, {}, Cause("stopped", "stopped")),
         (STOPPED, {"early": "x", "is_stopping": True}, Cause("stopped", "stopped")),

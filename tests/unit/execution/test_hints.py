@@ -125,6 +125,14 @@ def test_a_program_that_cannot_be_run_is_named() -> None:
         "x.sh is not executable: `chmod +x x.sh`"
     )
     assert hint("/a/1.sh: 1: ./x.sh: Permission denied", 126).startswith("x.sh is not executable")
+
+
+def test_an_executable_that_may_not_run_is_on_a_disk_without_programs() -> None:
+    log = "sh: 1: ./x.sh: Permission denied"
+    ran = HERE._replace(executable=lambda path: path == "x.sh")
+    assert "mounted noexec): move the workspace" in hint(log, 126, ran=ran)
+    there = hint(log, 126, ran=ran._replace(host="ssh box"))
+    assert "noexec" in there and "`root` on another disk" in there
     assert hint("recipe: cannot run nosuch: no such program in PATH", 127).startswith(
         "nosuch is on no folder of the step's PATH: install it here"
     )

@@ -38,6 +38,8 @@ def test_login_query_and_signatures_are_kept_out_of_what_is_shown() -> None:
         ("dataset", "hf://org/name", "hf://datasets/org/name"),
         ("dataset", "hf://datasets/org/name@v1", "hf://datasets/org/name@v1"),
         ("file", "https://host/x", "https://host/x"),
+        ("file", "s3://b/sp ace/a%20b.txt", "s3://b/sp ace/a%20b.txt"),
+        ("dataset", "gs://b/a folder/", "gs://b/a folder/"),
     ],
 )
 def test_an_address_has_one_form(kind: AddressType, written: str, address: str) -> None:
@@ -54,6 +56,12 @@ def test_an_address_has_one_form(kind: AddressType, written: str, address: str) 
         ("dataset", "s3://b/a::c", "an address within an address"),
         ("dataset", "s3://", "not a whole address"),
         ("dataset", "s3://a b", "not a whole address"),
+        ("dataset", "s3://a/b ", "not a whole address"),
+        ("dataset", "s3://a/b\nc", "not a whole address"),
+        ("dataset", "https://host/a b", "not a whole address"),
+        ("dataset", "s3://b/p//", "has an empty name"),
+        ("dataset", "s3://b//p", "has an empty name"),
+        ("dataset", "gs://b/p/../q", "has an empty name"),
         ("dataset", "", "must be the address of a dataset"),
         ("dataset", 5, "must be the address of a dataset, not 5"),
     ],

@@ -1,163 +1,191 @@
-// A new run: a recipe, its inputs, and what would run.
+// A new run: a recipe, or another run with changes; its inputs, and what would run before anything does.
 import { Hooks, html } from "./lib.js";
-import { json, part } from "./api.js";
-import { address, go } from "./route.js";
-import { readable, span, value } from "./text.js";
+import { Refusal, json, part } from "./api.js";
+import { address, go, route } from "./route.js";
+import { mayOperate } from "./me.js";
+import { Field } from "./fields.js";
+import { asked, axesOf, begin, forget, keep, keyOf, missing, preset, reset, restored, ticket, toggle, type } from "./form.js";
+import { Offered } from "./offered.js";
+import { Offers, Plan } from "./planned.js";
 
 const { useEffect, useRef, useState } = Hooks;
-const ROWS = 200;
-const FIRST = 6;
+const AFTER = 400;
+const FIRST = 12;
 
-/** The value of a field as its schema has it; undefined where nothing is given. */
-function parsed(text, schema) {
-  if (schema.type === "boolean") return text === true;
-  if (Array.isArray(schema.enum)) return text === "" ? undefined : schema.enum[Number(text)];
-  if (text === "") return undefined;
-  const isNumeric = type => ["integer", "number"].includes(type);
-  if (isNumeric(schema.type)) return Number.isFinite(Number(text)) ? Number(text) : text;
-  if (schema.type === "array" || schema.type === "object") {
+/** The form for what the address says. */
+async function opened(id, like) {
+  if (!like) return begin(await json("/recipes/" + part(id)), null);
+  const run = await json("/runs/" + part(like));
+  const recipe = await json("/recipes/" + part(run.sweep?.recipe || run.recipe));
+  return begin(recipe, { id: run.id, name: run.name || run.recipe, inputs: run.inputs, axes: run.sweep?.axes || {}, preset: run.preset, driver: run.driver });
+}
+
+/** What would run, asked a moment after the last key; {plan, problems, busy}. */
+function usePlan(form) {
+  const [found, setFound] = useState({ plan: null, problems: [], busy: true });
+  const text = form ? JSON.stringify(asked(form)) : "", first = useRef(true);
+  useEffect(() => {
+    if (!text) return undefined;
+    const control = new AbortController();
+    setFound(before => ({ ...before, busy: true }));
+    const timer = setTimeout(async () => {
+      try {
+        const plan = await json("/plan", { body: JSON.parse(text), signal: control.signal });
+        setFound({ plan, problems: [], busy: false, of: text });
+      } catch (error) {
+        if (control.signal.aborted) return;
+        const own = error instanceof Refusal ? error.problems : [];
+        setFound({ plan: null, problems: own.length ? own : [{ message: error.message, fix: "", input: "", code: "" }], busy: false, of: text });
+      }
+    }, first.current ? 0 : AFTER);
+    first.current = false;
+    return () => {
+      clearTimeout(timer);
+      control.abort();
+    };
+  }, [text]);
+  return { ...found, fits: found.of === text };
+}
+
+function Presets({ form, set }) {
+  const names = Object.keys(form.recipe.presets);
+  if (!names.length) return null;
+  if (form.like) return form.preset ? html`<p class="quiet">Preset ${form.preset}, as that run had it.</p>` : null;
+  return html`<fieldset class="presets"><legend>Preset</legend>
+    ${["", ...names].map(name => html`<label key=${name} class=${name === form.preset ? "on" : ""}>
+      <input type="radio" name="preset" value=${name} checked=${name === form.preset} onChange=${() => set(preset(form, name))} /> ${name || "none"}</label>`)}
+  </fieldset>`;
+}
+
+/** Fields: those that are needed or changed first, then all others. */
+function Inputs({ form, set, wrong }) {
+  const [query, setQuery] = useState(""), names = Object.keys(form.recipe.inputs.properties);
+  const must = new Set(form.recipe.inputs.required || []);
+  const above = useRef(null);
+  above.current ||= names.filter(name => must.has(name) || form.fields[name].several || form.fields[name].text !== form.fields[name].was);
+  const first = names.length <= FIRST ? names : above.current, more = names.filter(name => !first.includes(name));
+  const hit = name => !query || (name + " " + (form.recipe.inputs.properties[name].description || "")).toLowerCase().includes(query.toLowerCase());
+  const field = name => html`<${Field} key=${name} name=${name} schema=${form.recipe.inputs.properties[name]} needed=${must.has(name)} state=${form.fields[name]}
+    wrong=${wrong(name)} like=${form.like !== null} set=${text => set(type(form, name, text))} reset=${() => set(reset(form, name))} several=${() => set(toggle(form, name))} />`;
+  const open = query !== "" || more.some(name => wrong(name) || form.fields[name].touched) || !first.length;
+  return html`<div id="inputs">
+    ${first.filter(hit).map(field)}
+    ${more.length > 0 && html`<div class="find-input"><input id="find-input" type="search" aria-label="find an input" placeholder="Find an input" spellcheck="false" value=${query} onInput=${event => setQuery(event.target.value)} /></div>
+      <details class="more" open=${open}><summary>${more.length} more inputs</summary>${more.filter(hit).map(field)}
+        ${!more.some(hit) && html`<p class="quiet">None of these is like this.</p>`}</details>`}
+  </div>`;
+}
+
+/** How many runs the several values make. */
+function Count({ form }) {
+  const axes = Object.entries(axesOf(form));
+  if (!axes.length) return null;
+  const count = axes.reduce((product, [, values]) => product * values.length, 1);
+  return html`<p id="count" role="status"><b>A sweep:</b> ${axes.map(([name, values]) => `${values.length} of ${name}`).join(" × ")} = ${count} ${count === 1 ? "combination" : "combinations"}</p>`;
+}
+
+/** The command that does the same, to copy. */
+function Command({ plan }) {
+  const [done, setDone] = useState(false);
+  if (!plan) return null;
+  if (plan.command === null) return html`<p class="quiet">No command line says exactly this.</p>`;
+  const copy = () => navigator.clipboard.writeText(plan.command).then(() => {
+    setDone(true);
+    setTimeout(() => setDone(false), 2000);
+  }, () => getSelection().selectAllChildren(document.getElementById("command")));
+  return html`<div class="command"><h2>The same in a terminal</h2><pre id="command" tabindex="0">${plan.command}</pre>
+    <button type="button" id="copy" onClick=${copy}>${done ? "Copied" : "Copy"}</button></div>`;
+}
+
+function Where({ form, set, body, fits, tell }) {
+  const place = (name, label, more = {}) => html`<label class="field"><b>${label}</b>
+    <input id=${name} value=${form[name]} spellcheck="false" autocomplete="off" ...${more} onInput=${event => set({ ...form, [name]: event.target.value })} /></label>`;
+  const needs = Object.entries(form.recipe.resources[form.preset] || form.recipe.resources[""] || {}).filter(([, each]) => each !== 0);
+  const secrets = Object.values(form.recipe.secrets);
+  return html`<section><h2>Where</h2>
+    ${needs.length > 0 && html`<p class="quiet">Needs ${needs.map(([name, each]) => `${name.replaceAll("_", " ")} ${each}`).join(", ")}.</p>`}
+    ${secrets.length > 0 && html`<p class="quiet">Secrets come from variables of the worker: ${secrets.join(", ")}.</p>`}
+    ${place("driver", "Driver")}
+    <${Offers} body=${body} stale=${!fits} take=${driver => set({ ...form, driver })} tell=${tell} />
+    ${place("cost", "Stop at US $", { inputmode: "decimal", placeholder: "no limit" })}
+    <details class="more"><summary>for whom, how soon</summary>${place("user", "User")}${place("priority", "Priority", { inputmode: "numeric" })}</details>
+  </section>`;
+}
+
+function Title({ form }) {
+  const about = form.recipe.doc?.trim();
+  return html`<p class="back-row"><a class="back" href=${address({ new: "list" })}>‹ other recipes</a></p>
+    <h1>${form.recipe.id}${form.like && html` <small>like <a href=${address({ run: form.like.id })}>${form.like.name}</a></small>`}</h1>
+    <p id="summary">${form.recipe.summary}</p>
+    ${about && html`<details class="more"><summary>more about it</summary><p class="doc">${about}</p></details>`}`;
+}
+
+/** What is wrong with a field; that something is missing is said of one that was touched, or once all was asked for. */
+function faults(problems, form, pressed) {
+  const known = form.recipe.inputs.properties;
+  const empty = new Set(missing(form));
+  const loud = each => each.code !== "missing-input" || (empty.has(each.input) && (pressed || form.fields[each.input].touched));
+  const own = new Map(problems.filter(each => each.input in known && loud(each)).map(each => [each.input, each]));
+  const general = problems.filter(each => !(each.input in known));
+  return { wrong: name => own.get(name), general };
+}
+
+function Form({ form, set, tell }) {
+  const [busy, setBusy] = useState(false), [pressed, setPressed] = useState(false);
+  const { plan, problems, busy: planning, fits } = usePlan(form), { wrong, general } = faults(problems, form, pressed);
+  const open = missing(form), empty = Object.entries(axesOf(form)).filter(([, values]) => !values.length).map(([name]) => name);
+  const start = async event => {
+    event.preventDefault();
+    setPressed(true);
+    tell(null);
+    const name = open[0] || empty[0] || problems.find(each => each.input)?.input;
+    if (name) {
+      document.getElementById("input-" + name)?.focus();
+      return;
+    }
+    setBusy(true);
+    const body = { ...asked(form), ...ticket(form) };
     try {
-      return JSON.parse(text);
-    } catch { /* lines */ }
-    if (schema.type === "object") return text;
-    const lines = text.split("\n").map(line => line.trim()).filter(Boolean);
-    return lines.map(line => (isNumeric(schema.items?.type) && Number.isFinite(Number(line)) ? Number(line) : line));
-  }
-  return text;
-}
-
-/** A value as its field shows it. */
-function typed(given, schema) {
-  if (schema.type === "boolean") return given === true;
-  if (given === undefined || given === null) return "";
-  if (Array.isArray(schema.enum)) return String(schema.enum.indexOf(given));
-  return value(given);
-}
-
-function Control({ name, schema, needed, text, set }) {
-  const given = { "data-name": name, id: "input-" + name, onInput: event => set(event.target.value) };
-  if (Array.isArray(schema.enum)) {
-    return html`<select ...${given} value=${text}>
-      ${!needed && html`<option value=""></option>`}
-      ${schema.enum.map((each, n) => html`<option key=${n} value=${String(n)}>${value(each)}</option>`)}
-    </select>`;
-  }
-  if (schema.type === "boolean") return html`<input ...${given} type="checkbox" checked=${text} onInput=${event => set(event.target.checked)} />`;
-  if (["array", "object"].includes(schema.type)) {
-    return html`<textarea ...${given} spellcheck="false" value=${text} placeholder=${schema.type === "array" ? "[1, 2], or one a line" : "{}"}></textarea>`;
-  }
-  const isNumber = ["integer", "number"].includes(schema.type), isData = /^recipe-/.test(schema.format || "");
-  return html`<input ...${given} type="text" inputmode=${isNumber ? "decimal" : "text"} spellcheck="false" value=${text}
-    placeholder=${isData ? "hf://…  s3://…  https://…" : ""} />`;
-}
-
-function Field({ name, schema, needed, text, set }) {
-  return html`<label class="field"><b>${name}${needed && html`<span class="must" title="needed"> *</span>`}</b>
-    <${Control} name=${name} schema=${schema} needed=${needed} text=${text} set=${set} />
-    <small class="quiet">${schema.description || ""}</small>
-  </label>`;
-}
-
-/** What is typed for a recipe with a preset. */
-function begun(recipe, preset) {
-  const set = recipe.presets[preset] || {};
-  return Object.fromEntries(Object.entries(recipe.inputs.properties).map(([name, schema]) => [name, typed(set[name] ?? schema.default, schema)]));
-}
-
-const SEED = () => [...crypto.getRandomValues(new Uint8Array(16))].map(each => each.toString(16).padStart(2, "0")).join("");
-
-/** A request that is sent twice is one run; one that was changed is another. */
-function digest(text) {
-  let found = 0;
-  for (const each of text) found = (Math.imul(found, 31) + each.codePointAt(0)) | 0;
-  return String(found >>> 0);
-}
-
-function Planned({ plan }) {
-  const would = plan.steps.filter(each => ["run", "maybe"].includes(each.answer)).length;
-  const about = (plan.seconds ? `, about ${span(plan.seconds)}` : "") + (plan.usd ? `, at most $${plan.usd.toFixed(2)}` : "");
-  return html`<p>${`${would} of ${plan.steps.length} steps would run${about}.`}</p>
-    <div class="scroll" tabindex="0" role="region" aria-label="plan"><table><tbody>
-      ${plan.steps.slice(0, ROWS).map(each => html`<tr key=${each.id}><th scope="row">${readable(each.id)}</th><td>${each.answer}</td><td>${each.reasons.join("; ")}</td></tr>`)}
-    </tbody></table></div>`;
+      const run = await json("/runs", { body, headers: { "Idempotency-Key": keyOf(form, body) } });
+      forget();
+      go({ run: run.id });
+    } catch (error) {
+      tell(error);
+    }
+    setBusy(false);
+  };
+  const count = plan ? plan.instances : 1;
+  return html`<form id="form" class="start" onSubmit=${start}>
+    <div class="start-inputs"><${Title} form=${form} /><${Presets} form=${form} set=${set} /><${Count} form=${form} /><${Inputs} form=${form} set=${set} wrong=${wrong} /></div>
+    <aside class="start-plan" aria-label="plan">
+      <${Plan} plan=${fits ? plan : null} busy=${planning} missing=${open} general=${general} instances=${count} />
+      <${Where} form=${form} set=${set} body=${() => asked(form)} fits=${fits && plan !== null} tell=${tell} />
+      ${mayOperate()
+        ? html`<button type="submit" class="main wide" id="go" disabled=${busy}>${count > 1 ? `Start ${count} combinations` : "Start"}</button>`
+        : html`<p class="quiet">This token may look, and start nothing.</p>`}
+      <${Command} plan=${fits ? plan : null} />
+    </aside>
+  </form>`;
 }
 
 /** The view of a new run; `tell` shows an error. */
 export function Start({ tell }) {
-  const [offered, setOffered] = useState([]), [recipe, setRecipe] = useState(null), [preset, setPreset] = useState("");
-  const [texts, setTexts] = useState({}), [where, setWhere] = useState({ driver: "local", user: "", priority: "0" });
-  const [plan, setPlan] = useState(null), [busy, setBusy] = useState(false);
-  const wanted = useRef(""), seed = useRef("");
-  const tried = async work => {
-    tell(null);
-    setBusy(true);
-    await work().catch(tell);
-    setBusy(false);
-  };
-  const choose = async id => {
-    wanted.current = id;
-    const found = await json("/recipes/" + part(id));
-    if (wanted.current !== id) return; // another was chosen meanwhile
-    seed.current = SEED();
-    setRecipe(found);
-    setPreset("");
-    setTexts(begun(found, ""));
-    setPlan(null);
-  };
+  const [form, setForm] = useState(null), parameters = route.value;
+  const like = parameters.get("like") || "", id = parameters.get("new") || "";
+  const chosen = like !== "" || (id !== "" && id !== "list");
   useEffect(() => {
+    let gone = false;
+    setForm(null);
+    if (!chosen) return undefined;
     document.title = "New run · recipe";
-    tried(async () => {
-      const { recipes } = await json("/recipes");
-      setOffered(recipes);
-      if (recipes.length) await choose(recipes[0].id);
-    });
-  }, []);
-  const asked = () => {
-    const set = recipe.presets[preset] || {}, inputs = {};
-    for (const [name, schema] of Object.entries(recipe.inputs.properties)) {
-      const given = parsed(texts[name], schema);
-      if (given !== undefined && JSON.stringify(given) !== JSON.stringify(set[name] ?? schema.default)) inputs[name] = given;
-    }
-    return { recipe: recipe.id, inputs, ...(preset ? { preset } : {}) };
+    opened(id, like).then(found => !gone && setForm(restored(found)), error => !gone && tell(error));
+    return () => { gone = true; };
+  }, [id, like]);
+  if (!chosen) return html`<${Offered} tell=${tell} />`;
+  if (!form) return html`<section><h1>New run</h1><p class="quiet" role="status">Reading the recipe…</p></section>`;
+  const set = next => {
+    keep(next);
+    setForm(next);
   };
-  const start = event => {
-    event.preventDefault();
-    tried(async () => {
-      const body = { ...asked(), driver: where.driver.trim() || "local", user: where.user.trim(), priority: Number(where.priority) || 0 };
-      const key = `ui-${seed.current}-${digest(JSON.stringify(body))}`;
-      go({ run: (await json("/runs", { body, headers: { "Idempotency-Key": key } })).id });
-    });
-  };
-  const names = recipe ? Object.keys(recipe.inputs.properties) : [], must = new Set(recipe?.inputs.required || []);
-  const needed = names.filter(name => must.has(name)), rest = names.filter(name => !must.has(name));
-  const first = needed.length ? needed : rest.slice(0, FIRST), more = names.filter(name => !first.includes(name));
-  const field = name => html`<${Field} key=${recipe.id + name} name=${name} schema=${recipe.inputs.properties[name]} needed=${must.has(name)}
-    text=${texts[name]} set=${text => setTexts(all => ({ ...all, [name]: text }))} />`;
-  const place = (name, label, mode) => html`<label class="field"><b>${label}</b>
-    <input id=${name} value=${where[name]} spellcheck="false" inputmode=${mode} onInput=${event => setWhere(all => ({ ...all, [name]: event.target.value }))} /></label>`;
-  return html`<section id="start"><h1>New run</h1>
-    <form id="form" onSubmit=${start}>
-      <label class="field"><b>Recipe</b><select id="recipe" value=${recipe?.id} onChange=${event => tried(() => choose(event.target.value))}>
-        ${offered.map(each => html`<option key=${each.id} value=${each.id}>${each.id}</option>`)}
-      </select><small id="summary">${recipe?.summary}</small></label>
-      ${recipe && html`<div id="inputs">
-        ${Object.keys(recipe.presets).length > 0 && html`<label class="field"><b>Preset</b>
-          <select id="preset" value=${preset} onChange=${event => { setPreset(event.target.value); setTexts(begun(recipe, event.target.value)); }}>
-            <option value="">none</option>
-            ${Object.keys(recipe.presets).map(each => html`<option key=${each} value=${each}>${each}</option>`)}
-          </select></label>`}
-        ${first.map(field)}
-        ${more.length > 0 && html`<details class="more"><summary>${more.length} more inputs</summary>${more.map(field)}</details>`}
-        <details class="more"><summary>where, for whom</summary>
-          ${place("driver", "Driver", "text")}${place("user", "User", "text")}${place("priority", "Priority", "numeric")}
-        </details>
-      </div>`}
-      <p class="controls">
-        <button type="submit" class="main" id="go" disabled=${busy || !recipe}>Start</button>
-        <button type="button" id="plan" disabled=${busy || !recipe} onClick=${() => tried(async () => setPlan(await json("/plan", { body: asked() })))}>What would run?</button>
-        <a href=${address({})}>Back</a>
-      </p>
-    </form>
-    <div id="planned" role="status">${plan && html`<${Planned} plan=${plan} />`}</div>
-  </section>`;
+  return html`<${Form} key=${form.seed} form=${form} set=${set} tell=${tell} />`;
 }

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from ..digest import of_bytes
 from ..errors import Invalid, Problem, did_you_mean
 from ..language import inputs, unread
 from ..language.presets import split
@@ -51,6 +52,13 @@ class Sweep(NamedTuple):
     text: str
     fixed: dict[str, object]
     instances: int
+    recipe: str
+    """The name of the recipe that is tried."""
+
+    @property
+    def stem(self) -> str:
+        """What the file of its recipe is called, without `.yaml`."""
+        return f"{self.recipe}-{of_bytes(self.text.encode())[:8]}"
 
 
 def drafted(
@@ -58,6 +66,7 @@ def drafted(
     uses: str,
     given: Mapping[str, object],
     *,
+    several: Mapping[str, Sequence[object]] | None = None,
     preset: str | None = None,
     origins: Mapping[str, str] = inputs.NOWHERE,
     metric: str | None = None,
@@ -66,9 +75,11 @@ def drafted(
 ) -> Sweep:
     """The sweep over the inputs that are given several values; `uses` is how its recipe names the one that is tried.
 
+    `several`: the values of these inputs; None: words of `given` have them, separated by commas.
     With `draws` so many of the combinations, by chance; more of them, with the same seed, hold those of fewer.  Raises Invalid with every problem.
     """
-    found, problems = _gathered(recipe, given, preset, origins, metric)
+    words = in_words(recipe, given) if several is None else several
+    found, problems = _gathered(recipe, {**given, **words}, words, preset, origins, metric)
     axes: dict[str, Sequence[Tree]] = {}
     for name, axis in found.axes.items():
         if isinstance(axis, Range):
@@ -77,6 +88,7 @@ def drafted(
                     "bad-input",
                     f'"{name}" is a range, from which only a search takes values',
                     fix="add --tpe 30, or write values",
+                    input=name,
                 )
             )
         else:
@@ -100,9 +112,8 @@ def drafted(
     one = ", ".join(f"matrix.{each}" for each in axes)
     when = f"{{{{ [{one}] in {_expression(chosen)} }}}}" if len(chosen) < count else ""
     handed = {each: f"{{{{ matrix.{each} }}}}" for each in axes}
-    return Sweep(
-        _text(recipe, uses, axes, handed, found.fixed, preset, when), found.fixed, len(chosen)
-    )
+    text = _text(recipe, uses, axes, handed, found.fixed, preset, when)
+    return Sweep(text, found.fixed, len(chosen), recipe.id.partition("@")[0])
 
 
 def space(
@@ -114,7 +125,8 @@ def space(
     metric: str,
 ) -> Space:
     """Where a search looks for the best of `metric`.  Raises Invalid with every problem."""
-    found, problems = _gathered(recipe, given, preset, origins, metric)
+    words = in_words(recipe, given)
+    found, problems = _gathered(recipe, given, words, preset, origins, metric)
     if problems:
         raise Invalid(problems)
     return found
@@ -131,6 +143,28 @@ def searched(
     return _text(recipe, uses, {"trial": list(range(len(points)))}, handed, where.fixed, preset, "")
 
 
+class Written(NamedTuple):
+    """What the recipe of a sweep tries: a recipe, as it names it, and the values of the inputs that differ."""
+
+    uses: str
+    axes: Mapping[str, list[Tree]]
+
+
+def read(written: Tree) -> Written | None:
+    """Read a recipe that `drafted` wrote; None for one of a search, and for any other."""
+    steps = list(_mapping(_mapping(written).get("steps")).values())
+    step = _mapping(steps[0]) if len(steps) == 1 else {}
+    matrix, handed = _mapping(step.get("matrix")), _mapping(step.get("with"))
+    uses = step.get("uses")
+    if not isinstance(uses, str) or not matrix:
+        return None
+    if any(handed.get(name) != f"{{{{ matrix.{name} }}}}" for name in matrix):
+        return None
+    return Written(
+        uses, {name: values for name, values in matrix.items() if isinstance(values, list)}
+    )
+
+
 def trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
     """The trials that a recipe of a search has, as `searched` wrote it."""
     (step,) = _mapping(_mapping(written)["steps"]).values()
@@ -142,9 +176,24 @@ def trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
     return [list(point) for point in zip(*columns, strict=True)]
 
 
+def in_words(recipe: Recipe, given: Mapping[str, object]) -> dict[str, str | Sequence[object]]:
+    """Return the inputs that words give several values: the values of each, or the text of a range."""
+    found: dict[str, str | Sequence[object]] = {}
+    for name, value in given.items():
+        spec = recipe.inputs.get(name)
+        if spec is None or spec.type == "secret":
+            continue
+        if spec.type in ("number", "integer") and isinstance(value, str) and ".." in value:
+            found[name] = value
+        elif (texts := _several(spec, value)) is not None:
+            found[name] = texts
+    return found
+
+
 def _gathered(
     recipe: Recipe,
     given: Mapping[str, object],
+    several: Mapping[str, str | Sequence[object]],
     preset: str | None,
     origins: Mapping[str, str],
     metric: str | None,
@@ -152,22 +201,21 @@ def _gathered(
     """The axes of what is given and the values of the other inputs, and every problem."""
     problems: list[Problem] = []
     axes: dict[str, Range | Sequence[Tree]] = {}
-    for name, value in given.items():
+    for name, values in several.items():
         spec = recipe.inputs.get(name)
         if spec is None or spec.type == "secret":
             continue
-        if spec.type in ("number", "integer") and isinstance(value, str) and ".." in value:
-            axes[name] = _range(spec, value, problems)
-        elif (texts := _several(spec, value)) is not None:
-            axes[name] = _axis(spec, texts, problems)
+        axes[name] = (
+            _range(spec, values, problems)
+            if isinstance(values, str)
+            else _axis(spec, values, problems)
+        )
     fixed = {name: value for name, value in given.items() if name not in axes}
     one = {name: axis.low if isinstance(axis, Range) else axis[0] for name, axis in axes.items()}
-    values, wrong = inputs.tried(recipe, {**fixed, **one}, preset=preset, origins=origins)
+    bound, wrong = inputs.tried(recipe, {**fixed, **one}, preset=preset, origins=origins)
     problems += unread.refused(recipe, given, preset, origins)
     problems += [
-        problem
-        for problem in wrong
-        if not any(f'"{name}"' in problem.message and problem.where is None for name in axes)
+        problem for problem in wrong if problem.input not in axes or problem.where is not None
     ]
     if not axes and not problems:
         problems.append(
@@ -182,7 +230,7 @@ def _gathered(
     whole = {name.partition(".")[0] for name in fixed if "." in name}
     if not problems:
         fixed = {name: value for name, value in fixed.items() if "." not in name} | {
-            name: values[name] for name in whole
+            name: bound[name] for name in whole
         }
     return Space(axes, fixed), problems
 
@@ -202,6 +250,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
                 "bad-input",
                 f'"{spec.name}" has no range that can be read: "{text}"',
                 fix=f"write {spec.name}=LOW..HIGH or LOW..HIGH:log",
+                input=spec.name,
             )
         )
         return [None]
@@ -210,7 +259,15 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
         try:
             ends.append(float(str(inputs.converted(spec, each))))
         except inputs.BadValue as wrong:
-            problems.append(Problem(wrong.code, f'"{spec.name}" {wrong.message}', None, wrong.fix))
+            problems.append(
+                Problem(
+                    wrong.code,
+                    f'"{spec.name}" {wrong.message}',
+                    None,
+                    wrong.fix,
+                    input=spec.name,
+                )
+            )
     if len(ends) < 2:
         return [None]
     low, high = ends
@@ -220,6 +277,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
                 "bad-input",
                 f'"{spec.name}" has an empty range: {low:g} is not below {high:g}',
                 fix=f"write {spec.name}={high:g}..{low:g}",
+                input=spec.name,
             )
         )
     elif match[3] and low <= 0:
@@ -228,6 +286,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
                 "bad-input",
                 f'"{spec.name}" has no logarithmic range from {low:g}',
                 fix="begin above 0, or leave `:log` away",
+                input=spec.name,
             )
         )
     return Range(low, high, match[3] is not None, spec.type == "integer")
@@ -260,24 +319,59 @@ def _several(spec: Input, value: object) -> list[object] | None:
             return read
     if not value.strip() and spec.type != "string":
         return []
-    return [part.strip() for part in value.split(",")] if "," in value else None
+    return _parts(value) if "," in value else None
+
+
+_PART: Final = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"\s*(?=,|$)|((?:\\,|[^,])*))', re.DOTALL)
+
+
+def _parts(text: str) -> list[object]:
+    """The values between commas: one in quotes is whole, and `\\,` is no comma between two."""
+    found: list[object] = []
+    at = 0
+    while at <= len(text) and (match := _PART.match(text, at)) is not None:
+        quoted, plain = match.groups()
+        found.append(
+            plain.strip().replace("\\,", ",")
+            if quoted is None
+            else re.sub(r'\\([,"\\])', r"\1", quoted)
+        )
+        at = match.end() + 1
+    return found
 
 
 def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list[Tree]:
     """The typed values of an axis; what is wrong with it is added to the problems."""
     if not texts or any(text == "" for text in texts):
         what = "has an empty value among its values" if texts else "has no values"
-        problems.append(Problem("bad-input", f'"{spec.name}" {what}', fix=f"write {spec.name}=A,B"))
+        problems.append(
+            Problem(
+                "bad-input", f'"{spec.name}" {what}', fix=f"write {spec.name}=A,B", input=spec.name
+            )
+        )
         return [None]
     found: list[Tree] = []
     for text in texts:
         try:
             found.append(inputs.converted(spec, text))
         except inputs.BadValue as wrong:
-            problems.append(Problem(wrong.code, f'"{spec.name}" {wrong.message}', None, wrong.fix))
+            problems.append(
+                Problem(
+                    wrong.code,
+                    f'"{spec.name}" {wrong.message}',
+                    None,
+                    wrong.fix,
+                    input=spec.name,
+                )
+            )
     if len({json.dumps(value, sort_keys=True) for value in found}) < len(found):
         problems.append(
-            Problem("twice", f'"{spec.name}" has the same value twice', fix="write it once")
+            Problem(
+                "twice",
+                f'"{spec.name}" has the same value twice',
+                fix="write it once",
+                input=spec.name,
+            )
         )
     return found or [None]
 

@@ -1,0 +1,22 @@
+"""Raise an alert about a run that works: to webhooks and chats, the console and the log of remote runs."""
+
+from __future__ import annotations
+
+import time
+
+from ...storage.workspace import Workspace
+from .commit import GroupCommit
+
+
+def raise_alert(
+    ws: Workspace, commits: GroupCommit, name: str, words: str, about: str = ""
+) -> None:
+    """Send `alert.NAME`, and say its words.  `about` tells alerts of one name in one second apart.
+
+    Raises Infrastructure where the database does not answer.
+    """
+    runs, run, now = ws.store.runs, commits.run, time.time()
+    if (letters := ws.letters) is not None:
+        id = "-".join(filter(None, (run, name, about, f"{now:.0f}")))
+        runs.outbox.post(run, letters.alert(runs.get(run), name, id, now, words))
+    commits.say(words)

@@ -1,0 +1,145 @@
+"""Which names an expression needs: those of the branch that it takes, as far as values tell.
+
+`x if c else y`, `and`, `or`, `default(…)`, `is none` and `== null` choose.  A name that they only
+ask for may be null; a name whose value is used may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .template_values import TemplateError
+from .unknowns import Unknown, truth_of
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+
+    from .template_chains import Chain
+
+_CHOICES = frozenset({"CondExpr", "And", "Or", "Test"})
+
+
+@dataclass(slots=True)
+class Needs:
+    """The names that an expression reads, each as the path of a reference.
+
+    `certain` are those whose value it uses, `possible` those that it only asks for, and those of
+    branches that may be taken.
+    """
+
+    certain: set[tuple[str, ...]] = field(default_factory=set)
+    possible: set[tuple[str, ...]] = field(default_factory=set)
+
+    def add(self, other: Needs) -> None:
+        """Add the names of another expression."""
+        self.certain |= other.certain
+        self.possible |= other.possible
+
+
+def chooses(node: nodes.Node) -> bool:
+    """Whether values decide which names of an expression are read."""
+    kind = type(node).__name__
+    if kind in _CHOICES or (kind == "Filter" and getattr(node, "name", "") == "default"):
+        return True
+    if kind == "Compare" and any(map(_is_null, _operands(node))):
+        return True
+    return any(map(chooses, node.iter_child_nodes()))
+
+
+def needs_of(
+    node: nodes.Node,
+    chains: Mapping[nodes.Node, Chain],
+    value: Callable[[nodes.Node], object],
+) -> Needs:
+    """Return the names that an expression needs; `value` evaluates a part of it."""
+    walk = _Walk(chains, value)
+    walk.visit(node, certain=True)
+    walk.needs.possible -= walk.needs.certain
+    return walk.needs
+
+
+class _Walk:
+    """Goes through the parts of an expression that are evaluated, or may be."""
+
+    def __init__(
+        self, chains: Mapping[nodes.Node, Chain], value: Callable[[nodes.Node], object]
+    ) -> None:
+        self._chains, self._value = chains, value
+        self.needs = Needs()
+
+    def visit(self, node: Any, *, certain: bool, asks: bool = False) -> None:
+        """Note what a part reads.
+
+        `certain`: the part is evaluated.  `asks`: it may be null where it stands.
+        """
+        kind = type(node).__name__
+        if node in self._chains:
+            self._chain(node, certain, asks)
+        elif kind == "CondExpr":
+            self._branches(node.test, node.expr1, node.expr2, certain, asks)
+        elif kind == "And":
+            self._branches(node.left, node.right, None, certain, asks)
+        elif kind == "Or":
+            self._branches(node.left, None, node.right, certain, asks)
+        elif kind == "Filter" and node.name == "default":
+            self._default(node, certain, asks)
+        elif kind == "Compare":
+            self._compare(node, certain)
+        else:
+            for child in node.iter_child_nodes():
+                self.visit(child, certain=certain, asks=kind in ("Not", "Test"))
+
+    def _chain(self, whole: Any, certain: bool, asks: bool) -> None:
+        """A name, and the names in its subscripts."""
+        chain = self._chains[whole]
+        if chain.root is None:
+            paths = self.needs.certain if certain and not asks else self.needs.possible
+            paths.add(chain.reference().path)
+        node = whole
+        while type(node).__name__ in ("Getattr", "Getitem"):
+            if type(node).__name__ == "Getitem":
+                self.visit(node.arg, certain=certain)
+            node = node.node
+        if chain.root is not None:
+            self.visit(node, certain=certain)
+
+    def _branches(self, test: Any, yes: Any, no: Any, certain: bool, asks: bool) -> None:
+        self.visit(test, certain=certain, asks=True)
+        known, value = self._evaluated(test)
+        truth = truth_of(value) if known else None
+        for branch, taken in ((yes, truth), (no, None if truth is None else not truth)):
+            if branch is not None and taken is not False:
+                self.visit(branch, certain=certain and taken is True, asks=asks)
+
+    def _default(self, node: Any, certain: bool, asks: bool) -> None:
+        self.visit(node.node, certain=certain, asks=True)
+        known, value = self._evaluated(node.node)
+        is_null = known and value is None
+        if is_null or not known or (isinstance(value, Unknown) and value.may_be_null):
+            for argument in node.args:
+                self.visit(argument, certain=certain and is_null, asks=asks)
+
+    def _compare(self, node: Any, certain: bool) -> None:
+        operands = _operands(node)
+        with_null = any(map(_is_null, operands)) and all(
+            operand.op in ("eq", "ne") for operand in node.ops
+        )
+        for operand in operands:
+            self.visit(operand, certain=certain, asks=with_null)
+
+    def _evaluated(self, node: Any) -> tuple[bool, object]:
+        """Whether a part has a value, and the value: what is wrong with it is reported elsewhere."""
+        try:
+            return True, self._value(node)
+        except TemplateError:
+            return False, None
+
+
+def _operands(node: Any) -> list[Any]:
+    return [node.expr, *(operand.expr for operand in node.ops)]
+
+
+def _is_null(node: Any) -> bool:
+    return type(node).__name__ == "Const" and node.value is None

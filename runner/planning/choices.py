@@ -1,0 +1,229 @@
+"""Which steps a template needs: those that it reads with the values that are known when a plan is compiled, or a step is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..language.template import TemplateError, evaluate, expressions
+from ..language.template_choices import Needs
+from ..language.unknowns import (
+    A_TEXT,
+    AN_INTEGER,
+    ANYTHING,
+    Unknown,
+    holds_unknown,
+    of_input,
+    unknown,
+)
+from .drafts import Draft, PathValue, Results, Scope, Sketch
+from .mentions import is_template, templates, walk
+from .pairs import SAME, SameResults
+from .plan import SKIP
+
+if TYPE_CHECKING:
+    from ..language.recipe import Step
+    from .step import StepSpec
+
+_PERHAPS_A_PATH = unknown("null", "text")
+_PERHAPS_PATHS = unknown("null", "list", items=A_TEXT)
+LATE: Mapping[str, Mapping[str, Unknown]] = {
+    "run": {"id": A_TEXT, "recipe": A_TEXT},
+    "step": {"id": A_TEXT, "key": A_TEXT},
+    "node": {"rank": AN_INTEGER},
+    "nodes": {"count": AN_INTEGER, "addresses": unknown("list", items=A_TEXT)},
+    "host": {"gpus": AN_INTEGER, "cpus": AN_INTEGER},
+}
+"""What only an attempt knows."""
+
+
+def chooses(leaf: str) -> bool:
+    """Whether values decide which names a template reads.  Raises TemplateError."""
+    return any(expression.chooses for expression in expressions(leaf))
+
+
+def needs(leaf: str, names: Mapping[str, Any]) -> Needs:
+    """What a template needs with these values.  Raises TemplateError."""
+    found = Needs()
+    for expression in expressions(leaf):
+        found.add(expression.needs(names))
+    found.possible -= found.certain
+    return found
+
+
+def known_names(
+    sketch: Sketch, scope: Scope, step: Step, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is known of all names when a step is compiled; `given` has its inputs, matrix and outputs."""
+    inputs = dict(given["inputs"])
+    for name in step.oom:  # these are divided when memory runs out
+        spec = scope.recipe.inputs.get(name)
+        inputs[name] = of_input(spec.type, spec.items) if spec is not None else ANYTHING
+    steps = KnownResults(sketch, scope, given["matrix"])
+    return {**LATE, **given, "inputs": inputs, "steps": steps, "state": ANY_STATE}
+
+
+def wanted_steps(sketch: Sketch, scope: Scope, step: Step) -> list[str]:
+    """The steps that some instance of a step needs, or may need, as far as values tell."""
+    given = {
+        "inputs": scope.inputs,
+        "matrix": dict.fromkeys(step.matrix or {}, ANYTHING),
+        "outputs": {output.name: A_TEXT for output in step.outputs},
+    }
+    names = known_names(sketch, scope, step, given)
+    leaves = [*(leaf for _, leaf in templates(step, step.env)), *axis_leaves(step)]
+    certain, possible = needed_steps(leaves, names)
+    selected = [step.select.source] if step.select else []
+    return [*dict.fromkeys([*step.needs, *selected, *sorted(certain), *sorted(possible)])]
+
+
+def leaves_of(spec: StepSpec) -> list[str]:
+    """The templates of a step that was compiled."""
+    parts: list[Any] = [spec.run, spec.accelerate, spec.files, spec.env, spec.when, spec.nodes]
+    return [leaf for _, leaf in walk(parts, ()) if is_template(leaf)]
+
+
+def axis_leaves(step: Step) -> list[str]:
+    """The templates of a matrix."""
+    return [leaf for _, leaf in walk(step.matrix or {}, ()) if is_template(leaf)]
+
+
+def results_of(scope: Scope, matrix: Mapping[str, Any]) -> Results:
+    """`steps` as the templates of an instance see it while a plan is compiled."""
+    return Results(scope, lambda id: SameResults(scope, id, matrix))
+
+
+class Chosen(NamedTuple):
+    """How to evaluate a value while a plan is compiled: with these names.  `late`: what it chooses is known only in a run."""
+
+    names: Mapping[str, Any]
+    late: bool
+
+
+def chosen(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]) -> Chosen:
+    """The names for a value that may choose among steps: what a skipped one would have made is null, unless it is needed."""
+    leaves = [leaf for _, leaf in walk(tree, ()) if is_template(leaf)]
+    try:
+        if not any(map(chooses, leaves)):
+            return Chosen(names, False)
+    except TemplateError:
+        return Chosen(names, False)  # reported where it is evaluated
+    known = {**names, "steps": KnownResults(sketch, scope, names.get("matrix"))}
+    _, possible = needed_steps(leaves, known)
+    skipped = {id for id in possible if sketch.standing(scope.group(id)).skipped}
+    results = names["steps"]
+    steps = {id: _Any(None) if id in skipped else results[id] for id in results}
+    return Chosen({**names, "steps": steps}, _is_late(leaves, known))
+
+
+def _is_late(leaves: Iterable[str], known: Mapping[str, Any]) -> bool:
+    """Whether the value of a template that chooses is unknown because steps are."""
+    for leaf in leaves:
+        try:
+            if chooses(leaf) and holds_unknown(evaluate(leaf, known)):
+                return True
+        except TemplateError:
+            continue
+    return False
+
+
+class KnownResults(Mapping[str, Mapping[str, Any]]):
+    """`steps` of a recipe as far as it is known: outputs of skipped steps are null, those of steps that may yet be skipped are unknown."""
+
+    def __init__(
+        self, sketch: Sketch, scope: Scope, matrix: Mapping[str, Any] | None = None
+    ) -> None:
+        self._sketch, self._scope, self._matrix = sketch, scope, matrix or {}
+
+    def __getitem__(self, id: str) -> Mapping[str, Any]:
+        scope = self._scope
+        if id in scope.pending:
+            return _Any(_PERHAPS_PATHS if id in scope.many else _PERHAPS_A_PATH)
+        standing = self._sketch.standing(scope.group(id))
+        if standing.skipped:
+            return _Any(None)
+        same = SameResults(scope, id, self._matrix)
+        return _Outputs(scope.results[id], standing.doubtful, same)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._scope.results, **dict.fromkeys(self._scope.pending)})
+
+    def __len__(self) -> int:
+        return len({*self._scope.results, *self._scope.pending})
+
+
+class _Outputs(Mapping[str, Any]):
+    """The outputs and metrics of one step."""
+
+    def __init__(self, made: Mapping[str, Any], doubtful: bool, same: Mapping[str, Any]) -> None:
+        self._made, self._doubtful, self._same = made, doubtful, same
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "metrics":
+            return _Any(ANYTHING)
+        if name == SAME and SAME not in self._made:
+            return self._same if not self._doubtful else _Any(_PERHAPS_A_PATH)
+        return _known(self._made[name], self._doubtful)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def _known(value: Any, doubtful: bool) -> Any:
+    """An output as far as it is known: of a recipe that is used, each may come from another step."""
+    if isinstance(value, PathValue) and value.kind in ("step", "below"):
+        maker: Draft = value.address[0]
+        if maker.flags & SKIP:
+            return None
+        return _PERHAPS_A_PATH if maker.doubtful else value
+    if isinstance(value, list):
+        return _PERHAPS_PATHS if doubtful else value
+    return value
+
+
+class _Any(Mapping[str, Any]):
+    """A mapping that has one value under every name; metrics are a mapping of it, too."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __getitem__(self, name: str) -> Any:
+        return self if name in ("metrics", SAME) else self._value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class _States(Mapping[str, Any]):
+    """`state` of a step before an attempt: the newest checkpoint may be null."""
+
+    def __getitem__(self, name: str) -> Any:
+        return {"latest": _PERHAPS_A_PATH}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+ANY_STATE: Final = _States()
+
+
+def needed_steps(leaves: Iterable[str], names: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """The steps that templates certainly need, and those that they may: what cannot be read is reported elsewhere."""
+    found = Needs()
+    for leaf in leaves:
+        try:
+            found.add(needs(leaf, names))
+        except TemplateError:
+            continue
+    certain = {path[1] for path in found.certain if path[0] == "steps" and len(path) > 1}
+    possible = {path[1] for path in found.possible if path[0] == "steps" and len(path) > 1}
+    return certain, possible - certain

@@ -1,0 +1,107 @@
+"""The same instance of another matrix: `steps.train.same.model` is the model of the instance whose axes have this step's values.
+
+Axes are compared by name.  If the other matrix has axes that this step lacks, it is the list of all instances that agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..language.unknowns import ANYTHING, holds_unknown, unknown
+from .drafts import Draft, Instance, Scope
+from .ids import encoded
+from .plan import SKIP
+
+if TYPE_CHECKING:
+    from ..language.recipe import Step
+
+SAME: Final = "same"
+_OUTPUT: Final = unknown("text", "list", items=unknown("text"))
+
+
+class Pair(NamedTuple):
+    """The instances of another step that agree with one; `one`: there is never more than one."""
+
+    instances: list[Instance]
+    drafts: list[Draft]
+    one: bool
+
+    def output(self, name: str) -> Any:
+        """The value of an output: a path, or a list without those of skipped instances.  Raises KeyError."""
+        if self.one:
+            return self.instances[0].outputs[name]
+        return [each.outputs[name] for each in self.instances if not _is_skipped(each)]
+
+
+def is_same(path: tuple[str, ...]) -> bool:
+    """Whether a mention is of the same instance of another step."""
+    return path[0] == "steps" and path[2:3] == (SAME,) and len(path) > 3
+
+
+def shared_axes(step: Step, other: Step) -> list[str]:
+    """The axes that two steps have in common."""
+    return [axis for axis in other.matrix or {} if axis in (step.matrix or {})]
+
+
+def pair(scope: Scope, id: str, matrix: Mapping[str, Any]) -> Pair | None:
+    """The instances of the step `id` that agree with the values of `matrix`; None where there are none."""
+    axes = [axis for axis in scope.recipe.steps[id].matrix or {} if axis in matrix]
+    by_values = scope.pairs.get((id, tuple(axes)))
+    if by_values is None:
+        by_values = scope.pairs[id, tuple(axes)] = _grouped(scope, id, axes)
+    return by_values.get(tuple(encoded(matrix[axis]) for axis in axes))
+
+
+def _grouped(scope: Scope, id: str, axes: list[str]) -> dict[tuple[str, ...], Pair]:
+    """The instances of a step, by their values of some of its axes."""
+    one = len(axes) == len(scope.recipe.steps[id].matrix or {})
+    found: dict[tuple[str, ...], Pair] = {}
+    for instance in scope.made.get(id, ()):
+        values = tuple(encoded(instance.matrix[axis]) for axis in axes)
+        same = found.setdefault(values, Pair([], [], one))
+        same.instances.append(instance)
+        same.drafts.extend(instance.drafts)
+    return found
+
+
+class SameResults(Mapping[str, Any]):
+    """`steps.ID.same` as templates see it."""
+
+    def __init__(self, scope: Scope, id: str, matrix: Mapping[str, Any]) -> None:
+        self._scope, self._id, self._matrix = scope, id, matrix
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "metrics":
+            return _Metrics()
+        if self._id in self._scope.pending or any(map(holds_unknown, self._matrix.values())):
+            return _OUTPUT
+        found = pair(self._scope, self._id, self._matrix)
+        if found is None:
+            raise KeyError(name)
+        if found.one and _is_skipped(found.instances[0]):
+            return None
+        return found.output(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scope.results.get(self._id, ()))
+
+    def __len__(self) -> int:
+        return len(self._scope.results.get(self._id, ()))
+
+
+class _Metrics(Mapping[str, Any]):
+    """Metrics that are not known yet, under every name."""
+
+    def __getitem__(self, name: str) -> Any:
+        return ANYTHING
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _is_skipped(instance: Instance) -> bool:
+    return bool(instance.drafts) and all(draft.flags & SKIP for draft in instance.drafts)

@@ -1,0 +1,52 @@
+"""Steps that a run skips: which, and why, in words for its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ..planning.ids import bare
+from ..planning.plan import SKIP, Plan
+
+
+def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int]) -> list[str]:
+    """Return a line for each step of which instances are skipped: those that the plan skips and `wanted` has, and those that a run skipped."""
+    gone = {
+        n
+        for n, node in enumerate(plan.nodes)
+        if node.id in skipped or (node.flags & SKIP and n in wanted)
+    }
+    instances: dict[tuple[str, str], int] = {}
+    for n in sorted(gone):
+        line = bare(plan.nodes[n].id), _reason(plan, n, gone)
+        instances[line] = instances.get(line, 0) + 1
+    several = {step for (step, _), count in instances.items() if count > 1}
+    return [
+        f"{step}{f' ({count} instances)' if step in several else ''}: {reason}"
+        for (step, reason), count in instances.items()
+    ]
+
+
+def with_skipped(counts: Mapping[str, int], plan: Plan, wanted: Collection[int]) -> dict[str, int]:
+    """Return how many steps are in which state, with those that the plan itself skips."""
+    planned = sum(bool(plan.nodes[n].flags & SKIP) for n in wanted)
+    if not planned:
+        return dict(counts)
+    return {**counts, "SKIPPED": counts.get("SKIPPED", 0) + planned}
+
+
+def _reason(plan: Plan, n: int, gone: Collection[int]) -> str:
+    """Why a step is skipped: the outputs that it lacks, a step that it needs, or its own condition."""
+    node = plan.nodes[n]
+    chosen = set(node.choices)
+    lacks = {
+        f"{each.name} of {bare(plan.nodes[each.producer].id)}": None
+        for each in node.upstream
+        if each.producer in gone and each.producer not in chosen
+    }
+    if lacks:
+        paths = list(lacks)
+        return f"there is no {', '.join(paths[:3])}{', …' if len(paths) > 3 else ''}"
+    before = [*(each.producer for each in node.late), *node.after, *node.choices]
+    needed = dict.fromkeys(bare(plan.nodes[each].id) for each in before if each in gone)
+    own = "its `when` is false" if "/" not in node.id else "its `when`, or that around it, is false"
+    return f"{', '.join(list(needed)[:3])} is skipped" if needed else own
