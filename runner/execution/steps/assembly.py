@@ -87,143 +87,243 @@ def assemble(
     """The loop of a claimed run.  What an earlier worker began is noted at once."""
     if not options.contended:
         ws.traces.rely(survey.plan.recipe, commits.keys.alone)
-    resumed, folder = claimed.resumed, f"{ws.home}/attempts"
-    earlier = ws.store.runs.attempts(claimed.id) if resumed else ()
-    inherited = takeover.attempts(ws, claimed.id) if resumed and ws.delivers else {}
-
-    bell = Bell()
-    in_background = bell.run_in_background
-    steps = RunPlan(survey, claimed.states)
-    running = RunningAttempts(bell)
-    groups = Groups(commits, running, bell.wake)
-    orphans = Orphans(ws, commits, pool)
-    scheduler = Scheduler(
-        tasks_of(survey.plan, steps.todo, steps.todo, commits.expected),
-        _capacity_of(survey.plan, pool, options.pools),
-        jobs=options.jobs,
-        keep_going=options.keep_going,
-        states=claimed.states,
-        attempts=claimed.spent,
-    )
-    schedule = RunSchedule(scheduler, groups)
-    schedule.take_over(claimed.states)
-    ws.objects.tiny.inherit()
-
-    hooks = HostHooks(steps, commits.run, commits.fence)
-    scrap = Scrap(folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
-    stopper = Stopper(ws, steps, schedule, commits, running, hooks, bell, handover)
-    machines = Machines(
-        ws,
-        pool,
-        steps,
-        schedule,
-        groups,
-        commits,
-        running,
-        hooks,
-        orphans,
-        stopper,
-        bell,
-        most_for_a_need=options.machines,
-    )
-    smaller_inputs = SmallerInputs(ws, steps, commits, count_out_of_memory(earlier))
-    failures = Failures(steps, schedule, commits, smaller_inputs)
-    publisher = Publisher(
-        ws, survey, commits, scrap, overwrite=options.overwrite, link=options.link
-    )
-    growth = PlanGrowth(ws, steps, schedule, commits, running, publisher)
-    downloads = None
-    if ws.remote_cache is not None:
-        downloads = Downloads(ws.remote_cache, bell.wake, commits.say)
-    judge = Judge(ws, steps, schedule, commits, publisher, smaller_inputs, growth, pool, downloads)
-    host_outputs = HostOutputs(ws.objects, steps, pool, machines, judge, bell)
-
-    environments = StepEnvironments(ws, steps, commits, pool, hooks)
-    stager = InputStager(ws, steps, commits, environments)
-    commands = CommandBuilder(ws, steps, commits, environments)
-    preparer = Preparer(ws, steps, commits, pool, environments, stager, commands, scrap)
-    shared_states = SharedStates(ws, commits)
-    starter = Starter(
-        steps,
-        schedule,
-        commits,
-        judge,
-        Placement(steps, schedule, commits, pool, host_outputs, machines, failures),
-        KeyClaims(ws, schedule, commits, orphans, judge, contended=options.contended),
-        StateClaims(ws, preparer, orphans, shared_states, inherited),
-        Reattacher(steps, orphans, preparer, stager, machines, inherited),
-        preparer,
-        publisher,
-        Carrier(running, shared_states),
-        failures,
-        machines,
-        stopper,
-        bell,
-        ws.environ,
-        folder,
-    )
-
-    early_stops = EarlyStops(ws, steps, schedule, commits, running, bell, options.stop_early)
-    health = HealthChecks(steps, running, hooks)
-    diverged = DivergedLosses(ws, commits, groups, running, bell)
-    numbers = TrainingNumbers(survey, groups, running)
-    sink = telemetry(ws, commits.run, survey, commits.say)
-    chunks = Chunks(ws, commits, running, in_background, sink)
-    tidying = Tidying(
-        ws,
-        commits,
-        scrap,
-        survey.plan.recipe,
-        in_background,
-        failures_kept=orphans.any_failed,
-    )
-    ender = Ender(
-        ws,
-        steps,
-        schedule,
-        commits,
-        running,
-        failures,
-        machines,
-        orphans,
-        publisher,
-        smaller_inputs,
-        growth,
-        early_stops,
-        diverged,
-        environments,
-        Diagnosis(pool, environments, stopper, early_stops, health, diverged, commits.masker),
-        FailureHints(ws, steps, environments),
-        AttemptRecords(ws.objects, commits, environments, numbers, chunks, tidying),
-        tidying,
-        scrap,
-        bell,
-    )
-    owners = Owners(
-        steps=steps,
-        schedule=schedule,
-        running=running,
-        bell=bell,
-        judge=judge,
-        starter=starter,
-        ender=ender,
-        machines=machines,
-        stopper=stopper,
-        failures=failures,
-        groups=groups,
-        chunks=chunks,
-        numbers=numbers,
-        silences=Silences(ws, commits, pool),
-        early_stops=early_stops,
-        diverged=diverged,
-        health=health,
-        environments=environments,
-        hooks=hooks,
-        orphans=orphans,
-        publisher=publisher,
-        scrap=scrap,
-    )
+    made = _Assembly(ws, survey, commits, pool, options, claimed, handover)
+    owners = made.owners()
     return Loop(ws, commits, pool, owners, tick, handles_signals=handover is None)
+
+
+class _Assembly:
+    """The owners of one run while they are put together, each after those that it calls."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        survey: Survey,
+        commits: GroupCommit,
+        pool: HostPool,
+        options: Options,
+        claimed: Claimed,
+        handover: Handover | None,
+    ) -> None:
+        self.ws, self.survey, self.commits, self.pool, self.options = (
+            ws,
+            survey,
+            commits,
+            pool,
+            options,
+        )
+        self.folder = f"{ws.home}/attempts"
+        resumed = claimed.resumed
+        earlier = ws.store.runs.attempts(claimed.id) if resumed else ()
+        # Before the orphans are looked for: each gets a folder here.
+        self.inherited = takeover.attempts(ws, claimed.id) if resumed and ws.delivers else {}
+        self.bell = Bell()
+        self.steps = RunPlan(survey, claimed.states)
+        self.running = RunningAttempts(self.bell)
+        self.groups = Groups(commits, self.running, self.bell.wake)
+        self.orphans = Orphans(ws, commits, pool)
+        self.scrap = Scrap(self.folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
+        self.schedule = self._schedule(claimed)
+        self.hooks = HostHooks(self.steps, commits.run, commits.fence)
+        self.environments = StepEnvironments(ws, self.steps, commits, pool, self.hooks)
+        self.smaller_inputs = SmallerInputs(ws, self.steps, commits, count_out_of_memory(earlier))
+        self.failures = Failures(self.steps, self.schedule, commits, self.smaller_inputs)
+        self.publisher = Publisher(
+            ws, survey, commits, self.scrap, overwrite=options.overwrite, link=options.link
+        )
+        self.growth = PlanGrowth(
+            ws, self.steps, self.schedule, commits, self.running, self.publisher
+        )
+        self.stopper = Stopper(
+            ws,
+            self.steps,
+            self.schedule,
+            commits,
+            self.running,
+            self.hooks,
+            self.bell,
+            handover,
+        )
+        self.machines = self._machines()
+        self.judge = self._judge()
+        self.early_stops = EarlyStops(
+            ws,
+            self.steps,
+            self.schedule,
+            commits,
+            self.running,
+            self.bell,
+            options.stop_early,
+        )
+        self.health = HealthChecks(self.steps, self.running, self.hooks)
+        self.diverged = DivergedLosses(ws, commits, self.groups, self.running, self.bell)
+        self.numbers = TrainingNumbers(survey, self.groups, self.running)
+        self.chunks = Chunks(
+            ws,
+            commits,
+            self.running,
+            self.bell.run_in_background,
+            telemetry(ws, commits.run, survey, commits.say),
+        )
+
+    def owners(self) -> Owners:
+        """All that the loop calls."""
+        return Owners(
+            steps=self.steps,
+            schedule=self.schedule,
+            running=self.running,
+            bell=self.bell,
+            judge=self.judge,
+            starter=self._starter(),
+            ender=self._ender(),
+            machines=self.machines,
+            stopper=self.stopper,
+            failures=self.failures,
+            groups=self.groups,
+            chunks=self.chunks,
+            numbers=self.numbers,
+            silences=Silences(self.ws, self.commits, self.pool),
+            early_stops=self.early_stops,
+            diverged=self.diverged,
+            health=self.health,
+            environments=self.environments,
+            hooks=self.hooks,
+            orphans=self.orphans,
+            publisher=self.publisher,
+            scrap=self.scrap,
+        )
+
+    def _schedule(self, claimed: Claimed) -> RunSchedule:
+        todo, options = self.steps.todo, self.options
+        scheduler = Scheduler(
+            tasks_of(self.survey.plan, todo, todo, self.commits.expected),
+            _capacity_of(self.survey.plan, self.pool, options.pools),
+            jobs=options.jobs,
+            keep_going=options.keep_going,
+            states=claimed.states,
+            attempts=claimed.spent,
+        )
+        schedule = RunSchedule(scheduler, self.groups)
+        schedule.take_over(claimed.states)
+        self.ws.objects.tiny.inherit()
+        return schedule
+
+    def _machines(self) -> Machines:
+        return Machines(
+            self.ws,
+            self.pool,
+            self.steps,
+            self.schedule,
+            self.groups,
+            self.commits,
+            self.running,
+            self.hooks,
+            self.orphans,
+            self.stopper,
+            self.bell,
+            most_for_a_need=self.options.machines,
+        )
+
+    def _judge(self) -> Judge:
+        cache, downloads = self.ws.remote_cache, None
+        if cache is not None:
+            downloads = Downloads(cache, self.bell.wake, self.commits.say)
+        return Judge(
+            self.ws,
+            self.steps,
+            self.schedule,
+            self.commits,
+            self.publisher,
+            self.smaller_inputs,
+            self.growth,
+            self.pool,
+            downloads,
+        )
+
+    def _starter(self) -> Starter:
+        ws, steps, schedule, commits = self.ws, self.steps, self.schedule, self.commits
+        stager = InputStager(ws, steps, commits, self.environments)
+        commands = CommandBuilder(ws, steps, commits, self.environments)
+        preparer = Preparer(
+            ws, steps, commits, self.pool, self.environments, stager, commands, self.scrap
+        )
+        host_outputs = HostOutputs(
+            ws.objects, steps, self.pool, self.machines, self.judge, self.bell
+        )
+        shared_states = SharedStates(ws, commits)
+        return Starter(
+            steps,
+            schedule,
+            commits,
+            self.judge,
+            Placement(
+                steps, schedule, commits, self.pool, host_outputs, self.machines, self.failures
+            ),
+            KeyClaims(
+                ws,
+                schedule,
+                commits,
+                self.orphans,
+                self.judge,
+                contended=self.options.contended,
+            ),
+            StateClaims(ws, preparer, self.orphans, shared_states, self.inherited),
+            Reattacher(steps, self.orphans, preparer, stager, self.machines, self.inherited),
+            preparer,
+            self.publisher,
+            Carrier(self.running, shared_states),
+            self.failures,
+            self.machines,
+            self.stopper,
+            self.bell,
+            ws.environ,
+            self.folder,
+        )
+
+    def _ender(self) -> Ender:
+        ws, commits = self.ws, self.commits
+        tidying = Tidying(
+            ws,
+            commits,
+            self.scrap,
+            self.survey.plan.recipe,
+            self.bell.run_in_background,
+            failures_kept=self.orphans.any_failed,
+        )
+        diagnosis = Diagnosis(
+            self.pool,
+            self.environments,
+            self.stopper,
+            self.early_stops,
+            self.health,
+            self.diverged,
+            commits.masker,
+        )
+        records = AttemptRecords(
+            ws.objects, commits, self.environments, self.numbers, self.chunks, tidying
+        )
+        return Ender(
+            ws,
+            self.steps,
+            self.schedule,
+            commits,
+            self.running,
+            self.failures,
+            self.machines,
+            self.orphans,
+            self.publisher,
+            self.smaller_inputs,
+            self.growth,
+            self.early_stops,
+            self.diverged,
+            self.environments,
+            diagnosis,
+            FailureHints(ws, self.steps, self.environments),
+            records,
+            tidying,
+            self.scrap,
+            self.bell,
+        )
 
 
 def _capacity_of(plan: Plan, pool: HostPool, pools: Mapping[str, float]) -> dict[str, float]:
