@@ -245,8 +245,10 @@ class SimulatedRun:
         options: Options | None = None,
         handover: Handover | None = None,
         then: Callable[[SimulatedRun], Awaitable[None]] | None = None,
+        finish: bool = False,
     ) -> None:
-        """`then` is carried out beside the run."""
+        """`then` is carried out beside the run; `finish` waits for what goes to the shared store."""
+        self.finish = finish
         (root / "recipe.yaml").write_text(f"recipe: t@1\nsummary: A test\n{recipe}")
         self.root, self.hosts, self.spares, self.options = root, hosts, spares, options
         self.programs = {
@@ -266,6 +268,7 @@ class SimulatedRun:
     def run(self) -> Report:
         """Work until the run ends."""
         with Workspace.open(self.root) as ws, virtual() as loop:
+            ws.share(None)
             try:
                 return loop.run_until_complete(self._run(ws))
             finally:  # jobs that were left, and who waits for them
@@ -303,6 +306,8 @@ class SimulatedRun:
             return await self.loop.run()
         finally:
             commits.keys.close()
+            if self.finish and ws.remote_cache is not None:
+                ws.remote_cache.finish(self.heard.say)
             if beside is not None:
                 beside.cancel()
 
