@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of programs: each module is compiled once, also where the caller's environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test proof lint house clients bench docs site vendor release clean
+.PHONY: demo check test proof lint house clients bench docs pictures site vendor release clean
 .DEFAULT_GOAL := test
 
 # torch comes first and alone: what follows then finds the pinned one and brings no other.
@@ -117,6 +117,9 @@ bench: .venv/.ready .cache/peers/.ready
 
 docs: .venv/.ready
 	$(BIN)/python -m docs.generate
+
+pictures: .venv/.ready
+	$(BIN)/python -m docs.pictures
 
 site: .venv/.ready
 	$(BIN)/zensical build --strict --clean

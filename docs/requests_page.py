@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from runner.errors import HELPS
-from tests.contract.api.outcomes import STANDINGS, VERBS, Asked, Done, NewRun, Outcome
+from tests.contract.api.outcomes import STANDINGS, VERBS, Asked, Done, NewRun, Outcome, Stays
 
 BEGIN: Final = "<!-- requests:begin -->"
 END: Final = "<!-- requests:end -->"
@@ -32,6 +32,8 @@ def _cell(outcome: Outcome) -> str:
             return "asked, then it continues"
         case Asked(state):
             return f"asked, then {state}"
+        case Stays():
+            return "as it was, with the priority"
         case NewRun():
             return "a new run, QUEUED"
     return f"refused: `{outcome.code}` (use `{HELPS[outcome.code]}`)"

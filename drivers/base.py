@@ -96,6 +96,7 @@ class Traits(NamedTuple):
         False  # its machines may be stopped and started again, disks and all: it heeds `Order.keep`
     )
     works: bool = False  # it can carry out a run itself, on one of its machines
+    joins: bool = False  # machines of one zone reach each other at addresses of their own: they may be the nodes of one step
     exports: bool = False  # it can write what it would rent as a program for another tool
 
 
@@ -323,6 +324,10 @@ class Driver:
         """What is known of the account, as names and words.  Changes nothing.  Raises Denied when the key is not accepted."""
         return ()
 
+    async def unusable(self) -> Sequence[tuple[str, str]]:
+        """What of the account cannot be used, as names and why: machines could be rented and not be logged in to.  Changes nothing."""
+        return ()
+
     async def solvent(self) -> None:
         """Raises Denied when the account has no credit, as far as the provider says so before an order."""
 
@@ -349,9 +354,16 @@ class Driver:
         return False
 
     def program(
-        self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str
+        self,
+        name: str,
+        *,
+        market: Market | Literal["any"],
+        keep: bool,
+        seconds: int,
+        bucket: str,
+        nodes: int,
     ) -> str:
-        """A program for Pulumi that makes the machine of the settings, what is beside it, and a bucket where one is named.  Asks no server.
+        """A program for Pulumi that makes the machines of the settings, what is beside them, and a bucket where one is named.  Asks no server.
 
         Raises Rejected where the settings do not say enough for one machine, and unless `Traits.exports`.
         """

@@ -90,6 +90,7 @@ class Gcp(cloud.Rented[Wire]):
         priced=True,
         pauses=True,
         exports=True,
+        joins=True,
         settles=timedelta(seconds=30),
         ends="provider",
         identity="attested",
@@ -223,8 +224,8 @@ class Gcp(cloud.Rented[Wire]):
         return self._prices.described
 
     def program(
-        self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str
-    ) -> str:
+        self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str, nodes: int,
+    ) -> str:  # fmt: skip
         zone = self._filters.zone
         if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone):
             raise Rejected(
@@ -244,7 +245,7 @@ class Gcp(cloud.Rented[Wire]):
         own = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack"
         return gcp_pulumi.program(gcp_pulumi.Machine(
             own, self._project, zone, kind, self._image, int(offer.data["disk"]), self._network, self._port, USER, offer.market == "spot", keep,
-            seconds, {shape.gpu: shape.gpus} if shape.attached else {}, _TOLD, bucket,
+            seconds, {shape.gpu: shape.gpus} if shape.attached else {}, _TOLD, bucket, nodes,
         ))  # fmt: skip
 
     # --- leases
@@ -344,7 +345,10 @@ class Gcp(cloud.Rented[Wire]):
         ours = " ".join(cloud.public(self._installation.host_key(lease.key)).split()[:2])
         if ours not in await harmless(self._wire.host_keys(*_place(lease))):
             return None
-        return await self._logins.open(lease, USER, found.address, self._port)
+        host = await self._logins.open(lease, USER, found.address, self._port)
+        if host is not None:
+            host.address = found.internal
+        return host
 
     async def release(self, lease: Lease) -> bool:
         """Delete the machine.  True once Google itself says that there is none."""

@@ -25,6 +25,7 @@ class Machine(NamedTuple):
     gpus: Mapping[str, int]  # accelerators that are asked for beside the kind of machine
     metadata: Mapping[str, str]
     bucket: str = ""
+    nodes: int = 1
 
 
 _HEAD = '''"""The stack {stack} of recipe, as a Pulumi program: made by `recipe stack export {stack} --pulumi`.
@@ -32,7 +33,7 @@ _HEAD = '''"""The stack {stack} of recipe, as a Pulumi program: made by `recipe 
 pip install pulumi pulumi-gcp
 pulumi config set --secret sshKey "$(cat ~/.ssh/id_ed25519.pub)"{project}
 pulumi up
-recipe run RECIPE --driver ssh --host "$(pulumi stack output host)"
+{use}
 
 `recipe stack` and `recipe reap` know nothing of what this program makes: Pulumi has it, and `pulumi destroy` ends it.
 """
@@ -54,10 +55,21 @@ firewall = gcp.compute.Firewall(
     target_tags=[{tag}],
 )
 """
+_INSIDE = """
+inside = gcp.compute.Firewall(
+    "inside",
+    name={inside},{project}
+    network={network},
+    direction="INGRESS",
+    allows=[gcp.compute.FirewallAllowArgs(protocol=each) for each in ("tcp", "udp", "icmp")],
+    source_tags=[{tag}],
+    target_tags=[{tag}],
+)
+"""
 _MACHINE = """
-machine = gcp.compute.Instance(
-    "machine",
-    name={tag},{project}
+{begin}(
+    {resource},
+    name={named},{project}
     zone={zone},
     machine_type={kind},
     boot_disk=gcp.compute.InstanceBootDiskArgs(
@@ -83,7 +95,7 @@ machine = gcp.compute.Instance(
         max_run_duration=gcp.compute.InstanceSchedulingMaxRunDurationArgs(seconds={seconds}),
     ),
     allow_stopping_for_update=True,
-)
+){end}
 """
 _BUCKET = """
 bucket = gcp.storage.Bucket(
@@ -101,6 +113,21 @@ address = machine.network_interfaces[0].access_configs[0].nat_ip
 pulumi.export("host", pulumi.Output.concat({login}, address))
 pulumi.export("zone", machine.zone)
 """
+_ENDS_OF_SEVERAL = """
+
+def table(found):
+    rows = [f'{{{{host = "{user}@{{outside}}", address = "{{inside}}"}}}}' for outside, inside in found]
+    return "[drivers.ssh]\\nhosts = [\\n" + "".join(f"  {{row}},\\n" for row in rows) + "]\\n"
+
+
+nics = [each.network_interfaces[0] for each in machines]
+pairs = [pulumi.Output.all(nic.access_configs[0].nat_ip, nic.network_ip) for nic in nics]
+pulumi.export("settings", pulumi.Output.all(*pairs).apply(table))
+pulumi.export("zone", machines[0].zone)
+"""
+_USE = 'recipe run RECIPE --driver ssh --host "$(pulumi stack output host)"'
+_USE_OF_SEVERAL = """pulumi stack output settings >>recipe.toml
+recipe run RECIPE --driver ssh"""
 
 
 def program(made: Machine) -> str:
@@ -116,15 +143,26 @@ def program(made: Machine) -> str:
         "project": project,
         "network": q(made.network.removeprefix("global/networks/")),
     }
+    several = made.nodes > 1
     parts = [
-        _HEAD.format(stack=made.name, name=q(made.name), project="" if made.project else "\npulumi config set gcp:project PROJECT"),
+        _HEAD.format(
+            stack=made.name,
+            name=q(made.name),
+            project="" if made.project else "\npulumi config set gcp:project PROJECT",
+            use=_USE_OF_SEVERAL if several else _USE,
+        ),
         _RULE.format(port=q(str(made.port)), **common),
+        *([_INSIDE.format(inside=q(f"{tag}-inside"), **common)] if several else ()),
         _MACHINE.format(
+            begin=f"machine{'s = [' * several or ' = '}gcp.compute.Instance",
+            resource='f"machine-{number}"' if several else q("machine"),
+            named=f'f"{tag}-{{number}}"' if several else q(tag),
+            end=f" for number in range({made.nodes})]" if several else "",
             zone=q(made.zone), kind=q(made.kind), image=q(made.image), disk=made.disk, gpus=attached, metadata=q(dict(made.metadata)),
             login=q(f"{made.user}:"), spot=made.spot, model=q("SPOT" if made.spot else "STANDARD"), action=q("STOP" if made.keep else "DELETE"),
             seconds=made.seconds, **common,
         ),
-        _ENDS.format(login=q(f"{made.user}@")),
+        _ENDS_OF_SEVERAL.format(user=made.user) if several else _ENDS.format(login=q(f"{made.user}@")),
     ]  # fmt: skip
     if made.bucket:
         parts.append(

@@ -58,6 +58,7 @@ class Instance(NamedTuple):
     disk: float  # GB
     labels: Fields
     items: Mapping[str, str]
+    internal: str = ""  # its address in its network
 
     @property
     def described(self) -> str:
@@ -419,6 +420,7 @@ def _instance(row: Fields) -> Instance:
         inner(row.get("scheduling") or {}, "an instance", WHOSE).get("provisioningModel") == "SPOT",
         sum(number(disk, "diskSizeGb") for disk in rows({"disks": [], **row}, "disks", WHOSE)),
         inner(row.get("labels") or {}, "an instance", WHOSE), {f"{item.get('key')}": f"{item.get('value', '')}" for item in items},
+        f"{nics[0].get('networkIP') or ''}" if nics else "",
     )  # fmt: skip
 
 

@@ -217,11 +217,7 @@ class Prime(cloud.Rented[Wire]):
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
         balance = await harmless(self._wire.balance())
-        try:
-            await self._let_in()
-            key = f"{self._key}, which the account has"
-        except Denied as error:
-            key = str(error)
+        usable = not await self.unusable()
         return [
             (
                 "account",
@@ -229,13 +225,20 @@ class Prime(cloud.Rented[Wire]):
                 + f", team {self._wire.team}" * bool(self._wire.team),
             ),
             ("credit", f"${balance:.2f}" + ("" if balance > 0 else EMPTY)),
-            ("login", key),
+            *([("login", f"{self._key}, which the account has")] if usable else ()),
             (
                 "host keys",
                 "the first that a pod shows is believed" if self._first_use else FIRST_USE,
             ),
             self._clock(),
         ]
+
+    async def unusable(self) -> Sequence[tuple[str, str]]:
+        try:
+            await self._let_in()
+        except Denied as error:
+            return [("login", str(error))]
+        return ()
 
     async def solvent(self) -> None:
         """Raises Denied where nothing can be rented: no word about host keys, no key that opens a pod, no credit."""
@@ -257,7 +260,7 @@ class Prime(cloud.Rented[Wire]):
         try:
             found = self._key.read_bytes()
             asyncssh.import_private_key(found)
-        except (OSError, asyncssh.KeyImportError) as error:
+        except (OSError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
             raise Denied(
                 f"the SSH key {self._key} cannot be used: {error}; name another as `key` in `[drivers.prime]`"
             ) from error

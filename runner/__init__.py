@@ -24,8 +24,9 @@ from .paths import VERSION as __version__
 
 if TYPE_CHECKING:
     from .execution.terms import Choice, Overview, Settings, Summary
-    from .interface.handle.opening import How, New
+    from .interface.handle.opening import How
     from .interface.handle.shells import AsyncRun, Run
+    from .interface.handle.transport import New
     from .language.recipe import Recipe
     from .paths import Location
     from .storage.records.runs import Event
@@ -73,18 +74,15 @@ def plan(
     its packages, for all steps.  `store` names a shared store, as on the command line; without it the one that recipe.toml says.
     `nodes` is on how many nodes `accelerate` steps run that do not say it.  Raises errors.RecipeError.
     """
-    from .execution.session import look
+    from .api.plans import plan_run
     from .execution.terms import Choice
     from .storage.workspace import Workspace
-    from .survey.templates import refuse_unrenderable
 
     location = _standing(workspace, recipe)
     with Workspace.open(location.root) as ws:
         ws.share(store)
-        found = look(
-            ws, _request(location, recipe, inputs, preset, out, python, nodes), choice or Choice()
-        )
-        refuse_unrenderable(ws, found)
+        request = _request(location, recipe, inputs, preset, out, python, nodes)
+        found = plan_run(ws, request, choice or Choice())
         found.plan.specs()  # read while the workspace is open
         return found
 
@@ -244,8 +242,9 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
 
     from .api.submitting import Ticket
     from .execution.terms import Choice, Settings
-    from .interface.handle.far import is_server
-    from .interface.handle.opening import New, checked
+    from .interface.handle.opening import checked
+    from .interface.handle.there import is_server
+    from .interface.handle.transport import New
     from .storage.workspace import results_place
 
     checked(how)

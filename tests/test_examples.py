@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,9 @@ GIVEN = {
     "03-rlhf/rlhf.yaml": {"policy": "./base.json", "reward": "./base.json", "strength": 1},
     "03-rlhf/eval.yaml": {"before": "./base.json", "after": "./base.json", "reward": "./base.json"},
 }
+
+EITHER_OR = ("extract", "backward", "augmented")
+"""Steps that are skipped by default."""
 
 Example = Callable[[str], Space]
 
@@ -90,7 +94,7 @@ def test_every_example_plans(path: str, example: Example, offline: None) -> None
     answers = space.answers(GIVEN.get(path))
     assert answers and {
         step for step, answer in answers.items() if answer not in ("run", "maybe")
-    } <= {"sft/publish"}
+    } <= {"sft/publish", *EITHER_OR}
 
 
 @pytest.mark.parametrize("path", RECIPES)
@@ -474,3 +478,40 @@ def test_a_script_of_hugging_face_trains_unchanged_and_goes_on_from_its_own_chec
     assert sorted(
         row["max_steps"] for row in (rows.to_dict("records") if hasattr(rows, "to_dict") else rows)
     ) == [20, 30]
+
+
+# -- 12 to 14 pipelines of three projects, written again -------------------------------------------------------------------------------------------
+
+
+def test_an_ocr_model_is_new_or_goes_on_from_another(example: Example) -> None:
+    space = example("12-ocr")
+    assert "extract" not in runs_once(space)
+    assert space.read("models/words.traineddata").startswith("new + 3 lines, 20 iterations, [1,36")
+    space.write("best.traineddata", "best")
+    assert space.run({"start_model": "./best.traineddata"}) == ["extract", "train"]
+    assert space.read("models/words.traineddata").startswith("best + 3 lines")
+    space.write("truth/iota.png", "P2 1 1 9 4")
+    space.write("truth/iota.gt.txt", "iota")
+    assert "lstmf[image=truth%2Fiota.png]" in space.run()
+    assert space.read("lists/eval").split() == ["lstmf/gamma.lstmf", "lstmf/iota.lstmf"]
+
+
+def test_a_translator_is_trained_with_and_without_back_translation(example: Example) -> None:
+    space = example("13-translation")
+    assert len(runs_once(space)) == 13
+    assert space.read("student.model") == "model 1 of 6 lines\n"
+    ran = space.run({"back_translate": True, "ensemble": 1})
+    assert {"backward", "augmented", "score[ens=0]"} <= {*ran}
+    assert space.summary is not None
+    assert space.summary.skipped == ["score_ensemble: its `when` is false"]
+    assert space.read("student.model") == "model 1 of 10 lines\n"
+
+
+def test_a_model_is_packed_with_the_code_that_serves_it(example: Example) -> None:
+    space = example("14-experiments")
+    assert sorted(runs_once(space)) == ["data_split", "evaluate", "sagemaker", "train"]
+    with tarfile.open(space.root / "model.tar.gz") as archive:
+        files = {member.name for member in archive if member.isreg()}
+    assert files == {"./handler.py", "./model.json"}
+    assert json.loads(space.read("results/evaluate.json"))["leaked"] == []
+    assert sorted(space.run({"lr": 0.1})) == ["evaluate", "sagemaker", "train"]

@@ -104,7 +104,7 @@ def shown(made: Instance, address: str) -> Document:
     zone = f"{ROOT}/projects/fake/zones/{made.zone}"
     nic = {
         "kind": "compute#networkInterface", "name": "nic0", "network": f"{ROOT}/projects/fake/global/networks/default",
-        "networkIP": f"10.128.0.{int(made.id) % 250}",
+        "networkIP": address if address.startswith("127.") else f"10.128.0.{int(made.id) % 250}",
         "accessConfigs": [{"kind": "compute#accessConfig", "type": "ONE_TO_ONE_NAT", "name": "External NAT", "natIP": address,
                            "networkTier": "PREMIUM"}],
     }  # fmt: skip

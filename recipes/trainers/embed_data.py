@@ -43,6 +43,7 @@ class Counts:
     contradictions: int = 0
     equal_pairs: int = 0
     longest: int = 0
+    columns: dict[str, None] = field(default_factory=dict)  # of all rows, in their order
     seen: set[tuple[str, ...]] = field(default_factory=set)
 
     def meet(self, example: Example) -> None:
@@ -72,10 +73,13 @@ def prepare(options: argparse.Namespace) -> str:
     prompts = _prompts(options.prompts, base)
     _refuse(options, base)
     names = {name: name for name in COLUMNS} | renamed(options.columns, COLUMNS)
+    if len(set(names.values())) < len(names):
+        raise BadData(f"columns: two of {', '.join(COLUMNS)} are the same column: {', '.join(names.values())}")
     found = data_files(options.data, options.eval_fraction)
     sieve, counts = Sieve(options.max_bad_rows), Counts()
 
     def usable(row: Row) -> Example | Bad:
+        counts.columns.update(dict.fromkeys(row.value))
         return _usable(row, names)
 
     examples = list(sieve.sift(found.train, options.data, usable))
@@ -109,7 +113,8 @@ def prepare(options: argparse.Namespace) -> str:
         "equal_pairs": counts.equal_pairs,
         "arrays": digests,
     }
-    for line in _doubts(manifest, base, options):
+    unread = [name for name in counts.columns if name not in (*names.values(), *VERDICTS)]
+    for line in [*_doubts(manifest, base, options), *_unread(unread, names)]:
         warn(line)
     (options.out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     kind = "triplets" if len(columns) == 3 else "pairs"
@@ -122,13 +127,23 @@ def prepare(options: argparse.Namespace) -> str:
 
 def _prompts(asked: str, base: embed_base.Base) -> dict[str, str]:
     """Return the texts that go before queries and documents: those that are asked for, else the base's own."""
-    given = renamed(asked, (embed_base.QUERY, embed_base.DOCUMENT))
+    known = (embed_base.QUERY, embed_base.DOCUMENT)
+    try:
+        given = json.loads(asked)
+    except json.JSONDecodeError as error:
+        raise BadData(f"prompts: {asked} is not JSON: {error}") from error
+    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
+        raise BadData(f'prompts: {asked} is not {{"query": "TEXT", "document": "TEXT"}}')
+    if wrong := sorted(set(given) - set(known)):
+        raise BadData(f"prompts: {wrong[0]} is none of {', '.join(known)}")
     return base.prompts | given
 
 
 def _refuse(options: argparse.Namespace, base: embed_base.Base) -> None:
     if base.pooling is not None and options.pooling not in ("auto", base.pooling):
         raise BadData(f"pooling={options.pooling}, and the base was trained with pooling {base.pooling}: say pooling=auto to keep it")
+    if wrong := [size for size in options.matryoshka if size < 1 or options.matryoshka.count(size) > 1]:
+        raise BadData(f"matryoshka: {wrong[0]} is {'there twice' if wrong[0] > 0 else 'no number of dimensions'}")
     if base.dimension is not None and (wide := [size for size in options.matryoshka if size > base.dimension]):
         raise BadData(f"matryoshka: {wide[0]} is more than the {base.dimension} numbers of the base's embeddings")
 
@@ -234,6 +249,15 @@ def _doubts(manifest: Mapping[str, Any], base: embed_base.Base, options: argpars
         yield f"the base compares embeddings by {base.similarity}, and this training by cosine: the result is saved to be compared by cosine"
     if options.loss == "mnrl" and options.global_batch < FEW:
         yield f"a batch of {options.global_batch} rows has few negatives for each anchor: raise global_batch; micro_batch limits the memory"
+
+
+def _unread(columns: Sequence[str], names: Mapping[str, str]) -> Iterator[str]:
+    """Return what people have to know of columns that nothing is learned from."""
+    if not columns:
+        return
+    negatives = [name for name in columns if "neg" in name.lower()]
+    hint = f"""; for negatives say columns='{{negative: {negatives[0]}}}'""" if negatives and names["negative"] == "negative" else ""
+    yield f"columns that are not read: {', '.join(columns)}{hint}"
 
 
 def _options() -> argparse.Namespace:

@@ -81,7 +81,8 @@ def asking(base: Path) -> Iterator[Callable[[], Finding]]:
     if found is not None:
         yield lambda: found
         return
-    with subprocess.Popen([sys.executable, __file__, str(base)], stdout=subprocess.PIPE, text=True) as job:
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads wait for each other longer than so small a model computes
+    with subprocess.Popen([sys.executable, __file__, str(base)], stdout=subprocess.PIPE, text=True, env=alone) as job:
         try:
             yield lambda: _answer(job, kept)
         finally:
@@ -132,7 +133,7 @@ def probe(base: Path) -> Finding:
         return Finding(None, why=_short(error))
     for count in dict.fromkeys((layers, text.num_hidden_layers)):
         for factor in FACTORS:
-            if (small := _smaller(text.to_dict(), count, factor)) is None:
+            if (small := smaller(text.to_dict(), count, factor)) is None:
                 continue
             try:
                 with torch.random.fork_rng(devices=[]):
@@ -241,7 +242,7 @@ def _traits(layer: torch.nn.Module) -> Iterator[object]:
         yield [name, type(part).__name__, {key: said[key] for key in sorted(said)}]
 
 
-def _smaller(config: dict[str, Any], layers: int, factor: int) -> dict[str, Any] | None:
+def smaller(config: dict[str, Any], layers: int, factor: int) -> dict[str, Any] | None:
     """The configuration with its first layers alone, and its widths divided; None where they cannot be."""
     every = config.get("num_hidden_layers")
     made: dict[str, Any] = {}
@@ -249,7 +250,8 @@ def _smaller(config: dict[str, Any], layers: int, factor: int) -> dict[str, Any]
         if "vocab_size" in name and isinstance(value, int):
             made[name] = VOCABULARY
         elif name.endswith("token_id"):
-            made[name] = None if name != "pad_token_id" or value is None else 0
+            # The documents have other tokens than this one, and some configurations refuse to have none.
+            made[name] = 0 if isinstance(value, int) else [0] if value else value
         elif _is_width(name, value):
             if value % factor or value // factor < 4:
                 return None

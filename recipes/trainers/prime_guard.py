@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -50,6 +52,28 @@ MOVED = {
     "orchestrator.lora_name": "orchestrator.model.lora.name",
 }
 
+# Which of its values are what: what else is read here goes by them.
+WHOLE = (
+    "max_steps", "seq_len", "trainer.model.seq_len", "trainer.model.lora.rank", "orchestrator.seq_len", "orchestrator.batch_size",
+    "orchestrator.token_batch_size", "orchestrator.group_size", "orchestrator.train.sampling.max_completion_tokens", "ckpt.interval",
+    "deployment.num_train_gpus", "deployment.num_infer_gpus", "deployment.gpus_per_node",
+)  # fmt: skip
+TABLES = (
+    "trainer", "trainer.model", "trainer.model.lora", "trainer.optim", "orchestrator", "orchestrator.train", "orchestrator.train.sampling",
+    "inference", "ckpt", "monitors", "model", "weight_broadcast", "deployment",
+)  # fmt: skip
+# Asks prime-rl's own models, where that is installed, with the configuration as JSON on stdin: a line for each fault.
+ASK = """
+import json, sys
+from prime_rl.configs.rl import RLConfig
+from pydantic import ValidationError
+try:
+    RLConfig.model_validate(json.load(sys.stdin))
+except ValidationError as error:
+    for each in error.errors():
+        print(".".join(map(str, each["loc"])) + ": " + each["msg"])
+"""
+
 
 def main() -> None:
     options = _options()
@@ -57,7 +81,10 @@ def main() -> None:
         config, notes = merge(json.loads(options.settings.read_text(encoding="utf-8")), options.config, json.loads(options.set))
     except ValueError as error:
         sys.exit(f"guard: {error}")
-    wrong = [*faults(config), *_not_text_only(config, options.base)]
+    wrong = mistyped(config) or [*faults(config), *_not_text_only(config, options.base)]
+    if not wrong:
+        wrong = refused(config, options.launcher)
+    notes += near_misses(config)
     notes += doubts(config)
     options.report.write_text(json.dumps({"faults": wrong, "warnings": notes}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for note in notes:
@@ -72,7 +99,7 @@ def main() -> None:
 def merge(settings: Config, file: Path | None, more: Config) -> tuple[Config, list[str]]:
     """What prime-rl is to be told, and what is worth a word.  `defaults` of the recipe, then the caller's file, then `given` inputs, then `set`.
 
-    Raises ValueError when the file is not TOML.
+    Raises ValueError when the file is not TOML, or a value is of another kind than prime-rl takes.
     """
     config: Config = {}
     notes: list[str] = []
@@ -82,6 +109,8 @@ def merge(settings: Config, file: Path | None, more: Config) -> tuple[Config, li
             theirs = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{file.name} is not TOML: {error}") from error
+        if wrong := mistyped(theirs):
+            raise ValueError(f"{file.name}: {'; '.join(wrong)}")
         _lay(config, theirs)
         for path, value in _leaves(settings["always"]):
             if (said := _at(theirs, path)) is not None and said != value:
@@ -89,6 +118,8 @@ def merge(settings: Config, file: Path | None, more: Config) -> tuple[Config, li
         if named := _at(theirs, "model.name"):
             notes.append(f"{file.name} says model.name = {named!r}; the recipe's input base goes over it")
     _lay(config, _without_null(settings["given"]))
+    if wrong := mistyped(more):
+        raise ValueError(f"set: {'; '.join(wrong)}")
     _lay(config, more)
     _lay(config, settings["always"])
     if name := settings.get("environment"):
@@ -96,6 +127,73 @@ def merge(settings: Config, file: Path | None, more: Config) -> tuple[Config, li
         if not sources:
             sources.append({"name": name, "env": {"taskset": {"id": name}}})
     return config, notes
+
+
+def mistyped(config: Config) -> list[str]:
+    """Values that are not of the kind that prime-rl takes, of those that are read here."""
+    wrong = []
+    for path in TABLES:
+        if (value := _at(config, path)) is not None and not isinstance(value, dict):
+            wrong.append(f"{path} is a section, not {value!r}: [{path}]")
+    for path in WHOLE:
+        value = _at(config, path)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            wrong.append(f"{path} is a whole number from 1 on, not {value!r}")
+    source = _at(config, "orchestrator.train.source")
+    if source is not None and not (source == [] or _is_tables(source)):
+        wrong.append(f"orchestrator.train.source is a list of environments, not {source!r}: [[orchestrator.train.source]]")
+    return wrong
+
+
+def near_misses(config: Config) -> list[str]:
+    """Names below trainer and orchestrator that look like a slip of one that is known here.  prime-rl refuses names that it does not have."""
+    known = {
+        path for path in (*WHOLE, *TABLES, "orchestrator.train.source", "orchestrator.algo", "orchestrator.eval", "trainer.data", "trainer.loss")
+    }
+    told = []
+    for path in sorted(_paths(config)):
+        above, _, name = path.rpartition(".")
+        beside = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == above]
+        close = difflib.get_close_matches(name, beside, 1, 0.85)
+        if above and path not in known and close:
+            told.append(f"{path}: is it {close[0]}?  prime-rl refuses names that it does not have")
+    return told
+
+
+def _paths(config: Config, above: str = "") -> Iterator[str]:
+    for name, value in config.items():
+        path = f"{above}.{name}" if above else name
+        yield path
+        if isinstance(value, dict):
+            yield from _paths(value, path)
+
+
+def refused(config: Config, launcher: list[str]) -> list[str]:
+    """What prime-rl's own models refuse, asked of the Python beside the launcher; nothing where prime-rl is not installed."""
+    python = _python_of(launcher)
+    if python is None:
+        return []
+    try:
+        told = subprocess.run([*python, "-c", ASK], input=json.dumps(config), capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"guard: prime-rl's models could not be asked: {error}")
+        return []
+    if told.returncode:
+        print("guard: prime-rl is not installed here: names and types below its sections are checked when it starts")
+        return []
+    return told.stdout.splitlines()
+
+
+def _python_of(launcher: list[str]) -> list[str] | None:
+    """The words that start the Python of prime-rl, from those that start its `rl`."""
+    *before, program = launcher
+    if Path(program).name != "rl":
+        return None
+    if before:
+        return [*before, "python"] if shutil.which(before[0]) else None
+    found = shutil.which(program)
+    python = Path(found).parent / "python" if found else None
+    return [str(python)] if python is not None and python.exists() else None
 
 
 def faults(config: Config) -> list[str]:
@@ -266,6 +364,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--settings", type=Path, required=True, help="the recipe's inputs as prime-rl names them, JSON")
     parser.add_argument("--config", type=Path, help="the caller's own TOML")
     parser.add_argument("--set", default="{}", help="anything else, JSON, merged last")
+    parser.add_argument("--launcher", nargs="+", default=["rl"], help="the words that start prime-rl's `rl`")
     parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--save-every", type=int, required=True)
     parser.add_argument("--keep", type=int, required=True)

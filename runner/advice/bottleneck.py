@@ -17,6 +17,7 @@ PARTS: Final = {
     "data": "getting and preparing batches",
     "generation": "sampling answers",
     "tool": "tools, rewards, environments",
+    "rollouts": "waiting for answers with their tools and rewards",
     "model": "forward and backward",
     "optimizer": "the update",
     "communication": "adding up over processes",
@@ -24,6 +25,17 @@ PARTS: Final = {
     "evaluation": "looking at held-out data",
     "other": "what the trainer did not name",
 }
+OF_PRIME: Final = {
+    "step": "time/step",
+    "rollouts": "time/wait_for_batch",
+    "data": "time/load_data",
+    "model": "time/forward_backward",
+    "communication": "time/broadcast_weights",
+    "checkpoint": "time/save_ckpt",
+}
+"""The same parts as the trainer of prime-rl calls them."""
+OF_ORCHESTRATOR: Final = ("time/wait_for_policy", "time/wait_for_ckpt", "time/generate_completions")
+"""Times that only prime-rl's orchestrator reports, whose steps run beside those of the trainer."""
 TRAINING: Final = ("model", "optimizer", "communication")
 TOOL, DATA, WORK = 0.50, 0.30, 0.80
 """Above these shares of a step: tools make it LATENCY-BOUND, data DATA-BOUND, generation and training together THROUGHPUT-BOUND."""
@@ -50,12 +62,19 @@ class Judgement:
     advice: tuple[str, ...]
 
 
+def is_timed(line: Mapping[str, Any]) -> bool:
+    """Whether a line tells the times of a step of a trainer."""
+    return any(_seconds(line, name) is not None for name in PARTS) and not any(
+        name in line for name in OF_ORCHESTRATOR
+    )
+
+
 def breakdown(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
     """The parts of what a trainer reported, one mapping a step; None where it reported no times.
 
     The first step is left out where more follow: what happens once, compiling and making room, is in it.
     """
-    timed = [line for line in lines if any(_seconds(line, name) is not None for name in PARTS)]
+    timed = [line for line in lines if is_timed(line)]
     if len(timed) > 1:
         timed = timed[1:]
     totals: dict[str, float] = {}
@@ -81,10 +100,25 @@ def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgemen
     if found.share("tool") > TOOL:
         why = f"tools, rewards and environments take {found.share('tool'):.0%} of a step (more than {TOOL:.0%})"
         advice = (
+            'switch to a local executor if tools run on other machines (`executor_backend = "local"`, runtime `subprocess`)',
             "call tools for all answers of a step at once, not one after the other",
             "draw the answers of the next step while tools work on those of this one (asynchronous rollouts)",
             *_raise(inputs, "num_generations", "more answers share the wait"),
             "a faster GPU would change nothing",
+        )
+        return Judgement("LATENCY-BOUND", why, advice)
+    if found.share("tool", "rollouts") > TOOL:
+        waits = found.share("tool", "rollouts")
+        why = f"the trainer waits {waits:.0%} of a step (more than {TOOL:.0%}) for answers with their tools and rewards"
+        advice = (
+            'switch to a local executor if tools run on other machines (`executor_backend = "local"`, runtime `subprocess`)',
+            "raise the number of rollouts at once, so that tools of some run while others are written",
+            *_raise(
+                inputs,
+                "infer_gpus",
+                "if the GPUs that generate are busy, writing is what takes long",
+            ),
+            "a faster GPU for the trainer would change nothing",
         )
         return Judgement("LATENCY-BOUND", why, advice)
     if found.share("data") > DATA:
@@ -165,5 +199,5 @@ def _now(inputs: Mapping[str, Any], name: str) -> str:
 
 
 def _seconds(line: Mapping[str, Any], name: str) -> float | None:
-    value = line.get(f"time_{name}")
+    value = line.get(f"time_{name}", line.get(OF_PRIME.get(name, "")))
     return float(value) if is_number(value) and value >= 0 else None

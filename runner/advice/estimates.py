@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +21,7 @@ from ..paths import config_folder, shipped
 from ..planning.step import ResourceSpec
 from ..storage import metrics
 from ..storage.buckets.hub import offline, snapshots
-from . import hardware, training_from_inputs
+from . import hardware, prime_rl, training_from_inputs
 from .hardware import Gpu, Hardware
 from .memory import CONTEXT, Estimate, Model, Training, Unknown, Verdict, calibrated, estimate, read
 
@@ -232,6 +233,10 @@ def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Ste
         return takes.get(str(inputs.get(name)), ("", ""))
 
     devices = int(wants.gpus or 1) * spec.node_count
+    if recipe.partition("@")[0] == prime_rl.NAME:
+        config = _toml(ws, plan, n, str(inputs.get("config")))
+        devices = prime_rl.training_gpus(inputs, config, devices)
+        inputs = prime_rl.training_inputs(inputs, config)
     found = _estimated(ws, node.id, recipe, inputs, place, devices, gpu, shown, usable)
     prices = _prices(ws)
     if gpu is not None:
@@ -252,6 +257,19 @@ def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Ste
         for kind in kinds
     )
     return replace(found, choices=tuple(others))
+
+
+def _toml(ws: Workspace, plan: Plan, n: int, name: str) -> Mapping[str, Any]:
+    """The TOML file that a recipe takes as an input; empty where it is not here, or cannot be read."""
+    prefix = plan.nodes[n].prefix
+    taken = (each for node in plan.nodes if node.prefix == prefix for each in node.takes)
+    source = next((each for each in taken if each.name == name and each.kind == "path"), None)
+    if source is None:
+        return {}
+    try:
+        return tomllib.loads(ws.absolute(source.address).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def _priced(

@@ -98,28 +98,32 @@ def _said(name: str, value: object) -> list[tuple[str, object]]:
 
 
 def _where(finding: Finding, source: Document) -> Location | None:
-    """The place that says what is wrong: an input, a word of the command, a line of a configuration; else the step."""
-    tree = source.value if isinstance(source.value, dict) else {}
-    inputs = tree.get("inputs")
+    """Return the place that says what is wrong.
+
+    It is an input, a word of the command or a line of a configuration, or else the step.
+    """
     step = _written_as(finding.step)
     for origin in finding.origins.values():
-        if origin.kind == "file" and origin.found_at:
-            if (where := _line(origin)) is not None:
-                return where
-        elif "/" in finding.step:
-            continue  # what is written there is in the recipe that this one uses
-        elif origin.kind == "input" and isinstance(inputs, dict) and origin.name in inputs:
-            return source.locate(("inputs", origin.name), key=True)
-        elif origin.kind == "file" and (
-            keys := _keys(_block(tree, step, "files").get(origin.file), origin.name)
-        ):
-            return source.locate(("steps", step, "files", origin.file, *keys), key=True)
-        elif (
-            origin.kind == "argument"
-            and (where := _argument(origin, source, tree, step)) is not None
-        ):
+        if (where := _place_of(origin, source, finding.step, step)) is not None:
             return where
     return source.locate(("steps", step) if step else ("recipe",), key=True)
+
+
+def _place_of(origin: Origin, source: Document, instance: str, step: str) -> Location | None:
+    if origin.kind == "file" and origin.found_at:
+        return _line(origin)
+    if "/" in instance:
+        return None  # what is written there is in the recipe that this one uses
+    tree = source.value if isinstance(source.value, dict) else {}
+    if origin.kind == "input":
+        inputs = tree.get("inputs")
+        if isinstance(inputs, dict) and origin.name in inputs:
+            return source.locate(("inputs", origin.name), key=True)
+        return None
+    if origin.kind == "argument":
+        return _argument(origin, source, tree, step)
+    keys = _keys(_block(tree, step, "files").get(origin.file), origin.name)
+    return source.locate(("steps", step, "files", origin.file, *keys), key=True) if keys else None
 
 
 def _block(tree: Mapping[str, Any], step: str, name: str) -> Any:
@@ -156,18 +160,19 @@ def _keys(tree: object, name: str) -> tuple[str, ...]:
 
 
 def _word(words: object, option: str) -> tuple[str | int, ...] | None:
-    """The path of the word that is this option, in a command as a list or in `args` as a mapping; None where there is none."""
+    """Return the path of the word that is this option; None if there is none.
+
+    A command is a list, and the `args` of an `accelerate` step are a mapping.
+    """
     if isinstance(words, str):
-        return (
-            () if words.startswith("-") and words.lstrip("-").partition("=")[0] == option else None
-        )
-    for key, value in (
-        words.items()
-        if isinstance(words, Mapping)
-        else enumerate(words)
-        if isinstance(words, list)
-        else ()
-    ):
+        is_option = words.startswith("-") and words.lstrip("-").partition("=")[0] == option
+        return () if is_option else None
+    items: Iterable[tuple[Any, object]] = ()
+    if isinstance(words, Mapping):
+        items = words.items()
+    elif isinstance(words, list):
+        items = enumerate(words)
+    for key, value in items:
         if key == option:
             return (key,)
         if (path := _word(value, option)) is not None:

@@ -126,7 +126,7 @@ class _Looks:
             return {"imports": imports[0], "keywords": imports[1]}
 
         plainly = [word.text for word in line if word.text is not None]
-        named = program.called_training([node.id, *plainly[:4]])
+        named = program.called_training([node.id, *plainly[:8]])
         likely = bool(spec.accelerate or spec.state or named)
         tools = rules.tools_of(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
         trains = bool(spec.accelerate or spec.state or (named and (tools or spec.resources.gpus)))

@@ -10,6 +10,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import did_you_mean
@@ -252,10 +253,10 @@ def rules(tree: Mapping[str, Any], *, own: bool = False) -> tuple[Rule, ...]:
 def tools_of(
     command: Sequence[str], imports: Iterable[str], known: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Which tools a step uses: a word of its command, the last part of one, or a module that its code imports, is like one of the patterns."""
-    heads = {part for name in command for part in (name, name.rpartition("/")[2])} | {
-        f"import {name.partition('.')[0]}" for name in imports
-    }
+    """Which tools a step uses: a pattern is like a word of its command, the last part of one, that and the next, or an imported module."""
+    parts = [name.rpartition("/")[2] for name in command]
+    heads = {*command, *parts, *map(" ".join, pairwise(parts))}
+    heads |= {f"import {name.partition('.')[0]}" for name in imports}
     return [
         tool
         for tool, patterns in known.items()
@@ -367,78 +368,82 @@ _SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
 
 
 def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
+    """Return what a rule is judged for, one after the other; once if it has no `each`."""
     if not rule.each:
         return (None,)
     items = _value(rule.each, facts)
-    return (
-        items
-        if isinstance(items, (list, tuple))
-        else list(items)
-        if isinstance(items, Mapping)
-        else ()
-    )
+    if isinstance(items, (list, tuple)):
+        return items
+    return list(items) if isinstance(items, Mapping) else ()
 
 
 def _finding(
     rule: Rule, scope: Mapping[str, object], step: str, found: Mapping[str, object]
 ) -> Finding:
-    wanted = {
-        kind: {name: _value(value, scope) for name, value in values.items()}
-        for kind, values in rule.fix.items()
-    }
-    fix = {
-        kind: kept
-        for kind, values in wanted.items()
-        if (kept := {name: value for name, value in values.items() if value is not None})
-    }
-    read = [
-        each.path
-        for text in ("{{ " + name + " }}" for name in rule.given)
-        for each in references(text)
-    ]
-    asked = [each.path for each in references(rule.when)]
-    names = [
-        *rule.fix.get("settings", {}),
-        *(path[1] for path in read if path[0] == "settings" and len(path) > 1),
-    ]
-    names += [_SUBJECTS[path[0]] for path in asked if path[0] in _SUBJECTS]
-    names += [
-        name[1] or name[2]
-        for name in map(
-            _SETTING.fullmatch, (key for key, value in found.items() if value is not None)
-        )
-        if name
-    ]
-    names += [path[1] for path in asked if path[0] == "settings" and len(path) > 1]
-    names += [item] if isinstance(item := scope.get("item"), str) else []
+    """Return the finding of a rule that fired; `found` are the values that its condition read."""
+    remedy = _render(rule.remedy, scope, "")
+    origins: dict[str, Origin] = {}
     settings = scope.get("settings")
-    places = (
-        {name: settings.place(name) for name in names} if isinstance(settings, Settings) else {}
-    )
-    if isinstance(item, str) and isinstance(settings, Settings):
-        places[item] = places.get(item) or settings.saying(item)
-    origins = {name: place for name, place in places.items() if place is not None}
-    remedy = _said(rule.remedy, scope, "")
-    if isinstance(settings, Settings) and not rule.own:
+    if isinstance(settings, Settings):
+        names = _settings_named(rule, scope, found)
+        origins = _origins(settings, names, scope.get("item"))
         judged = [name for name in names if name not in rule.fix.get("settings", {})]
-        if rule.severity != "note" and (guess := _guessed(settings, judged)):
+        guess = _guessed_name(settings, judged)
+        if guess and not rule.own and rule.severity != "note":
             rule = replace(rule, severity="note")
             remedy = f"{remedy} (a guess from the name `{guess}`)".strip()
-    return Finding(
-        rule,
-        _said(rule.message, scope, rule.title),
-        remedy,
-        step,
-        fix,
-        origins,
-    )
+    message = _render(rule.message, scope, rule.title)
+    return Finding(rule, message, remedy, step, _evaluate_fix(rule, scope), origins)
+
+
+def _evaluate_fix(rule: Rule, scope: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Return the settings, variables and resources that a rule proposes, without empty ones."""
+    fix = {}
+    for kind, templates in rule.fix.items():
+        values = {name: _value(template, scope) for name, template in templates.items()}
+        proposed = {name: value for name, value in values.items() if value is not None}
+        if proposed:
+            fix[kind] = proposed
+    return fix
+
+
+def _settings_named(
+    rule: Rule, scope: Mapping[str, object], found: Mapping[str, object]
+) -> list[str]:
+    """Return the names of the settings that a rule is about, those that it changes first."""
+    given = [
+        reference.path for name in rule.given for reference in references("{{ " + name + " }}")
+    ]
+    asked = [reference.path for reference in references(rule.when)]
+    read = (_SETTING.fullmatch(key) for key, value in found.items() if value is not None)
+    item = scope.get("item")
+    return [
+        *rule.fix.get("settings", {}),
+        *_of_settings(given),
+        *(_SUBJECTS[path[0]] for path in asked if path[0] in _SUBJECTS),
+        *(match[1] or match[2] for match in read if match),
+        *_of_settings(asked),
+        *([item] if isinstance(item, str) else []),
+    ]
+
+
+def _of_settings(paths: Iterable[Sequence[str]]) -> list[str]:
+    return [path[1] for path in paths if path[0] == "settings" and len(path) > 1]
+
+
+def _origins(settings: Settings, names: Iterable[str], item: object) -> dict[str, Origin]:
+    """Return where settings are said, by name; `item` may be a value that one of them has."""
+    places = {name: settings.place(name) for name in names}
+    if isinstance(item, str):
+        places[item] = places.get(item) or settings.saying(item)
+    return {name: place for name, place in places.items() if place is not None}
 
 
 _SUBJECTS: Final = {"model": "base", "data": "dataset", "memory": "base"}
 """The setting that says what each of these namespaces is about."""
 
 
-def _guessed(settings: Settings, names: Iterable[str]) -> str:
+def _guessed_name(settings: Settings, names: Iterable[str]) -> str:
     """The name of a setting that is taken for one of these by its name alone; empty where none is."""
     for name in names:
         found = settings.setting(name)
@@ -453,7 +458,7 @@ def _value(
     return evaluate(text, scope, read) if isinstance(text, str) and has(text) else text
 
 
-def _said(text: str, scope: Mapping[str, object], otherwise: str) -> str:
+def _render(text: str, scope: Mapping[str, object], otherwise: str) -> str:
     try:
         return str(evaluate(text, scope)).strip()
     except (Unknown, TemplateError):

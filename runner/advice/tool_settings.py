@@ -114,23 +114,36 @@ class Word:
 
 
 def words(spec: StepSpec, scope: Mapping[str, Any]) -> list[Word]:
-    """The command of a step as words, as far as they are known.  Of a script: of all its commands, one after another."""
-    block = spec.accelerate
-    if block is not None:
-        program = block.get("module") or block.get("script") or ""
-        head = ["accelerate", "launch"]
-        program = [*(["-m"] if block.get("module") else []), program]
-        mixed = block.get("mixed_precision")
-        options = _listed([["--mixed_precision", mixed]] if mixed is not None else [], scope)
-        given = block.get("args")
-        rest = (
-            list(_arguments(given, scope))
-            if isinstance(given, Mapping)
-            else list(_listed(given if isinstance(given, list) else [], scope))
-        )
-        return [*(Word(text, text) for text in head), *options, *_listed(program, scope), *rest]
-    run = spec.run
-    return list(_listed(run, scope)) if isinstance(run, list) else _scripted(str(run or ""), scope)
+    """Return the command of a step as words, as far as they are known.
+
+    Of a script these are the words of all its commands, one after another.
+    """
+    if spec.accelerate is not None:
+        return _launch_words(spec.accelerate, scope)
+    if isinstance(spec.run, list):
+        return list(_listed(spec.run, scope))
+    return _scripted(str(spec.run or ""), scope)
+
+
+def _launch_words(block: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Word]:
+    """Return the words of `accelerate launch` for the `accelerate` block of a step."""
+    options: list[Any] = []
+    if block.get("mixed_precision") is not None:
+        options.append(["--mixed_precision", block["mixed_precision"]])
+    program = [block.get("module") or block.get("script") or ""]
+    if block.get("module"):
+        program.insert(0, "-m")
+    given = block.get("args")
+    if isinstance(given, Mapping):
+        arguments = list(_arguments(given, scope))
+    else:
+        arguments = list(_listed(given if isinstance(given, list) else [], scope))
+    return [
+        *(Word(text, text) for text in ("accelerate", "launch")),
+        *_listed(options, scope),
+        *_listed(program, scope),
+        *arguments,
+    ]
 
 
 def of_words(line: Sequence[Word]) -> Iterator[Setting]:
@@ -183,28 +196,35 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
 def of_tree(
     tree: object, scope: Mapping[str, Any], file: str, found_at: str = "", at: str = ""
 ) -> Iterator[Setting]:
-    """The leaves of a configuration, by their paths; of a list of mappings those of its first.  A mapping is listed itself, too: that it is there."""
+    """Yield the leaves of a configuration by their paths.
+
+    Of a list of mappings the first counts. A mapping is yielded too, to say that it is there.
+    """
+    origin = Origin("file", at, file, found_at)
     if isinstance(tree, Mapping):
         if at:
-            yield Setting(
-                at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file, found_at)
-            )
+            yield Setting(at, dict.fromkeys(map(str, tree)) or {}, origin)
         for key, item in tree.items():
             name = _key(str(key))
             yield from of_tree(item, scope, file, found_at, f"{at}.{name}" if at else name)
     elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping):
         yield from of_tree(tree[0], scope, file, found_at, at)
     elif at and not _is_place(tree):
-        value: object = tree
-        if isinstance(tree, str) and has(tree):
-            try:
-                value = evaluate(tree, scope)
-            except (TemplateError, RecursionError):
-                value = Unknown(f"the value of {at} in {file}, which only the running step knows")
-        if isinstance(value, Mapping) and not isinstance(tree, Mapping):
+        value = _leaf_value(tree, scope, f"{at} in {file}")
+        if isinstance(value, Mapping):
             yield from of_tree(value, scope, file, found_at, at)
         else:
-            yield Setting(at, value, _origin(tree, Origin("file", at, file, found_at)))
+            yield Setting(at, value, _origin(tree, origin))
+
+
+def _leaf_value(leaf: object, scope: Mapping[str, Any], what: str) -> object:
+    """Return the value of a leaf; an `Unknown` if only a running step can tell."""
+    if not isinstance(leaf, str) or not has(leaf):
+        return leaf
+    try:
+        return evaluate(leaf, scope)
+    except (TemplateError, RecursionError):
+        return Unknown(f"the value of {what}, which only the running step knows")
 
 
 def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:
@@ -217,7 +237,7 @@ def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:
 
 
 def scalar(text: str) -> object:
-    """A word of a command line as the value it most likely is."""
+    """Return a word of a command line as the value it most likely is."""
     low = text.lower()
     if low in ("true", "false"):
         return low == "true"
@@ -225,7 +245,8 @@ def scalar(text: str) -> object:
         return None
     if _NUMBER.fullmatch(text) and len(text) < 30:
         number = float(text)
-        return int(number) if number.is_integer() and "e" not in low and "." not in text else number
+        is_whole = number.is_integer() and "e" not in low and "." not in text
+        return int(number) if is_whole else number
     if text[:1] in "[{":
         try:
             return json.loads(text)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from ..agent.regular import open_regular
 from ..errors import NotFound
 from ..planning.ids import bare
-from ..storage.content.files import Content
+from ..storage.content.files import Content, Entry
 from ..storage.records.index import Made
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import RunGraph
@@ -99,27 +99,44 @@ def list_artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") 
             told = {"type": media.type_of(path, head), "step": media.step_of(path)}
             found.append({**each, **told, "stored": stored, "files": []})
             continue
-        files = _files(ws, content) if stored else []
-        size = sum(file["bytes"] for file in files) if stored else each["bytes"]
-        listed = [file for file in files if file["path"] > after][:FILES]
+        entries = ws.objects.manifests.entries(content) if stored else ()
+        size = sum(entry.size for entry in entries) if stored else each["bytes"]
         told = {"type": FOLDER, "step": media.step_of(each["path"])}
-        found.append({**each, **told, "bytes": size, "stored": stored, "files": listed})
+        files = _files(ws, content, entries, after)
+        found.append({**each, **told, "bytes": size, "stored": stored, "files": files})
     return found
 
 
-def _files(ws: Workspace, content: Content) -> list[Facts]:
-    """What is in a folder, sorted by path."""
-    found: list[Facts] = [
+def _files(
+    ws: Workspace, content: Content, entries: Sequence[Entry], after: str
+) -> list[Mapping[str, Any]]:
+    """The first `FILES` of a folder whose paths are greater than `after`, sorted."""
+    folder = ws.objects.path(content)
+    listed = sorted(
+        (entry for entry in entries if entry.path > after), key=lambda entry: entry.path
+    )
+    return [
         {
             "path": entry.path,
             "bytes": entry.size,
             "content": f"{entry.kind}:{entry.value}",
-            "type": media.type_of(entry.path),
+            "type": _type(ws, folder, entry),
             "step": media.step_of(entry.path),
         }
-        for entry in ws.objects.manifests.entries(content)
+        for entry in listed[:FILES]
     ]
-    return sorted(found, key=lambda file: str(file["path"]))
+
+
+def _type(ws: Workspace, folder: Path, entry: Entry) -> str:
+    """The type of a file by its name; of one that is called a picture, by its first bytes."""
+    named = media.type_of(entry.path)
+    if named not in media.PICTURES or entry.kind not in "fx":
+        return named
+    try:
+        with open_stored(ws, folder / entry.path) as file:
+            return media.type_of(entry.path, file.read(media.HEAD) or b"\0")
+    except NotStored:
+        return named
 
 
 def _head(ws: Workspace, content: Content) -> bytes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ..agent.regular import open_regular
 from ..errors import CannotRun, Invalid
@@ -55,16 +55,36 @@ def last_samples(ws: Workspace, row: RunRow) -> dict[str, Point]:
     return found
 
 
+class Reported(NamedTuple):
+    """Everything that one attempt reported, in order; `source` is its run, if that is another."""
+
+    step: str
+    attempt: int
+    points: Iterable[Point]
+    source: str = ""
+
+
 def read_points(
     ws: Workspace, run: str, step: str, attempt: int, of: Source
 ) -> Iterator[values.Point]:
     """The points of each attempt, in order and numbered from 1: of one step or, empty, of all; of one attempt or, 0, of all."""
-    yield from _restored(ws, run, step, attempt, of)
+    for each in _reported(ws, run, step, attempt, of):
+        yield from (
+            values.Point(each.step, each.attempt, n, dict(point), each.source)
+            for n, point in enumerate(each.points, 1)
+        )
+
+
+def _reported(ws: Workspace, run: str, step: str, attempt: int, of: Source) -> Iterator[Reported]:
+    """The same attempt by attempt."""
+    if not attempt:
+        yield from _restored(ws, run, step, of)
     ended = {(each.step, each.n): each for each in ws.store.runs.attempts(run)}
     for part in parts(ws.store.runs.events(run)):
         if (step and step not in names(part.step)) or attempt not in (0, part.number):
             continue
         known = ended.get((part.step, part.number))
+        found: Iterable[Point]
         if of == "machine":
             seen = samples.samples_path(part.raw)
             found = (
@@ -78,17 +98,11 @@ def read_points(
                 if known is not None
                 else _live(ws, run, part)
             )
-        yield from (
-            values.Point(part.step, part.number, n, dict(point)) for n, point in enumerate(found, 1)
-        )
+        yield Reported(part.step, part.number, found)
 
 
-def _restored(
-    ws: Workspace, run: str, step: str, attempt: int, of: Source
-) -> Iterator[values.Point]:
-    """The points of steps whose results were there, by the attempts that gave these, where they are known here."""
-    if attempt:
-        return
+def _restored(ws: Workspace, run: str, step: str, of: Source) -> Iterator[Reported]:
+    """What steps reported whose results were there, by the attempts that gave these, where they are known here."""
     graph = run_graph.recall(ws.home, run)
     keys = dict(graph.fresh) if graph is not None else {}
     keys |= {
@@ -110,9 +124,7 @@ def _restored(
                 if of == "machine"
                 else read_attempt_points(ws, each) or ()
             )
-            yield from (
-                values.Point(id, each.n, n, dict(point), by.run) for n, point in enumerate(found, 1)
-            )
+            yield Reported(id, each.n, found, by.run)
 
 
 class StepCurves(NamedTuple):
@@ -129,9 +141,9 @@ def curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> list[
     if key in _curves:
         _curves[key] = found = _curves.pop(key)  # the latest again
         return found
-    by_step: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for point in read_points(ws, run.id, "", 0, of):
-        by_step.setdefault((point.step, point.source), []).append(point.values)
+    by_step: dict[tuple[str, str], list[Point]] = {}
+    for each in _reported(ws, run.id, "", 0, of):
+        by_step.setdefault((each.step, each.source), []).extend(each.points)
     found = [
         StepCurves(step, source, binned.build_curves(said, axis))
         for (step, source), said in by_step.items()

@@ -97,7 +97,7 @@ def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
 
 
 def _waiting(row: RunRow) -> Waiting:
-    # A run whose time lies before its creation is due, whatever the clocks of its machines say.
+    # A run that was due when it was stored is due, whatever the clocks of its machines say.
     due = row.created if row.due is not None and row.due <= row.created else row.due
     return Waiting(
         row.id,

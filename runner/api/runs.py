@@ -14,7 +14,7 @@ from ..execution.terms import settings_of_run
 from ..planning.ids import bare
 from ..planning.run_view import Failure, RunView, StepView, Training
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
-from ..storage.records.runs import RunRow, Wanted
+from ..storage.records.runs import AttemptRow, RunRow, Wanted
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
 from ..survey import summaries
@@ -145,7 +145,7 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
         "warnings": view.warnings,
         **(wait_of(ws, row) or {"position": None, "waits": None}),
         "training": _training(view),
-        "steps": [_step(step) for step in view.steps.values()],
+        "steps": _steps(view.steps, _keys(graph, attempts), cost),
         "graph": _graph(graph),
         "outputs": outputs_of(ws, row, graph, attempts),
         "links": [each._asdict() for each in links(ws, row, attempts)],
@@ -180,6 +180,29 @@ def _training(view: RunView) -> Facts | None:
         "at": moment(training.at),
         "values": dict(training.values),
     }
+
+
+def _keys(graph: RunGraph | None, attempts: Sequence[AttemptRow]) -> dict[str, str]:
+    """The keys of steps: of those that were begun, as they were then."""
+    fresh = dict(graph.fresh) if graph is not None else {}
+    return fresh | {each.step: each.key for each in attempts if each.key}
+
+
+def _steps(steps: Mapping[str, StepView], keys: Mapping[str, str], cost: float) -> list[Facts]:
+    """The steps, each with its key and its share of what was rented, by the seconds that it ran there."""
+    away = {
+        id: sum(seconds for host, seconds in step.spent.items() if host)
+        for id, step in steps.items()
+    }
+    whole = sum(away.values())
+    return [
+        {
+            **_step(step),
+            "key": keys.get(id, ""),
+            "cost": round(cost * away[id] / whole, 6) if whole else 0.0,
+        }
+        for id, step in steps.items()
+    ]
 
 
 def _step(step: StepView) -> Facts:

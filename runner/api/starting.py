@@ -63,9 +63,13 @@ def change(start: Start, given: Mapping[str, object], axes: Axes | None) -> Star
     """The same with other values of some inputs.  `axes` stand instead of those before; None: what is given no single value keeps its axis."""
     kept = start.axes if axes is None else axes
     kept = {name: values for name, values in kept.items() if axes is not None or name not in given}
-    fixed = {**start.request.inputs, **given}
-    fixed = {name: value for name, value in fixed.items() if name not in kept}
-    return Start(replace(start.request, inputs=fixed), kept)
+    # A part of an object, `a.b`, was set in the `a` that is given now.
+    before = {
+        name: value
+        for name, value in start.request.inputs.items()
+        if name not in kept and name.partition(".")[0] not in given
+    }
+    return Start(replace(start.request, inputs={**before, **given}), kept)
 
 
 def draft(root: Path, start: Start) -> Sweep:

@@ -78,6 +78,10 @@ class StepStatus(NamedTuple):
     """Of a step that FAILED the last lines that it printed."""
     fix: str = ""
     warnings: Sequence[str] = ()
+    key: str = ""
+    """The fingerprint of its last attempt, or of its result."""
+    cost: float = 0.0
+    """US dollars: its share of the run's cost, by the seconds that it ran on rented machines."""
 
 
 class Failed(NamedTuple):
@@ -123,6 +127,14 @@ class LinkTo(NamedTuple):
     to: str = ""
 
 
+class Reason(NamedTuple):
+    """Why a run waits: a `planning.waiting.WaitKind`, in words, and what may help."""
+
+    kind: str
+    words: str = ""
+    fix: str = ""
+
+
 class Status(NamedTuple):
     """How a run stands.  `state` is QUEUED, ACTIVE, PAUSED, COMPLETED, FAILED or CANCELLED; `word` says more.  Times are RFC 3339, costs USD."""
 
@@ -153,6 +165,9 @@ class Status(NamedTuple):
     """The failure that ended it; of one that goes on, the first."""
     warnings: Sequence[str] = ()
     training: Training | None = None
+    position: int | None = None
+    """Its place among the runs of its workspace that wait; None where it does not."""
+    waits: Reason | None = None
 
     @property
     def over(self) -> bool:
@@ -191,3 +206,56 @@ class File(NamedTuple):
     path: str
     content: str
     size: int | None
+
+
+class ArtifactFile(NamedTuple):
+    """A file in an output that is a folder; `content` as `File` has it."""
+
+    path: str
+    content: str = ""
+    bytes: int | None = None
+
+
+class Artifact(NamedTuple):
+    """An output of a run, with the files of a folder, or a page of them.  `stored`: whether its bytes are there."""
+
+    name: str
+    content: str = ""
+    bytes: int | None = None
+    folder: bool = False
+    stored: bool = False
+    files: Sequence[ArtifactFile] = ()
+
+
+class WorkerStatus(NamedTuple):
+    """Who takes runs, or has one: a process, which carries out one run after another.  Times are RFC 3339."""
+
+    worker: str
+    alive: bool = False
+    idle: bool = False
+    """It lives, and has no run."""
+    takes_runs: bool = True
+    """False: it is a `recipe run`, and has its own run alone."""
+    capacity: int = 1
+    driver: str = ""
+    """It takes runs for this driver alone; empty: for any."""
+    labels: Mapping[str, str] = {}
+    at_most: Mapping[str, int] = {}
+    any_workspace: bool = False
+    since: str | None = None
+    heard: str | None = None
+    """When it said last that it is there."""
+    runs: Sequence[str] = ()
+
+
+class QueuedRun(NamedTuple):
+    """A run that waits, and its place among those of its workspace that do, from 1."""
+
+    run: str
+    recipe: str = ""
+    user: str = ""
+    position: int = 0
+    priority: int = 0
+    due: str | None = None
+    """From when on workers take it; None: they do not."""
+    waits: Reason = Reason("")

@@ -51,6 +51,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
             )
         elif spec.node_count > 1 and settings.driver == "local":
             wrong.append(f"{id} needs {spec.nodes} nodes; the driver local gives one")
+        wrong += [
+            f"{id} needs {tool}, which is not on PATH"
+            for tool in found.plan.nodes[n].tools
+            if found.facts.tools.get(tool) is None
+        ]
         wrong += _kept_apart(found, n)
         unset += faults(id, spec, ws.environ)
         unread += env_files.faults(spec.env_files)
@@ -113,6 +118,11 @@ def _gone_ahead(ws: Workspace, found: Survey) -> list[str]:
 
 def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) -> None:
     """Ask the preflight rules: say what is a warning, refuse what is an error.  Raises Invalid."""
+    if settings.driver != "local":
+        tools = dict.fromkeys(t for n in found.todo for t in found.plan.nodes[n].tools)
+        if tools:
+            names = ", ".join(tools)
+            listener.say(f"warning: the key has {names} of this machine, not of the hosts")
     if not (numbers := concerned(found)):
         return
     from ..advice import findings, preflight
@@ -550,20 +560,20 @@ def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]
 
 def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     """Words for a step that has more nodes than there are hosts."""
+    from ..hosts.renting.needs import why_alone
+
     workers, headed = host_pool.head.workers(spec), host_pool.head.leads(spec)
-    if host_pool.priced and not headed:
-        return [
-            f"{id} needs {spec.nodes} nodes; {host_pool.name} rents single machines, which work together only under the `head` of a stack"
-        ]
-    if host_pool.priced and host_pool.leases is not None:
-        most = host_pool.leases.most
-        return (
-            [
-                f"{id} needs {workers} machines beside the head; no more than {most:g} may be rented at once"
-            ]
-            if most < workers
-            else []
+    if host_pool.priced and (leases := host_pool.leases) is not None:
+        words = why_alone(
+            id,
+            spec,
+            host_pool.name,
+            leases.driver.traits,
+            headed=headed,
+            kept=leases.keeping is not None,
+            most=leases.most,
         )
+        return [words] if words else []
     have = sum(bool(place.address) or headed for place in host_pool.places)
     whose = " beside the head" if headed else ""
     if have < workers:

@@ -56,12 +56,15 @@ class Heading:
     def crew(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
         """The places of a step by rank: the head, where it takes one, and the first of these; none as long as they do not suffice."""
         heads = self.places if self.leads(spec) else ()
-        found = [*heads, *apart(places, spec.resources.gpus or 0)[: self.workers(spec)]]
-        return (
-            found
-            if len(found) == spec.node_count and all(head.has_room({}) for head in heads)
-            else []
-        )
+        if not all(head.has_room({}) for head in heads):
+            return []
+        zones = [""] if heads else list(dict.fromkeys(place.zone for place in places))
+        for zone in zones:
+            there = [place for place in places if heads or place.zone == zone]
+            found = [*heads, *apart(there, spec.resources.gpus or 0)[: self.workers(spec)]]
+            if len(found) == spec.node_count:
+                return found
+        return []
 
     async def open(self, traits: Traits, *, unused: bool) -> None:
         """Open the place on the head, for workers of a driver with these traits.  `unused`: nothing of ours can be at its port yet.

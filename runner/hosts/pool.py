@@ -54,6 +54,7 @@ from .renting.offering import left_out
 from .renting.resting import RESTS, NotAsSold, resting
 from .renting.several import SeveralLeases, alternatives
 from .renting.totals import History, Pricing
+from .renting.zones import Zones, zone_of
 
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
@@ -103,6 +104,9 @@ class HostPool:
     inventory: Inventory = field(default_factory=Inventory)
     """Places elsewhere that the run has."""
     spot: Spot = field(default_factory=Spot)
+    together: Collection[Need] = ()
+    """Needs of which the machines are the nodes of one step, and so in one zone."""
+    zones: Zones = field(default_factory=Zones)
     box: Mapping[str, Any] = field(default_factory=dict)
     """How containers are run there: the settings `container_engine` (of Slurm: `container`), `engine_args` and `container_args`."""
     moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
@@ -180,7 +184,14 @@ class HostPool:
         """Whether a step that says nothing of where it runs stays on this machine."""
         if not self.away or not self.priced or self.everything_there or self.head.leads(spec):
             return not self.away
+        if self.joins(spec):
+            return False
         return not spec.resources.gpus and self.here.could(spec.resources.room)
+
+    def joins(self, spec: StepSpec) -> bool:
+        """Whether the nodes of a step are machines that are rented in one zone."""
+        joins = self.leases is not None and self.leases.driver.traits.joins
+        return joins and spec.node_count > 1 and not self.head.leads(spec)
 
     def places_of(self, spec: StepSpec, *, local: bool) -> Sequence[Place]:
         """Where a step may run: a local one on this machine only."""
@@ -351,6 +362,7 @@ class HostPool:
         asked: set[tuple[str, str]] = set()
         last = ""
         await self._of().denied()
+        together = need in self.together
         while len(tried) < BOOTS:
             # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
             offers = [
@@ -358,6 +370,8 @@ class HostPool:
                 for offer in await self._offers(wish_for(need, self.taking, self.where))
                 if (offer.driver, offer.id) not in asked
             ]
+            if together:
+                offers = self.zones.among(need, offers, self._zones_of(need))
             now = time.time()
             recent = self._of().ledger.since(now - max(RESTS.values()))
             offer = min(
@@ -365,8 +379,12 @@ class HostPool:
                 key=lambda offer: resting(recent, self._driver(offer), now).has(offer),
                 default=None,
             )
+            if offer is None and together and self._leave_zone(need):
+                continue
             if offer is None:
                 break
+            if together:
+                self.zones.choose(need, offer)
             asked.add((offer.driver, offer.id))
             verb = (
                 "renting"
@@ -383,6 +401,8 @@ class HostPool:
                 return None
             if found:
                 self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
+                if together and zone_of(offer) != self.zones.of(need):
+                    found[0].leaving = f"there are too few machines in {zone_of(offer)}"
                 return found[0]
             row = self._of().ledger.of_run(self.run)[-1]
             last = row.reason
@@ -398,6 +418,21 @@ class HostPool:
             "; ".join([why, *(tried or [f"the last that was asked for: {last}"] * bool(last))]),
         )
         return None
+
+    def _zones_of(self, need: Need) -> list[str]:
+        """The zone of each machine of this need that is up."""
+        return [place.zone for place in self.inventory.serving(need)]
+
+    def _leave_zone(self, need: Need) -> bool:
+        """Give up the zone of a need, which has no machine more, with what is up there; whether there is one to give up."""
+        if not (zone := self.zones.leave(need, self._zones_of(need))):
+            return False
+        why = f"there are too few machines in {zone}"
+        self.say(f"{why} for the nodes of one step: another zone is asked")
+        for place in self.inventory.serving(need):
+            if place.zone == zone and not place.capacity.busy:
+                place.leaving = why
+        return True
 
     def _why_spot(self, need: Need, offer: Offer, offers: Sequence[Offer]) -> str:
         """Which market was chosen where the run may rent on any, as the end of a sentence."""
@@ -703,6 +738,7 @@ class HostPool:
         for place, host in zip(places, hosts, strict=True):
             place.image = need_of(rows[0]).image
             place.is_rented = self.priced
+            place.zone = zone_of(offer) if leases.driver.traits.joins else ""
             self.inventory.add(place, offer, rows)
             if host.until < math.inf:
                 place.leave_at, place.notice = (

@@ -131,6 +131,7 @@ async def _account(driver: Driver) -> list[Finding]:
     """What a provider says of our account and of what it offers.  Nothing is rented."""
     try:
         found = [Finding("ok", what, words) for what, words in await driver.account()]
+        found += [Finding("missing", what, why) for what, why in await driver.unusable()]
         offers = await driver.offers(Wish(Need(gpus=1)))
         cheapest = (
             f"{len(offers)} machines with a GPU, from ${offers[0].price:.2f} an hour"

@@ -189,11 +189,6 @@ def program(ws: Workspace, stack: Stack) -> str:
             f"what {stack.driver} rents cannot be written as a Pulumi program",
             fix="a stack of the driver gcp can",
         )
-    if stack.nodes > 1:
-        raise CannotRun(
-            f"the stack {stack.name} has {stack.nodes} nodes, and a program makes one machine",
-            fix="export a stack without `nodes`",
-        )
     store = ws.config.store_named(stack.store) if stack.store else None
     bucket = (
         store.url.removeprefix("gs://").partition("/")[0]
@@ -210,6 +205,7 @@ def program(ws: Workspace, stack: Stack) -> str:
             keep=bool(stack.keep),
             seconds=int(seconds),
             bucket=bucket,
+            nodes=max(1, stack.nodes),
         )
     except Rejected as error:
         raise CannotRun(

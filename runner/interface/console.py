@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
-from ..planning.run_view import WEIGHED, Progress, Standing, StepView, Training, moved, progress_of
+from ..planning.run_view import WEIGHED, Progress, Standing, Training, progress_of
+from ..planning.schedule import FINAL, State
 from ..secrets import Masker
 from .tail import LogTail, MetricsTail, canvas, fit, lines, named, shown, span, width
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 Line: TypeAlias = tuple[str, str]  # text and style
 Clock: TypeAlias = Callable[[], float]
 
-_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
 _STYLES: Final = {
     "": "",
     "bold": "\x1b[1m",
@@ -199,7 +199,6 @@ class Live(_Hears):
             (getattr(err, "encoding", None) or "").lower().replace("-", "").startswith("utf")
         )
         self._story = _Story(verbose, commands, clock)
-        self._far = _Far()
         self._rows: dict[str, _Row] = {}
         self._above: list[Line] = []
         self._logged: deque[str] = deque()  # from any thread
@@ -210,7 +209,6 @@ class Live(_Hears):
 
     def begin(self, overview: Overview) -> None:
         self._story.begin(overview)
-        self._far = _Far(overview)
         self._polled = self._redrawn = self._begun = self._clock()
         self._dirty = True
 
@@ -220,10 +218,10 @@ class Live(_Hears):
         for event in batch:
             if event.subject != "step":
                 continue
-            if self._far.hear(event).state != "RUNNING":
+            if event.after != "RUNNING":
                 self._rows.pop(event.id, None)
             elif event.before != "RUNNING":
-                expected = self._far.expected.get(event.id)
+                expected = self._story.run.expected.get(event.id)
                 self._rows[event.id] = _Row(event, self._story, expected, now)
         self._dirty = True
         self._refresh(now)
@@ -303,14 +301,14 @@ class Live(_Hears):
         return display
 
     def _bar(self, now: float, room: int) -> list[Line]:
-        story, running = self._story, len(self._rows)
-        total, ended = max(story.total, 1), story.ended
-        texts = [f"{ended}/{story.total}", f"{running} running"]
+        run, running = self._story.run, len(self._rows)
+        total, ended = max(run.total, 1), run.ended
+        texts = [f"{ended}/{run.total}", f"{running} running"]
         marks: list[Line] = [("  ".join(texts), "bold")]
-        if story.failed:
-            marks.append((f"  {story.failed} failed", "bad"))
+        if run.failed:
+            marks.append((f"  {run.failed} failed", "bad"))
         marks.append((f"  {span(now - self._begun)}", ""))
-        _, _, percent, left = self._far.progress(self._rows, story.total, now)
+        _, _, percent, left = run.progress(self._rows, now)
         if percent is not None and percent >= 1:
             marks.append((f"  {percent:.0f}%", "good"))
         if left is not None and left >= 1:
@@ -413,39 +411,55 @@ class _Row:
         return said
 
 
-class _Far:
-    """How far a run is, by the moves that were heard and by what its running steps report."""
+class _Heard:
+    """How far a run is: by the states of its steps, as its moves tell them, and by what those report that run."""
 
     def __init__(self, overview: Overview | None = None) -> None:
         to_run = overview.to_run if overview is not None else ()
-        self.steps = {id: StepView(id) for id in to_run}
+        self.states: dict[str, str] = dict.fromkeys(to_run, State.WAITING)
         self.expected = overview.expected if overview is not None else {}
-        self._fresh = overview.fresh if overview is not None else 0
+        self.total = overview.total if overview is not None else 0
+        self._fresh = self.ended = overview.fresh if overview is not None else 0
+        self.failed = self.restored = 0
         self._trains = overview.trains if overview is not None else ""
         self._found = Progress(0, None, None, None)
         self._due = 0.0
 
-    def hear(self, event: Event) -> StepView:
-        """What the step of a move is after it."""
-        step = moved(self.steps.get(event.id) or StepView(event.id), event)
-        self.steps[event.id] = step
-        return step
+    def expand(self, instances: int) -> None:
+        """A matrix has become its instances."""
+        self.total += instances
 
-    def progress(self, rows: Mapping[str, _Row], total: int, now: float) -> Progress:
+    def hear(self, event: Event) -> None:
+        """Take note of the move of a step."""
+        after, known = event.after, self.states.get(event.id)
+        before = event.before if known is None else known
+        self.states[event.id] = after
+        if before in FINAL:
+            self.ended -= 1
+            self.failed -= before == State.FAILED
+            self._fresh -= known is None  # it was among those whose results were there
+        if after in FINAL:
+            self.ended += 1
+            self.failed += after == State.FAILED
+            self.restored += after == State.FRESH and bool(event.data.get("restored"))
+            # One that was fresh had to run all the same.
+            self.total = max(self.total, self.ended)
+
+    def progress(self, rows: Mapping[str, _Row], now: float) -> Progress:
         """How far the run is; of a large one it is not counted anew for a second."""
-        if len(self.steps) > WEIGHED and now < self._due:
+        if len(self.states) > WEIGHED and now < self._due:
             return self._found
         self._due = now + 1.0
         self._found = progress_of(
             Standing(
                 "ACTIVE",
-                {id: step.state for id, step in self.steps.items()},
+                self.states,
                 (),
-                total,
+                self.total,
                 self.expected,
                 {id: row.elapsed(now) for id, row in rows.items()},
                 {id: row.training(now) for id, row in rows.items()},
-                {"FRESH": self._fresh} if self._fresh else {},
+                {"FRESH": self._fresh} if self._fresh > 0 else {},
                 self._trains,
             )
         )
@@ -460,7 +474,7 @@ def _warnings(event: Event) -> list[Line]:
 
 
 class _Story:
-    """What of a run is worth a line, and how far it is."""
+    """What of a run is worth a line."""
 
     def __init__(self, verbose: int, commands: bool, clock: Clock) -> None:
         self._verbose = verbose
@@ -471,8 +485,7 @@ class _Story:
         self._command: Callable[[str], str] = lambda id: ""
         self.steps: Callable[[str], float | None] = lambda id: None
         self.pattern: Callable[[str], str | None] = lambda id: None
-        self.total = self.ended = self.failed = 0
-        self._restored = 0
+        self.run = _Heard()
         self._tries: dict[str, int] = {}
         self._recipe = ""
         self._compares = False  # whether an instance of a matrix reported metrics
@@ -487,7 +500,7 @@ class _Story:
             overview.command,
         )
         self.steps, self.pattern = overview.steps, overview.pattern
-        self.total, self.ended, self._recipe = overview.total, overview.fresh, overview.recipe
+        self.run, self._recipe = _Heard(overview), overview.recipe
         self._many = len(overview.to_run) > _FEW
         self._allowed_at = self._clock()
 
@@ -501,25 +514,14 @@ class _Story:
         for event in batch:
             if event.subject != "step":
                 more = event.data.get("steps") if event.reason == "expanded" else 0
-                self.total += (
-                    more if isinstance(more, int) else 0
-                )  # a matrix has become its instances
+                self.run.expand(more if isinstance(more, int) else 0)
                 continue
-            after, before = event.after, event.before
+            self.run.hear(event)
+            after = event.after
             self._compares |= (
                 after == "DONE" and "[" in event.id and bool(event.data.get("metrics"))
             )
-            if before in _FINAL:
-                self.ended -= 1
-            if after in _FINAL:
-                self.ended += 1
-                self.total = max(
-                    self.total, self.ended
-                )  # one that was fresh had to run all the same
-                if after == "FAILED":
-                    self.failed += 1
-                elif after == "FRESH" and event.data.get("restored"):
-                    self._restored += 1
+            if after in FINAL:
                 if after != "FAILED" and self._many and self._allowed < 1:
                     continue
                 if line := self._ended(event):
@@ -532,7 +534,7 @@ class _Story:
 
     def _ended(self, event: Event) -> Line | None:
         after, data = event.after, event.data
-        head = f"[{self.ended}/{self.total}] {named(event.id)}  "
+        head = f"[{self.run.ended}/{self.run.total}] {named(event.id)}  "
         if after == "DONE":
             seconds = data.get("seconds")
             line = head + (span(seconds) if isinstance(seconds, (int, float)) else "done")
@@ -593,7 +595,7 @@ class _Story:
                     "odd",
                 )
             ]
-        if before in _FINAL:
+        if before in FINAL:
             return [(f"{name}: runs again ({why})", "odd")]
         return (
             [(f"{name}: runs because {why}", "dim")]
@@ -635,7 +637,7 @@ class _Story:
     def sum(self, summary: Summary) -> list[Line]:
         """The last lines: `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and how to compare the instances of a matrix."""
         counts = summary.counts
-        total = sum(counts.values()) or self.total
+        total = sum(counts.values()) or self.run.total
         steps = f"{total} step{'' if total == 1 else 's'}"
         lines: list[Line] = [(f"warning: {named(each)}", "odd") for each in summary.warnings]
         if summary.left_running:
@@ -647,7 +649,7 @@ class _Story:
             summary.state == "COMPLETED"
             and fresh
             and fresh + skipped == total
-            and not self._restored
+            and not self.run.restored
         ):
             return [
                 *lines,
@@ -661,7 +663,7 @@ class _Story:
             return [*lines, ("nothing to run: every step is skipped", "good"), *left_out]
         parts = [
             f"{counts.get('DONE', 0)} ran",
-            f"{fresh} fresh" + (f" ({self._restored} restored)" if self._restored else ""),
+            f"{fresh} fresh" + (f" ({self.run.restored} restored)" if self.run.restored else ""),
         ]
         parts.append(f"{counts.get('FAILED', 0)} failed")
         parts += [

@@ -52,7 +52,7 @@ def aspect(part: str) -> str:
         return "data"
     if head in ("inputs", "matrix", "steps"):
         return "inputs"
-    if head in ("lock", "image", "env", "pass_env", "python", "setup", "secrets", "host"):
+    if head in ("lock", "tool", "image", "env", "pass_env", "python", "setup", "secrets", "host"):
         return "env"
     return "outputs" if head in ("output", "outputs") else "command"
 

@@ -64,12 +64,11 @@ def wishes(
     market = (
         market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
     )
-    headed = bool(stack) and ws.config.stack(stack).head is not None
     by_need: dict[Need, tuple[str, list[int]]] = {}
     specs = found.plan.specs()
     for n in found.todo:
         node = found.plan.nodes[n]
-        works = headed and specs[n].node_count > 1
+        works = specs[n].node_count > 1
         if (
             node.flags & LOCAL
             or not (specs[n].resources.gpus or works)

@@ -128,6 +128,7 @@ def _read(source: Source) -> Recipe:
         limits=source.limits(raw.get("limits", {}), ("limits",)),
         image=raw.get("image"),
         python=source.python(raw.get("python"), ("python",)),
+        tools=tuple(raw.get("tools", ())),
         setup=tuple(raw.get("setup", ())),
         health=_health(source, raw["health"]) if "health" in raw else None,
         cleanup=tuple(raw.get("cleanup", ())),

@@ -61,6 +61,7 @@ class StepsReader:
             pass_env=tuple(raw.get("pass_env", ())),
             env_files=env_files(raw),
             secrets=source.secrets(raw, path) if "secrets" in raw else None,
+            tools=tuple(raw["tools"]) if "tools" in raw else None,
             image=raw.get("image"),
             python=source.python(raw.get("python"), (*path, "python")),
             resources=source.resources(raw.get("resources", {}), (*path, "resources")),

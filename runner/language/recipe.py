@@ -220,6 +220,7 @@ class Step:
     pass_env: tuple[str, ...] = ()
     env_files: tuple[str, ...] = ()
     secrets: tuple[str, ...] | None = None  # None: the recipe's
+    tools: tuple[str, ...] | None = None  # None: the recipe's
     image: str | None = None
     python: Python | None = None
     resources: Resources = Resources()
@@ -292,6 +293,7 @@ class Recipe:
     pass_env: tuple[str, ...] = ()
     env_files: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
     code: tuple[str | Glob | GitCode | AutoCode, ...] = ()
     # Directory in which the paths of its code and locks begin: the root of its workspace; empty:
     # the directory of its file.

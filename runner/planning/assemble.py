@@ -78,6 +78,7 @@ def assemble(
                 d.lock,
                 d.flags,
                 d.spec.metrics.rule if d.spec.metrics is not None else "",
+                d.tools,
                 _choices(d),
             )
         )

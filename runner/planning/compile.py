@@ -486,6 +486,7 @@ class _Compiler:
         self._needs(scope, draft)
         draft.code = [_code_text(c, step, own.env) for c in own.code if not isinstance(c, GitCode)]
         draft.lock = own.python.lock if own.python else ""
+        draft.tools = self._tools(scope, step, own)
         if step.metrics or step.state:
             draft.flags |= STATEFUL if step.state else 0
         draft.flags |= (
@@ -559,6 +560,17 @@ class _Compiler:
             or NOTHING,
             ends_on_nan=step.ends_on_nan,
         )
+
+    def _tools(self, scope: Scope, step: Step, own: _Settled) -> tuple[str, ...]:
+        """The programs whose files are part of the key."""
+        if not own.image:
+            return scope.recipe.tools if step.tools is None else step.tools
+        if step.tools:
+            message = f'"{step.id}" runs in an image, which has its own programs'
+            fix = "remove it: the image is part of the key"
+            where = (*step.origin, "tools")
+            self.sketch.problem(scope.recipe, "useless-key", message, where, fix=fix, key=True)
+        return ()
 
     def _needs(self, scope: Scope, draft: Draft) -> None:
         """Note the steps that a draft needs, and those that it may need."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -103,6 +103,7 @@ class Draft:
     deps: list[str] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
     lock: str = ""
+    tools: Sequence[str] = ()
     flags: int = 0
     number: int = -1
     order: int = 0

@@ -66,6 +66,9 @@ class Facts:
     locks: dict[tuple[int, str], str | None] = field(
         default_factory=dict
     )  # home, lock file -> content
+    tools: dict[str, str | None] = field(
+        default_factory=dict
+    )  # program -> content of its file; None: it is not on PATH
     current_python: str | None = None  # with `--python current`: what stands for image and lock
     there: dict[str, str | None] = field(default_factory=dict)  # published path -> content now
     ours: dict[str, str] = field(
@@ -325,6 +328,10 @@ def world_of(
     for producer, metric, name in node.late:
         if name:  # without a name: only its `when` asks
             world.append(["value", name, made[producer].metrics.get(metric)])
+    for tool in node.tools:
+        if (content := facts.tools.get(tool)) is None:
+            missing.append(f"{tool} is not on PATH")
+        world.append(["tool", tool, content])
     if facts.current_python is not None:
         world.append(["lock", "of --python current", facts.current_python])
     elif node.lock:

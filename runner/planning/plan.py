@@ -61,9 +61,9 @@ class Node(NamedTuple):
     lock: str
     flags: int
     rule: str = ""  # the digest of its metrics rule, where that is no part of its key
-    choices: Sequence[
-        int
-    ] = ()  # producers whose skip alone does not skip it: its templates choose among them
+    tools: Sequence[str] = ()  # programs on PATH whose files are part of its key
+    choices: Sequence[int] = ()
+    """Producers whose skip alone does not skip it: its templates choose among them."""
 
 
 class Ahead(NamedTuple):

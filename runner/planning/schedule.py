@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..retry import pause
 
@@ -161,6 +161,14 @@ def priorities(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str,
     return lengths
 
 
+PHASES: Final[Mapping[str, str]] = {
+    "TRANSFERRING_DATA": "staging",
+    "EXECUTING": "",
+    "FETCHING_RESULTS": "fetching",
+}
+"""The phases of a RUNNING step on a host with a disk of its own, as its row has them."""
+
+
 def word(
     run: str,
     *,
@@ -181,9 +189,9 @@ def word(
     if not claimed:
         return "NEEDS_RECOVERY"
     phases = {phase for state, phase in steps if state == _S.RUNNING}
-    if phases - {"staging", "fetching"}:
+    if phases - {PHASES["TRANSFERRING_DATA"], PHASES["FETCHING_RESULTS"]}:
         return "EXECUTING"
-    if "staging" in phases:
+    if PHASES["TRANSFERRING_DATA"] in phases:
         return "TRANSFERRING_DATA"
     if phases or all(state in FINAL for state, _ in steps):
         return "FETCHING_RESULTS"

@@ -36,7 +36,7 @@ class FileView(BaseModel):
         description="f: or, of a program, x: and the digest of its bytes; l: and where a link leads; d: of an empty folder."
     )
 
-    type: str = Field(description="Its media type, by its name.")
+    type: str = Field(description="Its media type, by its name; of a picture by its first bytes.")
     step: int | None = Field(
         description="The step of a training that its path tells, as samples/step-000250/cat.png does."
     )

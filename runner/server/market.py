@@ -1,4 +1,4 @@
-"""What drivers offer, asked once a minute, whoever wants to know.
+"""What drivers offer, asked once a minute however many plans need it.
 
 Plans are made in processes of their own, again and again while somebody types.  Those only look at what is known here, and say what is not:
 then this process asks, which has the modules of the drivers loaded.

@@ -17,6 +17,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from ..api.recipes import read_recipe
 from ..api.submitting import PRIORITY
 from ..errors import Invalid, Problem
 from ..execution.terms import new_id
@@ -182,7 +183,7 @@ def _said(done: Executed) -> Executed:
 
 def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
     """Store a job of the platform as a run.  Raises Refused, or a RecipeError, with every problem."""
-    recipe = recipes.read(recipes.meant(room, asked.recipe))
+    recipe = read_recipe(recipes.meant(room, asked.recipe))
     chosen = presets.chosen(recipe, asked.preset)
     said = hugging_face.translated(
         recipe, asked.config, _gpus(recipe, chosen, asked), chosen.inputs if chosen else {}

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
@@ -21,6 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
 from ..api import starting
+from ..api.plans import StepForecast, plan_run, restored_bytes, step_plans
+from ..api.recipes import (
+    ADDRESSES,
+    Offered,
+    find_recipe,
+    input_schema,
+    last_used,
+    list_recipes,
+    read_recipe,
+)
 from ..api.starting import Start
 from ..api.values import moment
 from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
@@ -28,12 +36,10 @@ from ..hosts.renting.offering import Shelf
 from ..interface import shelves
 from ..language import library, units
 from ..language.inputs import BadValue, converted, kind_of
-from ..language.library import Entry
-from ..language.recipe import Input, Recipe
+from ..language.recipe import Recipe
 from ..paths import is_path
 from ..settings import load
 from ..storage.reach import Reach
-from ..storage.records.runs import Wanted as RunsWanted
 from ..storage.workspace import Workspace
 from ..survey.summaries import selected_directions
 from .answers import Refused, plain, plain_value
@@ -47,27 +53,10 @@ if TYPE_CHECKING:
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
-_NAMED: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:@[1-9][0-9]{0,8})?")
 LATEST: Final = 500
 """Runs that are looked at for when a recipe was used last."""
 ROOTS: Final = ("DATA_DIR", "DATASETS_DIR", "MODELS_DIR", "CHECKPOINTS_DIR")
 """Variables that name a folder as `roots` under [data] does."""
-_ADDRESSES: Final = ("file", "dataset", "model")
-_JSON_TYPES: Final[Mapping[str, str]] = {
-    "integer": "integer",
-    "number": "number",
-    "boolean": "boolean",
-    "list": "array",
-    "object": "object",
-}
-"""The JSON Schema type of each type of input; every other one is given as a string."""
-
-
-class Offered(NamedTuple):
-    """A recipe that may be asked for: its first lines, and what the workspace calls it."""
-
-    entry: Entry
-    word: str
 
 
 class RecipeSummary(BaseModel):
@@ -264,58 +253,13 @@ class PlanView(BaseModel):
 
 
 def offered(room: ServedWorkspace) -> list[Offered]:
-    """Every recipe that may be asked for.  Raises Invalid for a file of `recipes.allow` that is none, or has the name of another."""
-    root = room.root
-    found = {entry.id: Offered(entry, entry.id) for entry in library.entries()}
-    for word in load(root, room.environ).lists.get("recipes.allow", ()):
-        path = root / word
-        entry = next(
-            (each for each in library.beside(path.parent) if each.path.name == path.name), None
-        )
-        if entry is None:
-            fix = "`allow` under [recipes] in recipe.toml names files, such as ./recipe.yaml"
-            raise Invalid([Problem("no-recipe", f"{word} is not a recipe file", None, fix)])
-        if entry.id in found:
-            raise Invalid(
-                [
-                    Problem(
-                        "name-clash",
-                        f"{word} is called {entry.id}, as another recipe is",
-                        None,
-                        "give it another name, or version",
-                    )
-                ]
-            )
-        found[entry.id] = Offered(entry, f"./{os.path.relpath(path, root)}")
-    for entry in library.beside(root) if room.for_owner else ():
-        found.setdefault(entry.id, Offered(entry, f"./{entry.path.name}"))
-    return sorted(found.values(), key=lambda each: (each.entry.name, -each.entry.version))
+    """Every recipe that may be asked for.  Raises Invalid as `list_recipes` does."""
+    return list_recipes(room.root, room.environ, in_folder=room.for_owner)
 
 
 def meant(room: ServedWorkspace, name: str) -> Offered:
     """The recipe of that name.  Raises NotFound."""
-    known = offered(room)
-    if _NAMED.fullmatch(name):
-        for each in known:
-            if name in (each.entry.id, each.entry.name):
-                return each
-    near = did_you_mean(
-        name[:80], [*(each.entry.id for each in known), *(each.entry.name for each in known)]
-    )
-    raise NotFound("there is no such recipe", fix=near or "GET /v1/recipes lists them")
-
-
-def read(each: Offered) -> Recipe:
-    """Return a recipe as it is written, parsed once for each version of its file."""
-    found = each.entry.path.stat()
-    return _parsed(each.entry.path, found.st_mtime_ns, found.st_size)
-
-
-@lru_cache(maxsize=64)
-def _parsed(path: Path, _mtime_ns: int, _size: int) -> Recipe:
-    from ..language import parse
-
-    return parse.load(path)
+    return find_recipe(offered(room), name)
 
 
 class Wanted(NamedTuple):
@@ -336,7 +280,7 @@ def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
     problems = _misfits(room, wanted, asked)
     given = [*asked.inputs.items()]
     given += [(name, value) for name, values in (asked.sweep or {}).items() for value in values]
-    problems += _out_of_reach(room, read(wanted.offered), given)
+    problems += _out_of_reach(room, read_recipe(wanted.offered), given)
     if problems:
         raise Invalid(problems)
     driver = asked.driver
@@ -381,8 +325,13 @@ def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Proble
     """The values that inputs do not take, and names that are none."""
     from ..language import inputs, unread
 
-    recipe, (request, axes) = read(wanted.offered), wanted.start
-    problems: list[Problem] = []
+    recipe, (request, axes) = read_recipe(wanted.offered), wanted.start
+    fix = "leave one of them out"
+    problems = [
+        Problem("clash", f'"{name}" has one value, and several', None, fix, input=name)
+        for name in asked.inputs
+        if name in (asked.sweep or {})
+    ]
     if axes:
         try:
             starting.draft(room.root, wanted.start)
@@ -454,7 +403,7 @@ def _addresses(recipe: Recipe, given: Iterable[tuple[str, object]]) -> Iterator[
     """The values of inputs that are read as addresses or paths, with the names of the inputs."""
     for name, value in given:
         spec = recipe.inputs.get(name)
-        if spec is None or not {spec.type, spec.items} & set(_ADDRESSES):
+        if spec is None or not {spec.type, spec.items} & set(ADDRESSES):
             continue
         with suppress(BadValue):  # which is a problem of its own
             read_as = converted(spec, value)
@@ -467,42 +416,10 @@ def _below(path: str, roots: list[str]) -> bool:
     return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in roots)
 
 
-def schema_of(spec: Input) -> dict[str, Any]:
-    """Return the JSON Schema of one input, in mappings that nothing else holds."""
-    schema = _json_type(spec.type)
-    if spec.type == "choice":
-        schema = {"enum": spec.limits.get("choices")}
-    if spec.doc:
-        schema["description"] = spec.doc
-    if spec.items:
-        schema["items"] = _json_type(spec.items)
-    if spec.type in _ADDRESSES:
-        schema["format"] = f"recipe-{spec.type}"
-    # Limits of a list are those of its items, but for minItems and its like.
-    limited = schema["items"] if spec.type == "list" and spec.items else schema
-    for name, limit in spec.limits.items():
-        if name == "choices":
-            continue
-        if name.endswith("Items"):
-            schema[name] = limit
-        else:
-            limited[name] = limit
-    if spec.has_default:
-        schema["default"] = spec.default
-    return schema
-
-
-def _json_type(kind: str) -> dict[str, Any]:
-    return {"type": _JSON_TYPES.get(kind, "string")}
-
-
 @router.get("/recipes", dependencies=READ, summary="The recipes that may be run")
 def recipes(room: InRoom) -> RecipeList:
     with room.reading() as ws:
-        latest = ws.store.runs.page(RunsWanted(), LATEST)
-    used: dict[str, float] = {}
-    for row in latest:
-        used.setdefault(row.recipe.replace("-sweep@", "@"), row.created)
+        used = last_used(ws)
     return RecipeList(recipes=[_summary(each, used.get(each.entry.id)) for each in offered(room)])
 
 
@@ -515,20 +432,12 @@ def recipe(name: str, room: InRoom) -> RecipeView:
     from ..interface import datasheet
 
     each = meant(room, name)
-    found = read(each)
+    found = read_recipe(each)
     sheet = datasheet.described(datasheet.Sheet(found, {}))
-    given = [spec for spec in found.inputs.values() if spec.type != "secret"]
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "properties": {spec.name: schema_of(spec) for spec in given},
-        "required": [spec.name for spec in given if spec.required and not spec.has_default],
-        "additionalProperties": False,
-    }
     made = [name for name, _, _ in datasheet.results(found)]
     parts = {
         "doc": found.doc,
-        "inputs": schema,
+        "inputs": input_schema(found),
         "presets": sheet["presets"],
         "resources": sheet["machines"],
         "outputs": made,
@@ -597,16 +506,12 @@ def offered_for(room: ServedWorkspace, known: Known, wanted: Wanted) -> tuple[Of
 @contextmanager
 def surveyed(room: ServedWorkspace, wanted: Wanted) -> Iterator[tuple[Workspace, Survey]]:
     """What a run would do.  Raises Refused, or a RecipeError, with every problem."""
-    from ..execution.session import look
     from ..survey import bundles
-    from ..survey.templates import refuse_unrenderable
 
     with room.working() as ws, starting.tried(ws, wanted.start) as request:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
-        found = look(ws, bundles.fetch_packed_inputs(ws, request))
-        refuse_unrenderable(ws, found)
-        yield ws, found
+        yield ws, plan_run(ws, bundles.fetch_packed_inputs(ws, request))
 
 
 def planned(
@@ -614,11 +519,11 @@ def planned(
 ) -> tuple[PlanView, list[Ask]]:
     """Return what a run would do, and what drivers have to be asked for it.  Raises Refused, or a RecipeError, with every problem."""
     with surveyed(room, wanted) as (ws, found):
-        steps = _planned_steps(ws, found)
+        steps = [_step(ws, each) for each in step_plans(ws, found)]
         looked = look_up(ws, found, [asked.driver] if found.todo else [], known)
         machines = [_machine(ws, step, each[0]) for step, each in looked.by_step.items()]
         command = starting.command_line(
-            read(wanted.offered), wanted.start, asked.driver, asked.limits.cost
+            read_recipe(wanted.offered), wanted.start, asked.driver, asked.limits.cost
         )
         view = PlanView(
             recipe=found.plan.recipe,
@@ -629,7 +534,7 @@ def planned(
             usd_of_machines=_sum([machine.usd for machine in machines]),
             inputs=dict(_shown_inputs(ws, found)),
             steps=steps,
-            bytes=_restored_bytes(ws, found),
+            bytes=restored_bytes(ws, found),
             seconds=_sum([step.seconds for step in steps]),
             usd=_sum([step.usd for step in steps]),
         )
@@ -655,31 +560,16 @@ def _machine(ws: Workspace, step: str, shelf: Shelf) -> RentedMachine:
     )
 
 
-def _planned_steps(ws: Workspace, found: Survey) -> list[StepPlan]:
-    from ..advice import estimates
-
-    plan = found.plan
-    expected = ws.store.index.expected(plan.recipe, [node.id for node in plan.nodes])
-    estimated = estimates.of_plan(ws, plan, found.todo)
-    steps = []
-    for n, (node, verdict) in enumerate(zip(plan.nodes, found.verdicts, strict=True)):
-        runs, estimate = verdict.answer in ("run", "maybe"), estimated.get(n)
-        seconds, usd = (0.0, 0.0) if not runs else (expected.get(node.id), None)
-        if runs and estimate is not None:
-            seconds = estimate.seconds[1] if estimate.seconds else seconds
-            usd = estimate.usd[1] if estimate.usd else None
-        steps.append(
-            StepPlan(
-                id=node.id,
-                answer=verdict.answer,
-                reasons=[plain(reason, ws.root) for reason in verdict.reasons],
-                needs=sorted(plan.nodes[need].id for need in plan.needs(n)),
-                seconds=seconds,
-                usd=usd,
-                memory=_memory(estimate) if runs and estimate is not None else None,
-            )
-        )
-    return steps
+def _step(ws: Workspace, step: StepForecast) -> StepPlan:
+    return StepPlan(
+        id=step.id,
+        answer=step.answer,
+        reasons=[plain(reason, ws.root) for reason in step.reasons],
+        needs=list(step.needs),
+        seconds=step.seconds,
+        usd=step.usd,
+        memory=_memory(step.estimate) if step.estimate is not None else None,
+    )
 
 
 def _memory(estimate: StepEstimate) -> MemoryView:
@@ -696,26 +586,9 @@ def _shown_inputs(ws: Workspace, found: Survey) -> Mapping[str, object]:
     return {name: plain_value(value, ws.root) for name, value in found.plan.inputs.items()}
 
 
-def _restored_bytes(ws: Workspace, found: Survey) -> int:
-    """The size of what would be restored."""
-    restored = [
-        found.made[n]
-        for n, verdict in enumerate(found.verdicts)
-        if verdict.answer == "restore" and n in found.made
-    ]
-    return sum(_size(ws, content) for made in restored for content in made.outputs.values())
-
-
 def _sum(parts: list[float | None]) -> float | None:
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None
-
-
-def _size(ws: Workspace, content: str) -> int:
-    from ..storage.content.files import Content
-
-    seal = ws.store.index.seal(Content(content))
-    return seal.size if seal is not None and isinstance(seal.size, int) else 0
 
 
 def _summary(each: Offered, used: float | None = None) -> RecipeSummary:

@@ -29,7 +29,7 @@ _MOMENT = re.compile(
 class ServedWorkspace:
     """The folder and the environment that a server serves.  A process of its own can have it, too.
 
-    `for_owner`: it listens on loopback for whoever called `recipe ui`, and offers what is in the
+    `for_owner`: it listens on loopback for the caller of `recipe ui`, and offers what is in the
     folder without being allowed each.
     """
 

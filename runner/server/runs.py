@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi import Request as HttpRequest
@@ -51,9 +51,6 @@ from .room import (
     Whole,
     run_of,
 )
-
-if TYPE_CHECKING:
-    pass
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -246,6 +243,12 @@ class StepView(BaseModel):
     lines: list[str] = Field(description="Of a step that FAILED the last lines that it printed.")
     fix: str = Field(description="What may help.")
     warnings: list[str] = Field(description="What it says that people have to know.")
+    key: str = Field(
+        description="The fingerprint of its last attempt, or of its result; empty before."
+    )
+    cost: float = Field(
+        description="US dollars: its share of the run's cost, by the seconds that it ran on rented machines."
+    )
 
 
 class OutputView(BaseModel):

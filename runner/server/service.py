@@ -14,6 +14,7 @@ from ..api.artifacts import list_outputs
 from ..api.leases import end_lease, gpus_of, list_leases
 from ..api.metrics import last_samples
 from ..api.queue import LOOKED_AT, OPEN, list_queue, list_workers
+from ..api.stores import list_stores
 from ..api.values import moment
 from ..errors import CannotRun, NotFound
 from ..hosts.renting import offering
@@ -208,6 +209,39 @@ def machines(
     return OfferList(
         drivers=[OfferShelf.model_validate(each) for each in shelves.ranked("", found)]
     )
+
+
+class KeptPart(BaseModel):
+    """What a workspace keeps of one kind."""
+
+    name: str
+    bytes: int = Field(description="On the disk.")
+    files: int
+    whole: bool = Field(description="False: there was no time to count all; there is more.")
+
+
+class SharedStore(BaseModel):
+    name: str
+    url: str
+    default: bool = Field(description="`store` of recipe.toml names it.")
+    checkpoints: bool = Field(description="It keeps checkpoints, too.")
+
+
+class StoreList(BaseModel):
+    parts: list[KeptPart] = Field(description="In the folder of the workspace, the largest first.")
+    free: int = Field(description="Bytes that its disk has left.")
+    total: int
+    shared: list[SharedStore]
+
+
+@router.get(
+    "/v1/stores",
+    dependencies=READ,
+    summary="How much is kept here, by what it is, and the shared stores",
+)
+def stores(room: InRoom) -> StoreList:
+    with room.reading() as ws:
+        return StoreList.model_validate(plain_value(list_stores(ws), ws.root))
 
 
 @router.get("/v1/tokens", dependencies=ADMIN, summary="The tokens, without their secrets")

@@ -41,58 +41,78 @@ OF_ACCELERATE = {"optimizer.bin", "scheduler.bin", "sampler.bin"}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a checkpoint is laid out.  `world` is the number of processes that wrote it, None where its files do not tell."""
+    """How a checkpoint is laid out.
+
+    `world` is the number of processes that wrote it, None if its files do not tell.
+    """
 
     kind: str
     world: int | None = None
     missing: tuple[str, ...] = ()
 
 
-def layout(names: Collection[str], *, folder: str = "") -> Layout:
-    """The layout of a checkpoint with these files (paths below it), in a folder of that name."""
-    ranks = {int(match[1] or match[2]) for name in names if (match := RANKED.match(name))}
-    missing = [*_parts(names), *_metadata(names)]
-    if ranks and ranks != set(range(max(ranks) + 1)):
-        missing.append(f"the random state of rank {min(set(range(max(ranks) + 1)) - ranks)}")
-    shards = {
-        int(match[1])
-        for name in names
-        for match in (ZERO.search(name) or SHARDED.search(name),)
-        if match
-    }
-    world = len(ranks) or ("rng_state.pth" in names and 1) or (max(shards) + 1 if shards else None)
-    if any(ZERO.search(name) for name in names) and shards != set(range(max(shards) + 1)):
-        missing.append(f"the optimizer shard of rank {min(set(range(max(shards) + 1)) - shards)}")
-    if parts := [
+def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
+    """Return the layout of a checkpoint with these files (paths below it), in a folder of that name."""
+    ranks = _numbers(RANKED, names)
+    zero_shards = _numbers(ZERO, names)
+    shards = zero_shards | _numbers(SHARDED, names)
+    optimizer_shards = {
         (int(match[1]), int(match[2])) for name in names if (match := OPTIMIZER_SHARD.match(name))
-    ]:
-        world = max(of for _, of in parts)
+    }
+    missing = [*_missing_parts(names), *_missing_metadata(names)]
+    missing += _missing_rank(ranks, "the random state")
+    if zero_shards:
+        missing += _missing_rank(shards, "the optimizer shard")
+    world = _world(names, ranks, shards)
+    if optimizer_shards:
+        world = max(count for _, count in optimizer_shards)
         missing += [
             f"rank{rank}-of-{world}-optimizer.pt"
             for rank in range(world)
-            if (rank, world) not in parts
+            if (rank, world) not in optimizer_shards
         ]
-    if OF_TRANSFORMERS & set(names) or any(name.startswith("rng_state_") for name in names):
+    if OF_TRANSFORMERS & set(names) or _any_starts(names, "rng_state_"):
         # rng_state_0.pth alone: with one process the file would have no number.
-        if ranks == {0} and any(name.startswith("rng_state_") for name in names):
+        if ranks == {0} and _any_starts(names, "rng_state_"):
             missing.append("the random state of rank 1")
-        return Layout(
-            "transformers", world or None, (*missing, *_of_transformers(names, bool(ranks)))
-        )
-    if OF_ACCELERATE & set(names) or any(name.startswith("random_states_") for name in names):
-        return Layout("accelerate", world or None, (*missing, *_of_accelerate(names, bool(ranks))))
+        return Layout("transformers", world, (*missing, *_of_transformers(names, bool(ranks))))
+    if OF_ACCELERATE & set(names) or _any_starts(names, "random_states_"):
+        return Layout("accelerate", world, (*missing, *_of_accelerate(names, bool(ranks))))
     if re.fullmatch(r"checkpoint-\d+", folder) and any(WEIGHTS.match(name) for name in names):
-        # Their name, their weights, and nothing of what comes after the weights: a trainer that was killed there.
+        # The folder's name and the weights are the trainer's, and nothing that it writes after
+        # the weights is there: the trainer was killed.
         return Layout("transformers", None, (*missing, "trainer_state.json"))
-    return Layout(
-        "deepspeed"
-        if any(ENGINE.search(name) for name in names)
-        else "sharded"
-        if shards
-        else "files",
-        world or None,
-        tuple(missing),
-    )
+    return Layout(_kind_of_shards(names, shards), world, tuple(missing))
+
+
+def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
+    """Return the numbers that the first group of a pattern that matched has in names."""
+    found = (pattern.search(name) for name in names)
+    return {int(next(filter(None, match.groups()))) for match in found if match}
+
+
+def _any_starts(names: Iterable[str], start: str) -> bool:
+    return any(name.startswith(start) for name in names)
+
+
+def _missing_rank(ranks: Collection[int], what: str) -> list[str]:
+    """Name the first rank whose file is missing below the greatest one that is there."""
+    absent = set(range(max(ranks, default=-1) + 1)) - set(ranks)
+    return [f"{what} of rank {min(absent)}"] if absent else []
+
+
+def _world(names: Collection[str], ranks: Collection[int], shards: Collection[int]) -> int | None:
+    if ranks:
+        return len(ranks)
+    if "rng_state.pth" in names:
+        return 1
+    return max(shards) + 1 if shards else None
+
+
+def _kind_of_shards(names: Collection[str], shards: Collection[int]) -> str:
+    if any(ENGINE.search(name) for name in names):
+        return "deepspeed"
+    return "sharded" if shards else "files"
 
 
 def step_of(name: str) -> int | None:
@@ -107,49 +127,47 @@ def shape(names: Iterable[str]) -> set[str]:
 
 
 def _of_transformers(names: Collection[str], ranked: bool) -> list[str]:
-    missing = _model(names, "optimizer.pt")
+    missing = _missing_model(names, "optimizer.pt")
     if "scheduler.pt" not in names and not any(ENGINE.search(name) for name in names):
         missing.append("scheduler.pt")
     if not ranked and "rng_state.pth" not in names:
         missing.append("rng_state.pth")
-    if (
-        any(name.startswith("adapter_model.") for name in names)
-        and "adapter_config.json" not in names
-    ):
+    if _any_starts(names, "adapter_model.") and "adapter_config.json" not in names:
         missing.append("adapter_config.json")
-    return missing + [
-        name for name in ("training_args.bin", "trainer_state.json") if name not in names
-    ]
-
-
-def _of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
-    missing = _model(names, "optimizer.bin")
-    return missing if ranked else [*missing, "random_states_0.pkl"]
-
-
-def _model(names: Collection[str], optimizer: str) -> list[str]:
-    if any(ENGINE.search(name) for name in names):
-        return [] if "latest" in names else ["latest"]
-    missing = [] if any(WEIGHTS.match(name) for name in names) else ["its weights"]
-    return missing if any(OPTIMIZER.match(name) for name in names) else [*missing, optimizer]
-
-
-def _parts(names: Collection[str]) -> list[str]:
-    """Parts of a split file that are not there."""
-    missing = []
-    for head, last, suffix in sorted(
-        {(match[1], match[3], match[4]) for name in names if (match := PART.match(name))}
-    ):
-        wanted = [f"{head}-{part:05}-of-{last}{suffix}" for part in range(1, int(last) + 1)]
-        missing += [name for name in (*wanted, f"{head}{suffix}.index.json") if name not in names][
-            :3
-        ]
+    missing += [name for name in ("training_args.bin", "trainer_state.json") if name not in names]
     return missing
 
 
-def _metadata(names: Collection[str]) -> list[str]:
-    """Folders of torch's distributed checkpoints without the file that is written last."""
+def _of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
+    missing = _missing_model(names, "optimizer.bin")
+    return missing if ranked else [*missing, "random_states_0.pkl"]
+
+
+def _missing_model(names: Collection[str], optimizer: str) -> list[str]:
+    """Name what is missing of the weights and the optimizer."""
+    if any(ENGINE.search(name) for name in names):
+        return [] if "latest" in names else ["latest"]
+    missing = []
+    if not any(WEIGHTS.match(name) for name in names):
+        missing.append("its weights")
+    if not any(OPTIMIZER.match(name) for name in names):
+        missing.append(optimizer)
+    return missing
+
+
+def _missing_parts(names: Collection[str]) -> list[str]:
+    """Name the missing parts of split files, three of each file at most."""
+    found = {(match[1], match[3], match[4]) for name in names if (match := PART.match(name))}
+    missing = []
+    for head, last, suffix in sorted(found):
+        wanted = [f"{head}-{part:05}-of-{last}{suffix}" for part in range(1, int(last) + 1)]
+        wanted.append(f"{head}{suffix}.index.json")
+        missing += [name for name in wanted if name not in names][:3]
+    return missing
+
+
+def _missing_metadata(names: Collection[str]) -> list[str]:
+    """Name the file that torch's distributed checkpoints write last, in folders without it."""
     folders = sorted({name.rpartition("/")[0] for name in names if SHARDED.search(name)})
-    return [
-        wanted for folder in folders if (wanted := f"{folder}/.metadata".lstrip("/")) not in names
-    ]
+    wanted = [f"{folder}/.metadata".lstrip("/") for folder in folders]
+    return [name for name in wanted if name not in names]

@@ -27,7 +27,7 @@ from ..digest import of_file, of_value
 from ..planning.step import StepSpec
 from ..reading import parse_json
 from .checkpoint_files import flaw, sharded
-from .checkpoint_layouts import ENGINE, TEMPORARY, layout, shape, step_of
+from .checkpoint_layouts import ENGINE, TEMPORARY, recognize_layout, shape, step_of
 from .content.disk import below, delete
 
 OURS = "checkpoint.json"
@@ -358,7 +358,7 @@ def _file(path: Path, *, thorough: bool) -> Verdict:
 def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
     if not names:
         return Verdict(False, "files", step_of(path.name), None, "it is empty")
-    found = layout(names, folder=path.name)
+    found = recognize_layout(names, folder=path.name)
     wrong = _unfinished(path.name, names) or _flawed(path, names, thorough=thorough)
     if not wrong and found.missing:
         wrong = f"it lacks {', '.join(found.missing[:3])}" + (

@@ -1,15 +1,21 @@
-"""Decide what of a store is not needed any more, and delete it.
+"""Decide what a store no longer needs, and delete it.
 
-Kept are: runs that wait or are worked on, the last `keep_runs` and those of the last `keep_days` days; traces of the last `keep_days` days, the
-newest of every step, those of steps in kept runs, all of a recipe that is running now, and those of published files; the objects of kept traces, of
-published files, and any that was put away after the decision, or while some run lives, since it began; stored inputs that a step
-was given in the last `keep_days` days.  Traces go first, then objects: at no instant does a trace name an object that was taken
-from under it.
+Kept are
+
+- runs that wait or are worked on, the last `keep_runs`, and those of the last `keep_days` days;
+- traces of the last `keep_days` days, the newest of every step, those of steps in kept runs, all
+  of a recipe that is running now, and those of published files;
+- objects of kept traces and of published files, and any that was stored after the decision, or
+  while some run lives, since it began;
+- stored inputs that a step was given in the last `keep_days` days.
+
+Traces go first, then objects: at no instant does a trace name an object that is gone.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +26,7 @@ from .content.files import Content
 from .content.listings import forget_listings
 from .content.objects import Objects
 from .records.index import Trace
-from .records.runs import FINAL
+from .records.runs import FINAL, RunRow
 from .records.store import Store
 
 _DAY = 86_400.0
@@ -28,106 +34,133 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What would go.  `before`: objects put away later stay.  `size` is the bytes of `objects` and `inputs`."""
+    """What would be deleted. Objects that are stored after `before` stay."""
 
     traces: tuple[str, ...]
     objects: tuple[Content, ...]
+    # Copies of the caller's own inputs. The next step that needs one stores it again.
     inputs: tuple[Content, ...]
-    """Objects, too, but no results: copies of the caller's own inputs.  The next step that needs one stores it again."""
     attempts: tuple[str, ...]
     bundles: tuple[str, ...]
     runs: tuple[str, ...]
     before: float
     size: int
+    """Bytes of `objects` and `inputs`."""
 
 
-def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int) -> Garbage:
-    """What is not needed any more."""
+def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int) -> Garbage:
+    """Return what the store no longer needs."""
     now = time.time()
     oldest = now - keep_days * _DAY
     runs = store.runs.latest()
-    # A run whose worker died keeps nothing from being collected: what it made is in traces, and the next run resumes from those.
-    # One that waits for another worker does.
-    live = [
-        run
-        for run in runs
-        if store.runs.live(run.id)
-        or run.state not in FINAL | ({"ACTIVE"} if run.due is None else set())
-    ]
-    kept_runs = (
-        {run.id for run in live}
-        | {run.id for run in runs[:keep_runs]}
-        | {run.id for run in runs if run.created >= oldest}
-    )
+    live = [run for run in runs if _is_live(store, run)]
+    kept_runs = {run.id for run in (*live, *runs[:keep_runs])}
+    kept_runs |= {run.id for run in runs if run.created >= oldest}
+    attempts = [row for run in kept_runs for row in store.runs.attempts(run)]
     published = store.index.published()
-
-    needed = {row.key for run in kept_runs for row in store.runs.attempts(run)}
-    busy = {run.recipe for run in live}
-    shown = {(row.recipe, path, row.content) for path, row in published.items()}
     traces = list(store.index.every_trace())
-    newest = {(trace.recipe, trace.step): trace.key for trace in traces}
-
-    def kept(trace: Trace) -> bool:
-        if (
-            trace.made_at >= oldest
-            or trace.key in needed
-            or trace.recipe in busy
-            or newest[trace.recipe, trace.step] == trace.key
-        ):
-            return True
-        return any((trace.recipe, made.path, made.content) in shown for made in trace.outputs)
-
-    going = [trace for trace in traces if not kept(trace)]
-    gone = {trace.key for trace in going}
-    roots = {row.content for row in published.values()} | {
-        made.content for trace in traces if trace.key not in gone for made in trace.outputs
-    }
-    before = min([now, *(run.created for run in live)])
-    unrooted = [content for content in objects.all(before) if content not in roots]
-    given = dict(inputs.noted(store.root))
-    doomed = [content for content in unrooted if content not in given]
-    unused = [content for content in unrooted if given.get(content, oldest) < oldest]
-    dirs = {row.dir for run in kept_runs for row in store.runs.attempts(run)}
-    bundles = (
-        sorted((store.root / "bundles").iterdir()) if (store.root / "bundles").is_dir() else []
+    retention = TraceRetention(
+        oldest=oldest,
+        keys={row.key for row in attempts},
+        recipes={run.recipe for run in live},
+        newest={(trace.recipe, trace.step): trace.key for trace in traces},
+        published={(row.recipe, path, row.content) for path, row in published.items()},
     )
-    folder = store.root / "attempts"
-    idle = [
-        path.name
-        for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
-        if f"attempts/{path.name}" not in dirs and path.lstat().st_ctime < min(before, oldest)
-    ]
+    kept_traces = [trace for trace in traces if retention.keeps(trace)]
+    kept_keys = {trace.key for trace in kept_traces}
+    reachable = {row.content for row in published.values()}
+    reachable |= {made.content for trace in kept_traces for made in trace.outputs}
+    before = min([now, *(run.created for run in live)])
+    unreachable = [content for content in objects.all(before) if content not in reachable]
+    last_given = dict(inputs.noted(store.root))
+    results = [content for content in unreachable if content not in last_given]
+    unused = [content for content in unreachable if last_given.get(content, oldest) < oldest]
+    needed_dirs = {row.dir for row in attempts}
+    abandoned = min(before, oldest)
     return Garbage(
-        traces=tuple(trace.key for trace in going),
-        objects=tuple(doomed),
+        traces=tuple(trace.key for trace in traces if trace.key not in kept_keys),
+        objects=tuple(results),
         inputs=tuple(unused),
-        attempts=tuple(idle),
-        bundles=tuple(path.name for path in bundles if path.lstat().st_mtime < min(before, oldest)),
+        attempts=tuple(
+            path.name
+            for path in _entries(store.root / "attempts")
+            if f"attempts/{path.name}" not in needed_dirs and path.lstat().st_ctime < abandoned
+        ),
+        bundles=tuple(
+            path.name
+            for path in _entries(store.root / "bundles")
+            if path.lstat().st_mtime < abandoned
+        ),
         runs=tuple(run.id for run in runs if run.id not in kept_runs),
         before=before,
-        size=sum(objects.size(content) for content in (*doomed, *unused)),
+        size=sum(objects.size(content) for content in (*results, *unused)),
     )
+
+
+def _is_live(store: Store, run: RunRow) -> bool:
+    """Whether a worker has the run, or one will take it up.
+
+    A run whose worker died is not live: what it made is in traces, and the next run resumes from
+    those. A run that waits for another worker is.
+    """
+    if store.runs.live(run.id):
+        return True
+    if run.state == "ACTIVE":
+        return run.due is not None
+    return run.state not in FINAL
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRetention:
+    """The reasons to keep a trace."""
+
+    oldest: float
+    """Traces that were made later are kept."""
+    keys: Collection[str]
+    """Keys of steps in kept runs."""
+    recipes: Collection[str]
+    """Recipes that are running now."""
+    newest: Mapping[tuple[str, str], str]
+    """The key of the newest trace, by recipe and step."""
+    published: Collection[tuple[str, str, str]]
+    """Recipe, path and content of published files."""
+
+    def keeps(self, trace: Trace) -> bool:
+        """Whether there is a reason to keep a trace."""
+        if trace.made_at >= self.oldest or trace.key in self.keys:
+            return True
+        if trace.recipe in self.recipes or self.newest[trace.recipe, trace.step] == trace.key:
+            return True
+        outputs = ((trace.recipe, made.path, made.content) for made in trace.outputs)
+        return any(output in self.published for output in outputs)
 
 
 def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> int:
-    """Delete what `garbage` found, and answer how many bytes of objects went.  What has come into use since then stays."""
+    """Delete what `find_garbage` found, and return the bytes of deleted objects.
+
+    What has come into use since then stays.
+    """
     store.index.forget(traces=plan.traces)
     store.runs.forget(plan.runs)
-    going = (*plan.objects, *plan.inputs)
-    sizes = {content: objects.size(content) for content in going}
-    gone = objects.tiny.forget(plan.objects, plan.before)
-    gone |= {
+    unneeded = (*plan.objects, *plan.inputs)
+    sizes = {content: objects.size(content) for content in unneeded}
+    removed = objects.tiny.forget(plan.objects, plan.before)
+    removed |= {
         content
-        for content in going
-        if content not in gone and objects.remove(content, before=plan.before)
+        for content in unneeded
+        if content not in removed and objects.remove(content, before=plan.before)
     }
-    freed = sum(sizes[content] for content in gone)
+    freed = sum(sizes[content] for content in removed)
     for content, _ in inputs.noted(store.root):
         if not objects.has(content):
             inputs.forget(store.root, content)
     store.index.forget(
-        objects=[content for content in going if not objects.has(content)],
-        files=_vanished(store, workspace),
+        objects=[content for content in unneeded if not objects.has(content)],
+        files=_vanished_files(store, workspace),
     )
     forget_listings(store.root / "listings", workspace)
     for name in plan.attempts:
@@ -136,10 +169,11 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
         delete_whole(store.root / "bundles" / name)
     objects.sweep(before=plan.before)
     Log("storage").info(
-        "%d objects and %d traces removed, %d bytes", len(gone), len(plan.traces), freed
+        "%d objects and %d traces removed, %d bytes", len(removed), len(plan.traces), freed
     )
     return freed
 
 
-def _vanished(store: Store, workspace: Path) -> list[str]:
+def _vanished_files(store: Store, workspace: Path) -> list[str]:
+    """Return the paths of remembered files that no longer exist."""
     return [row[0] for row in store.index.files() if not Path(workspace, row[0]).exists()]

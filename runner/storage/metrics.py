@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from ..agent.regular import open_regular
 from ..errors import Invalid, Problem
@@ -117,7 +118,7 @@ def _at_once(data: bytes) -> list[dict[str, Value]] | None:
     """The points of lines that are JSON objects of numbers, read in one go; None where a line is anything else."""
     lines = [line for line in data.splitlines() if line.strip()]
     try:
-        found: list[dict[str, Value]] = json.loads(b"[" + b",".join(lines) + b"]")
+        found: list[dict[str, Value]] = _loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         return None
     if len(found) != len(lines):
@@ -130,6 +131,12 @@ def _at_once(data: bytes) -> list[dict[str, Value]] | None:
             if (type(value) is not float and type(value) is not int) or not -_HUGE < value < _HUGE:
                 return None
     return found
+
+
+def _loads(data: bytes) -> Any:
+    """Read JSON, by pydantic's reader where that is loaded, as in a server: it takes less than half of the time.  Raises ValueError."""
+    fast = sys.modules.get("pydantic_core")
+    return fast.from_json(data) if fast is not None else json.loads(data)
 
 
 def pace(path: Path) -> tuple[list[float], float]:

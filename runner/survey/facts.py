@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,9 @@ def collect_facts(ws: Workspace, plan: Plan, request: Request) -> Facts:
                 facts.takes[source.asked] = _source_identity(
                     ws, source.kind, source.address, source.only, update=request.update
                 )
+        for tool in node.tools:
+            if tool not in facts.tools:
+                facts.tools[tool] = _tool_content(ws, tool)
         if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
             path = Path(plan.homes[node.home], node.lock)
             facts.locks[node.home, node.lock] = _lock_content(ws, path)
@@ -103,6 +107,12 @@ def _lock_content(ws: Workspace, path: Path) -> Content | None:
             fix="make it with the tool that locks packages",
         )
     return ws.cache.content_of(str(path.resolve()))
+
+
+def _tool_content(ws: Workspace, name: str) -> str | None:
+    """Return the content of a program on PATH; None if there is none."""
+    found = shutil.which(name, path=ws.environ.get("PATH"))
+    return ws.cache.content_of(os.path.realpath(found)) if found else None
 
 
 def _code_contents(

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,7 @@ SIZE = int(os.environ.get("RECIPE_LOG_MB", "64")) * 1_000_000  # bytes of a huge
 WORKER = """
 import asyncio, importlib, json, sys
 from pathlib import Path
+from typing import Any
 sys.path[:0] = json.loads(sys.argv[1])
 contract = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])()
 async def work():
@@ -965,15 +967,12 @@ class ExportingContract(LeaseContract):
         settings = json.loads((place / "settings.json").read_text())
         (place / "settings.json").write_text(json.dumps({**settings, **self.narrowed}))
         driver = self.make(place)
-        for keep, bucket in ((False, ""), (True, "results")):
-            text = driver.program(
-                "tiny", market="on-demand", keep=keep, seconds=3600, bucket=bucket
-            )
+        for keep, bucket, nodes in ((False, "", 1), (True, "results", 1), (False, "", 4)):
+            words: dict[str, Any] = {"keep": keep, "bucket": bucket, "nodes": nodes}
+            text = driver.program("tiny", market="on-demand", seconds=3600, **words)
             ast.parse(text)
             assert "tiny" in text and ("results" in text) is bool(bucket) and text != ""
-            assert text == driver.program(
-                "tiny", market="on-demand", keep=keep, seconds=3600, bucket=bucket
-            )
+            assert text == driver.program("tiny", market="on-demand", seconds=3600, **words)
             secret = (
                 (place / "installation").read_text().strip()
                 if (place / "installation").exists()
@@ -984,7 +983,7 @@ class ExportingContract(LeaseContract):
     def test_settings_that_name_no_one_machine_make_no_program(self, place: Path) -> None:
         driver = self.make(place)
         with pytest.raises(Rejected):
-            driver.program("tiny", market="on-demand", keep=False, seconds=3600, bucket="")
+            driver.program("tiny", market="on-demand", keep=False, seconds=3600, nodes=1, bucket="")
 
 
 class ChargingContract(RentedContract):

@@ -18,7 +18,7 @@ import pytest
 
 from tests.library.siblings import siblings
 from tests.library.smoke import smoke
-from tests.system.test_sft_trainer import program, run, signal_at
+from tests.system.test_sft_trainer import launched, program, run, signal_at
 
 pytest.importorskip("sentence_transformers")
 
@@ -122,6 +122,10 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "a batch of one text": ([{"anchor": f"a {n}", "positive": "p"} for n in range(9)], {}, r"rows that share no text, of which there are 1 to learn from: .*say global_batch=1"),
     "dimensions beyond the base": (pairs(2), {"matryoshka": [128, 64]}, "matryoshka: 128 is more than the 64 numbers"),
     "too long for the base": (pairs(2), {"max_length": 100_000}, r"more than the \d+ tokens that the base model takes: say max_length="),
+    "no dimension": (pairs(2), {"matryoshka": [64, 0]}, "matryoshka: 0 is no number of dimensions"),
+    "a dimension twice": (pairs(2), {"matryoshka": [64, 64]}, "matryoshka: 64 is there twice"),
+    "one column for two": (pairs(2), {"columns": '{"anchor": "positive"}'}, "are the same column: positive, positive, negative"),
+    "a prompt that is no text": (pairs(2), {"prompts": '{"query": 5}'}, 'prompts: {"query": 5} is not {"query": "TEXT"'),
     "another name for a prompt": (pairs(2), {"prompts": '{"passage": "x"}'}, "passage is none of query, document"),
 }  # fmt: skip
 
@@ -148,6 +152,15 @@ def test_what_is_cut_or_learned_in_vain_is_a_warning(modules: Namespace, tmp_pat
     assert "1 rows have the same text as anchor and positive" in said
     assert "matryoshka does not name 64, the base's own dimension" in said
     assert "a batch of 2 rows has few negatives" in said
+
+
+def test_columns_that_nothing_is_learned_from_are_named(modules: Namespace, tmp_path: Path) -> None:
+    data = table(tmp_path, *pairs(3, id=7, hard_negative="n", label=1))
+    _, said = prepared(modules, data, tmp_path / "a")
+    assert "columns that are not read: id, hard_negative; for negatives say columns='{negative: hard_negative}'" in said  # fmt: skip
+    columns = '{"negative": "hard_negative"}'
+    manifest, said = prepared(modules, data, tmp_path / "b", columns=columns, global_batch=1)
+    assert len(manifest["columns"]) == 3 and "not read: id\n" in said
 
 
 def test_the_rows_that_ship_are_what_their_program_makes() -> None:
@@ -301,6 +314,17 @@ def test_a_smaller_micro_batch_keeps_all_negatives(
     assert done.returncode == 0, done.stderr
     ours = [told["loss"] for told in history(tmp_path)]
     assert ours == pytest.approx([told["loss"] for told in history(trained)[:3]], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_batch_and_all_of_its_negatives(
+    trained: Path, rows: Path, base: Path, tmp_path: Path
+) -> None:
+    more = ("--max-steps", 3, "--eval-every", 0, "--micro-batch", 4)
+    done = run(launched(training(rows, base, tmp_path, *more), 2))
+    assert done.returncode == 0, done.stderr
+    ours = [told["loss"] for told in history(tmp_path)]
+    assert ours == pytest.approx([told["loss"] for told in history(trained)[:3]], abs=1e-3)
 
 
 def test_a_training_that_is_killed_at_any_step_ends_in_the_same_bits(

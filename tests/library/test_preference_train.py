@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runner.storage.checkpoint_layouts import layout
+from runner.storage.checkpoint_layouts import recognize_layout
 from tests.library.siblings import siblings
 from tests.library.test_text_options import difference
 from tests.system.test_sft_trainer import BASE, ROOT, launched, program, run, signal_at
@@ -115,7 +115,7 @@ def test_each_step_is_reported_once_with_its_times(trained: Path) -> None:
 def test_a_checkpoint_is_whole_by_the_engines_own_judgement(trained: Path) -> None:
     assert checkpoints(trained) == ["checkpoint-3", "checkpoint-6"]
     folder = trained / "checkpoints" / "checkpoint-3"
-    found = layout({file.name for file in folder.iterdir()}, folder=folder.name)
+    found = recognize_layout({file.name for file in folder.iterdir()}, folder=folder.name)
     assert (found.kind, found.world, found.missing) == ("transformers", 1, ())
     record = json.loads((folder / "recipe.json").read_text())
     assert (
@@ -239,7 +239,9 @@ def test_two_processes_resume_exactly_and_learn_what_one_learns(
     (saved,) = checkpoints(ended)
     step = int(saved.removeprefix("checkpoint-"))
     assert 2 <= step < STEPS and f"asked to end; saved step {step}" in said
-    found = layout({file.name for file in (ended / "checkpoints" / saved).iterdir()}, folder=saved)
+    found = recognize_layout(
+        {file.name for file in (ended / "checkpoints" / saved).iterdir()}, folder=saved
+    )
     assert (found.kind, found.world, found.missing) == ("transformers", 2, ())
     done = run(
         training("dpo", pairs, ended, "--resume", ended / "checkpoints" / saved, processes=2),

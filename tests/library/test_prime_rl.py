@@ -408,3 +408,68 @@ def test_a_stop_reaches_prime_rl_and_is_reported_as_one(step: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == -signal.SIGTERM
     assert (step / "told").exists()
+
+
+MISTYPED = {
+    "text for a number": (
+        '[orchestrator]\nbatch_size = "many"\n',
+        "orchestrator.batch_size is a whole",
+    ),
+    "a value for a section": ("trainer = 3\n", "trainer is a section, not 3"),
+    "a value for a nested section": ("[trainer]\nmodel = 'x'\n", "trainer.model is a section"),
+    "a fraction of sequences": ("seq_len = 0.5\n", "seq_len is a whole number"),
+    "a table for a list": (
+        "[orchestrator.train.source]\nname = 'x'\n",
+        "is a list of environments",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", MISTYPED)
+def test_a_value_of_another_kind_is_a_sentence_and_no_traceback(
+    guard: ModuleType, tmp_path: Path, fault: str
+) -> None:
+    text, words = MISTYPED[fault]
+    (tmp_path / "rl.toml").write_text(text)
+    settings: dict[str, Any] = {"defaults": {}, "given": {}, "always": {"max_steps": 4}}
+    with pytest.raises(ValueError, match=words):
+        guard.merge(settings, tmp_path / "rl.toml", {})
+
+
+def test_a_slip_below_a_section_is_told(guard: ModuleType, good: dict[str, Any]) -> None:
+    good["trainer"] = {**good.get("trainer", {}), "modell": {"seq_len": 5}}
+    assert guard.near_misses(good)[0].startswith("trainer.modell: is it model?")
+    assert guard.near_misses({"orchestrator": {"batch_size": 4, "train": {"source": []}}}) == []
+
+
+MODELS = """
+from pydantic import BaseModel, ConfigDict
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    seq_len: int = 1
+class Trainer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    model: Model = Model()
+class RLConfig(BaseModel):
+    trainer: Trainer = Trainer()
+"""
+
+
+def test_where_prime_rl_is_installed_its_own_models_are_asked(
+    guard: ModuleType, tmp_path: Path
+) -> None:
+    package = tmp_path / "site" / "prime_rl" / "configs"
+    package.mkdir(parents=True)
+    (package / "rl.py").write_text(MODELS)
+    for name, line in (
+        ("rl", "exit 9"),
+        ("python", f'PYTHONPATH={tmp_path / "site"} exec {sys.executable} "$@"'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    config = {"trainer": {"model": {"fsdp": True, "seq_len": "x"}}}
+    told = guard.refused(config, [str(tmp_path / "rl")])
+    assert any(each.startswith("trainer.model.fsdp: Extra inputs") for each in told), told
+    assert any(each.startswith("trainer.model.seq_len: ") for each in told), told
+    assert guard.refused({"trainer": {"model": {}}}, [str(tmp_path / "rl")]) == []
+    assert guard.refused(config, ["no-such-program", "rl"]) == []

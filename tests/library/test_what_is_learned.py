@@ -279,7 +279,7 @@ def configured(folder: Path, kind: str, **more: Any) -> Path:
     return folder
 
 
-KINDS: dict[str, tuple[dict[str, int], bool]] = {
+KINDS: dict[str, tuple[dict[str, Any], bool]] = {
     "llama": ({"num_hidden_layers": 2}, False),
     "gpt2": ({"n_layer": 2}, False),
     "gemma2": ({"num_hidden_layers": 2}, False),
@@ -287,6 +287,10 @@ KINDS: dict[str, tuple[dict[str, int], bool]] = {
     "qwen3_5_text": ({"num_hidden_layers": 4}, True),
     "mamba": ({"num_hidden_layers": 2}, True),
     "falcon": ({"num_hidden_layers": 2}, True),
+    "bloom": ({"n_layer": 2}, True),
+    "mpt": ({"n_layers": 2}, True),
+    "xglm": ({"num_layers": 2}, True),
+    "lfm2": ({"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, True),
 }
 """Architectures of transformers by whether documents that share a sequence see each other."""
 
@@ -725,28 +729,87 @@ def test_lists_and_compressed_files_are_read(modules: Namespace, tmp_path: Path)
 
 # -- the table of docs/sft.md -------------------------------------------------------------------------------------------------------------------------------
 
-TABLE = {
-    '`{"text": "T"}`': ({"text": "T"}, f"T{END}"),
-    '`{"prompt": "P", "completion": "C"}`': ({"prompt": "P ", "completion": "C"}, f"C{END}"),
-    '`{"messages": [user Q, assistant A]}`': ({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}, "A<|im_end|>\n"),
-    'a turn with `weight: 0`, `train: false`, `loss: false`': (
-        {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "B", "weight": 0}, {"role": "user", "content": "Q"},
-                      {"role": "assistant", "content": "A"}]}, "A<|im_end|>\n"),
-    '`{"instruction": "I", "output": "A"}`': ({"instruction": "I", "output": "A"}, "A<|im_end|>\n"),
-    '`{"conversations": [human Q, gpt A]}`': ({"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}, "A<|im_end|>\n"),
+ASKED = "<|im_start|>user\nQ<|im_end|>\n"
+ANSWERED = f"{ASKED}<|im_start|>assistant\nA<|im_end|>\n"
+MARKS = ({"weight": 0}, {"train": False}, {"loss": False})
+
+
+def marked(mark: Mapping[str, Any]) -> dict[str, Any]:
+    """A conversation whose first answer is marked."""
+    user = {"role": "user", "content": "Q"}
+    return {"messages": [user, {"role": "assistant", "content": "B", **mark}, user, {"role": "assistant", "content": "A"}]}  # fmt: skip
+
+
+TABLE: dict[str, tuple[list[dict[str, Any]], str, str]] = {
+    # The first token of a document follows nothing, so that of T is read and not learned.
+    '`{"text": "T"}`': ([{"text": "T"}], f"T{END}", END),
+    '`{"prompt": "P", "completion": "C"}`': ([{"prompt": "P ", "completion": "C"}], f"P C{END}", f"C{END}"),
+    '`{"messages": [user Q, assistant A]}`': (
+        [{"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}], ANSWERED, "A<|im_end|>\n"),
+    "a turn with `weight: 0`, `train: false`, `loss: false`": (
+        [marked(mark) for mark in MARKS], f"{ASKED}<|im_start|>assistant\nB<|im_end|>\n{ANSWERED}", "A<|im_end|>\n"),
+    '`{"instruction": "I", "output": "A"}`': ([{"instruction": "Q", "output": "A"}], ANSWERED, "A<|im_end|>\n"),
+    '`{"conversations": [human Q, gpt A]}`': (
+        [{"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}], ANSWERED, "A<|im_end|>\n"),
 }  # fmt: skip
+"""The rows of the first table: rows of data, what is read of each, and what is learned."""
+FILES = {
+    "`train.jsonl`, any other name": ("learned", ["train.jsonl", "rows-7.jsonl", "contest.jsonl", "sub/part.jsonl"]),
+    "`test`, `validation`, `val`, `dev`, `eval` as a word of the name, or as the folder": (
+        "held out", ["test.jsonl", "my-validation.jsonl", "val_2.jsonl", "dev.jsonl", "eval.jsonl", "test/part.jsonl", "validation/a.jsonl"]),
+    "`README.txt`, `LICENSE`, `requirements.txt`, hidden files, one JSON object": (
+        "left out", ["README.txt", "LICENSE", "requirements.txt", ".hidden.jsonl", "info.json"]),
+    "other endings": ("left out", ["notes.md", "picture.png", "rows.xml"]),
+}  # fmt: skip
+"""The rows of the second table: what becomes of files, and names of some."""
+
+
+def first_cells(head: str) -> list[str]:
+    """The first cell of each row of the table in docs/sft.md that begins with this line."""
+    section = (ROOT / "docs" / "sft.md").read_text().partition("### What is read, what is learned")[2]  # fmt: skip
+    rows = section.partition(f"{head}\n")[2].partition("\n\n")[0].splitlines()
+    return [row.split("|")[1].strip() for row in rows[1:]]
+
+
+def test_each_row_of_the_tables_has_its_case() -> None:
+    assert first_cells("| row | read | learned |") == list(TABLE)
+    assert first_cells("| file in a folder | |") == list(FILES)
 
 
 @pytest.mark.parametrize("cell", TABLE)
-def test_what_the_table_says_is_learned_is_learned(
+def test_what_the_table_says_is_read_and_learned_is(
     cell: str, modules: Namespace, tmp_path: Path
 ) -> None:
-    assert cell in (ROOT / "docs" / "sft.md").read_text()
-    row, wanted = TABLE[cell]
-    found, _, _ = learned(modules, jsonl(tmp_path / "d.jsonl", [row]), tmp_path / "out")
-    (text,) = text_of(found)
-    # The first token of a document follows nothing.
-    assert text.strip() == wanted.strip() or (cell == '`{"text": "T"}`' and wanted.endswith(text))
+    rows, read, wanted = TABLE[cell]
+    for number, row in enumerate(rows):
+        data = jsonl(tmp_path / f"{number}.jsonl", [row])
+        found, _, _ = learned(modules, data, tmp_path / f"out-{number}")
+        assert text_of(found, whole=True) == [read]
+        assert [text.strip() for text in text_of(found)] == [wanted.strip()]
+
+
+@pytest.mark.parametrize("cell", FILES)
+def test_what_the_table_says_of_files_in_a_folder_is_done(
+    cell: str, modules: Namespace, tmp_path: Path
+) -> None:
+    done, names = FILES[cell]
+    for number, name in enumerate(names):
+        folder = tmp_path / str(number)
+        jsonl(folder / "a.jsonl", [{"text": "always"}, {"text": "and this"}])
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(
+            '{\n"text": "asked"\n}\n' if name == "info.json" else '{"text": "asked"}\n'
+        )
+        found, manifest, said = learned(modules, folder, tmp_path / f"out-{number}", eval_fraction=0.5)  # fmt: skip
+        read = {text.removesuffix(END) for text in text_of(found, whole=True)}
+        if done == "held out":
+            assert manifest["rows_held_out"] == 1 and read == {"always", "and this"}, name
+            assert f"held out, by its name: {Path(name).name}" in said
+        elif done == "left out":
+            assert "asked" not in read and manifest["rows"] == 2, name
+            assert any("left out, " in line and name in line for line in said.splitlines())
+        else:
+            assert manifest["rows"] == 3 and name not in said, name
 
 
 def test_a_configuration_is_asked_once_on_a_machine(

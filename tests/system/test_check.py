@@ -455,9 +455,18 @@ def test_a_model_too_large_for_its_gpu_is_refused_with_the_terms(
     assert "not checked: memory-tight: needs the memory that it takes: weights" in out
 
 
-def test_a_configuration_file_is_read_as_the_tool_would(space: Space) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "uv, run, prime-rl, '@', rl.toml",
+        "uv, run, rl, '@', rl.toml",
+        "rl, '@', rl.toml",
+        "uv, run, --project, /opt/x, --no-sync, rl, '@', rl.toml, --max-steps, '500'",
+    ],
+)
+def test_a_configuration_file_is_read_as_the_tool_would(space: Space, command: str) -> None:
     space.recipe(
-        "recipe: rl@1\nsummary: x\nsteps:\n  train:\n    run: [uv, run, prime-rl, '@', rl.toml]\n    state: {checkpoints: {path: out, checkpoint: 'step_*'}}\n"
+        f"recipe: rl@1\nsummary: x\nsteps:\n  learn:\n    run: [{command}]\n"
         "    deps: [rl.toml]\n    outputs: {o: o.txt}\n"
     )
     space.write(

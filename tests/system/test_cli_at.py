@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.interface.cli.main import main
+from runner.interface.cli.places import SERVERS_TAKE
 from runner.interface.cli.verbs import KEPT_ELSEWHERE
 from tests.servers.rest import Rest
 from tests.support import until
@@ -145,6 +146,4 @@ def test_here_is_this_workspace_and_a_database_is_one(
 
 
 def test_each_verb_that_takes_to_is_known_to_a_server() -> None:
-    from runner.interface.cli import at
-
-    assert set(at.ALLOWED) == KEPT_ELSEWHERE == set(at._VERBS)
+    assert set(SERVERS_TAKE) == KEPT_ELSEWHERE

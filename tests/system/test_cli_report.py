@@ -224,7 +224,7 @@ def test_a_run_without_such_numbers_says_so(space: Space, recipe: Recipe) -> Non
     )
     space.run()
     assert (
-        "no timings (time_step, time_data, time_model, …) among the metrics: no bottleneck analysis"
+        "no timings (time_step, time_data, …, or those of prime-rl) among the metrics: no bottleneck analysis"
         in recipe("report").out
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -32,3 +33,41 @@ def test_a_run_on_compute_engine_makes_what_a_run_here_makes(
     rents(space, real, monkeypatch, "gcp")
     same_as_here(space, "gcp")
     assert ours(real) == ["created", "started", "destroyed"] and len(alive(real, foreign=True)) == 3
+
+
+def test_several_machines_of_one_zone_are_the_nodes_of_a_step_and_a_zone_with_too_few_is_left(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = "boot=0.1,takes=0.1,taken@create=once"
+    with provider("gcp", "--hosts", "real", "--clock", "real", "--faults", faults) as google:
+        rents(space, google, monkeypatch, "gcp")
+        run = json.dumps(f"echo $NODE_RANK >> {space.root}/begun; echo > o")
+        space.recipe(
+            f"steps: {{train: {{nodes: 2, resources: {{gpus: 1}}, outputs: {{o: o}}, run: {run}}}}}"
+        )
+        code, out, said = space.command("plan", "--driver", "gcp")
+        assert code == 0 and "2 of these, in one zone, as the nodes of train" in out, out + said
+        code, _, said = space.command("run", "--driver", "gcp", "--yes")
+        assert code == 0 and "another zone is asked" in said, said
+        assert sorted(space.read("begun").split()) == ["0", "1"]
+        zones = [
+            line.split()[1].partition("/")[0]
+            for line in said.splitlines()
+            if " is up after " in line
+        ]
+        assert zones[-2] == zones[-1], said
+        assert ours(google).count("created") == ours(google).count("destroyed") and not alive(
+            google
+        )
+
+
+def test_plan_and_run_refuse_nodes_that_would_not_reach_each_other_in_the_same_words(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with provider("vastai") as market:
+        rents(space, market, monkeypatch)
+        space.recipe("steps: {s: {nodes: 2, resources: {gpus: 1}, run: 'true'}}")
+        ends = [space.command(verb, "--driver", "vastai") for verb in ("plan", "run")]
+    words = "s needs 2 nodes; vastai rents single machines"
+    assert [code for code, _, _ in ends] == [2, 2]
+    assert all(words in said for _, _, said in ends), ends

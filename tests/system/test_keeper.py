@@ -518,7 +518,7 @@ def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_
 
         async def pause(seconds: float) -> None:
             turns.put_nowait(seconds)
-            if seconds == 7.0:
+            if seconds > 3.0:  # not the look whether one is closed
                 await going.acquire()
 
         keeper = CheckpointSync(scene.away, [kept], scene.told.append, pause=pause)

@@ -53,6 +53,14 @@ def test_outputs_have_type_step_path_and_true_bytes(rest: Rest, runs: dict[str, 
     )
 
 
+def test_steps_have_their_key_and_cost(rest: Rest, runs: dict[str, str]) -> None:
+    steps = rest.get(f"/v1/runs/{runs['red']}")["steps"]
+    assert [(each["id"], len(each["key"]), each["cost"]) for each in steps] == [
+        ("train", 64, 0.0),
+        ("plot", 64, 0.0),
+    ]
+
+
 def test_a_picture_is_given_out_at_the_width_that_is_asked_for(
     rest: Rest, runs: dict[str, str]
 ) -> None:

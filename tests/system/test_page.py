@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import requests
 
 from runner.interface.page import HERE, bundle
 from runner.server.page import PARTS
@@ -247,7 +248,11 @@ def test_a_module_that_the_bundle_cannot_read_is_named(
 
 
 def test_the_page_is_light_to_send() -> None:
-    files = [bundle.libraries(), bundle.script("app"), bundle.style("base.css", "app.css")]
+    files = [
+        bundle.libraries(),
+        bundle.script("app"),
+        bundle.style("base.css", "app.css", "outputs.css"),
+    ]
     assert sum(len(gzip.compress(file.encode())) for file in files) < 110_000
 
 
@@ -259,6 +264,7 @@ def test_the_token_of_the_page_stops_runs_and_makes_no_tokens(rest: Rest) -> Non
 
 def test_a_page_without_a_server_has_one_until_it_ends(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text("")
+    (tmp_path / "grow.yaml").write_text(GROW)
     process = subprocess.Popen(
         [*RECIPE, "ui", "--no-open"],
         cwd=tmp_path,
@@ -268,9 +274,14 @@ def test_a_page_without_a_server_has_one_until_it_ends(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        assert process.stdout is not None and process.stdout.readline().startswith(
-            "page: http://127.0.0.1:"
-        )
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said.startswith("page: http://127.0.0.1:")
+        url, _, token = said.removeprefix("page: ").strip().partition("/#token=")
+        offered = requests.get(
+            f"{url}/v1/recipes", headers={"Authorization": f"Bearer {token}"}, timeout=30
+        ).json()["recipes"]
+        assert [each["file"] for each in offered if each["file"]] == ["./grow.yaml"]
         assert (
             subprocess.run(
                 [*RECIPE, "ui", "--no-open"],

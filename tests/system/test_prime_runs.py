@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +34,7 @@ from drivers.prime import Prime
 from tests.fake_provider import Provider, provider
 from tests.rented import alive, key_of_the_account, ours, rents, same_as_here
 from tests.support import Space
+from tests.tools import needs
 
 RECIPE = "steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n"
 
@@ -178,6 +180,29 @@ def test_without_a_key_the_variable_and_the_file_are_named(
         asyncio.run(
             Prime(api="http://x", installation=str(tmp_path / "installation")).offers(Wish())
         )
+
+
+def test_doctor_fails_where_no_pod_would_let_us_in(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = space.root.parent
+    asyncssh.generate_private_key("ssh-ed25519").write_private_key(place / "other")
+    keygen = [str(needs("ssh-keygen")), "-q", "-t", "ed25519", "-N", "a secret", "-f"]
+    subprocess.run([*keygen, str(place / "locked")], check=True)
+    for key, words in (
+        (place / "absent", "cannot be used"),
+        (place / "other", "does not have the SSH key"),
+        (place / "locked", "cannot be used"),
+    ):
+        rents(space, market, monkeypatch, "prime", key=str(key), first_use=True)
+        code, out, said = space.command("doctor", "--driver", "prime")
+        line = next(each for each in out.splitlines() if " login " in each)
+        assert code == 2 and line.startswith("missing") and words in line, (out, said)
+    rents(
+        space, market, monkeypatch, "prime", key=key_of_the_account(market, place), first_use=True
+    )
+    code, out, said = space.command("doctor", "--driver", "prime")
+    assert code == 0 and ", which the account has" in out, (out, said)
 
 
 def test_offers_plan_and_doctor_say_that_nothing_ends_a_pod(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.execution.terms import Settings
+from runner.hosts.place.collecting import Collector
+from runner.hosts.place.remote import RemotePlace
 from runner.storage.records.ledger import LeaseRow, Ledger
 from runner.storage.records.runs import RunRow, StepRow
 from runner.storage.workspace import Workspace
@@ -195,6 +200,36 @@ def test_a_run_that_waits_for_its_machine_is_provisioning(space: Space) -> None:
         ledger.ask(row)
         words.append(ws.run_views.summaries([ws.store.runs.get("r")])[0].word)
     assert words == ["EXECUTING", "PROVISIONING"]
+
+
+def test_a_run_says_when_its_data_travel(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud(space)
+    space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    seen: list[str] = []
+
+    def word() -> str:
+        with Workspace.open(space.root) as ws:
+            rows = ws.store.runs.latest(last=1)
+            return ws.run_views.summaries(rows)[0].word
+
+    def waits_for(state: str, of: type, name: str) -> None:
+        """Have a method wait until the run is in this state."""
+        method = getattr(of, name)
+
+        async def slow(*given: Any) -> Any:
+            deadline = time.monotonic() + 10
+            while word() != state and time.monotonic() < deadline:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            seen.append(word())
+            return await method(*given)
+
+        monkeypatch.setattr(of, name, slow)
+
+    waits_for("TRANSFERRING_DATA", RemotePlace, "_put")
+    waits_for("FETCHING_RESULTS", Collector, "outputs")
+    space.attempt(settings=RENTED)
+    assert space.summary is not None and space.summary.state == "COMPLETED"
+    assert seen == ["TRANSFERRING_DATA", "FETCHING_RESULTS"]
 
 
 def test_a_local_run_writes_no_ledger(space: Space) -> None:

@@ -409,7 +409,8 @@ def test_files_of_an_artifact_that_is_a_folder_are_given_out_by_name(rest: Rest)
     (listed,) = rest.get(f"/v1/runs/{run}/artifacts")["artifacts"]
     content = f"f:{hashlib.sha256(b'b' + bytes([10])).hexdigest()}"
     assert (
-        listed["files"][:1] == [{"path": "a/b.txt", "bytes": 2, "content": content}]
+        listed["files"][:1]
+        == [{"path": "a/b.txt", "bytes": 2, "content": content, "type": "text/plain", "step": None}]
         and listed["bytes"] == 4
     )
     path = f"/v1/runs/{run}/artifacts/make.d"

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -176,6 +177,26 @@ def test_what_is_rented_for_a_run_is_deleted_at_its_time_and_has_no_bucket(
     )
 
 
+def test_a_stack_of_several_nodes_makes_as_many_machines_that_reach_each_other(
+    space: Space, export: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack(space, "driver = 'gcp'\nmachine = 'a2-highgpu-1g'\nzone = 'us-central1-a'\nnodes = 4")
+    text = export("--pulumi")[1]
+    made(text, monkeypatch)
+    machines = [given for kind, _, given in MADE if kind == "Instance"]
+    assert [each["name"] for each in machines] == [f"recipe-stack-tiny-{n}" for n in range(4)]
+    assert {each["zone"] for each in machines} == {"us-central1-a"}
+    inside = [given for kind, _, given in MADE if kind == "Firewall" and "source_tags" in given]
+    assert [each["target_tags"] for each in inside] == [machines[0]["tags"]]
+    (table,) = [words[0] for kind, words, _ in MADE if kind == "apply"]
+    known = tomllib.loads(table([("192.0.2.7", "10.0.0.2"), ("192.0.2.8", "10.0.0.3")]))
+    assert known["drivers"]["ssh"]["hosts"] == [
+        {"host": "recipe@192.0.2.7", "address": "10.0.0.2"},
+        {"host": "recipe@192.0.2.8", "address": "10.0.0.3"},
+    ]
+    assert "pulumi stack output settings >>recipe.toml" in text
+
+
 @pytest.mark.parametrize(
     ("text", "words", "said"),
     [
@@ -190,7 +211,6 @@ def test_what_is_rented_for_a_run_is_deleted_at_its_time_and_has_no_bucket(
             ("--pulumi",),
             "no machine of the list prices of",
         ),
-        ("driver = 'gcp'\nzone = 'us-central1-a'\nnodes = 2", ("--pulumi",), "has 2 nodes"),
         ("driver = 'gcp'\nzone = 'us-central1-a'", (), "writes a Pulumi program"),
     ],
 )

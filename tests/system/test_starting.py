@@ -127,6 +127,23 @@ def test_a_change_may_not_be_a_path_that_is_not_allowed(rest: Rest) -> None:
     assert [each["code"] for each in found] == ["path-not-allowed"]
 
 
+def test_a_change_of_an_object_takes_the_parts_that_were_set_before(rest: Rest) -> None:
+    run = rest.submit("say", inputs={"names.a": 1, "names.b": 2, "word": "parts"})
+    rest.until(run, "COMPLETED")
+    assert planned(rest, like=run)["inputs"]["names"] == {"a": 1, "b": 2}
+    changed = planned(rest, like=run, inputs={"names": {"c": 3}})
+    assert changed["inputs"]["names"] == {"c": 3} and changed["inputs"]["word"] == "parts"
+
+
+def test_an_input_has_one_value_or_several(rest: Rest) -> None:
+    found = problems(rest, recipe="say", inputs={"rate": 0.5}, sweep={"rate": [0.1, 0.2]})
+    assert [(each["code"], each["input"]) for each in found] == [("clash", "rate")]
+    found = problems(rest, recipe="say", sweep={"wrod": ["a", "b"]})
+    assert [(each["code"], each["input"]) for each in found] == [("unknown-input", "wrod")]
+    found = problems(rest, recipe="say", sweep={"count": list(range(40)), "rate": [*range(1, 41)]})
+    assert [each["code"] for each in found] == ["too-many-steps"]
+
+
 def test_a_sweep_says_what_it_tries_and_is_started_again_with_changes(rest: Rest) -> None:
     (run,) = runs_of(rest, "say-sweep@1")
     detail = rest.get(f"/v1/runs/{run['id']}")

@@ -19,7 +19,7 @@ from runner.storage.content.digest_cache import DigestCache
 from runner.storage.content.disk import delete
 from runner.storage.content.files import Content, scan
 from runner.storage.content.objects import Objects
-from runner.storage.garbage import collect, garbage
+from runner.storage.garbage import collect, find_garbage
 from runner.storage.records import database
 from runner.storage.records import store as module
 from runner.storage.records.database import Kind
@@ -364,16 +364,18 @@ def test_garbage_is_what_nothing_refers_to(tmp_path: Path, store: Store, objects
         fence,
         changes=Changes(traces=made, published=[Published("o/a", shown, "", "r1", "a", "t@1")]),
     )
-    assert garbage(store, objects, keep_days=0, keep_runs=0).traces == ()  # the recipe is running
     assert (
-        garbage(store, objects, keep_days=0, keep_runs=0).objects == ()
+        find_garbage(store, objects, keep_days=0, keep_runs=0).traces == ()
+    )  # the recipe is running
+    assert (
+        find_garbage(store, objects, keep_days=0, keep_runs=0).objects == ()
     )  # and what it puts away is not yet in a trace
     for run in ids:
         mine = store.runs.claim(run, "w")
         assert mine is not None
         store.runs.group(run, mine, run_state=("COMPLETED", ""))
-    assert garbage(store, objects, keep_days=100_000, keep_runs=0).traces == ()
-    plan = garbage(store, objects, keep_days=0, keep_runs=1)
+    assert find_garbage(store, objects, keep_days=100_000, keep_runs=0).traces == ()
+    plan = find_garbage(store, objects, keep_days=0, keep_runs=1)
     assert (
         plan.traces == ("old",)
         and set(plan.objects) == {old, orphan}
@@ -400,7 +402,7 @@ def test_attempts_of_forgotten_runs_go_even_when_read_only(
     assert fence is not None
     store.runs.group("r1", fence, attempts=[AttemptRow("a1", "r1", "a", 1, dir="attempts/kept")])
     store.runs.group("r1", fence, run_state=("FAILED", "exit"))
-    plan = garbage(store, objects, keep_days=-1, keep_runs=1)
+    plan = find_garbage(store, objects, keep_days=-1, keep_runs=1)
     assert plan.attempts == ("gone",)
     collect(store, objects, plan, tmp_path)
     assert [path.name for path in (store.root / "attempts").iterdir()] == ["kept"]

@@ -18,7 +18,7 @@ from runner.storage.content.digest_cache import DigestCache
 from runner.storage.content.files import Content, scan
 from runner.storage.content.objects import Objects
 from runner.storage.content.tiny import TINY
-from runner.storage.garbage import collect, garbage
+from runner.storage.garbage import collect, find_garbage
 from runner.storage.records.index import Changes
 from runner.storage.records.runs import RunRow
 from runner.storage.records.store import Store
@@ -197,7 +197,7 @@ def test_a_damaged_row_is_not_given_out(ws: Workspace) -> None:
 def test_rows_are_garbage_when_nothing_refers_to_them(ws: Workspace) -> None:
     old = remember(ws, b"old")
     stored(ws)
-    plan = garbage(ws.store, ws.objects, keep_days=0, keep_runs=0)
+    plan = find_garbage(ws.store, ws.objects, keep_days=0, keep_runs=0)
     assert plan.objects == (old,) and plan.size == 3 and set(ws.objects.all()) == {old}
     again = remember(ws, b"old")
     assert collect(ws.store, ws.objects, plan, ws.root) == 3 and again == old

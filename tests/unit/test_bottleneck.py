@@ -111,3 +111,29 @@ def test_a_batch_that_is_whole_is_not_raised_and_without_a_gpu_one_is_what_helps
     assert (
         word == "THROUGHPUT-BOUND" and "it ran without a GPU" in said and "micro_batch" not in said
     )
+
+
+def test_the_times_of_prime_rl_are_read_and_those_of_its_orchestrator_are_not_mixed_in() -> None:
+    lines: list[dict[str, Any]] = []
+    for step in range(4):
+        lines += [
+            {"step": step, "loss/mean": 0.1},
+            {
+                "step": step,
+                "time/step": 10.0,
+                "time/wait_for_batch": 6.0,
+                "time/load_data": 0.1,
+                "time/forward_backward": 3.0,
+                "time/broadcast_weights": 0.5,
+                "time/save_ckpt": 0.0,
+            },
+            {"step": step, "time/step": 40.0, "time/wait_for_policy": 1.0, "time/save_ckpt": 30.0},
+            {"step": step, "system/disk": 1.0},
+        ]
+    found = breakdown(lines)
+    assert found is not None and (found.steps, found.seconds) == (3, 10.0)
+    assert found.parts["rollouts"] == 6.0 and "checkpoint" not in found.parts
+    said = judge(found, {"infer_gpus": 1}, gpu=True)
+    assert said.word == "LATENCY-BOUND" and "60% of a step" in said.why
+    assert said.advice[0].startswith("switch to a local executor")
+    assert any("infer_gpus is 1" in each for each in said.advice)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.storage.checkpoint_layouts import Layout, layout
+from runner.storage.checkpoint_layouts import Layout, recognize_layout
 from runner.storage.checkpoints import choose, examine, newest, prune, went_back
 
 
@@ -167,25 +167,33 @@ def test_sharded_optimizers_name_their_ranks() -> None:
         "scheduler.pt",
     ]
     ranks = [f"rng_state_{rank}.pth" for rank in range(3)]
-    assert layout([*zero, *rest, *ranks]) == layout([*zero, *rest, *ranks], folder="checkpoint-4")
-    assert (layout([*zero, *rest, *ranks]).world, layout([*zero, *rest, *ranks]).missing) == (3, ())
-    assert "rank 1" in "".join(layout([zero[0], zero[2], *rest, *ranks]).missing)
+    assert recognize_layout([*zero, *rest, *ranks]) == recognize_layout(
+        [*zero, *rest, *ranks], folder="checkpoint-4"
+    )
+    assert (
+        recognize_layout([*zero, *rest, *ranks]).world,
+        recognize_layout([*zero, *rest, *ranks]).missing,
+    ) == (3, ())
+    assert "rank 1" in "".join(recognize_layout([zero[0], zero[2], *rest, *ranks]).missing)
     lone = [
         "pytorch_model/mp_rank_00_model_states.pt",
         "pytorch_model/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
         "random_states_0.pkl",
         "latest",
     ]
-    assert layout(lone) == Layout("accelerate", 1)
-    assert layout(lone[:3]).missing == ("latest",)
-    assert layout([*lone[:2]]).kind == "deepspeed"
+    assert recognize_layout(lone) == Layout("accelerate", 1)
+    assert recognize_layout(lone[:3]).missing == ("latest",)
+    assert recognize_layout([*lone[:2]]).kind == "deepspeed"
     fsdp = [
         f"{folder}/__{rank}_0.distcp"
         for folder in ("pytorch_model_fsdp_0", "optimizer_0")
         for rank in range(2)
     ]
-    assert layout(fsdp).world == 2
-    assert layout(fsdp).missing == ("optimizer_0/.metadata", "pytorch_model_fsdp_0/.metadata")
+    assert recognize_layout(fsdp).world == 2
+    assert recognize_layout(fsdp).missing == (
+        "optimizer_0/.metadata",
+        "pytorch_model_fsdp_0/.metadata",
+    )
 
 
 def test_the_file_latest_of_deepspeed_has_to_name_what_is_there(tmp_path: Path) -> None:
@@ -366,9 +374,9 @@ def test_an_optimizer_in_shards_needs_that_of_every_rank() -> None:
         "model.safetensors",
         *(f"rng_state_{rank}.pth" for rank in range(3)),
     ]
-    assert layout([*shards, *rest]) == Layout("transformers", 3)
-    assert layout([shards[0], shards[2], *rest]).missing == ("rank1-of-3-optimizer.pt",)
-    assert layout([*shards[:2], *rest]).missing == ("rank2-of-3-optimizer.pt",)
+    assert recognize_layout([*shards, *rest]) == Layout("transformers", 3)
+    assert recognize_layout([shards[0], shards[2], *rest]).missing == ("rank1-of-3-optimizer.pt",)
+    assert recognize_layout([*shards[:2], *rest]).missing == ("rank2-of-3-optimizer.pt",)
 
 
 def test_an_archive_whose_compressed_contents_are_damaged_is_not_whole(tmp_path: Path) -> None:

@@ -6,152 +6,133 @@ import json
 import os
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from runner.api.values import File, Status, StepStatus
-from runner.errors import Busy, CannotRun, Corrupt, Infrastructure, Invalid, NotFound
-from runner.interface.handle import core
-from runner.interface.handle.core import Ask, Clock, Give, Heard, Lost, More, Nap, Reply, TimedOut
+from runner.api.values import Artifact, File, Progress, Status, StepStatus
+from runner.errors import Busy, CannotAsk, CannotRun, Corrupt, Infrastructure, Invalid, NotFound
+from runner.interface.handle import core, questions
+from runner.interface.handle.core import Ask, Clock, Give, Heard, More, Nap, TimedOut
 from runner.interface.handle.files import Download
 from runner.interface.handle.notebook import html
+from runner.interface.handle.transport import LogPart, Lost, New, Transport
+from runner.storage.records.runs import Event
+from runner.survey.request import Request
 
 PRINTED = {("a", 1): b"one\ntwo\r\n\xc3\xa4 three\n", ("a", 2): b"", ("b", 1): b"no end"}
 
 
-class Server:
-    """A run that prints; each answer may be lost, break off, be refused for now, or end early, by `luck`."""
+class Place:
+    """A run that prints; each answer may be lost, break off, or end early, by `luck`."""
+
+    name = "https://recipes.example"
 
     def __init__(self, seed: int, printed: dict[tuple[str, int], bytes] = PRINTED) -> None:
         self._luck = random.Random(seed)
         self._printed = printed
         self.now = 0.0
-        self._stream: list[bytes | Lost] = []
-        self.events: list[dict[str, Any]] = []
+        self._lost = 0  # one after the other
+        self.known: list[Event] = []
         self._add("run", "r", "QUEUED", "ACTIVE")
         self._rest = [(key, kind) for key in printed for kind in ("begin", "end")]
 
     def _add(self, subject: str, id: str, before: str, after: str, **data: object) -> None:
-        at = "2026-11-23T05:00:00.000Z"
-        event = {
-            "run": "r",
-            "seq": len(self.events) + 1,
-            "at": at,
-            "subject": subject,
-            "id": id,
-            "before": before,
-            "after": after,
-        }
-        self.events.append({**event, "reason": "", "data": data, "newer": 1})
+        number = len(self.known) + 1
+        self.known.append(Event("r", number, 0.0, subject, id, before, after, "", data))
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         if self._rest and self._luck.random() < 0.5:
             (step, number), kind = self._rest.pop(0)
-            self._add(
-                "step",
-                step,
-                *(("QUEUED", "RUNNING") if kind == "begin" else ("RUNNING", "DONE")),
-                attempt=number,
-            )
+            before, after = ("QUEUED", "RUNNING") if kind == "begin" else ("RUNNING", "DONE")
+            self._add("step", step, before, after, attempt=number)
             if not self._rest:
                 self._add("run", "r", "ACTIVE", "COMPLETED")
 
-    def _over(self, step: str, number: int) -> bool:
-        return ((step, number), "end") not in self._rest
+    def _may_be_lost(self) -> None:
+        if self._luck.random() < 0.2 and self._lost < core.FEW - 1:
+            self._lost += 1
+            raise self._luck.choice([Lost("cut"), Lost("busy", 2.0)])
+        self._lost = 0
 
-    def answer(self, step: core.Step) -> Heard:
-        self._go_on()
-        if isinstance(step, Nap):
-            self.now += step.seconds
-            return None
-        if isinstance(step, More):
-            piece = self._stream.pop(0) if self._stream else b""
-            return piece
-        assert isinstance(step, Ask)
-        if self._luck.random() < 0.2:
-            return self._luck.choice([Lost("cut"), Reply(503, b"gone"), Reply(429, b"", 2.0)])
-        if step.path == "v1/runs/r":
-            state = "COMPLETED" if not self._rest else "ACTIVE"
-            return Reply(
-                200,
-                json.dumps(
-                    {
-                        "id": "r",
-                        "state": state,
-                        "seq": len(self.events),
-                        "progress": {"step": 1, "new": 2},
-                    }
-                ).encode(),
-            )
-        if step.path.endswith("events"):
-            after = int(step.query["after"])
-            if step.streams:  # cut anywhere, and ended by a server that stops
-                some = self.events[after : after + self._luck.randint(0, 3)]
-                text = "".join(f"id: {each['seq']}\ndata: {json.dumps(each)}\n\n" for each in some)
-                data = f": alive\n\n{text}".encode()
-                cut = self._luck.choice([len(data), self._luck.randint(0, len(data))])
-                lost = [Lost("reset")] if cut < len(data) else []
-                self._stream = [*self._pieces(data[:cut]), *lost]
-                return Reply(200)
-            return Reply(
-                200,
-                json.dumps(
-                    {"events": self.events[after : after + self._luck.randint(1, 3)]}
-                ).encode(),
-            )
-        return self._log(step)
+    def run(self, _run: str) -> Status:
+        self._may_be_lost()
+        state = "ACTIVE" if self._rest else "COMPLETED"
+        return Status("r", state=state, seq=len(self.known), progress=Progress(1))
 
-    def _log(self, ask: Ask) -> Reply:
-        key = (str(ask.query["step"]), int(ask.query["attempt"]))
-        data = self._printed[key][int(ask.query["offset"]) :]
-        if not self._over(*key) or self._luck.random() < 0.2:  # the server ends in the middle of it
-            if self._over(*key):
-                data, self._stream = data[: self._luck.randint(0, len(data))], []
-                self._stream = [*self._pieces(data), Lost("reset")]
-                return Reply(200)
+    def events(self, _run: str, after: int) -> Sequence[Event]:
+        self._may_be_lost()
+        return self.known[after : after + self._luck.randint(1, 3)]
+
+    def follow(self, _run: str, after: int) -> Iterator[Sequence[Event]]:
+        self._may_be_lost()
+        yield []
+        for event in self.known[after : after + self._luck.randint(0, 3)]:
+            if self._luck.random() < 0.2:
+                raise Lost("reset")
+            yield [event]
+
+    def log(self, _run: str, part: LogPart) -> Iterator[bytes]:
+        self._may_be_lost()
+        key = (part.step, part.attempt)
+        data = self._printed[key][part.offset :]
+        is_over = (key, "end") not in self._rest
+        breaks = is_over and bool(data) and self._luck.random() < 0.2
+        if breaks or not is_over:  # the place ends in the middle of it
             data = data[: self._luck.randint(0, len(data))]
-        self._stream = list(self._pieces(data))
-        return Reply(200)
-
-    def _pieces(self, data: bytes) -> Iterator[bytes]:
         while data:
             size = self._luck.randint(1, 4)
             yield data[:size]
             data = data[size:]
+        if breaks:
+            raise Lost("reset")
 
 
-def given(talk: core.Talk, server: Server) -> list[Any]:
-    found, heard = [], None
+def given(talk: core.Talk, place: Place) -> list[Any]:
+    """What a conversation gives, while the run goes on."""
+    found: list[Any] = []
+    heard: Heard = None
+    pieces: Iterator[object] = iter(())
     for _ in range(10_000):
         try:
             step = talk.send(heard)
         except StopIteration:
             return found
-        if isinstance(step, Give):
-            found.append(step.item)
-            heard = None
-        else:
-            heard = server.answer(step)
+        place.go_on()
+        heard = None
+        try:
+            match step:
+                case Give(item):
+                    found.append(item)
+                case Nap(seconds):
+                    place.now += seconds
+                case More():
+                    heard = next(pieces, None)
+                case Ask(of, streams=True):
+                    pieces = iter(cast("Iterator[object]", of(cast("Transport", place))))
+                case Ask(of):
+                    heard = of(cast("Transport", place))
+        except Lost as lost:
+            heard = lost
     raise AssertionError("it does not end")
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_followed_comes_once_and_whole_whatever_is_lost(seed: int) -> None:
-    server = Server(seed)
-    lines = given(core.lines("r", "", 0, True), server)
+    place = Place(seed)
+    lines = given(core.lines("r", "", 0, True), place)
     assert [(line.step, line.attempt, line.text) for line in lines] == [
         ("a", 1, "one"),
         ("a", 1, "two"),
         ("a", 1, "ä three"),
         ("b", 1, "no end"),
     ]
-    server = Server(seed)
-    assert [event.seq for event in given(core.events("r", 0, True), server)] == list(
-        range(1, len(server.events) + 1)
+    place = Place(seed)
+    assert [event.seq for event in given(core.events("r", 0, True), place)] == list(
+        range(1, len(place.known) + 1)
     )
-    server = Server(seed)
-    (ended,) = given(core.wait("r", Clock(lambda: server.now, 500.0)), server)
+    place = Place(seed)
+    (ended,) = given(core.wait("r", Clock(lambda: place.now, 500.0)), place)
     assert ended.state == "COMPLETED" and ended.progress.step == 1
 
 
@@ -169,19 +150,25 @@ def test_a_wait_ends_in_time_also_where_nothing_answers() -> None:
 
 
 def test_a_submit_whose_answer_was_lost_is_asked_for_again_under_its_key() -> None:
-    talk = core.submit({"recipe": "x"}, "key")
+    keys: list[str] = []
+
+    class Loses:
+        def submit(self, _new: New, key: str) -> str:
+            keys.append(key)
+            return "r"
+
+    talk = core.submit(New(Request("x")), "key")
     first = next(talk)
-    assert isinstance(talk.send(Lost("reset")), Nap)
-    assert (
-        talk.send(None) == first
-        and isinstance(first, Ask)
-        and first.headers == {"Idempotency-Key": "key"}
-    )
-    assert talk.send(Reply(200, b'{"id": "r"}')) == Give("r")
+    assert isinstance(first, Ask) and isinstance(talk.send(Lost("reset")), Nap)
+    second = talk.send(None)
+    assert isinstance(second, Ask)
+    for ask in (first, second):
+        ask.of(cast("Transport", Loses()))
+    assert keys == ["key", "key"] and talk.send("r") == Give("r")
 
 
-def test_a_cancel_whose_answer_was_lost_is_not_asked_for_again() -> None:
-    talk = core.control("r", "cancel", {})
+def test_a_request_whose_answer_was_lost_is_not_asked_for_again() -> None:
+    talk = core.ask(lambda there: there.request("r", "cancel"), core.ONCE)
     next(talk)
     with pytest.raises(Infrastructure, match="does not answer"):
         talk.send(Lost("reset"))
@@ -194,21 +181,28 @@ def body(code: str, problems: Sequence[dict[str, str]] = ()) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("reply", "kind"),
+    ("status", "said", "kind"),
     [
-        (Reply(404, body("not-found")), NotFound),
-        (Reply(409, body("busy")), Busy),
-        (Reply(409, body("final")), Invalid),
-        (Reply(403, body("forbidden")), Invalid),
-        (Reply(429, body("too-many")), Busy),
-        (Reply(503, body("infrastructure")), Infrastructure),
-        (Reply(500, b"<html>"), Infrastructure),
-        (Reply(404, b"[]"), Infrastructure),
-        (Reply(422, b'{"error": {"code": 1}}'), Infrastructure),
+        (404, body("not-found"), NotFound),
+        (409, body("busy"), Busy),
+        (409, body("final"), CannotAsk),
+        (403, body("forbidden"), Invalid),
+        (429, body("too-many"), Lost),
+        (503, body("infrastructure"), Lost),
+        (500, b"<html>", Infrastructure),
+        (404, b"[]", Infrastructure),
+        (422, b'{"error": {"code": 1}}', Infrastructure),
     ],
 )
-def test_a_refusal_is_the_error_of_the_command_line(reply: Reply, kind: type[Exception]) -> None:
-    assert type(core.error_of(reply)) is kind
+def test_a_refusal_is_the_error_of_the_command_line(
+    status: int, said: bytes, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind) as found:
+        questions.refuse(status, said, 2.0, "r")
+    assert type(found.value) is kind
+    if isinstance(found.value, Lost):
+        assert found.value.wait == 2.0
+        assert type(found.value.failure) is (Busy if status == 429 else Infrastructure)
 
 
 def test_every_problem_of_a_request_is_in_the_error() -> None:
@@ -216,7 +210,7 @@ def test_every_problem_of_a_request_is_in_the_error() -> None:
         {"code": "a", "message": "first", "fix": "x"},
         {"code": "b", "message": "second", "fix": ""},
     ]
-    found = core.error_of(Reply(422, body("invalid", problems)))
+    found = questions.error_of(422, body("invalid", problems))
     assert isinstance(found, Invalid) and [
         (each.code, each.message, each.fix) for each in found.problems
     ] == [
@@ -225,30 +219,41 @@ def test_every_problem_of_a_request_is_in_the_error() -> None:
     ]
 
 
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_stream_of_events_may_be_cut_anywhere(size: int) -> None:
+    event = {"run": "r", "at": "2026-11-23T05:00:00.000Z", "subject": "run", "id": "r", "newer": 1}
+    event |= {"before": "", "after": "QUEUED", "reason": "", "data": {}}
+    blocks = [f"id: {seq}\ndata: {json.dumps({**event, 'seq': seq})}\n\n" for seq in (1, 2)]
+    data = f": alive\n\n{''.join(blocks)}".encode()
+    stream = questions.EventStream()
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    assert [each.seq for piece in pieces for each in stream.take(piece)] == [1, 2]
+
+
 def test_a_download_goes_on_behind_what_came() -> None:
     talk = core.download("r", ())
     next(talk)
-    listing = {
-        "artifacts": [
-            {
-                "name": "s.o",
-                "content": "f:00",
-                "bytes": 6,
-                "folder": False,
-                "stored": True,
-                "files": [],
-            }
-        ]
-    }
-    assert isinstance(talk.send(Reply(200, json.dumps(listing).encode())), Give)
-    ask = talk.send(None)
-    assert isinstance(ask, Ask) and "Range" not in ask.headers
-    assert isinstance(talk.send(Reply(200)), More)
+    assert isinstance(talk.send([Artifact("s.o", "f:00", 6, stored=True)]), Give)
+
+    def asked_from(step: object) -> int:
+        """From which byte on the file is asked for."""
+        begins: list[int] = []
+
+        class Files:
+            def file(self, _run: str, _name: str, _path: str, begin: int) -> None:
+                begins.append(begin)
+
+        assert isinstance(step, Ask) and step.streams
+        step.of(cast("Transport", Files()))
+        return begins[0]
+
+    assert asked_from(talk.send(None)) == 0
+    assert isinstance(talk.send(None), More)
     assert talk.send(b"abc") == Give(b"abc")
     assert isinstance(talk.send(None), More)
     assert isinstance(talk.send(Lost("reset")), Nap)
-    again = talk.send(None)
-    assert isinstance(again, Ask) and again.headers == {"Range": "bytes=3-"}
+    assert asked_from(talk.send(None)) == 3
+    assert questions.file("r", "s.o", "", 3).headers == {"Range": "bytes=3-"}
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", ""])

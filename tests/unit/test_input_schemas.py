@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from runner.api.recipes import schema_of
 from runner.language import library, parse
-from runner.server.recipes import schema_of
 
 
 def test_reading_one_recipe_never_changes_the_schema_of_another() -> None:

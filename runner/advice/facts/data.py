@@ -57,55 +57,67 @@ CALLED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object]:
-    """What the first rows of a dataset here say, and the heads of its images.  `limit` is in tokens of the model's tokenizer."""
+    """Return what the first rows of a dataset here say, and the heads of its images.
+
+    `limit` is the longest sequence, in tokens of the model's tokenizer.
+    """
     if not path.exists():
         return {}
-    files = (
-        [path]
-        if path.is_file()
-        else sorted(
-            each for each in path.rglob("*") if each.is_file() and not each.name.startswith(".")
-        )
-    )
+    files = [path] if path.is_file() else _files_below(path)
     found: dict[str, object] = {"size": round(sum(each.stat().st_size for each in files) / GB, 3)}
     images = [each for each in files if each.suffix.lower() in (*_IMAGES, *_ODD)]
     if images:
         return found | NO_ROWS | _image_facts(images, files)
     found |= {"images": 0, "limit": limit, "tasks": _tasks(files)}
+    try:
+        rows = _sample_rows(path, files)
+    except (OSError, ValueError):
+        return found  # the recipe's own reading of the data tells which row is bad
+    found |= _row_facts(rows)
+    if all("text" in row and "label" not in row for row in rows):
+        return found | {"truncated": 0.0}  # plain text is cut in pieces, and nothing of it is lost
+    lengths = _lengths(rows, model) if limit else None
+    if lengths is not None and limit:
+        too_long = sum(length > limit for length in lengths)
+        found["longest"] = max(lengths, default=0)
+        found["longest_text"] = _longest_text(rows, model)
+        found["truncated"] = round(100 * too_long / max(1, len(lengths)), 1)
+    return found
+
+
+def _files_below(folder: Path) -> list[Path]:
+    found = (each for each in folder.rglob("*") if each.is_file())
+    return sorted(each for each in found if not each.name.startswith("."))
+
+
+def _sample_rows(path: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the first `ROWS` rows of a dataset. Raises OSError, ValueError."""
     rows: list[dict[str, Any]] = []
-    for file in [each for each in files if each.suffix.lower() in _ROWS]:
-        if file != path and _ABOUT.fullmatch(file.stem):
-            continue
-        try:
+    for file in files:
+        is_about = file != path and _ABOUT.fullmatch(file.stem) is not None
+        if file.suffix.lower() in _ROWS and not is_about and len(rows) < ROWS:
             rows += _rows(file, ROWS - len(rows))
-        except (OSError, ValueError):
-            return found  # the recipe's own reading of the data tells which row is bad
-        if len(rows) >= ROWS:
-            break
+    return rows
+
+
+def _row_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    talk = any(
-        isinstance(row.get(name), list)
-        for row in rows
-        for name in ("messages", "conversations", "prompt", "chosen")
-    )
-    found |= {"rows": len(rows), "sampled": len(rows), "columns": columns, "conversational": talk}
-    found |= {
+    return {
+        "rows": len(rows),
+        "sampled": len(rows),
+        "columns": columns,
+        "conversational": any(map(_is_conversation, rows)),
         "tool_rows": sum(map(_has_tools, rows)),
         "layout": _layout(rows, columns),
         "called": _called(columns),
         "values": _values(rows, columns),
         "scores": [name for name in columns if any(_is_score(row.get(name)) for row in rows)],
     }
-    if all("text" in row and "label" not in row for row in rows):
-        return found | {"truncated": 0.0}  # plain text is cut in pieces, and nothing of it is lost
-    lengths = _lengths(rows, model) if limit else None
-    if lengths is not None and limit:
-        found["longest"] = max(lengths, default=0)
-        found["longest_text"] = _longest_text(rows, model)
-        found["truncated"] = round(
-            100 * sum(length > limit for length in lengths) / max(1, len(lengths)), 1
-        )
-    return found
+
+
+def _is_conversation(row: Mapping[str, Any]) -> bool:
+    names = ("messages", "conversations", "prompt", "chosen")
+    return any(isinstance(row.get(name), list) for name in names)
 
 
 def _tasks(files: Iterable[Path]) -> list[str]:
@@ -145,13 +157,16 @@ def _is_score(value: object) -> bool:
 
 
 def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
-    """The name of a layout that has to be converted: `alpaca` (with a third column, that some rows use), `sharegpt` (turns of `from` and `value`)."""
+    """Return the name of a layout that has to be converted; None for others.
+
+    `alpaca` has a third column that some rows use, `sharegpt` turns of `from` and `value`.
+    """
     if {"instruction", "output"} <= set(columns):
         return "alpaca" if any(row.get("input") for row in rows) else None
     turns = [turn for row in rows for turn in _turns(row, ("conversations", "messages"))]
-    return (
-        "sharegpt" if turns and all("from" in turn and "value" in turn for turn in turns) else None
-    )
+    if turns and all("from" in turn and "value" in turn for turn in turns):
+        return "sharegpt"
+    return None
 
 
 def _has_tools(row: Mapping[str, Any]) -> bool:
@@ -172,33 +187,18 @@ def _has_tools(row: Mapping[str, Any]) -> bool:
 def _turns(row: Mapping[str, Any], names: Iterable[str]) -> Iterator[Mapping[str, Any]]:
     for name in names:
         value = row.get(name)
-        yield from (
-            (turn for turn in value if isinstance(turn, Mapping)) if isinstance(value, list) else ()
-        )
+        if isinstance(value, list):
+            yield from (turn for turn in value if isinstance(turn, Mapping))
 
 
 def _rows(file: Path, most: int) -> list[dict[str, Any]]:
-    """The first rows of a file.  Raises ValueError where they cannot be read."""
+    """Return the first rows of a file. Raises OSError, and ValueError if they cannot be read."""
     suffix = file.suffix.lower()
     if suffix == ".parquet":
-        from importlib import import_module
-
-        try:
-            parquet: Any = import_module("pyarrow.parquet")
-        except ImportError:
-            raise ValueError("pyarrow is not here") from None
-        batch = next(parquet.ParquetFile(file).iter_batches(batch_size=most), None)
-        return list(batch.to_pylist()) if batch is not None else []
-    with file.open("rb") as opened:
-        if suffix == ".json":
-            value = json.loads(opened.read(64 * LARGE).decode("utf-8-sig"))
-            return (
-                [row for row in value[:most] if isinstance(row, dict)]
-                if isinstance(value, list)
-                else []
-            )
-        lines = [opened.readline(LARGE).decode("utf-8", "replace") for _ in range(most)]
-    lines = [line.removeprefix("\ufeff") for line in lines if line.strip()]
+        return _parquet_rows(file, most)
+    if suffix == ".json":
+        return _json_rows(file, most)
+    lines = _first_lines(file, most)
     if suffix == ".jsonl":
         rows = [json.loads(line) for line in lines]
         return [row for row in rows if isinstance(row, dict)]
@@ -209,29 +209,50 @@ def _rows(file: Path, most: int) -> list[dict[str, Any]]:
     return [dict(row) for row in csv.DictReader(lines, delimiter="\t" if suffix == ".tsv" else ",")]
 
 
+def _parquet_rows(file: Path, most: int) -> list[dict[str, Any]]:
+    from importlib import import_module
+
+    try:
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError:
+        raise ValueError("pyarrow is not here") from None
+    batch = next(parquet.ParquetFile(file).iter_batches(batch_size=most), None)
+    return list(batch.to_pylist()) if batch is not None else []
+
+
+def _json_rows(file: Path, most: int) -> list[dict[str, Any]]:
+    with file.open("rb") as opened:
+        value = json.loads(opened.read(64 * LARGE).decode("utf-8-sig"))
+    if not isinstance(value, list):
+        return []
+    return [row for row in value[:most] if isinstance(row, dict)]
+
+
+def _first_lines(file: Path, most: int) -> list[str]:
+    with file.open("rb") as opened:
+        lines = [opened.readline(LARGE).decode("utf-8", "replace") for _ in range(most)]
+    return [line.removeprefix("\ufeff") for line in lines if line.strip()]
+
+
 def _lengths(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int] | None:
-    """Tokens of each row; None where they cannot be counted here."""
+    """Return the tokens of each row; None if they cannot be counted here."""
     tokenizer = _tokenizer(model)
     if tokenizer is None:
         return None
 
     def count(values: Iterable[object]) -> int:
-        return len(
-            tokenizer.encode(" ".join(text for value in values for text in _texts(value))).ids
-        )
+        text = " ".join(text for value in values for text in _texts(value))
+        return len(tokenizer.encode(text).ids)
 
-    # A pair is as long as its longer answer with the prompt; other columns are somebody's notes.
-    read = [{name: value for name, value in row.items() if name in _LEARNT} or row for row in rows]
-    answers = [
-        [row[name] for name in ("chosen", "rejected") if name in row] or [""] for row in read
-    ]
-    rest = [
-        [value for name, value in row.items() if name not in ("chosen", "rejected")] for row in read
-    ]
-    return [
-        max(count([*common, answer]) for answer in each)
-        for common, each in zip(rest, answers, strict=True)
-    ]
+    lengths = []
+    for row in rows:
+        # Other columns are somebody's notes, unless no column has a usual name.
+        learnt = {name: value for name, value in row.items() if name in _LEARNT} or row
+        answers = [learnt[name] for name in _ANSWERS if name in learnt] or [""]
+        rest = [value for name, value in learnt.items() if name not in _ANSWERS]
+        # A pair is as long as its longer answer with the prompt.
+        lengths.append(max(count([*rest, answer]) for answer in answers))
+    return lengths
 
 
 def _longest_text(rows: Sequence[Mapping[str, Any]], model: Path | None) -> int | None:
@@ -258,6 +279,7 @@ def _tokenizer(model: Path | None) -> Any:
     return tokenizer
 
 
+_ANSWERS: Final = ("chosen", "rejected")
 _LEARNT: Final = (
     *(
         "messages",

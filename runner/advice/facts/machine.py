@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final
@@ -32,31 +33,40 @@ smi gpu_driver= --query-gpu=driver_version --format=csv,noheader
 
 
 def facts(name: str, said: bytes) -> dict[str, object]:
-    """The facts of a host, from its answer.  What it did not tell is left out: unknown."""
+    """Return the facts of a host from its answer. What it did not tell is left out, as unknown."""
     facts = driven.facts(said)
     have = driven.resources(facts)
     found: dict[str, object] = {"name": name, "gpus": have.gpus or 0, "gpu": have.gpu}
-    for key, value in (
-        ("memory", have.memory),
-        ("disk", have.disk),
-        ("gpu_memory", have.gpu_memory),
-    ):
-        if value:
-            found[key] = round(value / GB, 3 if key == "gpu_memory" else 1)
-    said_first = {key: texts[0] for key, texts in facts.items() if texts}
-    if (shm := said_first.get("shm", "")).isdecimal():
+    if have.memory:
+        found["memory"] = round(have.memory / GB, 1)
+    if have.disk:
+        found["disk"] = round(have.disk / GB, 1)
+    if have.gpu_memory:
+        found["gpu_memory"] = round(have.gpu_memory / GB, 3)
+    first = {key: texts[0] for key, texts in facts.items() if texts}
+    shm = first.get("shm", "")
+    if shm.isdecimal():
         found["shm"] = round(int(shm) / GB, 3)
     for key in ("capability", "cuda"):
-        if re.fullmatch(r"\d+(\.\d+)?", said_first.get(key, "")):
-            found[key] = float(said_first[key])
-    if numbers := re.findall(r"\d+", said_first.get("gpu_driver", "")):
-        found["driver"] = [int(part) for part in numbers]
-    provider = next((name for name in facts.get("rented", ()) if name in _PROVIDERS), None)
-    found["rented"] = provider or next(
-        (each for each, address in _PROVIDERS.items() if address in name), None
-    )
+        if re.fullmatch(r"\d+(\.\d+)?", first.get(key, "")):
+            found[key] = float(first[key])
+    driver = re.findall(r"\d+", first.get("gpu_driver", ""))
+    if driver:
+        found["driver"] = [int(part) for part in driver]
+    found["rented"] = _provider(name, facts.get("rented", ()))
     found["auto_tmux"] = found["rented"] == "vast" and not facts.get("no_tmux")
     return found
+
+
+def _provider(name: str, said: Iterable[str]) -> str | None:
+    """Return who rents out a host, as it says or as its address tells; None if nobody does."""
+    for provider in said:
+        if provider in _PROVIDERS:
+            return provider
+    for provider, address in _PROVIDERS.items():
+        if address in name:
+            return provider
+    return None
 
 
 _PROVIDERS: Final = {"vast": ".vast.ai", "runpod": ".runpod.io"}

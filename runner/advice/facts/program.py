@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +34,8 @@ def derived(settings: Iterable[Setting]) -> Iterator[Setting]:
             yield each._replace(key="config_seq_len")
 
 
+_OF_PRIME: Final = ("rl", "prime-rl")
+"""Commands that take a configuration behind an `@`."""
 _METHODS: Final = ("sft", "dpo", "orpo", "kto", "cpo", "grpo", "rloo", "ppo", "reward", "cpt")
 
 
@@ -48,7 +50,10 @@ def method(line: Sequence[str]) -> str | None:
 
 
 def called_training(names: Sequence[str]) -> bool:
-    """Whether a step, or the program that it starts, is called a training: `train`, `my_train.py`, `trl sft`."""
+    """Whether a step, or the program that it starts, is called a training: `train`, `my_train.py`, `trl sft`, `rl @ rl.toml`."""
+    heads = (name.rpartition("/")[2] for name in names)
+    if any(head in _OF_PRIME and after[:1] == "@" for head, after in pairwise(heads)):
+        return True
     parts = [re.split(r"[^a-z]+", name.rpartition("/")[2].lower()) for name in names]
     verbs = takewhile(
         lambda name: not name.startswith("-"), names[1:]

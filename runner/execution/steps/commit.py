@@ -158,6 +158,7 @@ class GroupCommit:
         ] = {}  # keys that other machines wait for until the shared store has what they gave
         self._numbers: dict[str, str] = {}  # of each open step, what its last attempt reported last
         self._began: dict[str, float] = {}  # when that began
+        self._phases: dict[str, str] = {}  # what is being done of it, on a host with its own disk
         self._running: dict[str, StepRow] = {}  # as they are stored
         self.made: set[str] = set(made)
         """Keys whose traces this run stored."""
@@ -182,6 +183,7 @@ class GroupCommit:
         self._next.moves.append(move)
         if move.subject == "step" and move.after == State.RUNNING != move.before:
             self._numbers.pop(move.id, None)
+            self._phases.pop(move.id, None)
             self._began[move.id] = time.time()
         if move.subject == "run" and move.before != move.after:
             failure = str(move.data.get("failure", ""))
@@ -190,6 +192,11 @@ class GroupCommit:
     def report(self, step: str, numbers: str) -> None:
         """Note what the running attempt of a step reported last, as it is stored: masked."""
         self._numbers[step] = numbers
+        self._next.reported.add(step)
+
+    def enter_phase(self, step: str, phase: str) -> None:
+        """Note what is being done of the running attempt of a step: a phase of `planning.schedule.word`."""
+        self._phases[step] = phase
         self._next.reported.add(step)
 
     def take_back(self) -> None:
@@ -424,7 +431,9 @@ class GroupCommit:
                 move.id,
                 move.after,
                 "",
-                move.reason,
+                self._phases.get(move.id, move.reason)
+                if move.after == State.RUNNING
+                else move.reason,
                 _words_of(move),
                 self._numbers.get(move.id, ""),
                 self._began.get(move.id),
@@ -434,7 +443,10 @@ class GroupCommit:
         }
         for step in group.reported:
             if step not in found and step in self._running:
-                found[step] = self._running[step]._replace(numbers=self._numbers.get(step, ""))
+                row = self._running[step]
+                found[step] = row._replace(
+                    reason=self._phases.get(step, row.reason), numbers=self._numbers.get(step, "")
+                )
         return found
 
     def _note_stored(self, steps: Mapping[str, StepRow]) -> None:

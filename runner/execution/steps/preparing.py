@@ -20,6 +20,7 @@ from ...hosts.place.spare_dirs import Scrap
 from ...hosts.place.staging import Attempt as AttemptDirectory
 from ...hosts.pool import HostPool
 from ...planning import judge as judging
+from ...planning.schedule import PHASES
 from ...planning.step import DIRECTORY, StepSpec
 from ...storage.crash import crashpoint
 from ...storage.workspace import Workspace
@@ -137,8 +138,8 @@ class Preparer:
             attempt.restored,
         )
         task.bring = functools.partial(self._buckets.bring, node, directory, place)
-        if place.elsewhere:
-            task.phase = functools.partial(self._log_phase, node.id, place)
+        if place.elsewhere and not seat.rank:
+            task.phase = functools.partial(self._enter_phase, node.id, place)
         if states:
             task.processes = self.processes(spec, attempt.number, attempt.place)
             task.round = functools.partial(self._report_round, attempt)
@@ -169,8 +170,9 @@ class Preparer:
         attempt.resumed_step = max(reached, default=None)
         return self._commands.build(attempt, seat, resumed_from)
 
-    def _log_phase(self, step: str, place: Place, phase: Phase) -> None:
+    def _enter_phase(self, step: str, place: Place, phase: Phase) -> None:
         pool = self._pool
+        self._commits.enter_phase(step, PHASES[phase])
         log_remote(self._ws, self._commits.run, pool.name, pool.instance_of(place), phase, step)
 
     async def _confirm(self) -> None:

@@ -110,7 +110,8 @@ class Machines:
     # -- machines with a price
 
     def _rent_what_is_needed(self) -> None:
-        pool = self._pool
+        pool, specs = self._pool, [self._steps.spec(id) for id in self._open_steps()]
+        pool.together = {pool.need(spec) for spec in specs if pool.joins(spec)}
         queued, crews = self._needs()
         for need, count in queued.items():
             wanted = min(count, max(crews[need], self._most))
@@ -133,12 +134,9 @@ class Machines:
         """
         queued: Counter[Need] = Counter()
         crews: dict[Need, int] = {}
-        open_steps = self._schedule.open_steps()
-        for id in self._steps.todo:
-            if id not in open_steps:
-                continue
+        for id in self._open_steps():
             crew = 0
-            if open_steps[id] is State.QUEUED:
+            if self._schedule.state(id) is State.QUEUED:
                 crew = self._pool.head.workers(self._steps.spec(id))
             for need in self._needs_of(id):
                 queued[need] += crew
@@ -156,6 +154,11 @@ class Machines:
             )
             if is_left_there and not self.stays_here(node.id):
                 yield self._pool.need(self._steps.spec(node.id))
+
+    def _open_steps(self) -> list[str]:
+        """The steps of this run that are not over."""
+        open_steps = self._schedule.open_steps()
+        return [id for id in self._steps.todo if id in open_steps]
 
     async def _get(self, need: Need) -> None:
         pool = self._pool
@@ -224,8 +227,7 @@ class Machines:
         """Whether a step that is not over is to run on another host."""
         if self._schedule.starts_nothing or self._stopper.is_stopping:
             return False
-        open_steps = self._schedule.open_steps()
-        return any(id in open_steps and not self.stays_here(id) for id in self._steps.todo)
+        return any(not self.stays_here(id) for id in self._open_steps())
 
     def _take_instead(self, place: Place, asking: Awaitable[Sequence[Place]]) -> None:
         self._coming += 1

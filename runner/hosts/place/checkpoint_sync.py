@@ -13,6 +13,7 @@ import contextlib
 import fnmatch
 import os
 import stat
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -153,9 +154,12 @@ class CheckpointSync:
             await self._round(state, over=True, tries=TRIES)
 
     async def _rounds(self, state: StateFolder) -> None:
+        wait = every = period(state.every, state.every_steps)
         while True:
-            await self._pause(period(state.every, state.every_steps))
+            await self._pause(wait)
+            began = time.monotonic()
             await self._round(state)
+            wait = max(0.0, began + every - time.monotonic())
 
     async def _round(self, state: StateFolder, *, over: bool = False, tries: int = 1) -> None:
         doing = Round()

@@ -81,6 +81,8 @@ class Place:
         self._described: dict[str, str] = {}
         self.address = ""
         """What other nodes dial; empty where a host has no name for them."""
+        self.zone = ""
+        """Where it is, if it can be a node of a step only together with others there."""
         self.port = 0
         """The one port at which they do, where it is the head of a stack: node 0, and the only node that others dial.  0: any that is free."""
         self.image = ""

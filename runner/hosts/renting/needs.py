@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from drivers import machine
-from drivers.base import Market, Need, Offer, Wish
+from drivers.base import Market, Need, Offer, Traits, Wish
 
 from ...errors import CannotRun
 from ...planning.step import StepSpec
@@ -84,6 +84,26 @@ def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = 
         market=market,
         image=image,
     )
+
+
+def why_alone(
+    id: str, spec: StepSpec, name: str, traits: Traits, *, headed: bool, kept: bool, most: float
+) -> str:
+    """Why a step of several nodes cannot run on machines that are rented of a driver `name`; empty where it can.
+
+    `headed`: a head leads its nodes.  `kept`: a stack keeps the machine.  `most` machines may be rented at once.
+    """
+    workers = spec.node_count - int(headed)
+    whose = " beside the head" if headed else ""
+    if spec.node_count == 1 or not traits.priced:
+        return ""
+    if not headed and not traits.joins:
+        return f"{id} needs {spec.nodes} nodes; {name} rents single machines, which work together only under the `head` of a stack"
+    if not headed and kept:
+        return f"{id} needs {spec.nodes} nodes; the stack keeps one machine: take `keep` out of it"
+    if most < workers:
+        return f"{id} needs {workers} machines{whose}; no more than {most:g} may be rented at once"
+    return ""
 
 
 def wish_for(need: Need, taking: Mapping[Need, Takes], filters: Mapping[str, str]) -> Wish:

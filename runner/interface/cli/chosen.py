@@ -17,7 +17,6 @@ from ...execution.terms import request_of_run
 from ...language import library
 from ...paths import Location, is_path
 from ...planning.ids import bare, names
-from ...storage.records.runs import Wanted
 from ...storage.records.store import home
 from ...storage.workspace import Workspace, local_folder
 from ...survey.recipes import read_recipe
@@ -26,11 +25,10 @@ from .flags import REQUEST, add_values, published_below, section, split_words, v
 
 if TYPE_CHECKING:
     from ...storage.records.runs import AttemptRow, RunRow
-    from ...storage.records.store import Store
     from ...survey.survey import Survey
 
-_NEAR, _ALL, _SHOWN = 1000, 1_000_000, 3
-"""The latest runs, among which is looked first for what was meant; all; so many are shown."""
+_NEAR, _ALL = 1000, 1_000_000
+"""The latest runs, among which is looked first for what was meant; and all."""
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
@@ -130,37 +128,6 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
             fix="name one; inputs are written INPUT=VALUE",
         )
     return found[0]
-
-
-def find_run(store: Store, word: str) -> RunRow:
-    """The run that a word names: its name, its id, a part of its id that no other has, `last`, or `last~1` for the one before."""
-    runs = store.runs
-    if not runs.latest(last=1):
-        raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
-    name, tilde, back = word.partition("~")
-    if name == "last" and (not tilde or back.isdecimal()):
-        number = int(back) if tilde else 0
-        rows = runs.latest(last=number + 1)
-        if number >= len(rows):
-            raise NotFound(
-                f"{word}: the oldest run here is last~{len(rows) - 1}",
-                fix="`recipe runs` lists them",
-            )
-        return rows[number]
-    found = word and (runs.page(Wanted(name=word), 1) or runs.page(Wanted(part=word), _SHOWN + 1))
-    if found and len(found) == 1:
-        return found[0]
-    if found:
-        shown = ", ".join(row.id for row in found[:_SHOWN])
-        raise NotFound(
-            f'"{word}" may be any of several runs: {shown}{", …" if len(found) > _SHOWN else ""}',
-            fix="give more of it",
-        )
-    near = [row.id for row in runs.latest(last=_NEAR)]
-    raise NotFound(
-        f'there is no run "{word}"',
-        fix=did_you_mean(word, [*near, "last"]) or "`recipe runs` lists them",
-    )
 
 
 def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:

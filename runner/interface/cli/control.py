@@ -1,37 +1,47 @@
-"""`recipe cancel`, `pause`, `resume`, `retry`: ask something of a run, from any terminal."""
+"""`recipe cancel`, `pause`, `resume`, `retry`, `prioritize`: ask something of a run, from any terminal."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ...api import requests
+from ...api.outcomes import Outcome
 from ...errors import Busy, Invalid, Problem
 from ...execution.terms import choice_of_run, request_of_run, settings_of_run
 from ...planning.ids import stored
 from ...storage.records.runs import FINAL
-from .chosen import existing, find_run
+from ..handle.here import Here
+from ..tail import shown
 from .flags import EVENTS_HELP, RUN_HELP, check_driver
+from .places import place_of
 from .run import carried_out
 
 if TYPE_CHECKING:
-    from ...api.outcomes import Outcome
     from ...execution.terms import Choice
     from ...storage.records.runs import RunRow
     from ...storage.workspace import Workspace
+    from ..handle.transport import Transport
 
 PATIENCE: Mapping[str, float] = {"cancel": 60.0, "pause": 360.0}
 """Seconds that a request is waited for: what is cancelled may save for 30; a training that is paused ends its step first."""
+LOOK = 0.2
+"""Seconds between two looks whether what was asked is done."""
 ENDS: Mapping[str, Literal["CANCELLED", "PAUSED"]] = {"cancel": "CANCELLED", "pause": "PAUSED"}
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument(
-        "run", nargs="?", default="last", metavar="RUN", help=f"{RUN_HELP} (default: last)"
-    )
+    if verb == "prioritize":
+        parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    else:
+        parser.add_argument(
+            "run", nargs="?", default="last", metavar="RUN", help=f"{RUN_HELP} (default: last)"
+        )
     if verb in ENDS:
         parser.add_argument(
             "--no-wait",
@@ -57,6 +67,15 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             help="Keep rented machines, at their usual price, so that resuming starts at once",
         )
         parser.epilog = "Examples:\n  recipe pause\n  recipe resume"
+    elif verb == "prioritize":
+        parser.add_argument(
+            "priority", type=int, metavar="N", help="Priority; workers claim higher ones first"
+        )
+        parser.description = (
+            "Change the priority of a run that is not over. A run that a worker has keeps its "
+            "worker; the priority counts when it waits again."
+        )
+        parser.epilog = "Examples:\n  recipe prioritize last 5\n  recipe prioritize 3f1035 -1"
     else:
         parser.add_argument(
             "--driver", metavar="NAME", help="Driver to run on (default: unchanged)"
@@ -84,34 +103,53 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with existing(args.workspace) as ws:
-        row = find_run(ws.store, args.run)
+    with closing(place_of(args)) as place:
+        run = place.find(args.run)
         if args.verb in ENDS:
-            return _stop(ws, row.id, args)
-        if args.driver is not None:
-            check_driver(args.driver)
-        # A submitted run stays with the workers, and one of `recipe run` with its terminal.
-        queue = args.queue or row.due is not None or bool(row.bundle)
-        if queue and args.driver is not None:
-            raise _driver_stays()
-        if args.verb == "resume":
-            return _resume(ws, row.id, args, queue=queue)
-        return _retry(ws, row, args, queue=queue)
+            return _stop(place, run, args)
+        if args.verb == "prioritize":
+            return _prioritize(place, run, args)
+        if isinstance(place, Here):
+            return _continue_here(place, run, args)
+        return _continue(place, run, args)
 
 
-def _stop(ws: Workspace, run: str, args: argparse.Namespace) -> int:
+def _stop(place: Transport, run: str, args: argparse.Namespace) -> int:
     """Cancel or pause a run, and wait for its worker.  Raises Busy when that does not answer."""
-    patience = 0.0 if args.no_wait else PATIENCE[args.verb]
-    if args.verb == "cancel":
-        outcome = requests.cancel(ws, run, patience=patience)
-    else:
-        outcome = requests.pause(ws, run, keep_hosts=args.keep_host, patience=patience)
-    for text in outcome.said:
-        print(f"recipe: {text}", file=sys.stderr)
+    keep_hosts = args.verb == "pause" and args.keep_host
+    outcome = _stopped(place, run, args.verb, keep_hosts=keep_hosts)
     if not outcome.done and outcome.state not in FINAL and not args.no_wait:
-        raise _not_answered(ws.store.runs.get(run), args.verb, patience)
+        outcome = _wait_for_end(place, run, args.verb, keep_hosts=keep_hosts)
     print(answer_of(outcome, args.verb))
     return 0 if outcome.done or outcome.state not in FINAL else 1
+
+
+def _stopped(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
+    """Ask a run to end or to pause, and say what may go on elsewhere."""
+    outcome = place.request(run, "cancel" if verb == "cancel" else "pause", keep_hosts=keep_hosts)
+    for text in outcome.said:
+        print(shown(f"recipe: {text}"), file=sys.stderr)
+    return outcome
+
+
+def _wait_for_end(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
+    """Wait until a run is cancelled or paused.  Raises Busy."""
+    deadline = time.monotonic() + PATIENCE[verb]
+    while True:
+        now = place.run(run)
+        if now.over or now.state == ENDS[verb]:
+            return Outcome(run, now.state, now.state == ENDS[verb])
+        if now.word == "NEEDS_RECOVERY":  # its worker died before it read the request
+            return _stopped(place, run, verb, keep_hosts=keep_hosts)
+        if time.monotonic() > deadline:
+            raise _not_answered(place, run, verb)
+        time.sleep(LOOK)
+
+
+def _prioritize(place: Transport, run: str, args: argparse.Namespace) -> int:
+    outcome = place.prioritize(run, args.priority)
+    print(f"run {outcome.run} is {outcome.state} with priority {args.priority}")
+    return 0
 
 
 def answer_of(outcome: Outcome, verb: str) -> str:
@@ -128,32 +166,50 @@ def answer_of(outcome: Outcome, verb: str) -> str:
     return f"run {run} is {state}"
 
 
-def _not_answered(row: RunRow, verb: str, patience: float) -> Busy:
-    # The claim names the process: `HOST process PID`, or `process PID` for one of this machine.
+def _not_answered(place: Transport, run: str, verb: str) -> Busy:
+    # The worker's name has its process: `HOST process PID`, or `process PID` for one of this machine.
+    who = next((f" ({each.worker})" for each in place.workers() if run in each.runs), "")
+    to = f" --to {place.name}" if place.name else ""
     fix = (
-        f"`recipe logs {row.id} -f` shows its output; "
-        f"if the worker hangs, kill it, and run `recipe {verb} {row.id}` again"
+        f"`recipe logs {run} -f{to}` shows its output; "
+        f"if the worker hangs, kill it, and run `recipe {verb} {run}{to}` again"
     )
-    return Busy(
-        f"run {row.id} was asked to {verb}, and its worker ({row.claim}) has not done it in {patience:.0f} s",
-        fix=fix,
-    )
+    words = f"run {run} was asked to {verb}, and its worker{who} has not done it in {PATIENCE[verb]:.0f} s"
+    return Busy(words, fix=fix)
 
 
-def _resume(ws: Workspace, run: str, args: argparse.Namespace, *, queue: bool) -> int:
-    outcome = requests.resume(ws, run, queue=queue)
+def _continue(place: Transport, run: str, args: argparse.Namespace) -> int:
+    """Resume a run by a worker, or have its request run again."""
+    if args.verb == "retry":
+        print(place.retry(run, args.begin).run)
+    else:
+        print(answer_of(place.request(run, "resume"), "resume"))
+    return 0
+
+
+def _continue_here(place: Here, run: str, args: argparse.Namespace) -> int:
+    """The same of a run of this machine, which goes on in this terminal if no worker takes it."""
+    row = place.ws.store.runs.get(run)
+    if args.driver is not None:
+        check_driver(args.driver)
+    # A submitted run stays with the workers, and one of `recipe run` with its terminal.
+    queue = args.queue or row.due is not None or bool(row.bundle)
+    if queue and args.driver is not None:
+        raise _driver_stays()
+    if queue or (args.verb == "retry" and row.state not in FINAL):
+        return _continue(place, run, args)
+    if args.verb == "retry":
+        return _carry_out(place.ws, row, args, requests.retried_choice(row, args.begin))
+    return _resume(place.ws, run, args)
+
+
+def _resume(ws: Workspace, run: str, args: argparse.Namespace) -> int:
+    outcome = requests.resume(ws, run, queue=False)
     if outcome.done or outcome.state in FINAL or ws.store.runs.live(run):
         print(answer_of(outcome, "resume"))
         return 0
     row = ws.store.runs.get(run)
     return _carry_out(ws, row, args, choice_of_run(row), resumed=run)
-
-
-def _retry(ws: Workspace, row: RunRow, args: argparse.Namespace, *, queue: bool) -> int:
-    if queue or row.state not in FINAL:
-        print(requests.retry(ws, row.id, args.begin).run)
-        return 0
-    return _carry_out(ws, row, args, requests.retried_choice(row, args.begin))
 
 
 def _driver_stays() -> Invalid:

@@ -7,19 +7,21 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
+from ...api.finding import find_run
 from ...api.logs import parts
 from ...errors import NotFound, did_you_mean
 from ...planning.ids import names, readable, stored
 from ...survey.comparison import matrix_values
 from ...survey.input_manifests import load_manifest
 from .. import costs
-from ..differences import ASPECTS, Manifest, Ran, all_of, as_json, compare, values
+from ..differences import Ran
 from ..logs import Follower, for_stdout, show
 from ..tables import aligned
-from ..tail import named, shown, span
-from .chosen import find_run, has_run, makers, moment, near_step, opened, recipe_of
+from ..tail import shown, span
+from .chosen import has_run, makers, moment, near_step, opened, recipe_of
+from .compared import Compared, tell
 from .flags import JSON_HELP, positive
 
 if TYPE_CHECKING:
@@ -29,11 +31,10 @@ if TYPE_CHECKING:
     from ...storage.workspace import Workspace
     from ..logs import Writer
 
-_LISTED, _STEPS = 10, 50
 _NEAR, _ALL = 1000, 1_000_000
+"""The latest runs are looked at first, then all."""
 _TRIED = 6
 """Values of a sweep that are shown."""
-"""The latest runs are looked at first, then all."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -103,6 +104,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.server:
+        from . import there
+
+        return there.run(args)
     with opened(args.workspace) as ws:
         return {"runs": _runs, "logs": _logs, "diff": _diff}[args.verb](ws, args)
 
@@ -435,77 +440,6 @@ def _diff(ws: Workspace, args: argparse.Namespace) -> int:
 
     tell(compared(rows[0]), compared(rows[1]), lambda content: load_manifest(ws, content), args)
     return 0
-
-
-class Compared(NamedTuple):
-    """A run that is compared with another."""
-
-    head: str
-    inputs: Mapping[str, object]
-    ran: Mapping[str, Ran]
-    facts: Mapping[str, object]
-    """What `--json` prints of it."""
-
-
-def tell(a: Compared, b: Compared, held: Manifest, args: argparse.Namespace) -> None:
-    """Print what differs between two runs."""
-    inputs, steps = values(a.inputs, b.inputs), compare(a.ran, b.ran)
-    if args.json:
-        differences = [
-            {
-                "id": step.id,
-                "states": list(step.states),
-                "only": step.only or None,
-                "changes": {
-                    name: [as_json(change, held) for change in changes]
-                    for name, changes in step.changes.items()
-                },
-            }
-            for step in steps
-        ]
-        print(
-            json.dumps(
-                {
-                    "a": a.facts,
-                    "b": b.facts,
-                    "inputs": [as_json(change, held) for change in inputs],
-                    "steps": differences,
-                },
-                indent=2,
-            )
-        )
-        return
-    for letter, run in (("A", a), ("B", b)):
-        print(f"{letter}  {run.head}")
-    lines = ["inputs", *all_of(inputs, held, "  ")] if inputs else []
-    differing = [
-        step
-        for step in steps
-        if not step.only and (step.changes or step.states[0] != step.states[1])
-    ]
-    listed = differing if args.verbose else differing[:_STEPS]
-    for step in listed:
-        lines.append(
-            named(step.id)
-            + (
-                f"  {step.states[0]} -> {step.states[1]}"
-                if step.states[0] != step.states[1]
-                else ""
-            )
-        )
-        for name in ASPECTS:
-            changes = step.changes.get(name, ())
-            lines += [f"  {name}", *all_of(changes, held, "    ")] if changes else []
-    if len(differing) > len(listed):
-        lines.append(f"… and {len(differing) - len(listed)} more steps differ (-v shows all)")
-    print("\n".join(lines) if lines else "nothing differs in what both ran")
-    for letter, other in (("A", "B"), ("B", "A")):
-        only = [step.id for step in steps if step.only == letter]
-        if only:
-            more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
-            print(
-                f"only in {letter}, fresh in {other} or no part of it: {named(', '.join(only[:_LISTED]))}{more}"
-            )
 
 
 def _compared(store: Store, a: str | None, b: str | None) -> list[RunRow]:

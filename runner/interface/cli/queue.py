@@ -8,20 +8,26 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+import uuid
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 
-from ...api.submitting import Ticket, submit
+from ...api.submitting import Ticket
+from ...errors import Invalid, Problem
 from ...execution.queue import serve
 from ...execution.steps.control import Handover
-from ...execution.terms import Listener
+from ...execution.terms import Listener, Settings
 from ...paths import data_folder
 from ...storage.records.runs import LIMITED, Offer
+from ...survey.request import Request
 from ..console import for_stream
+from ..handle.here import Here
+from ..handle.there import There
+from ..handle.transport import New, Transport
 from . import run as run_verb
 from .chosen import begun
-from .flags import EVENTS_HELP, check_driver, positive, request_of
+from .flags import EVENTS_HELP, check_driver, positive, request_of, split_words, values_of
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
 END_WITHIN = 28
@@ -153,23 +159,44 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _submit(args: argparse.Namespace) -> int:
-    request = request_of(args)
+    new = _new(args)
+    with closing(_place_for(new, args)) as place:
+        run = place.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
+    print(run)
+    if not args.quiet:
+        to = f" --to {place.name}" if place.name else ""
+        follows = f"`recipe logs -f {run}{to}` follows it"
+        waits = f"`recipe worker` carries it out, `recipe cancel {run}` takes it back"
+        where = f"is stored at {place.name}; {follows}" if to else f"is stored; {waits}"
+        print(f"recipe: run {run} {where}", file=sys.stderr)
+    return 0
+
+
+def _new(args: argparse.Namespace) -> New:
+    """The run that is asked for.  Raises Invalid."""
     ticket = Ticket(
         args.priority, args.not_before, args.key, dict(args.label), args.user, here=args.here
     )
-    with begun(
-        args.workspace, request, secrets=args.here or not os.environ.get("RECIPE_RUNS")
-    ) as ws:
-        submitted = submit(
-            ws, request, run_verb.choice_of(args), run_verb.settings_of(args), ticket
-        )
-    print(submitted.id)
-    if not args.quiet:
-        print(
-            f"recipe: run {submitted.id} is stored; `recipe worker` carries it out, `recipe cancel {submitted.id}` takes it back",
-            file=sys.stderr,
-        )
-    return 0
+    if not args.server:
+        return New(request_of(args), run_verb.choice_of(args), run_verb.settings_of(args), ticket)
+    words = [*([args.recipe] if args.recipe is not None else []), *args.inputs]
+    names, typed = split_words(words)
+    names += [str(args.file)] if args.file is not None else []
+    if len(names) != 1:
+        fix = f"name one of its catalog: recipe submit NAME INPUT=VALUE --to {args.server}"
+        words_ = f"a server runs one recipe by its name, and {len(names)} are named"
+        raise Invalid([Problem("no-recipe", words_, fix=fix)])
+    given, _ = values_of(args, typed)
+    request = Request(names[0], given, args.preset)
+    return New(request, settings=Settings(args.driver), ticket=ticket)
+
+
+def _place_for(new: New, args: argparse.Namespace) -> Transport:
+    """What is to keep the run.  The first run of a folder makes its store."""
+    if args.server:
+        return There(args.server)
+    secrets = args.here or not os.environ.get("RECIPE_RUNS")
+    return Here(begun(args.workspace, new.request, secrets=secrets))
 
 
 def _work(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ...advice import bottleneck
+from ...api.finding import find_run
 from ...api.logs import parts
 from ...api.metrics import links
 from ...errors import CannotRun, NotFound
@@ -26,7 +27,7 @@ from ...survey.results import reported_metrics, summarize_points
 from .. import costs
 from ..tables import aligned
 from ..tail import named, shown, span
-from .chosen import find_run, makers, moment, near_step, opened
+from .chosen import makers, moment, near_step, opened
 from .flags import JSON_HELP, RUN_HELP
 from .history import ProgressOverview, earlier, overview
 
@@ -274,9 +275,10 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
     peaks = [attempt.exit.get("peak_memory") for attempt in done.tries]
     memory = max((peak for peak in peaks if isinstance(peak, int)), default=0)
     ended = reported_metrics(ws, done.tries)
-    lines = _lines([*(point for each in ended for point in each.points or ()), *live])
+    points = [*(point for each in ended for point in each.points or ()), *live]
+    lines = _lines(points)
     known = {**(ended[0].metrics if ended else {}), **summarize_points(live, {})}
-    found = bottleneck.breakdown(lines)
+    found = bottleneck.breakdown(_lines(filter(bottleneck.is_timed, points)))
     report: StepReport = {
         "id": step.id, "state": done.state, "reason": _cause(done), "detail": step.detail,
         "exit": step.failure.exit if step.failure is not None else None, "fix": step.failure.fix if step.failure is not None else "",
@@ -337,10 +339,11 @@ def _cause(done: _Done) -> str:
 
 
 def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What the attempts reported, a mapping a step; of a step that two of them did, the later counts."""
+    """What the attempts reported, a mapping a step; of what was reported twice of a step, the later counts."""
     found: dict[Any, Mapping[str, Any]] = {}
     for point in points:
-        found[point.get("step", len(found))] = point
+        step = point.get("step", len(found))
+        found[step] = {**found.get(step, {}), **point}
     return list(found.values())
 
 
@@ -410,7 +413,7 @@ def as_text(run: RunReport) -> list[str]:
     elif not timed:
         text += [
             "",
-            "no timings (time_step, time_data, time_model, …) among the metrics: no bottleneck analysis",
+            "no timings (time_step, time_data, …, or those of prime-rl) among the metrics: no bottleneck analysis",
         ]
     return text
 

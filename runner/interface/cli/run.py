@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -236,11 +237,9 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
     """Run it, or say what would be done, as the flags ask; the exit code.  `more`: as for `carried_out`."""
     choice = choice_of(args)
     if args.verb == "plan" or args.dry_run:
-        from ...survey.templates import refuse_unrenderable
+        from ...api.plans import plan_run
 
-        found = look(ws, request, choice)
-        refuse_unrenderable(ws, found)
-        _print_plan(ws, found, args)
+        _print_plan(ws, plan_run(ws, request, choice), args)
         return 0
     if not _agreed(ws, request, choice, args):
         return 3
@@ -342,7 +341,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         return [
             *chosen(shelves),
             *([_among(ws, names)] if len(names := names_of(ws.config, args.driver)) > 1 else ()),
-            *_headed(ws, found, args),
+            *_crews(ws, found, args),
             *(
                 [f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"]
                 if taken
@@ -357,17 +356,47 @@ def _head(ws: Workspace, args: argparse.Namespace) -> Head | None:
     return ws.config.stack(args.stack).head if args.stack else None
 
 
-def _headed(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
-    """Which steps have the head of the stack, and how many machines beside it; nothing where it has none."""
-    if (head := _head(ws, args)) is None:
+def _crews(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
+    """How many machines each step of several nodes has, beside the head of the stack if it has one."""
+    head = _head(ws, args)
+    if head is None and not any(each.traits.joins for each in _renting(ws, args).values()):
         return []
     counts = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
     crews = [
         f"{'':9}with {count - 1} of {args.driver} as the workers of {named(id)}"
+        if head is not None
+        else f"{'':9}{count} of these, in one zone, as the nodes of {named(id)}"
         for id, count in counts.items()
         if count > 1
     ]
-    return [f"head: {head}", *crews]
+    return [f"head: {head}", *crews] if head is not None else crews
+
+
+def _refuse_alone(
+    ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
+) -> None:
+    """Refuse steps of several nodes whose machines would not work together, as the run does.  Raises CannotRun."""
+    from ...hosts.renting.needs import why_alone
+
+    stack = ws.config.stack(args.stack) if args.stack else None
+    traits = [driver.traits for driver in drivers.values()]
+    words = [
+        why_alone(
+            named(found.plan.nodes[n].id),
+            found.plan.specs()[n],
+            args.driver,
+            traits[0] if len(traits) == 1 else traits[0]._replace(joins=False),
+            headed=stack is not None and stack.head is not None,
+            kept=bool(stack and stack.keep),
+            most=min(
+                traits[0].hosts_at_once or math.inf, ws.config.limits.get("machines", math.inf)
+            ),
+        )
+        for n in (found.todo if traits else ())
+    ]
+    if wrong := [*dict.fromkeys(filter(None, words))]:
+        fix = "name a driver whose machines join (gcp), or a stack with a `head`"
+        raise CannotRun("\n".join(wrong[:20]), fix=fix)
 
 
 def _renting(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
@@ -392,6 +421,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     where = filters(args.where)
     if not drivers:
         return {}
+    _refuse_alone(ws, found, args, drivers)
     cluster = any(driver.traits.allocates for driver in drivers.values())
     asked = wishes(ws, found, args.driver, args.stack, cluster=cluster)
     wanted = {
@@ -440,11 +470,10 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
         return True
     found = look(ws, request, choice)
     limits = lower(found.plan.settings.limits, placed(ws, settings_of(args)).limits)
-    at_once = (
-        max((found.plan.specs()[n].node_count - 1 for n in found.todo), default=1)
-        if _head(ws, args) is not None
-        else 1
-    )
+    beside = int(_head(ws, args) is not None)
+    joins = beside or any(driver.traits.joins for driver in drivers.values())
+    counts = [found.plan.specs()[n].node_count - beside for n in found.todo]
+    at_once = max(counts, default=1) if joins else 1
     total = None
     if found.todo:
         shelves = _shelves(ws, found, args)

@@ -139,7 +139,8 @@ def _place(args: argparse.Namespace) -> str:
     """Which run the page begins with, as a part of its address.  Raises NotFound."""
     if not args.run:
         return ""
-    from .chosen import find_run, opened
+    from ...api.finding import find_run
+    from .chosen import opened
 
     with opened(args.workspace) as ws:
         return f"&run={find_run(ws.store, args.run).id}"

@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     from ...survey.recipes import place_recipe
     from .. import datasheet
 
+    if args.server:
+        return _run(args, args.recipe or "last")
     names, typed = split_words([*([args.recipe] if args.recipe is not None else []), *args.words])
     if len(names) > 1:
         raise Invalid(
@@ -117,14 +120,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, word: str) -> int:
-    """Print how a run of this workspace, or of its database, stands."""
-    from ..handle.here import Here
-    from ..handle.shells import Run
-    from . import at
-    from .chosen import find_run, opened
+    """Print how a run stands: of this workspace, of its database or of a server."""
+    from . import one_run
+    from .places import place_of
 
-    with opened(args.workspace) as ws:
-        return at.show(Run(Here(ws), find_run(ws.store, word).id).status(), args)
+    with closing(place_of(args)) as place:
+        return one_run.show(place.run(place.find(word)), args)
 
 
 def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) -> int:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from drivers.base import DriverError, Host
 
+from ...api.finding import find_run
 from ...errors import CannotRun, Infrastructure, Invalid, NotFound, Problem
 from ...execution.terms import placed, settings_of_run
 from ...hosts.renting.leases import driver_of, lease_of
 from ...hosts.renting.several import alternatives
 from ...planning.ids import names
 from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
-from .chosen import find_run, opened
+from .chosen import opened
 
 if TYPE_CHECKING:
     from ...storage.records.runs import RunRow

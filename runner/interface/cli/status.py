@@ -46,6 +46,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.server:
+        from . import there
+
+        return there.run(args)
     with opened(args.workspace) as ws:
         reports = [report(ws, look(ws, request)) for request in requests(ws, args)]
         going, died, queued = unfinished(ws)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ...api.finding import find_run
 from ...errors import CannotRun, NotFound
 from ...execution.results import collect
 from ...execution.session import look
@@ -23,7 +24,7 @@ from ...storage.workspace import Workspace, local_folder
 from ...survey.remote_results import local_traces, pull
 from ..tail import canvas, named, shown
 from . import saved
-from .chosen import add_words, find_run, opened, requests
+from .chosen import add_words, opened, requests
 from .flags import JSON_HELP, RUN_HELP
 
 if TYPE_CHECKING:
@@ -105,6 +106,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.verb == "fetch" and args.server:
+        from . import there
+
+        return there.run(args)
     if args.verb == "config":
         return saved.run(args) if args.what is not None else _config(args)
     with Workspace.open(args.workspace) as ws:

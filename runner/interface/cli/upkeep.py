@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...api.finding import find_run
 from ...errors import CannotRun
 from ...execution.session import look
 from ...language.units import about
@@ -28,7 +29,7 @@ from ...survey.upkeep import (
 )
 from ..differences import brief
 from ..tail import named, shown
-from .chosen import add_words, begun, existing, find_nodes, find_run, moment, one_request, requests
+from .chosen import add_words, begun, existing, find_nodes, moment, one_request, requests
 from .flags import JSON_HELP, RUN_HELP, agreed
 
 if TYPE_CHECKING:
@@ -202,9 +203,9 @@ _CALLED = {"input": "stored input"}
 def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     if args.store is not None:
         return _gc_store(ws, args)
-    from ...storage.garbage import collect, garbage
+    from ...storage.garbage import collect, find_garbage
 
-    plan = garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
+    plan = find_garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
     beside = find_leftovers(ws, plan, keep_days=args.keep_days)
     freed = plan.size + sum(item.size for item in beside)
     if not args.dry_run and not ws.read_only:

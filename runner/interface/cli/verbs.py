@@ -51,6 +51,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "resume": ("control", "Resume a paused or interrupted run"),
         "cancel": ("control", "Cancel a run"),
         "retry": ("control", "Rerun a finished run"),
+        "prioritize": ("control", "Change the priority of a run"),
         "checkpoints": ("kept", "List, export or roll back checkpoints"),
         "ssh": ("ssh", "Open a shell or forward a port to a running step"),
     },
@@ -74,6 +75,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Queue and server": {
         "submit": ("queue", "Queue a run for a worker"),
         "worker": ("queue", "Execute queued runs"),
+        "queue": ("queued", "Show waiting runs and workers"),
         "serve": ("serve", "Start the HTTP API"),
         "ui": ("serve", "Open the web interface"),
         "outbox": ("outbox", "List or retry webhook deliveries"),
@@ -103,6 +105,8 @@ KEPT_ELSEWHERE: Final = frozenset(
         "resume",
         "retry",
         "fetch",
+        "prioritize",
+        "queue",
     }
 )
 """Verbs that take `--to`: they work on the runs of this workspace, of a database, or of a server."""
@@ -197,10 +201,8 @@ def run(words: Sequence[str]) -> int:
         from ...logs import begin
 
         begin(args.verbose, os.environ.get("RECIPE_LOG", ""))
-    if verb in KEPT_ELSEWHERE and (args.to or os.environ.get("RECIPE_SERVER")):
-        at = import_module(".at", __package__)
-        if at.chosen(args):
-            return int(at.run(args, parser))
+    if verb in KEPT_ELSEWHERE:
+        import_module(".places", __package__).choose(args, parser)
     return int(module.run(args))
 
 

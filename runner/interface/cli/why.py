@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...api.finding import find_run
 from ...execution.session import look
 from ...language.units import about
 from ...planning import fingerprint
@@ -17,7 +18,7 @@ from ...planning.ids import stored
 from ...survey.explain import describe_end, describe_replaced, preimage_of
 from ..differences import Manifest, all_of, as_json, text
 from ..tail import named, shown, span
-from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
+from .chosen import add_words, find_nodes, moment, one_request, opened, title
 from .flags import JSON_HELP, RUN_HELP
 
 if TYPE_CHECKING:

@@ -1,31 +1,46 @@
-"""Answers what a handle asks from a workspace of this machine, or from the database that it keeps its runs in: as a server would, without one."""
+"""A workspace of this machine that keeps runs, or the database that it keeps its runs in: answers as a server would, without one."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import closing
-from typing import Literal
-from urllib.parse import unquote
+from typing import ParamSpec, TypeVar
 
-from ...api import requests
+from ...api import queue, requests
 from ...api.artifacts import find_file, list_artifacts
 from ...api.events import event_facts, read_events
+from ...api.finding import find_run
 from ...api.logs import POLL, Part, Tail, available, missing, parts, tail_of
 from ...api.metrics import read_points
+from ...api.outcomes import Outcome
 from ...api.runs import list_runs, read_run
-from ...api.values import Facts
-from ...errors import CannotAsk, CannotRun, Infrastructure
+from ...api.submitting import submit
+from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
+from ...errors import CannotRun, Infrastructure, Invalid, Problem
 from ...planning.ids import names
 from ...storage.content.files import Content
-from ...storage.records.runs import FINAL, RunRow, Wanted
+from ...storage.records.runs import FINAL, Event, RunRow, Wanted
 from ...storage.workspace import Workspace
 from ...survey.rows import StoredStream
-from .core import EVENTS, Ask, AsyncPieces, Pieces, Reply, in_python
+from .answers import artifact_of, event_of, queued_of, status_of, worker_of
+from .transport import (
+    AsyncEvents,
+    AsyncPieces,
+    Events,
+    Listing,
+    LogPart,
+    New,
+    Of,
+    Page,
+    Pieces,
+    Verb,
+)
 
 _PIECE = 1 << 18
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Here:
@@ -38,101 +53,68 @@ class Here:
         with self._lock:
             self.ws.close()
 
-    def send(self, ask: Ask) -> tuple[Reply, Pieces]:
-        """Raises RecipeError."""
-        answer = self._answer(ask)
-        return Reply(200), answer if isinstance(answer, Generator) else _whole(answer)
+    # -- runs ------------------------------------------------------------------------------------------------------------------------------------
 
-    def _answer(self, ask: Ask) -> object:
-        """What is to be read piece by piece, text, or a value."""
-        words = [unquote(word) for word in ask.path.split("/")[2:]]
+    def find(self, word: str) -> str:
         with self._lock:
-            match ask.method, words:
-                case "GET", []:
-                    return self._runs(ask.query)
-                case "GET", [run]:
-                    return read_run(self.ws, self.ws.store.runs.get(run), numbers=False)
-                case "GET", [run, "events"] if ask.headers.get("Accept") == EVENTS:
-                    return self._events(self.ws.store.runs.get(run).id, int(ask.query["after"]))
-                case "GET", [run, "events"]:
-                    some = read_events(self.ws, run, int(ask.query["after"]))
-                    return {"events": [event_facts(each) for each in some]}
-                case "GET", [run, "logs"]:
-                    return self._log(run, ask.query)
-                case "GET", [run, "metrics"]:
-                    return self._points(run, ask.query)
-                case "GET", [run, "artifacts"]:
-                    return {"artifacts": self._artifacts(run, ask.query)}
-                case "GET", [run, "artifacts", *name]:
-                    return self._bytes(
-                        run, "/".join(name), str(ask.query.get("path", "")), ask.headers
-                    )
-                case "POST", [run, "cancel" | "pause" | "resume" | "retry" as what]:
-                    return self._ask(run, what, ask.body or {})
-        raise AssertionError(f"{ask.method} {ask.path}")
+            return find_run(self.ws.store, word).id
 
-    # -- reading ---------------------------------------------------------------------------------------------------------------------------------
+    def list_runs(self, listing: Listing) -> Page:
+        wanted = Wanted(tuple(listing.states), listing.recipe, listing.user)
+        if listing.after:
+            wanted = wanted._replace(before=listing.after)
+        with self._lock:
+            page = list_runs(self.ws, wanted, listing.limit, numbers=False)
+        return Page([status_of(each) for each in page.runs], page.next or "")
 
-    def _runs(self, query: Mapping[str, str | int]) -> dict[str, object]:
-        limit = int(query["limit"])
-        wanted = Wanted(
-            tuple(filter(None, str(query.get("state", "")).split(","))),
-            str(query.get("recipe", "")),
-            str(query.get("user", "")),
-        )
-        wanted = wanted._replace(before=str(query["after"])) if "after" in query else wanted
-        return list_runs(self.ws, wanted, limit, numbers=False)._asdict()
+    def run(self, run: str) -> Status:
+        with self._lock:
+            return status_of(read_run(self.ws, self.ws.store.runs.get(run), numbers=False))
 
-    def _events(self, run: str, after: int) -> Pieces:
-        """The events of a run as a stream, until it is over."""
+    def submit(self, new: New, key: str) -> str:
+        # No answer is lost here: only a key that the caller gave is stored.
+        if new.webhooks:
+            fix = "name receivers in recipe.toml (docs/webhooks.md)"
+            raise Invalid([Problem("bad-request", "webhooks of one run are for a server", fix=fix)])
+        with self._lock:
+            self.ws.asks_secrets = new.ticket.here or not self.ws.store.runs.shared
+            return submit(self.ws, new.request, new.choice, new.settings, new.ticket).id
+
+    def events(self, run: str, after: int) -> Sequence[Event]:
+        with self._lock:
+            return _shown(read_events(self.ws, run, after))
+
+    def follow(self, run: str, after: int) -> Events:
         while True:
             # In this order: what is over has stored all before.
             with self._lock:
                 over = self.ws.store.runs.get(run).state in FINAL
                 some = read_events(self.ws, run, after)
-            for event in some:
-                after = event.seq
-                yield f"data: {json.dumps(event_facts(event), default=str)}\n\n".encode()
-            if over and not some:
+            if some:
+                after = some[-1].seq
+                yield _shown(some)
+            elif over:
                 return
-            if not some:
+            else:
                 time.sleep(POLL)
-                yield b":\n\n"  # who waits for this in a thread can be cancelled
+                yield []  # who waits for this in a thread can be cancelled
 
-    def _points(self, run: str, query: Mapping[str, str | int]) -> bytes:
-        of: Literal["step", "machine"] = "machine" if query.get("of") == "machine" else "step"
-        found = read_points(
-            self.ws,
-            self.ws.store.runs.get(run).id,
-            str(query.get("step", "")),
-            int(query.get("attempt", 0)),
-            of,
-        )
-        return "".join(f"{json.dumps(each._asdict())}\n" for each in found).encode()
-
-    def _part(self, run: str, query: Mapping[str, str | int]) -> Part | None:
+    def points(self, run: str, step: str, attempt: int, of: Of) -> Sequence[Point]:
         with self._lock:
-            every = parts(self.ws.store.runs.events(run))
-        return next(
-            (
-                part
-                for part in reversed(every)
-                if query["step"] in names(part.step) and part.number == query["attempt"]
-            ),
-            None,
-        )
+            return list(read_points(self.ws, self.ws.store.runs.get(run).id, step, attempt, of))
 
-    def _log(self, run: str, query: Mapping[str, str | int]) -> Pieces:
-        """What an attempt printed from an offset on; where it is followed until it is over."""
-        follow, skip = bool(query.get("follow")), int(query["offset"])
+    # -- logs ------------------------------------------------------------------------------------------------------------------------------------
+
+    def log(self, run: str, part: LogPart) -> Pieces:
+        skip = part.offset
         tail: Tail | StoredStream | None = None
         try:
-            while (part := self._part(run, query)) is not None:
+            while (attempt := self._attempt(run, part)) is not None:
                 # In this order: what is over has printed all before.
-                over = part.ended or not follow or self._left(run)
+                over = attempt.ended or not part.follow or self._left(run)
                 with self._lock:
-                    tail = tail if tail is not None else self._opened(run, part, follow)
-                    pieces = list(available(tail, part.ended)) if tail is not None else []
+                    tail = tail if tail is not None else self._tail(run, attempt, part.follow)
+                    pieces = list(available(tail, attempt.ended)) if tail is not None else []
                 for data in pieces:
                     if data[skip:]:
                         yield data[skip:]
@@ -144,7 +126,15 @@ class Here:
             if tail is not None:
                 tail.close()
 
-    def _opened(self, run: str, part: Part, follow: bool) -> Tail | StoredStream | None:
+    def _attempt(self, run: str, part: LogPart) -> Part | None:
+        with self._lock:
+            every = parts(self.ws.store.runs.events(run))
+        for each in reversed(every):
+            if part.step in names(each.step) and each.number == part.attempt:
+                return each
+        return None
+
+    def _tail(self, run: str, part: Part, follow: bool) -> Tail | StoredStream | None:
         """Raises CannotRun for a log that is being written and cannot be masked; one that is followed is shown when it is over."""
         if unset := missing(self.ws, run, part):
             if follow:
@@ -161,10 +151,13 @@ class Here:
             row = self.ws.store.runs.get(run)
             return row.state in FINAL or (not self.ws.store.runs.live(run) and row.due is None)
 
-    def _artifacts(self, run: str, query: Mapping[str, str | int]) -> list[Facts]:
-        row = self.ws.store.runs.get(run)
-        self._bring(row, str(query.get("name", "")))
-        return list_artifacts(self.ws, row, str(query.get("name", "")), str(query.get("after", "")))
+    # -- outputs ---------------------------------------------------------------------------------------------------------------------------------
+
+    def artifacts(self, run: str, name: str, after: str) -> Sequence[Artifact]:
+        with self._lock:
+            row = self.ws.store.runs.get(run)
+            self._bring(row, name)
+            return [artifact_of(each) for each in list_artifacts(self.ws, row, name, after)]
 
     def _bring(self, row: RunRow, name: str) -> None:
         """Fetch what another machine made from the shared store."""
@@ -182,8 +175,7 @@ class Here:
                 )
             self.ws.save_cache()
 
-    def _bytes(self, run: str, name: str, path: str, headers: Mapping[str, str]) -> Pieces:
-        begin = int(headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+    def file(self, run: str, name: str, path: str, begin: int) -> Pieces:
         with self._lock:
             found = find_file(self.ws, self.ws.store.runs.get(run), name, path)
         with open(found.place, "rb") as file:
@@ -193,26 +185,36 @@ class Here:
 
     # -- asking ----------------------------------------------------------------------------------------------------------------------------------
 
-    def _ask(self, run: str, what: str, body: Mapping[str, object]) -> dict[str, object]:
-        """Ask something of a run.  Raises NotFound, CannotAsk, Busy, Infrastructure."""
-        try:
-            match what:
-                case "cancel":
-                    outcome = requests.cancel(self.ws, run)
-                case "pause":
-                    outcome = requests.pause(self.ws, run)
-                case "resume":
-                    outcome = requests.resume(self.ws, run)
-                case _:
-                    begin = body.get("from")
-                    outcome = requests.retry(self.ws, run, None if begin is None else str(begin))
-        except CannotAsk as error:
-            raise in_python(error) from None
-        return outcome._asdict()
+    def request(self, run: str, what: Verb, *, keep_hosts: bool = False) -> Outcome:
+        match what:
+            case "cancel":
+                return requests.cancel(self.ws, run)
+            case "pause":
+                return requests.pause(self.ws, run, keep_hosts=keep_hosts)
+            case "resume":
+                return requests.resume(self.ws, run)
+
+    def retry(self, run: str, begin: str | None) -> Outcome:
+        return requests.retry(self.ws, run, begin)
+
+    def prioritize(self, run: str, priority: int) -> Outcome:
+        with self._lock:
+            return requests.prioritize(self.ws, run, priority)
+
+    # -- the queue -------------------------------------------------------------------------------------------------------------------------------
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        with self._lock:
+            return [worker_of(each) for each in queue.list_workers(self.ws)]
+
+    def queue(self) -> Sequence[QueuedRun]:
+        with self._lock:
+            return [queued_of(each) for each in queue.list_queue(self.ws)]
 
 
-def _whole(value: object) -> Pieces:
-    yield value if isinstance(value, bytes) else json.dumps(value, default=str).encode()
+def _shown(events: Sequence[Event]) -> list[Event]:
+    """Events without what they hold for workers alone."""
+    return [event_of(event_facts(each)) for each in events]
 
 
 # -- by await --------------------------------------------------------------------------------------------------------------------------------------
@@ -224,19 +226,51 @@ class AsyncHere:
     def __init__(self, here: Here) -> None:
         self._here, self.name = here, here.name
 
-    async def send(self, ask: Ask) -> tuple[Reply, AsyncPieces]:
-        from asyncio import to_thread
+    async def run(self, run: str) -> Status:
+        return await _apart(self._here.run, run)
 
-        reply, pieces = await to_thread(self._here.send, ask)
+    async def submit(self, new: New, key: str) -> str:
+        return await _apart(self._here.submit, new, key)
 
-        async def read() -> AsyncPieces:
-            with closing(pieces):
-                while data := await to_thread(next, pieces, b""):
-                    yield data
+    async def events(self, run: str, after: int) -> Sequence[Event]:
+        return await _apart(self._here.events, run, after)
 
-        return reply, read()
+    def follow(self, run: str, after: int) -> AsyncEvents:
+        return _pieces(self._here.follow(run, after))
+
+    def log(self, run: str, part: LogPart) -> AsyncPieces:
+        return _pieces(self._here.log(run, part))
+
+    async def points(self, run: str, step: str, attempt: int, of: Of) -> Sequence[Point]:
+        return await _apart(self._here.points, run, step, attempt, of)
+
+    async def artifacts(self, run: str, name: str, after: str) -> Sequence[Artifact]:
+        return await _apart(self._here.artifacts, run, name, after)
+
+    def file(self, run: str, name: str, path: str, begin: int) -> AsyncPieces:
+        return _pieces(self._here.file(run, name, path, begin))
+
+    async def request(self, run: str, what: Verb) -> Outcome:
+        return await _apart(self._here.request, run, what)
+
+    async def retry(self, run: str, begin: str | None) -> Outcome:
+        return await _apart(self._here.retry, run, begin)
+
+    async def prioritize(self, run: str, priority: int) -> Outcome:
+        return await _apart(self._here.prioritize, run, priority)
 
     async def close(self) -> None:
-        from asyncio import to_thread
+        await _apart(self._here.close)
 
-        await to_thread(self._here.close)
+
+async def _apart(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    from asyncio import to_thread
+
+    return await to_thread(call, *given, **named)
+
+
+async def _pieces(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
+    """The pieces, each read in a thread."""
+    with closing(pieces):
+        while (piece := await _apart(next, pieces, None)) is not None:
+            yield piece

@@ -6,21 +6,18 @@ import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
-from ...api.submitting import Ticket, submit
 from ...errors import Invalid, Problem, did_you_mean
 from ...execution.terms import Choice, Settings
-from ...paths import is_path
 from ...storage.workspace import Workspace
-from ...survey.request import Request
 from . import core
-from .far import AsyncServer, Server, is_server
 from .here import AsyncHere, Here
-from .shells import AsyncRun, Run, Transport, given, given_async
+from .shells import AsyncRun, Run, given, given_async
+from .there import AsyncThere, There, is_server
+from .transport import AsyncTransport, New, Transport
 
 LIMITS = ("time", "cost")
 
@@ -101,19 +98,9 @@ def checked(how: Mapping[str, Any]) -> None:
         raise Invalid(problems)
 
 
-class New(NamedTuple):
-    """A run that is asked for."""
-
-    request: Request
-    choice: Choice = Choice()
-    settings: Settings = Settings()
-    ticket: Ticket = Ticket()
-    webhooks: Sequence[Mapping[str, object]] = ()
-
-
 def opened(to: str | None, root: Path) -> Transport:
     """What keeps runs at an address.  Raises RecipeError."""
-    return Server(to) if to is not None and is_server(to) else Here(_workspace(to, root))
+    return There(to) if to is not None and is_server(to) else Here(_workspace(to, root))
 
 
 def _workspace(to: str | None, root: Path) -> Workspace:
@@ -144,12 +131,7 @@ def run_of(id: str, to: str | None, root: Path) -> Run:
 
 async def run_of_async(id: str, to: str | None, root: Path) -> AsyncRun:
     """The same by `await`."""
-    run = AsyncRun(
-        AsyncServer(to)
-        if to is not None and is_server(to)
-        else AsyncHere(Here(_workspace(to, root))),
-        id,
-    )
+    run = AsyncRun(_opened_async(to, root), id)
     try:
         await run.status()
     except BaseException:
@@ -160,94 +142,30 @@ async def run_of_async(id: str, to: str | None, root: Path) -> AsyncRun:
 
 def submitted(new: New, to: str | None, root: Path) -> Run:
     """Store a run, and answer its handle.  Raises RecipeError with every problem."""
-    if to is not None and is_server(to):
-        server = Server(to)
-        try:
-            return Run(server, next(given(server, _submit(new))))
-        except BaseException:
-            server.close()
-            raise
-    return _stored(new, to, root)
+    transport = opened(to, root)
+    try:
+        return Run(transport, next(given(transport, _submit(new))))
+    except BaseException:
+        transport.close()
+        raise
 
 
 async def submitted_async(new: New, to: str | None, root: Path) -> AsyncRun:
     """The same by `await`."""
-    if to is not None and is_server(to):
-        server = AsyncServer(to)
-        try:
-            return AsyncRun(server, await anext(given_async(server, _submit(new))))
-        except BaseException:
-            await server.close()
-            raise
-    from asyncio import to_thread
-
-    run = await to_thread(_stored, new, to, root)
-    assert isinstance(run.transport, Here)
-    return AsyncRun(AsyncHere(run.transport), run.id)
-
-
-def _stored(new: New, to: str | None, root: Path) -> Run:
-    """Store a run in a workspace or a database."""
-    if new.webhooks:
-        fix = "name receivers in recipe.toml (docs/webhooks.md)"
-        raise Invalid([Problem("bad-request", "webhooks of one run are for a server", fix=fix)])
-    ws = _workspace(to, root)
+    transport = _opened_async(to, root)
     try:
-        ws.asks_secrets = new.ticket.here or not ws.store.runs.shared
-        return Run(Here(ws), submit(ws, new.request, new.choice, new.settings, new.ticket).id)
+        return AsyncRun(transport, await anext(given_async(transport, _submit(new))))
     except BaseException:
-        ws.close()
+        await transport.close()
         raise
 
 
 def _submit(new: New) -> core.Talk:
-    return core.submit(body_of(new), new.ticket.idempotency or uuid.uuid4().hex)
+    # An answer that was lost is asked for again under this key.
+    return core.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
 
 
-def body_of(new: New) -> dict[str, Any]:
-    """The body of `POST /v1/runs`.  Raises Invalid where the server could not do what is asked."""
-    request, ticket, settings = new.request, new.ticket, new.settings
-    problems = []
-    if is_path(request.recipe) or request.recipe.endswith((".yaml", ".yml")):
-        fix = "name it in `allow` under [recipes] of the server's recipe.toml, and submit its name; or submit to the database of the workers"
-        problems.append(
-            Problem(
-                "recipe-is-a-file",
-                f"{request.recipe} is a file here, and a server runs recipes of its own by their names",
-                fix=fix,
-            )
-        )
-    plain = Settings(settings.driver, limits=settings.limits)
-    if (
-        new.choice != Choice()
-        or replace(settings, label=plain.label) != plain
-        or settings.label != plain.label
-        or ticket.here
-    ):
-        problems.append(
-            _only_here(
-                "some of what was asked is for a run of this machine: a server takes inputs, a preset, a driver and limits"
-            )
-        )
-    if request.out is not None or request.current_python or request.update or request.nodes:
-        problems.append(
-            _only_here(
-                "`out`, `python`, `update` and `nodes` are for runs of this machine's workspace or database"
-            )
-        )
-    if problems:
-        raise Invalid(problems)
-    due = (
-        datetime.fromtimestamp(ticket.not_before, UTC).isoformat()
-        if ticket.not_before is not None
-        else None
-    )
-    return {
-        "recipe": request.recipe, "inputs": dict(request.inputs), "preset": request.preset, "driver": settings.driver, "priority": ticket.priority,
-        **({"not_before": due} if due else {}), "user": ticket.user, "labels": dict(ticket.labels),
-        **({"limits": dict(settings.limits)} if settings.limits else {}), **({"webhooks": list(new.webhooks)} if new.webhooks else {}),
-    }  # fmt: skip
-
-
-def _only_here(words: str) -> Problem:
-    return Problem("only-here", words, fix="leave it out; `download` brings the results")
+def _opened_async(to: str | None, root: Path) -> AsyncTransport:
+    if to is not None and is_server(to):
+        return AsyncThere(to)
+    return AsyncHere(Here(_workspace(to, root)))

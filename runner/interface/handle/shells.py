@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Sequence,
+)
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self, cast
 
 from ...api.outcomes import Outcome
 from ...api.values import Line, OutputFile, Point, Status
+from ...errors import CannotAsk
 from ...storage.records.runs import Event
 from . import core
-from .core import Ask, AsyncPieces, Clock, Give, Heard, Lost, More, Nap, Pieces, Reply, Talk
+from .core import Ask, Clock, Give, Heard, More, Nap, Talk
 from .files import Download
-
-
-class Transport(Protocol):
-    """Where runs are kept, and asked for.  `name` is its address; empty for a workspace of this machine.
-
-    `send` answers the head of what came, and its body in pieces, which raise Lost where they break off.  It raises Lost, RecipeError.
-    """
-
-    name: str
-
-    def send(self, ask: Ask) -> tuple[Reply, Pieces]: ...
-    def close(self) -> None: ...
-
-
-class AsyncTransport(Protocol):
-    """The same by `await`."""
-
-    name: str
-
-    async def send(self, ask: Ask) -> tuple[Reply, AsyncPieces]: ...
-    async def close(self) -> None: ...
+from .transport import AsyncTransport, Listing, Lost, Of, Transport
 
 
 def clock(timeout: float | None) -> Clock:
@@ -46,7 +35,7 @@ def clock(timeout: float | None) -> Clock:
 def given(transport: Transport, talk: Talk) -> Iterator[Any]:
     """What a conversation gives, carried out at once."""
     heard: Heard = None
-    pieces: Pieces | None = None
+    pieces: Generator[object, None, None] | None = None
     try:
         while True:
             try:
@@ -61,13 +50,13 @@ def given(transport: Transport, talk: Talk) -> Iterator[Any]:
                     case Nap(seconds):
                         time.sleep(seconds)
                     case More():
-                        heard = next(pieces, b"") if pieces is not None else b""
-                    case Ask():
+                        heard = next(pieces, None) if pieces is not None else None
+                    case Ask(of, streams=True):
                         if pieces is not None:
                             pieces.close()
-                        heard, pieces = transport.send(step)
-                        if not step.streams or heard.status >= 400:
-                            heard = heard._replace(body=b"".join(pieces))
+                        pieces = cast("Generator[object, None, None]", of(transport))
+                    case Ask(of):
+                        heard = of(transport)
             except Lost as error:
                 heard = error
     finally:
@@ -76,11 +65,12 @@ def given(transport: Transport, talk: Talk) -> Iterator[Any]:
 
 
 async def given_async(transport: AsyncTransport, talk: Talk) -> AsyncGenerator[Any, None]:
-    """The same by `await`."""
+    """The same by `await`: each question is one that the other kind of transport answers, too."""
     from asyncio import sleep
 
+    asked: Any = transport
     heard: Heard = None
-    pieces: AsyncPieces | None = None
+    pieces: AsyncGenerator[object, None] | None = None
     try:
         while True:
             try:
@@ -95,13 +85,13 @@ async def given_async(transport: AsyncTransport, talk: Talk) -> AsyncGenerator[A
                     case Nap(seconds):
                         await sleep(seconds)
                     case More():
-                        heard = await anext(pieces, b"") if pieces is not None else b""
-                    case Ask():
+                        heard = await anext(pieces, None) if pieces is not None else None
+                    case Ask(of, streams=True):
                         if pieces is not None:
                             await pieces.aclose()
-                        heard, pieces = await transport.send(step)
-                        if not step.streams or heard.status >= 400:
-                            heard = heard._replace(body=b"".join([piece async for piece in pieces]))
+                        pieces = cast("AsyncGenerator[object, None]", of(asked))
+                    case Ask(of):
+                        heard = await cast("Awaitable[object]", of(asked))
             except Lost as error:
                 heard = error
     finally:
@@ -121,9 +111,17 @@ class Run:
     def _one(self, talk: Talk) -> Any:
         return next(given(self.transport, talk))
 
+    def _asked(self, of: Callable[[Transport], Outcome]) -> Outcome:
+        """Ask something once.  Raises CannotAsk with a fix for Python."""
+        try:
+            outcome: Outcome = self._one(core.ask(of, core.ONCE))
+        except CannotAsk as error:
+            raise core.in_python(error) from None
+        return outcome
+
     def status(self) -> Status:
         """How the run stands now."""
-        found: Status = self._one(core.status(self.id))
+        found: Status = self._one(core.ask(lambda there: there.run(self.id)))
         return found
 
     def wait(self, timeout: float | None = None) -> Status:
@@ -139,13 +137,11 @@ class Run:
         """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
         return given(self.transport, core.lines(self.id, step, attempt, follow))
 
-    def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
+    def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
-        return list(
-            given(
-                self.transport, core.points(self.id, {"step": step, "attempt": attempt, "of": of})
-            )
-        )
+        asked = core.ask(lambda there: there.points(self.id, step, attempt, of))
+        found: Sequence[Point] = self._one(asked)
+        return list(found)
 
     def outputs(self) -> list[OutputFile]:
         """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
@@ -160,24 +156,24 @@ class Run:
 
     def cancel(self) -> Outcome:
         """End the run for good; its results and checkpoints stay.  Returns when that is asked for: `wait` waits for the end."""
-        outcome: Outcome = self._one(core.control(self.id, "cancel", {}))
-        return outcome
+        return self._asked(lambda there: there.request(self.id, "cancel"))
 
     def pause(self) -> Outcome:
         """Stop the run so that it can be resumed; trainings save a checkpoint first.  Returns when that is asked for."""
-        outcome: Outcome = self._one(core.control(self.id, "pause", {}))
-        return outcome
+        return self._asked(lambda there: there.request(self.id, "pause"))
 
     def resume(self) -> Outcome:
         """Let a run continue that is paused, or has lost its worker."""
-        outcome: Outcome = self._one(core.control(self.id, "resume", {}))
-        return outcome
+        return self._asked(lambda there: there.request(self.id, "resume"))
 
     def retry(self, begin: str | None = None) -> Run:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        body = {} if begin is None else {"from": begin}
-        outcome: Outcome = self._one(core.control(self.id, "retry", body))
+        outcome = self._asked(lambda there: there.retry(self.id, begin))
         return Run(self.transport, outcome.run)
+
+    def prioritize(self, priority: int) -> Outcome:
+        """Have workers take the run earlier (a higher number) or later; of one that they have, it counts when it waits again."""
+        return self._asked(lambda there: there.prioritize(self.id, priority))
 
     def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
@@ -208,9 +204,17 @@ class AsyncRun:
         async with aclosing(given_async(self.transport, talk)) as items:
             return await anext(items)
 
+    async def _asked(self, of: Callable[[Transport], Outcome]) -> Outcome:
+        """Ask something once.  Raises CannotAsk with a fix for Python."""
+        try:
+            outcome: Outcome = await self._one(core.ask(of, core.ONCE))
+        except CannotAsk as error:
+            raise core.in_python(error) from None
+        return outcome
+
     async def status(self) -> Status:
         """How the run stands now."""
-        found: Status = await self._one(core.status(self.id))
+        found: Status = await self._one(core.ask(lambda there: there.run(self.id)))
         return found
 
     async def wait(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109  (the same as Run's)
@@ -226,14 +230,11 @@ class AsyncRun:
         """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
         return given_async(self.transport, core.lines(self.id, step, attempt, follow))
 
-    async def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
+    async def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
-        return [
-            point
-            async for point in given_async(
-                self.transport, core.points(self.id, {"step": step, "attempt": attempt, "of": of})
-            )
-        ]
+        asked = core.ask(lambda there: there.points(self.id, step, attempt, of))
+        found: Sequence[Point] = await self._one(asked)
+        return list(found)
 
     async def outputs(self) -> list[OutputFile]:
         """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
@@ -250,24 +251,24 @@ class AsyncRun:
 
     async def cancel(self) -> Outcome:
         """End the run for good; its results and checkpoints stay.  Returns when that is asked for."""
-        outcome: Outcome = await self._one(core.control(self.id, "cancel", {}))
-        return outcome
+        return await self._asked(lambda there: there.request(self.id, "cancel"))
 
     async def pause(self) -> Outcome:
         """Stop the run so that it can be resumed.  Returns when that is asked for."""
-        outcome: Outcome = await self._one(core.control(self.id, "pause", {}))
-        return outcome
+        return await self._asked(lambda there: there.request(self.id, "pause"))
 
     async def resume(self) -> Outcome:
         """Let a run continue that is paused, or has lost its worker."""
-        outcome: Outcome = await self._one(core.control(self.id, "resume", {}))
-        return outcome
+        return await self._asked(lambda there: there.request(self.id, "resume"))
 
     async def retry(self, begin: str | None = None) -> AsyncRun:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        body = {} if begin is None else {"from": begin}
-        outcome: Outcome = await self._one(core.control(self.id, "retry", body))
+        outcome = await self._asked(lambda there: there.retry(self.id, begin))
         return AsyncRun(self.transport, outcome.run)
+
+    async def prioritize(self, priority: int) -> Outcome:
+        """Have workers take the run earlier (a higher number) or later; of one that they have, it counts when it waits again."""
+        return await self._asked(lambda there: there.prioritize(self.id, priority))
 
     async def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
@@ -283,6 +284,6 @@ class AsyncRun:
         return f"<AsyncRun {self.id}{f' at {self.transport.name}' if self.transport.name else ''}>"
 
 
-def runs_of(transport: Transport, query: Mapping[str, str | int], limit: int) -> Sequence[Status]:
+def runs_of(transport: Transport, listing: Listing) -> Sequence[Status]:
     """The runs that are kept there, the newest first."""
-    return list(given(transport, core.runs(query, limit)))
+    return list(given(transport, core.runs(listing)))

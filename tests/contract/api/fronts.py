@@ -15,6 +15,9 @@ from runner.errors import CannotAsk
 from runner.interface.cli.main import main
 from tests.servers.rest import Rest
 
+PRIORITY: Final = 9
+"""What `prioritize` gives a run."""
+
 
 class Answer(NamedTuple):
     """What a front said: the run that continues, its state and whether that is done; or a refusal."""
@@ -51,6 +54,8 @@ def _of_outcome(call: Callable[[], Outcome]) -> Answer:
 def _python(to: str | None, root: Path) -> Front:
     def ask(run: str, verb: str) -> Answer:
         with runner.run_of(run, to=to, workspace=root) as handle:
+            if verb == "prioritize":
+                return _of_outcome(lambda: handle.prioritize(PRIORITY))
             if verb != "retry":
                 return _of_outcome(getattr(handle, verb))
 
@@ -73,11 +78,17 @@ def python_at_a_server(world: World, _capture: pytest.CaptureFixture[str]) -> Fr
 
 def rest(world: World, _capture: pytest.CaptureFixture[str]) -> Front:
     def ask(run: str, verb: str) -> Answer:
-        reply = world.rest.ask("POST", f"/v1/runs/{run}/{verb}")
+        if verb == "prioritize":
+            reply = world.rest.ask("PATCH", f"/v1/runs/{run}", {"priority": PRIORITY})
+        else:
+            reply = world.rest.ask("POST", f"/v1/runs/{run}/{verb}")
         body = reply.json()
-        if reply.status_code != 202:
+        if reply.status_code not in (200, 202):
             assert reply.status_code == 409, reply.text
             return Answer(refusal=body["error"]["message"], fix=body["error"]["fix"])
+        if verb == "prioritize":
+            assert body["priority"] == PRIORITY
+            return Answer(body["id"], body["state"])
         return Answer(body["run"], body["state"], body["done"])
 
     return ask
@@ -86,6 +97,7 @@ def rest(world: World, _capture: pytest.CaptureFixture[str]) -> Front:
 def _command(root: Path, to: tuple[str, ...], capture: pytest.CaptureFixture[str]) -> Front:
     def ask(run: str, verb: str) -> Answer:
         how = "--no-wait" if verb in ("cancel", "pause") else "--queue"
+        how = str(PRIORITY) if verb == "prioritize" else how
         capture.readouterr()
         code = main(["-C", str(root), verb, run, how, *to])
         out, err = capture.readouterr()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-VERBS: Final = ("cancel", "pause", "resume", "retry")
+VERBS: Final = ("cancel", "pause", "resume", "retry", "prioritize")
 
 
 class Done(NamedTuple):
@@ -30,7 +30,11 @@ class NewRun(NamedTuple):
     """The request of the run is QUEUED as a new run."""
 
 
-Outcome = Done | Asked | Refused | NewRun
+class Stays(NamedTuple):
+    """The run stays in its state, with another priority."""
+
+
+Outcome = Done | Asked | Refused | NewRun | Stays
 
 _NOT_OVER: Final = Refused("not-final")
 _NOT_PAUSED: Final = Refused("not-paused")
@@ -39,24 +43,28 @@ _WORKED_ON: Final = {
     "pause": Asked("PAUSED"),
     "resume": _NOT_PAUSED,
     "retry": _NOT_OVER,
+    "prioritize": Stays(),
 }
 _LEFT: Final = {
     "cancel": Done("CANCELLED"),
     "pause": Done("PAUSED"),
     "resume": Done("QUEUED"),
     "retry": _NOT_OVER,
+    "prioritize": Stays(),
 }
 _PAUSED: Final = {
     "cancel": Done("CANCELLED"),
     "pause": Refused("already"),
     "resume": Done("QUEUED"),
     "retry": _NOT_OVER,
+    "prioritize": Stays(),
 }
 _OVER: Final = {
     "cancel": Refused("final"),
     "pause": Refused("final"),
     "resume": Refused("final"),
     "retry": NewRun(),
+    "prioritize": Refused("final"),
 }
 
 

@@ -23,8 +23,8 @@ from runner.planning.schedule import Move
 from runner.storage.records.runs import StepRow
 from runner.storage.workspace import Workspace
 from runner.survey.request import Request
-from tests.contract.api.fronts import FRONTS, Answer, World
-from tests.contract.api.outcomes import STANDINGS, VERBS, Asked, Done, NewRun, Refused
+from tests.contract.api.fronts import FRONTS, PRIORITY, Answer, World
+from tests.contract.api.outcomes import STANDINGS, VERBS, Asked, Done, NewRun, Refused, Stays
 from tests.servers.postgres import Postgres
 from tests.servers.rest import Rest
 from tests.support import RECIPE, until
@@ -92,6 +92,14 @@ class Runs:
     def state(self, run: str) -> str:
         with self.workspace() as ws:
             return ws.store.runs.get(run).state
+
+    def priority(self, run: str) -> int:
+        with self.workspace() as ws:
+            return ws.store.runs.get(run).priority
+
+    def prioritize(self, run: str, priority: int) -> None:
+        with self.workspace() as ws:
+            requests.prioritize(ws, run, priority)
 
     def events(self, run: str) -> int:
         with self.workspace() as ws:
@@ -338,6 +346,10 @@ def test_a_request_has_one_outcome_on_every_front(
         case NewRun():
             assert answer.run != run and answer.state == made.state(answer.run) == "QUEUED"
             assert made.events(run) == before
+        case Stays():
+            assert answer == Answer(run, made.state(run))
+            assert made.priority(run) == PRIORITY
+            made.prioritize(run, 7)
         case Done(state):
             assert answer == Answer(run, state)
             assert made.state(run) == state and not made.request(run)
@@ -401,5 +413,7 @@ def test_a_run_that_there_is_not_is_not_found(
         with pytest.raises(NotFound):
             runner.run_of(none, to=to, workspace=made.world.root)
     for verb in VERBS:
-        assert main(["-C", str(made.world.root), verb, none, "--to", made.world.to or "here"]) == 3
+        more = [str(PRIORITY)] if verb == "prioritize" else []
+        where = ["--to", made.world.to or "here"]
+        assert main(["-C", str(made.world.root), verb, none, *more, *where]) == 3
         assert "there is no run" in capsys.readouterr().err

@@ -6,7 +6,8 @@ The store, the plan and the owners of the run are those of the program.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -226,6 +227,15 @@ class Journal:
         return [(move.id, str(move.after)) for move in self.moves]
 
 
+@contextlib.contextmanager
+def _real() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
 class SimulatedRun:
     """One run of a recipe in a folder, with programs in place of its commands.
 
@@ -245,10 +255,10 @@ class SimulatedRun:
         options: Options | None = None,
         handover: Handover | None = None,
         then: Callable[[SimulatedRun], Awaitable[None]] | None = None,
-        finish: bool = False,
+        in_real_time: bool = False,
     ) -> None:
-        """`then` is carried out beside the run; `finish` waits for what goes to the shared store."""
-        self.finish = finish
+        """`then` is carried out beside the run.  `in_real_time`: for what threads do for it."""
+        self.in_real_time = in_real_time
         (root / "recipe.yaml").write_text(f"recipe: t@1\nsummary: A test\n{recipe}")
         self.root, self.hosts, self.spares, self.options = root, hosts, spares, options
         self.programs = {
@@ -267,7 +277,8 @@ class SimulatedRun:
 
     def run(self) -> Report:
         """Work until the run ends."""
-        with Workspace.open(self.root) as ws, virtual() as loop:
+        clock = _real() if self.in_real_time else virtual()
+        with Workspace.open(self.root) as ws, clock as loop:
             ws.share(None)
             try:
                 return loop.run_until_complete(self._run(ws))
@@ -306,7 +317,7 @@ class SimulatedRun:
             return await self.loop.run()
         finally:
             commits.keys.close()
-            if self.finish and ws.remote_cache is not None:
+            if ws.remote_cache is not None:
                 ws.remote_cache.finish(self.heard.say)
             if beside is not None:
                 beside.cancel()

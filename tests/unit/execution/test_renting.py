@@ -33,6 +33,7 @@ class Pool:
         self.ending_ones, self.unused, self.allocated = list[Any](), list[Any](), 0
         self.fails: Exception | None = None
         self.gives = True
+        self.together: set[str] = set()
         self.head = Of(workers=lambda spec: spec)
         self.inventory = Of(
             coming=[],
@@ -45,6 +46,9 @@ class Pool:
 
     def money_is_over(self) -> bool:
         return self.over
+
+    def joins(self, spec: int) -> bool:
+        return spec > 1
 
     def stays(self, spec: int) -> bool:
         return spec == 0
@@ -97,6 +101,7 @@ class World:
         )
         self.crews = dict(zip("ab", crews, strict=True))
         self.setups: list[str] = []
+        self.coming = False
         self.local: set[str] = set()
         self.upstream: list[Any] = []
         self.stopped: list[Any] = []
@@ -152,6 +157,9 @@ def act(world: World, *, looks: int = 1, seconds: float = 0.0) -> None:
             world.machines.rent()
             await asyncio.sleep(0.3)
         await world.bell.settle(seconds)
+        world.coming = world.machines.are_coming
+        world.bell.cancel_background()
+        await asyncio.sleep(0)
 
     world.machines._looked = 0.0  # each loop begins at the same time
     with virtual() as loop:
@@ -175,14 +183,15 @@ def test_machines_are_rented_for_queued_steps_up_to_the_most_at_once(
     world.queue(*queued)
     act(world, looks=3)
     assert world.pool.rented == ["gpu"] * rented
-    assert world.machines.are_coming is bool(rented)
+    assert world.coming is bool(rented)
+    assert world.pool.together == ({"gpu"} if 3 in crews else set())
 
 
 def test_what_is_there_or_coming_is_not_rented_again() -> None:
     world = World(1)
     world.queue("a")
     act(world, looks=3, seconds=20)
-    assert world.pool.rented == ["gpu"] and not world.machines.are_coming
+    assert world.pool.rented == ["gpu"] and not world.coming
     act(world, looks=3)
     assert world.pool.rented == ["gpu"] and not world.pool.inventory.coming
 

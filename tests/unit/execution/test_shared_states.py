@@ -79,9 +79,11 @@ def test_another_machine_resumes_from_the_checkpoint_in_the_store(tmp_path: Path
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         store(tmp_path / name)
-    first = SimulatedRun(tmp_path / "one", recipe, {"train": saves(1, 2, then=exits(1))})
+    first = SimulatedRun(
+        tmp_path / "one", recipe, {"train": saves(1, 2, then=exits(1))}, in_real_time=True
+    )
     assert first.run().state == "FAILED"
-    second = SimulatedRun(tmp_path / "two", recipe, {"train": writes(a="1")})
+    second = SimulatedRun(tmp_path / "two", recipe, {"train": writes(a="1")}, in_real_time=True)
     assert second.run().state == "COMPLETED"
     assert "train: step-2 fetched from the store team" in second.heard.words
     start = next(event for event in second.steps if event.after == "RUNNING")
@@ -98,13 +100,13 @@ steps:
         (tmp_path / name).mkdir()
         store(tmp_path / name)
     programs = {"a": writes(a="1"), "b": writes(b="2")}
-    first = SimulatedRun(tmp_path / "one", recipe, programs, finish=True)
+    first = SimulatedRun(tmp_path / "one", recipe, programs, in_real_time=True)
     assert first.run().state == "COMPLETED"
-    second = SimulatedRun(tmp_path / "two", recipe, programs)
+    second = SimulatedRun(tmp_path / "two", recipe, programs, in_real_time=True)
     assert second.run().state == "COMPLETED" and not second.started
     assert (tmp_path / "two" / "b.txt").read_text() == "2"
     changed = recipe.replace("cat {{", "tac {{")
-    third = SimulatedRun(tmp_path / "two", changed, programs)
+    third = SimulatedRun(tmp_path / "two", changed, programs, in_real_time=True)
     assert third.run().state == "COMPLETED" and third.started == ["b"]
 
 

@@ -8,6 +8,7 @@ import { Runs } from "./runs.js";
 import { Run } from "./run.js";
 import { Start } from "./start.js";
 import { Compare } from "./compare.js";
+import { Machines } from "./machines.js";
 
 const { useEffect, useRef, useState } = Hooks;
 const THEME = "recipe.theme";
@@ -24,11 +25,16 @@ function Theme() {
   return html`<button type="button" class="plain" id="theme" aria-label="light or dark" title="light or dark" onClick=${turn}>◐</button>`;
 }
 
+function Views({ view }) {
+  const link = (name, to, label, of = "") => html`<a class=${of} href=${to} aria-current=${view === name ? "page" : undefined}>${label}</a>`;
+  return html`<nav aria-label="views">${link("runs", "#", "Runs", "wide-only")}${view === "compare" && link("compare", location.hash, "Compare", "wide-only")}${link("machines", "#machines", "Machines")}</nav>`;
+}
+
 function Top({ view }) {
   const word = link.value;
   return html`<header class="top">
     <a class="mark" href="#">recipe</a>
-    ${onlyRun() ? html`<span class="quiet shared">one run, to read</span>` : html`<nav aria-label="views"><a href="#" aria-current=${view === "runs" ? "page" : undefined}>Runs</a>${view === "compare" && html`<a href=${location.hash} aria-current="page">Compare</a>`}</nav>`}
+    ${onlyRun() ? html`<span class="quiet shared">one run, to read</span>` : html`<${Views} view=${view} />`}
     <span id="link" role="status" class=${"quiet " + word}>${word === "lost" ? "not connected, trying again" : word}</span>
     <${Theme} />
     ${mayOperate() && html`<a class="button main" id="new" href="#new">New run</a>`}
@@ -58,7 +64,7 @@ function Message({ error }) {
 
 function App() {
   const [error, tell] = useState(null), parameters = route.value, run = parameters.get("run") || "";
-  const view = run ? "run" : parameters.has("new") ? "new" : parameters.has("compare") ? "compare" : "runs";
+  const view = run ? "run" : parameters.has("new") ? "new" : parameters.has("compare") ? "compare" : parameters.has("machines") ? "machines" : "runs";
   const seen = useRef("");
   useEffect(() => {
     tell(null);
@@ -78,7 +84,7 @@ function App() {
     <main id="main" tabindex="-1" data-view=${view}>
       <${Message} error=${error} />
       <${Guard} key=${view + run}>
-        ${view === "run" ? html`<${Run} id=${run} tell=${tell} />` : view === "new" ? html`<${Start} tell=${tell} />` : view === "compare" ? html`<${Compare} />` : html`<${Runs} tell=${tell} />`}
+        ${view === "run" ? html`<${Run} id=${run} tell=${tell} />` : view === "new" ? html`<${Start} tell=${tell} />` : view === "compare" ? html`<${Compare} />` : view === "machines" ? html`<${Machines} tell=${tell} />` : html`<${Runs} tell=${tell} />`}
       <//>
     </main>`;
 }

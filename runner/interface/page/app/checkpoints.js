@@ -51,12 +51,11 @@ export function Checkpoints({ feed, run, tell }) {
   if (!all.length && !found?.unknown.length) return null;
   return html`<section id="checkpoints"><h2>Checkpoints</h2>
     ${all.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="checkpoints"><table>
-      <thead><tr>${["step", "checkpoint", "at step", "size", "made", "", ""].map((name, n) => html`<th scope="col" key=${n}>${name || html`<span class="unseen">${n === 5 ? "remark" : "resume"}</span>`}</th>`)}</tr></thead>
+      <thead><tr><th scope="col">step</th><th scope="col">checkpoint</th><th scope="col" class="wide-only">at step</th><th scope="col">size</th><th scope="col">made</th><th scope="col"><span class="unseen">resume</span></th></tr></thead>
       <tbody>${all.slice(0, ROWS).map(each => html`<tr key=${`${each.step} ${each.state} ${each.name} ${each.aside}`} data-number=${each.number}>
         <th scope="row">${readable(each.step)}</th>
-        <td>${each.name}${each.best && html` <span class="tag best-of">best</span>`}</td>
-        <td class="number">${each.at_step ?? ""}</td><td class="number">${bytes(each.bytes)}</td><td>${since(each.made)}</td>
-        <td class="quiet">${said(each)}</td>
+        <td>${each.name}${each.best && html` <span class="tag best-of">best</span>`}${said(each) && html`<small>${said(each)}</small>`}</td>
+        <td class="number wide-only">${each.at_step ?? ""}</td><td class="number">${bytes(each.bytes)}</td><td class="since">${since(each.made)}</td>
         <td>${may && each.whole && each.number !== null && html`<${Resume} feed=${feed} checkpoint=${each} tell=${tell} />`}</td>
       </tr>`)}</tbody></table></div>`}
     ${all.length > ROWS && html`<p class="quiet">The first ${ROWS} of ${all.length} checkpoints.</p>`}

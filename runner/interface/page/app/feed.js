@@ -2,7 +2,7 @@
 import { Signals } from "./lib.js";
 import { ask, json, keep, part } from "./api.js";
 import { Line } from "./lines.js";
-import { follow } from "./share.js";
+import { subscribe } from "./share.js";
 import { kind } from "./text.js";
 
 const { signal, batch } = Signals;
@@ -74,7 +74,7 @@ export class Feed {
     this.later(this.reasons, 0);
     if (isOver(this.run.value)) return;
     this.early = [];
-    follow(this.path + "/stream", KINDS, () => this.run.value.seq, signal, each => this.heard(each));
+    subscribe(this.path + "/stream", KINDS, () => this.run.value.seq, signal, each => this.heard(each));
     keep(signal, SELDOM, async () => {
       await this.refresh(); // what it costs grows without an event
       return !isOver(this.run.value);

@@ -3,24 +3,30 @@ import { html } from "./lib.js";
 import { value } from "./text.js";
 
 const NUMERIC = ["integer", "number"];
+const NUMBER = /^[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?$/i;
 const LONG = 60;
 
 function isNumber(schema) {
   return NUMERIC.includes(schema.type);
 }
 
+/** The schema of a field: a truth value that may be left open is a choice. */
+export function shaped(schema) {
+  return schema.type === "boolean" && typeof schema.default !== "boolean" ? { ...schema, enum: [true, false] } : schema;
+}
+
 /** A value as its field shows it. */
 export function typed(given, schema) {
+  if (given === undefined || given === null) return schema.type === "boolean" && !schema.enum ? false : "";
+  if (Array.isArray(schema.enum)) return schema.enum.includes(given) ? String(schema.enum.indexOf(given)) : "";
   if (schema.type === "boolean") return given === true;
-  if (given === undefined || given === null) return "";
-  if (Array.isArray(schema.enum)) return String(schema.enum.indexOf(given));
   return value(given);
 }
 
 /** The value of a field as its schema has it; undefined where nothing is given. */
 export function parsed(text, schema) {
-  if (schema.type === "boolean") return text === true;
   if (Array.isArray(schema.enum)) return text === "" ? undefined : schema.enum[Number(text)];
+  if (schema.type === "boolean") return text === true;
   if (text.trim() === "" && schema.type !== "string") return undefined;
   if (text === "") return undefined;
   if (isNumber(schema)) return number(text);
@@ -28,8 +34,11 @@ export function parsed(text, schema) {
   return text;
 }
 
+/** A number; a text that is none, or more than this language has, stays a text for the server. */
 function number(text) {
-  return Number.isFinite(Number(text)) ? Number(text) : text;
+  const each = text.trim(), found = Number(each);
+  if (!NUMBER.test(each) || !Number.isFinite(found)) return text;
+  return Number.isInteger(found) && !Number.isSafeInteger(found) ? each : found;
 }
 
 /** JSON, or of a list its items line by line. */
@@ -103,14 +112,14 @@ function Control({ name, schema, needed, state, wrong, set }) {
   if (["array", "object"].includes(schema.type) || String(state.text).includes("\n")) {
     return html`<textarea ...${given} value=${state.text} placeholder=${schema.type === "array" ? "[1, 2], or one a line" : schema.type === "object" ? "{}" : ""}></textarea>`;
   }
-  const isData = /^recipe-/.test(schema.format || "");
+  const isData = /^recipe-/.test(schema.format || ""), usual = schema.default ?? null;
   return html`<input ...${given} type="text" inputmode=${isNumber(schema) ? "decimal" : "text"} autocomplete="off" value=${state.text}
-    placeholder=${isData ? "hf://…  s3://…  https://…  ./file" : ""} />`;
+    placeholder=${usual !== null && schema.type !== "string" ? `default ${value(usual)}` : isData ? "hf://…  s3://…  https://…  ./file" : ""} />`;
 }
 
 /** What the value was before it was changed, with a way back. */
 function Was({ schema, was, like, reset, name }) {
-  const text = schema.type === "boolean" ? String(was) : Array.isArray(schema.enum) ? value(schema.enum[Number(was)] ?? "") : was;
+  const text = Array.isArray(schema.enum) ? (was === "" ? "" : value(schema.enum[Number(was)])) : String(was);
   const short = text.length > LONG ? text.slice(0, LONG) + "…" : text;
   return html`<span class="was">${`${like ? "was" : "default"} ${short === "" ? "empty" : short}`}
     <button type="button" class="plain" aria-label=${`${name} back to ${short || "empty"}`} title="take it back" onClick=${reset}>↺</button></span>`;
@@ -122,7 +131,7 @@ export function Field({ name, schema, needed, state, wrong, like, set, reset, se
   const about = [range(schema), schema.description].filter(Boolean).join(". ");
   return html`<div class=${"field" + (changed ? " changed" : "")}>
     <div class="field-head"><label for=${"input-" + name}><b>${name}</b>${needed && html`<span class="must" title="needed">*</span>`}</label>
-      ${changed && !state.several && html`<${Was} schema=${schema} was=${state.was} like=${like} reset=${reset} name=${name} />`}
+      ${changed && !state.several && (like || state.was !== "") && html`<${Was} schema=${schema} was=${state.was} like=${like} reset=${reset} name=${name} />`}
       <button type="button" class="plain several" data-several=${name} aria-pressed=${state.several ? "true" : "false"} aria-label=${`${state.several ? "one value" : "several values"} of ${name}`}
         title="try several values: a sweep" onClick=${several}>${state.several ? "one value" : "several"}</button></div>
     <${Control} name=${name} schema=${schema} needed=${needed} state=${state} wrong=${wrong} set=${set} />

@@ -1,5 +1,5 @@
 // What is typed into the form of a new run, and the request that it makes.
-import { parsed, severalOf, severalTyped, typed } from "./fields.js";
+import { parsed, severalOf, severalTyped, shaped, typed } from "./fields.js";
 
 const KEPT = "recipe.form";
 
@@ -25,8 +25,15 @@ function fresh(form, name) {
   return { text: was, was, several: false, touched: false };
 }
 
+/** A recipe with the schemas of its fields. */
+function withFields(recipe) {
+  const properties = Object.entries(recipe.inputs.properties).map(([name, schema]) => [name, shaped(schema)]);
+  return { ...recipe, inputs: { ...recipe.inputs, properties: Object.fromEntries(properties) } };
+}
+
 /** A form for a recipe; `like` is {id, inputs, axes, preset, driver} of the run whose values it begins with, or null. */
-export function begin(recipe, like) {
+export function begin(given, like) {
+  const recipe = withFields(given);
   const form = { recipe, like, preset: like?.preset || "", driver: like?.driver || "local", cost: "", user: "", priority: "0", seed: seed(), fields: {} };
   const names = Object.keys(recipe.inputs.properties);
   return { ...form, fields: Object.fromEntries(names.map(name => [name, fresh(form, name)])) };
@@ -71,26 +78,33 @@ export function axesOf(form) {
   return Object.fromEntries(found.map(([name, state]) => [name, severalOf(state.text, form.recipe.inputs.properties[name])]));
 }
 
+/** The value of a field that was changed: one that was emptied has its default again, and of a text nothing is a text, too. */
+function givenBy(state, schema) {
+  const given = parsed(state.text, schema);
+  if (given !== undefined) return given;
+  return schema.type === "string" && !schema.enum ? "" : schema.default ?? null;
+}
+
+/** Whether the fields with several values are those of the run that this one is like; the server has them whole, also paths. */
+function keepsAxes(form) {
+  if (!form.like) return false;
+  return Object.entries(form.fields).every(([name, state]) => state.several === name in form.like.axes && !(state.several && state.touched));
+}
+
 /** What is asked of POST /v1/plan, and with `ticket` of POST /v1/runs. */
 export function asked(form) {
   const inputs = {};
   for (const [name, state] of Object.entries(form.fields)) {
     if (state.several) continue;
-    const schema = form.recipe.inputs.properties[name], given = parsed(state.text, schema);
-    if (form.like) {
-      const axis = name in form.like.axes;
-      if (axis || state.text !== state.was) inputs[name] = given === undefined ? schema.default ?? null : given;
-    } else if (given !== undefined && !same(given, before(form, name))) {
-      inputs[name] = given;
-    } else if (given === undefined && form.recipe.presets[form.preset]?.[name] !== undefined) {
-      inputs[name] = schema.default ?? null;
-    }
+    const changed = state.text !== state.was || name in (form.like?.axes || {});
+    if (changed) inputs[name] = givenBy(state, form.recipe.inputs.properties[name]);
+    if (changed && !form.like && same(inputs[name], before(form, name))) delete inputs[name];
   }
   const axes = Object.fromEntries(Object.entries(axesOf(form)).filter(([, values]) => values.length));
   const what = form.like ? { like: form.like.id } : { recipe: form.recipe.id, ...(form.preset ? { preset: form.preset } : {}) };
   const cost = Number(form.cost);
   return {
-    ...what, inputs, sweep: axes, driver: form.driver.trim() || "local",
+    ...what, inputs, ...(keepsAxes(form) ? {} : { sweep: axes }), driver: form.driver.trim() || "local",
     ...(form.cost.trim() ? { limits: { cost: Number.isFinite(cost) ? cost : form.cost } } : {}),
   };
 }
@@ -118,7 +132,9 @@ export function missing(form) {
 /** Keep what is typed for a reload of this tab. */
 export function keep(form) {
   const { fields, preset: chosen, driver, cost, user, priority, seed: own } = form;
-  sessionStorage.setItem(KEPT, JSON.stringify({ of: placeOf(form), fields, preset: chosen, driver, cost, user, priority, seed: own }));
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify({ of: placeOf(form), fields, preset: chosen, driver, cost, user, priority, seed: own }));
+  } catch { /* more than the browser keeps */ }
 }
 
 /** The form with what was typed before a reload. */

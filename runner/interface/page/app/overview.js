@@ -95,7 +95,8 @@ function Facts({ id, name, facts, most, more }) {
 /** The tab. */
 export function Overview({ feed, run }) {
   const steps = feed.steps.value;
-  const inputs = Object.entries(run.inputs).map(([name, each]) => [name, value(each)]);
+  const tried = Object.entries(run.sweep?.axes || {}).map(([name, values]) => [name, values.map(value).join(", ")]);
+  const inputs = [...tried, ...Object.entries(run.inputs).map(([name, each]) => [name, value(each)])];
   const outputs = run.outputs.map(each => [readable(each.name), bytes(each.bytes)]);
   return html`<div class="columns">
     <div>

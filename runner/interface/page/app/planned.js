@@ -5,15 +5,22 @@ import { usd } from "./money.js";
 import { bytes, readable, span } from "./text.js";
 
 const { useState } = Hooks;
-const [SHOWN, ROWS, OFFERS] = [8, 200, 8];
+const [SHOWN, ROWS, OFFERS] = [5, 200, 8];
 const SIGNS = { run: "▶", maybe: "?", fresh: "=", restore: "↓", skip: "–" };
 const WORDS = { run: "runs", maybe: "may run", fresh: "is there", restore: "is restored", skip: "is skipped" };
 
-function Steps({ steps }) {
-  const [all, setAll] = useState(false), shown = steps.slice(0, all ? ROWS : SHOWN);
+/** Why a step runs, or does not. */
+function why(step) {
+  return step.reasons.join("; ") || (step.answer === "run" ? "no result of it is there" : "");
+}
+
+/** The steps: first those that would run. */
+function Steps({ steps: given }) {
+  const [all, setAll] = useState(false), runs = each => ["run", "maybe"].includes(each.answer);
+  const steps = [...given.filter(runs), ...given.filter(each => !runs(each))], shown = steps.slice(0, all ? ROWS : SHOWN);
   return html`<ol class="plan-steps">${shown.map(each => html`<li key=${each.id}>
       <b><span class="sign" aria-hidden="true">${SIGNS[each.answer] || "·"}</span>${readable(each.id)}</b> <small>${WORDS[each.answer] || each.answer}${each.seconds ? `, ${span(each.seconds)}` : ""}</small>
-      ${each.reasons.length > 0 && html`<small class="why">${each.reasons.join("; ")}</small>`}
+      ${why(each) && html`<small class="why">${why(each)}</small>`}
     </li>`)}</ol>
     ${!all && steps.length > SHOWN && html`<button type="button" class="plain" onClick=${() => setAll(true)}>${steps.length - SHOWN} more steps</button>`}
     ${all && steps.length > ROWS && html`<p class="quiet">${steps.length - ROWS} more steps are not shown; a terminal has them: recipe plan.</p>`}`;

@@ -58,7 +58,7 @@ async function read(path, kinds, since, signal, tell) {
  * @param {() => string | number} since the place behind which a new connection begins
  * @param {({event: string, id: string, data: object}) => void} take gets each event; "connected" stands for a new connection, "lost" for its end
  */
-export async function follow(path, kinds, since, signal, take) {
+export async function subscribe(path, kinds, since, signal, take) {
   const heard = each => {
     link.value = each.event === "lost" ? "lost" : "live";
     take(each);

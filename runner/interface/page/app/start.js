@@ -160,10 +160,10 @@ function Form({ form, set, tell }) {
     <aside class="start-plan" aria-label="plan">
       <${Plan} plan=${fits ? plan : null} busy=${planning} missing=${open} general=${general} instances=${count} />
       <${Where} form=${form} set=${set} body=${() => asked(form)} fits=${fits && plan !== null} tell=${tell} />
-      ${mayOperate()
-        ? html`<button type="submit" class="main wide" id="go" disabled=${busy}>${count > 1 ? `Start ${count} combinations` : "Start"}</button>`
-        : html`<p class="quiet">This token may look, and start nothing.</p>`}
       <${Command} plan=${fits ? plan : null} />
+      <div class="start-go">${mayOperate()
+        ? html`<button type="submit" class="main wide" id="go" disabled=${busy}>${count > 1 ? `Start ${count} combinations` : "Start"}</button>`
+        : html`<p class="quiet">This token may look, and start nothing.</p>`}</div>
     </aside>
   </form>`;
 }

@@ -1,11 +1,16 @@
-// All runs that the page knows: read page by page, then kept as they go.  How they come here is known to this module alone.
+// All runs that the page knows: read page by page, then kept by the stream of all runs.  How they come here is known to this module alone.
 import { Signals } from "./lib.js";
-import { json, keep, part } from "./api.js";
+import { Refusal, json, part, pause } from "./api.js";
+import { subscribe } from "./share.js";
 
 const { signal } = Signals;
 const PAGE = 200;
 const MOST = 2000;
-const EVERY = 3000;
+const SOON = 300;
+const SELDOM = 3000;
+const DRAW = 250;
+const AT_ONCE = 20;
+const KINDS = ["move", "progress", "metrics"];
 const OPEN = ["QUEUED", "ACTIVE", "PAUSED"];
 
 /** Rows of the table, the newest first. */
@@ -52,6 +57,16 @@ function show() {
   rows.value = [...known.values()].map(each => each.row).sort((a, b) => (a.id < b.id ? 1 : -1));
 }
 
+let due = 0;
+
+/** The same at most four times a second. */
+function showSoon() {
+  due ||= setTimeout(() => {
+    due = 0;
+    show();
+  }, DRAW);
+}
+
 async function page(query, signal) {
   return json("/runs?" + new URLSearchParams(query), { signal });
 }
@@ -70,15 +85,16 @@ async function readAll(signal) {
   loading.value = false;
 }
 
+function openRuns(signal) {
+  return json(`/runs?limit=${PAGE}&${OPEN.map(each => "state=" + each).join("&")}`, { signal });
+}
+
 /** The newest runs, those that are not over, and those that ended since. */
 async function news(signal) {
-  const [newest, open] = await Promise.all([
-    page({ limit: 50 }, signal),
-    json(`/runs?limit=${PAGE}&${OPEN.map(each => "state=" + each).join("&")}`, { signal }),
-  ]);
+  const [newest, open] = await Promise.all([page({ limit: 50 }, signal), openRuns(signal)]);
   const now = new Set([...newest.runs, ...open.runs].map(each => each.id));
   const ended = [...known.values()].filter(({ row: each }) => OPEN.includes(each.state) && !now.has(each.id));
-  const last = await Promise.all(ended.slice(0, 20).map(each => json("/runs/" + part(each.row.id), { signal }).catch(() => null)));
+  const last = await Promise.all(ended.slice(0, AT_ONCE).map(each => json("/runs/" + part(each.row.id), { signal }).catch(() => null)));
   if (take([...newest.runs, ...open.runs, ...last.filter(Boolean)])) show();
 }
 
@@ -87,15 +103,75 @@ export async function refresh(id) {
   if (take([await json("/runs/" + part(id))])) show();
 }
 
-/** Keep the rows as they are on the server, until `signal` ends it. */
-export function follow(signal) {
-  let whole = !loading.value;
-  keep(signal, EVERY, async () => {
-    if (!whole) {
-      await readAll(signal);
-      whole = true;
-    } else {
-      await news(signal);
+/** What the stream says of runs, put into their rows; what it does not tell is read soon. */
+class News {
+  constructor(signal) {
+    this.signal = signal;
+    this.place = "";
+    this.changed = new Set();
+    this.isReported = this.isStale = this.isReading = false;
+    this.reported = 0;
+  }
+
+  heard({ event, id, data }) {
+    this.place = id || this.place;
+    if (event === "move" && (data.subject === "run" || !known.has(data.run))) this.changed.add(data.run);
+    if (event === "progress") this.progressed(data);
+    if (event === "metrics") this.isReported = true;
+    if (["gap", "lost", "end"].includes(event)) this.isStale = true;
+    if (!this.isReading && (this.changed.size || this.isReported || this.isStale)) this.read();
+  }
+
+  progressed({ run, state, word, step, total, percent, eta }) {
+    const before = known.get(run);
+    if (!before) this.changed.add(run);
+    else {
+      known.set(run, { text: "", row: { ...before.row, state, word, progress: { step, total, percent, eta } } });
+      showSoon();
     }
-  });
+  }
+
+  /** Read what has changed, until nothing has; the numbers of runs that report at most every 3 seconds. */
+  async read() {
+    this.isReading = true;
+    for (await pause(SOON, this.signal); !this.signal.aborted; await pause(SOON, this.signal)) {
+      const changed = [...this.changed], isStale = this.isStale || changed.length > AT_ONCE;
+      const isReported = this.isReported && Date.now() - this.reported > SELDOM;
+      if (!changed.length && !isStale && !this.isReported) break;
+      if (!changed.length && !isStale && !isReported) continue;
+      this.changed.clear();
+      this.isStale = false;
+      try {
+        if (isStale) await news(this.signal);
+        else {
+          if (isReported) {
+            this.isReported = false;
+            this.reported = Date.now();
+            if (take((await openRuns(this.signal)).runs)) show();
+          }
+          await Promise.all(changed.map(each => refresh(each)));
+        }
+      } catch {
+        this.isStale = true;
+        await pause(SELDOM, this.signal);
+      }
+    }
+    this.isReading = false;
+  }
+}
+
+/** Keep the rows as they are on the server, until `signal` ends it. */
+export async function follow(signal) {
+  const stream = new News(signal);
+  subscribe("/stream", KINDS, () => stream.place, signal, each => stream.heard(each));
+  stream.isStale = !loading.value;
+  while (loading.value && !signal.aborted) {
+    try {
+      await readAll(signal);
+    } catch (error) {
+      if (error instanceof Refusal && error.status < 500 && error.status !== 429) return;
+      await pause(SELDOM, signal);
+    }
+  }
+  if (stream.isStale) stream.heard({ event: "gap" });
 }

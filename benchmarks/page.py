@@ -1,0 +1,202 @@
+"""The web interface in Chromium: how soon runs are compared, what an hour of a live run takes of memory, and what 50 open pages cost the server.
+
+    python benchmarks/page.py [compare] [memory] [pages] [--seconds 30] [--pages 50]
+
+`compare` opens 20 curves of 10,000 points of 3 metrics, from the key to the drawn frame, at first and again. `memory` follows a run that reports the
+36,000 points of an hour at 10 a second in 2 minutes, and measures the heap after a collection of garbage. `pages` opens one live run in so many pages
+of one browser, then in so many browsers with a token of their own, and measures the server's processor time. Needs Chromium and playwright.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from runner.interface.cli.main import main
+from tests.servers.rest import Rest
+from tests.tools import chromium
+
+CURVES: Final = 20
+POINTS: Final = 10_000
+HOUR: Final = 36_000
+"""Points of an hour, at 10 a second."""
+LAPSE: Final = 120.0
+"""Seconds in which they are reported."""
+RECIPE: Final = """\
+recipe: fit@1
+summary: Report as many points as asked, as fast as asked.
+inputs:
+  count: {type: integer, default: 10}
+  pause: {type: number, default: 0}
+  rate: {type: number, default: 1}
+steps:
+  fit:
+    run: [python3, fit.py, "{{ inputs.count }}", "{{ inputs.pause }}", "{{ inputs.rate }}", "{{ outputs.o }}"]
+    code: [fit.py]
+    metrics: true
+    outputs: {o: fit.txt}
+"""
+PROGRAM: Final = """\
+import json, math, os, sys, time
+count, pause, rate, out = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+begun = time.monotonic()
+with open(os.environ["RECIPE_METRICS"], "a", buffering=1 if pause else -1) as told:
+    for n in range(count):
+        loss = 3 * math.exp(-rate * n / 900) + 0.01 * (n % 7)
+        said = {"step": n, "max_steps": count, "loss": loss, "val_loss": loss * 1.1, "score": 1 - loss}
+        said |= {"grad_norm": n % 11, "lr": rate} if pause else {}
+        told.write(json.dumps(said) + "\\n")
+        time.sleep(max(0.0, begun + n * pause - time.monotonic()))
+open(out, "w").write("x")
+"""
+OPEN: Final = """id => new Promise(done => {
+  const begun = performance.now();
+  location.hash = "compare=" + id;
+  const look = () => {
+    if (document.querySelectorAll(".multiple canvas").length < 3) requestAnimationFrame(look);
+    else requestAnimationFrame(() => done(performance.now() - begun));
+  };
+  look();
+})"""
+
+
+@contextmanager
+def serving(*sweep: str) -> Iterator[Rest]:
+    """A server with a worker, in whose workspace a sweep has run."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "space"
+        root.mkdir()
+        os.environ["RECIPE_LEDGER"] = f"{folder}/ledger.db"
+        (root / "fit.yaml").write_text(RECIPE)
+        (root / "fit.py").write_text(PROGRAM)
+        (root / "recipe.toml").write_text('[recipes]\nallow = ["./fit.yaml"]\n')
+        if sweep:
+            main(["sweep", "-q", "-C", str(root), "./fit.yaml", *sweep])
+        with Rest(root, "--with-worker") as rest:
+            yield rest
+
+
+def token(rest: Rest) -> str:
+    return str(rest.ask("POST", "/v1/tokens", {"scope": "operate"}).json()["token"])
+
+
+def processor(pid: int) -> float:
+    """Seconds of a processor that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def compare(args: argparse.Namespace) -> dict[str, object]:
+    rates = ",".join(str(n / 4) for n in range(1, CURVES + 1))
+    with serving(f"count={POINTS}", f"rate={rates}") as rest, chromium() as browser:
+        (run,) = rest.get("/v1/runs")["runs"]
+        page = browser.new_page()
+        page.goto(f"{rest.url}/#token={token(rest)}")
+        page.wait_for_selector("#runs")
+        taken, used = [], []
+        for _ in range(6):
+            begun = processor(rest.process.pid)
+            taken.append(page.evaluate(OPEN, run["id"]) / 1000)
+            used.append(processor(rest.process.pid) - begun)
+            page.evaluate("location.hash = ''")
+            page.wait_for_selector("#runs")
+    return {
+        "first s": round(taken[0], 2),
+        "again s": round(median(taken[1:]), 2),
+        "server s, first": round(used[0], 2),
+        "server s, again": round(median(used[1:]), 2),
+    }
+
+
+def memory(args: argparse.Namespace) -> dict[str, object]:
+    with serving() as rest, chromium() as browser:
+        run = rest.submit("fit", inputs={"count": HOUR, "pause": LAPSE / HOUR})
+        rest.until(run, "ACTIVE")
+        page = browser.new_page()
+        page.goto(f"{rest.url}/#token={token(rest)}&run={run}")
+        page.wait_for_selector(".multiple canvas")
+        tool = page.context.new_cdp_session(page)
+
+        def heap() -> float:
+            tool.send("HeapProfiler.collectGarbage")
+            return float(tool.send("Runtime.getHeapUsage")["usedSize"]) / 1e6
+
+        begun = heap()
+        most = begun
+        while rest.get(f"/v1/runs/{run}")["state"] != "COMPLETED":
+            page.wait_for_timeout(5000)
+            most = max(most, heap())
+        page.wait_for_selector("#chip >> text=completed")
+        nodes = page.evaluate("document.querySelectorAll('*').length")
+        return {
+            "begun MB": round(begun, 1),
+            "most MB": round(most, 1),
+            "end MB": round(heap(), 1),
+            "elements": nodes,
+        }
+
+
+def pages(args: argparse.Namespace) -> dict[str, object]:
+    with serving() as rest, chromium() as browser:
+        run = rest.submit("fit", inputs={"count": 100_000, "pause": 1.0})
+        rest.until(run, "ACTIVE")
+        one = browser.new_context()
+        secret = token(rest)
+        alone = _cost(rest, args, lambda: None)
+        tabs = _cost(rest, args, lambda: _opened(one, rest, secret, run), args.pages)
+        one.close()
+        browsers = _cost(
+            rest, args, lambda: _opened(browser.new_context(), rest, token(rest), run), args.pages
+        )
+        rest.ask("POST", f"/v1/runs/{run}/cancel", {})
+    return {
+        "no page, % of a core": alone,
+        f"{args.pages} tabs of a browser, %": tabs,
+        f"{args.pages} browsers, %": browsers,
+    }
+
+
+def _opened(context: Any, rest: Rest, secret: str, run: str) -> None:
+    page = context.new_page()
+    page.goto(f"{rest.url}/#token={secret}&run={run}")
+    page.wait_for_selector("#run h1")
+
+
+def _cost(
+    rest: Rest, args: argparse.Namespace, opened: Callable[[], None], count: int = 1
+) -> float:
+    """Percent of a core that the server takes once so many pages are open."""
+    for _ in range(count):
+        opened()
+    time.sleep(5)
+    begun, now = processor(rest.process.pid), time.monotonic()
+    time.sleep(args.seconds)
+    return round(100 * (processor(rest.process.pid) - begun) / (time.monotonic() - now), 1)
+
+
+MEASURES: Final = {"compare": compare, "memory": memory, "pages": pages}
+
+
+def measure() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("measures", nargs="*", default=[], help="compare, memory, pages (all)")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--pages", type=int, default=50)
+    args = parser.parse_args()
+    for name in args.measures or MEASURES:
+        print(json.dumps({name: MEASURES[name](args), "load": os.getloadavg()[0]}), flush=True)
+
+
+if __name__ == "__main__":
+    measure()

@@ -1,0 +1,5 @@
+"""The code that serves the model."""
+
+
+def predict(model: str, image: str) -> str:
+    return f"{model} says {image}"

@@ -1,0 +1,50 @@
+"""Which run a word means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ..errors import NotFound, did_you_mean
+from ..storage.records.runs import RunRow, Wanted
+
+if TYPE_CHECKING:
+    from ..storage.records.store import Store
+
+NEAR: Final = 1000
+"""The latest runs, among which is looked for what was meant."""
+SHOWN: Final = 3
+"""Runs that a word may mean which are named."""
+
+
+def find_run(store: Store, word: str) -> RunRow:
+    """Return the run that a word names: its name, its id, a part of its id that no other has, `last`, or `last~1` for the one before.
+
+    Raises NotFound.
+    """
+    runs = store.runs
+    if not runs.latest(last=1):
+        raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
+    name, tilde, back = word.partition("~")
+    if name == "last" and (not tilde or back.isdecimal()):
+        number = int(back) if tilde else 0
+        rows = runs.latest(last=number + 1)
+        if number >= len(rows):
+            raise NotFound(
+                f"{word}: the oldest run here is last~{len(rows) - 1}",
+                fix="`recipe runs` lists them",
+            )
+        return rows[number]
+    found = word and (runs.page(Wanted(name=word), 1) or runs.page(Wanted(part=word), SHOWN + 1))
+    if found and len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(row.id for row in found[:SHOWN])
+        raise NotFound(
+            f'"{word}" may be any of several runs: {shown}{", …" if len(found) > SHOWN else ""}',
+            fix="give more of it",
+        )
+    near = [row.id for row in runs.latest(last=NEAR)]
+    raise NotFound(
+        f'there is no run "{word}"',
+        fix=did_you_mean(word, [*near, "last"]) or "`recipe runs` lists them",
+    )

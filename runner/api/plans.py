@@ -1,0 +1,75 @@
+"""What a run would do: its plan with the answer for each step, and what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..execution.session import look
+from ..execution.terms import EVERYTHING, Choice
+from ..storage.workspace import Workspace
+from ..survey.request import Request
+from ..survey.survey import Survey
+from ..survey.templates import refuse_unrenderable
+
+if TYPE_CHECKING:
+    from ..advice.estimates import StepEstimate
+
+
+def plan_run(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
+    """Return what a run of a request would do.  Raises RecipeError with every problem, also of what no attempt could render."""
+    found = look(ws, request, choice)
+    refuse_unrenderable(ws, found)
+    return found
+
+
+class StepForecast(NamedTuple):
+    """What would become of a step: run, maybe, restore, fresh or skip, and what that takes at most as far as it is known."""
+
+    id: str
+    answer: str
+    reasons: Sequence[str]
+    needs: Sequence[str]
+    seconds: float | None
+    usd: float | None
+    estimate: StepEstimate | None
+    """Of a step that trains on GPUs and may run."""
+
+
+def step_plans(ws: Workspace, found: Survey) -> list[StepForecast]:
+    """Return the forecast of each step of a plan, in its order."""
+    from ..advice import estimates
+
+    plan = found.plan
+    expected = ws.store.index.expected(plan.recipe, [node.id for node in plan.nodes])
+    estimated = estimates.of_plan(ws, plan, found.todo)
+    steps = []
+    for n, (node, verdict) in enumerate(zip(plan.nodes, found.verdicts, strict=True)):
+        runs = verdict.answer in ("run", "maybe")
+        estimate = estimated.get(n) if runs else None
+        seconds, usd = (0.0, 0.0) if not runs else (expected.get(node.id), None)
+        if estimate is not None:
+            seconds = estimate.seconds[1] if estimate.seconds else seconds
+            usd = estimate.usd[1] if estimate.usd else None
+        needs = sorted(plan.nodes[need].id for need in plan.needs(n))
+        steps.append(
+            StepForecast(node.id, verdict.answer, verdict.reasons, needs, seconds, usd, estimate)
+        )
+    return steps
+
+
+def restored_bytes(ws: Workspace, found: Survey) -> int:
+    """Return the size of what would be restored."""
+    restored = [
+        found.made[n]
+        for n, verdict in enumerate(found.verdicts)
+        if verdict.answer == "restore" and n in found.made
+    ]
+    return sum(_size(ws, content) for made in restored for content in made.outputs.values())
+
+
+def _size(ws: Workspace, content: str) -> int:
+    from ..storage.content.files import Content
+
+    seal = ws.store.index.seal(Content(content))
+    return seal.size if seal is not None and isinstance(seal.size, int) else 0

@@ -1,0 +1,145 @@
+"""One run as people and programs read it: how it stands, its steps and outputs, from what the API says of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ...language.units import about
+from ..tables import aligned
+from ..tail import named, shown, span
+from .chosen import moment
+
+if TYPE_CHECKING:
+    from ...api.values import Failed, Status, StepStatus
+
+SHOWN: Final = ("loss", "train_loss", "eval_loss")
+"""Numbers of a training that are shown beside how far it is."""
+
+
+def show(found: Status, args: argparse.Namespace) -> int:
+    """Print one run: how it stands, its steps and outputs."""
+    if args.json:
+        print(json.dumps(plain(found), indent=2))
+        return 0
+    percent = (
+        f" {found.progress.percent:.0f}%"
+        if found.progress.percent is not None and not found.over
+        else ""
+    )
+    eta = f", {span(found.progress.eta)} left" if found.progress.eta and not found.over else ""
+    took = took_of(found)
+    print(
+        shown(
+            f"{found.id}  {found.recipe}  {moment_of(found.created)}  {found.word}{percent}{eta}{f' in {took}' if took and found.over else ''}"
+        )
+    )
+    facts = [
+        ("reason", found.reason),
+        ("waits", _waits(found)),
+        ("asked", found.request),
+        ("inputs", given(found)),
+        ("driver", found.driver if found.driver != "local" else ""),
+    ]
+    facts += [
+        ("user", found.user),
+        ("cost", f"${found.cost:.2f}" if found.cost else ""),
+        *sorted(found.labels.items()),
+    ]
+    for name, value in facts:
+        if value:
+            print(f"{name}: {shown(value)}")
+    steps = [
+        (
+            named(each.id),
+            each.state,
+            str(each.attempts or ""),
+            span(each.seconds) if each.seconds is not None else "",
+            shown(each.host),
+            _doing(each),
+        )
+        for each in found.steps
+    ]
+    if steps:
+        head = ("STEP", "STATE", "ATTEMPTS", "TIME", "HOST", "WHY")
+        print("\n".join(aligned([head, *steps], range(2, 4))))
+    if found.failed is not None:
+        print("\n".join(_failure(found.failed)))
+    for warning in found.warnings:
+        print(f"warning: {named(warning)}")
+    for link in found.links:
+        print(f"{shown(link.name)}: {shown(link.to)}  ({named(link.step)})")
+    for output in found.outputs:
+        print(
+            f"{named(output.name)}  {about(output.bytes) if output.bytes is not None else ''}{' (folder)' if output.folder else ''}"
+        )
+    return 0
+
+
+def _waits(found: Status) -> str:
+    """Why a run waits, what helps, and its place."""
+    if found.waits is None:
+        return ""
+    fix = f"; {found.waits.fix}" if found.waits.fix else ""
+    return f"{found.waits.words}{fix} (number {found.position} of those that wait)"
+
+
+def _doing(step: StepStatus) -> str:
+    """How far a running step is, or why it is in its state."""
+    at, total, percent, eta = step.progress
+    if step.state != "RUNNING":
+        return shown(step.reason)
+    said = [step.reason]
+    if at is not None:
+        said.append(f"step {at:.0f}" + (f"/{total:.0f}" if total else ""))
+    if percent is not None:
+        said.append(f"{percent:.0f}%")
+    if eta:
+        said.append(f"{span(eta)} left")
+    said += [f"{name} {value:.4g}" for name, value in step.values.items() if name in SHOWN]
+    return shown("  ".join(filter(None, said)))
+
+
+def _failure(failed: Failed) -> list[str]:
+    """The failure of a run, with the last lines that its step printed, which begin with the name of the step."""
+    name = named(failed.step)
+    text = [f"{name}: failed: {named(failed.words)}" if name else f"failed: {named(failed.words)}"]
+    text += [f"  {name} | {shown(line)}" for line in failed.lines]
+    return [*text, f"  fix: {named(failed.fix)}"] if failed.fix else text
+
+
+def plain(found: NamedTuple) -> dict[str, object]:
+    """Return a value for programs: with the names of the fields of tuples."""
+    return {name: _named(value) for name, value in found._asdict().items()}
+
+
+def _named(value: object) -> object:
+    """A value as JSON has it, with the names of the fields of tuples."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _named(inner) for name, inner in value._asdict().items()}
+    return [_named(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def given(found: Status) -> str:
+    """Return the inputs of a run as they are typed."""
+    words: Sequence[str] = [f"--preset {found.preset}"] if found.preset else []
+    return " ".join([*words, *(f"{name}={value}" for name, value in found.inputs.items())])
+
+
+def moment_of(text: str) -> str:
+    """Return a time of RFC 3339 as people write it here."""
+    return moment(datetime.fromisoformat(text).timestamp()) if text else ""
+
+
+def took_of(found: Status) -> str:
+    """Return how long a run that is over took; empty for one that goes on."""
+    if not found.ended or not found.created:
+        return ""
+    return span(
+        (
+            datetime.fromisoformat(found.ended) - datetime.fromisoformat(found.created)
+        ).total_seconds()
+    )

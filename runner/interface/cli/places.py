@@ -1,0 +1,97 @@
+"""Where the runs are that a verb is about: in this workspace, in a database, or behind a server (`--to`, or `RECIPE_SERVER`)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from ...errors import Invalid, Problem
+
+if TYPE_CHECKING:
+    from ..handle.transport import Transport
+
+HERE: Final = "here"
+"""The value of `--to` that means this workspace, whatever RECIPE_SERVER says."""
+SERVERS_TAKE: Final[Mapping[str, frozenset[str]]] = {
+    "submit": frozenset(
+        {
+            "recipe",
+            "inputs",
+            "values_files",
+            "parts",
+            "preset",
+            "driver",
+            "priority",
+            "not_before",
+            "key",
+            "label",
+            "user",
+            "file",
+            "json",
+        }
+    ),
+    "runs": frozenset({"last", "recipe", "failed", "json"}),
+    "show": frozenset({"recipe", "json"}),
+    "status": frozenset({"json"}),
+    "logs": frozenset({"run", "follow", "attempt"}),
+    "diff": frozenset({"a", "b", "json"}),
+    "cancel": frozenset({"run", "no_wait"}),
+    "pause": frozenset({"run", "no_wait"}),
+    "resume": frozenset({"run", "queue"}),
+    "retry": frozenset({"run", "begin", "queue"}),
+    "prioritize": frozenset({"run", "priority"}),
+    "queue": frozenset({"json"}),
+    "fetch": frozenset({"run", "out", "overwrite", "json"}),
+}
+"""What of each verb's command line means something to a server."""
+_ALWAYS: Final = frozenset({"to", "quiet", "verbose", "workspace", "help"})
+
+
+def choose(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Note in `args.server` the server that a verb is done at, empty for none; a database becomes the one that runs are kept in.
+
+    Raises Invalid for an address that is neither, and with everything that was given and a server would not heed.
+    """
+    address = args.to or os.environ.get("RECIPE_SERVER", "")
+    args.server = ""
+    if not address or address == HERE:
+        return
+    if address.startswith(("http://", "https://")):
+        args.server = address
+        _refuse_what_servers_ignore(args, parser)
+    elif address.startswith(("postgresql://", "postgres://")):
+        os.environ["RECIPE_RUNS"] = address
+    else:
+        fix = "write https://HOST:PORT of a server, postgresql://USER@HOST/DATABASE, or `here`"
+        raise Invalid([Problem("bad-address", "--to is neither a server nor a database", fix=fix)])
+
+
+def place_of(args: argparse.Namespace) -> Transport:
+    """What keeps the runs of a command line, to ask something of them.  Raises RecipeError."""
+    from ..handle.here import Here
+    from ..handle.there import There
+    from .chosen import existing
+
+    return There(args.server) if args.server else Here(existing(args.workspace))
+
+
+def _refuse_what_servers_ignore(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    given = [
+        action
+        for action in parser._actions
+        if action.dest not in SERVERS_TAKE[args.verb] | _ALWAYS
+        and getattr(args, action.dest, action.default) not in (action.default, [], None)
+    ]
+    if given:
+        fix = "leave it out, or give --to here or --to postgresql://…"
+        words = [
+            action.option_strings[-1]
+            if action.option_strings
+            else str(action.metavar or action.dest)
+            for action in given
+        ]
+        raise Invalid(
+            [Problem("only-here", f"{word} means nothing to a server", fix=fix) for word in words]
+        )

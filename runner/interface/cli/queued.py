@@ -1,0 +1,85 @@
+"""`recipe queue`: which runs wait, and why, and who takes them.  Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from ..tables import aligned
+from ..tail import shown
+from .flags import JSON_HELP
+from .one_run import moment_of, plain
+from .places import place_of
+
+if TYPE_CHECKING:
+    from ...api.values import QueuedRun, WorkerStatus
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    parser.description = (
+        "Show the runs that wait, in the order in which workers take them, each with the reason, "
+        "and the workers. `recipe prioritize` changes the order."
+    )
+    parser.epilog = "Examples:\n  recipe queue\n  recipe queue --json"
+
+
+def run(args: argparse.Namespace) -> int:
+    with closing(place_of(args)) as place:
+        runs, workers = place.queue(), place.workers()
+    if args.json:
+        found = {
+            "runs": [plain(each) for each in runs],
+            "workers": [plain(each) for each in workers],
+        }
+        print(json.dumps(found, indent=2))
+        return 0
+    print("\n".join([*_runs(runs), "", *_workers(workers)]))
+    return 0
+
+
+def _runs(runs: Sequence[QueuedRun]) -> list[str]:
+    if not runs:
+        return ["no run waits"]
+    rows = [
+        (
+            str(each.position),
+            each.run,
+            each.recipe,
+            str(each.priority),
+            shown(each.user),
+            shown(f"{each.waits.words}; {each.waits.fix}" if each.waits.fix else each.waits.words),
+        )
+        for each in runs
+    ]
+    return aligned([("", "RUN", "RECIPE", "PRIORITY", "USER", "WAITS BECAUSE"), *rows], (0, 3))
+
+
+def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
+    if not workers:
+        return ["no worker is running; `recipe worker` starts one"]
+    rows = [
+        (
+            each.worker,
+            "idle" if each.idle else "busy" if each.alive else "dead",
+            shown(_takes(each)),
+            moment_of(each.heard) if each.heard else "",
+            " ".join(each.runs),
+        )
+        for each in workers
+    ]
+    return aligned([("WORKER", "STATE", "TAKES", "HEARD OF", "RUNS"), *rows], ())
+
+
+def _takes(worker: WorkerStatus) -> str:
+    """Which runs a worker takes."""
+    if not worker.takes_runs:
+        return "its own run"
+    words = [f"driver {worker.driver}"] if worker.driver else []
+    words += [f"{name}={value}" for name, value in worker.labels.items()]
+    words += [f"at most {most} of a {kind}" for kind, most in worker.at_most.items()]
+    words += ["any workspace"] if worker.any_workspace else []
+    return ", ".join(words) or "any"

@@ -1,0 +1,123 @@
+"""What the API says, as values: of JSON that a server sends, and of the same facts as a workspace has them.
+
+What a newer server adds is left out.  Raises Infrastructure for what is none of these values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from ...api.outcomes import Outcome
+from ...api.values import (
+    Artifact,
+    ArtifactFile,
+    Failed,
+    LinkTo,
+    OutputFile,
+    Point,
+    Progress,
+    QueuedRun,
+    Reason,
+    Status,
+    StepProgress,
+    StepStatus,
+    Training,
+    WorkerStatus,
+)
+from ...errors import Infrastructure
+from ...storage.records.runs import Event
+
+_V = TypeVar("_V", bound=tuple[Any, ...])
+
+
+def strange(status: int = 200) -> Infrastructure:
+    """Return the error of an answer that no `recipe serve` gives."""
+    return Infrastructure(
+        f"the answer (status {status}) is not one of `recipe serve`",
+        fix="look at the address, and at what stands before the server",
+    )
+
+
+def mapping_of(body: bytes, status: int = 200) -> Mapping[str, Any]:
+    """Return the object that a body of JSON is."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        raise strange(status) from None
+    if not isinstance(found, Mapping):
+        raise strange(status)
+    return found
+
+
+def status_of(value: object) -> Status:
+    """Return a run, of a list or alone."""
+    facts = _mapping(value)
+    found = _read(Status, Status._fields, facts)
+    failed, training, waits = facts.get("failed"), facts.get("training"), facts.get("waits")
+    return found._replace(
+        progress=_read(Progress, Progress._fields, facts.get("progress", {})),
+        failed=_read(Failed, Failed._fields, failed) if failed is not None else None,
+        training=_read(Training, Training._fields, training) if training is not None else None,
+        waits=_read(Reason, Reason._fields, waits) if waits is not None else None,
+        steps=[_step_of(each) for each in facts.get("steps", ())],
+        outputs=[_read(OutputFile, OutputFile._fields, each) for each in facts.get("outputs", ())],
+        links=[_read(LinkTo, LinkTo._fields, each) for each in facts.get("links", ())],
+    )
+
+
+def _step_of(value: object) -> StepStatus:
+    found = _read(StepStatus, StepStatus._fields, value)
+    progress = _mapping(value).get("progress", {})
+    return found._replace(progress=_read(StepProgress, StepProgress._fields, progress))
+
+
+def event_of(value: object) -> Event:
+    """Return an event."""
+    found = _read(Event, Event._fields, value)
+    return found._replace(at=datetime.fromisoformat(str(found.at)).timestamp())
+
+
+def point_of(value: object) -> Point:
+    """Return what an attempt reported at once."""
+    facts = _mapping(value)
+    return _read(Point, Point._fields, {**facts, "source": facts.get("from", "")})
+
+
+def artifact_of(value: object) -> Artifact:
+    """Return an output, with its files."""
+    found = _read(Artifact, Artifact._fields, value)
+    files = [_read(ArtifactFile, ArtifactFile._fields, each) for each in found.files]
+    return found._replace(files=files)
+
+
+def outcome_of(value: object) -> Outcome:
+    """Return what came of a request."""
+    return _read(Outcome, Outcome._fields, {"state": "", "done": True, **_mapping(value)})
+
+
+def worker_of(value: object) -> WorkerStatus:
+    """Return a worker."""
+    return _read(WorkerStatus, WorkerStatus._fields, value)
+
+
+def queued_of(value: object) -> QueuedRun:
+    """Return a run that waits."""
+    found = _read(QueuedRun, QueuedRun._fields, value)
+    return found._replace(waits=_read(Reason, Reason._fields, _mapping(value).get("waits", {})))
+
+
+def _read(kind: Callable[..., _V], fields: Sequence[str], value: object) -> _V:
+    facts = _mapping(value)
+    try:
+        return kind(**{name: facts[name] for name in fields if name in facts})
+    except TypeError:
+        raise strange() from None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise strange()
+    return value

@@ -1,0 +1,286 @@
+"""What each question is to a server: a request of HTTP, and how its answer is read.  Touches no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar
+from urllib.parse import quote
+
+from ...api.outcomes import Outcome
+from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
+from ...errors import (
+    HELPS,
+    NOT_NOTED,
+    Busy,
+    CannotAsk,
+    Infrastructure,
+    Invalid,
+    NotFound,
+    Problem,
+    RecipeError,
+)
+from ...execution.terms import Choice, Settings
+from ...paths import is_path
+from ...storage.records.runs import Event
+from . import answers
+from .transport import Listing, LogPart, Lost, New, Of, Page, Verb
+
+AGAIN: Final = frozenset({408, 429, 502, 503, 504})
+"""Answers of a server that is busy, or of what stands before it while it is replaced."""
+MOST: Final = 200
+"""Runs of one page."""
+_T = TypeVar("_T")
+
+
+class Question(NamedTuple, Generic[_T]):
+    """A request.  `path` is below the address of the server, `body` is sent as JSON, `read` makes a value of the answer's body."""
+
+    method: str
+    path: str
+    read: Callable[[bytes], _T]
+    query: Mapping[str, str | int | list[str]] = {}
+    body: Mapping[str, object] | None = None
+    headers: Mapping[str, str] = {}
+    nothing: int = 0
+    """The status that means that there is nothing to be read."""
+    run: str = ""
+    """The run that is asked for something, whose state may forbid it."""
+
+
+def list_runs(listing: Listing) -> Question[Page]:
+    """Runs, the newest first."""
+    query: dict[str, str | int | list[str]] = {
+        "limit": min(listing.limit, MOST),
+        "metrics": "false",
+    }
+    texts = {"recipe": listing.recipe, "user": listing.user, "after": listing.after}
+    query |= {name: text for name, text in texts.items() if text}
+    if listing.states:
+        query["state"] = list(listing.states)
+
+    def read(body: bytes) -> Page:
+        found = answers.mapping_of(body)
+        return Page(
+            [answers.status_of(each) for each in found.get("runs", ())], found.get("next") or ""
+        )
+
+    return Question("GET", "v1/runs", read, query)
+
+
+def run(run: str) -> Question[Status]:
+    """How a run stands."""
+    return Question("GET", _of(run), lambda body: answers.status_of(answers.mapping_of(body)))
+
+
+def submit(new: New, key: str) -> Question[str]:
+    """Store a run.  Raises Invalid where a server could not do what is asked."""
+
+    def read(body: bytes) -> str:
+        return str(answers.mapping_of(body).get("id", ""))
+
+    return Question("POST", "v1/runs", read, {}, body_of(new), {"Idempotency-Key": key})
+
+
+def events(run: str, after: int) -> Question[Sequence[Event]]:
+    """What happened after an event."""
+
+    def read(body: bytes) -> Sequence[Event]:
+        return [answers.event_of(each) for each in answers.mapping_of(body).get("events", ())]
+
+    return Question("GET", _of(run, "events"), read, {"after": after})
+
+
+def follow(run: str, after: int) -> Question[None]:
+    """The same as a stream, which `EventStream` reads."""
+    headers = {"Accept": "text/event-stream"}
+    return Question("GET", _of(run, "events"), _pieces, {"after": after}, headers=headers)
+
+
+class EventStream:
+    """A stream of events that is read piece by piece."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def take(self, data: bytes) -> list[Event]:
+        """The events that are whole now."""
+        *blocks, self._rest = (self._rest + data).split(b"\n\n")
+        lines = [line for block in blocks for line in block.split(b"\n")]
+        return [
+            answers.event_of(json.loads(line[6:])) for line in lines if line.startswith(b"data: ")
+        ]
+
+
+def log(run: str, part: LogPart) -> Question[None]:
+    """What an attempt printed; one without a log printed nothing."""
+    query: dict[str, str | int | list[str]] = {
+        "step": part.step,
+        "attempt": part.attempt,
+        "offset": part.offset,
+        **({"follow": "true"} if part.follow else {}),
+    }
+    return Question("GET", _of(run, "logs"), _pieces, query, nothing=404)
+
+
+def points(run: str, step: str, attempt: int, of: Of) -> Question[Sequence[Point]]:
+    """What the steps of a run reported."""
+
+    def read(body: bytes) -> Sequence[Point]:
+        return [answers.point_of(json.loads(line)) for line in body.splitlines()]
+
+    query: dict[str, str | int | list[str]] = {"step": step, "attempt": attempt, "of": of}
+    return Question("GET", _of(run, "metrics"), read, query)
+
+
+def artifacts(run: str, name: str, after: str) -> Question[Sequence[Artifact]]:
+    """The outputs of a run."""
+
+    def read(body: bytes) -> Sequence[Artifact]:
+        return [answers.artifact_of(each) for each in answers.mapping_of(body).get("artifacts", ())]
+
+    query: dict[str, str | int | list[str]] = {"name": name, "after": after} if name else {}
+    return Question("GET", _of(run, "artifacts"), read, query)
+
+
+def file(run: str, name: str, path: str, begin: int) -> Question[None]:
+    """The bytes of a file, which has none behind its end."""
+    headers = {"Range": f"bytes={begin}-"} if begin else {}
+    query: dict[str, str | int | list[str]] = {"path": path} if path else {}
+    where = f"{_of(run, 'artifacts')}/{quote(name)}"
+    return Question("GET", where, _pieces, query, headers=headers, nothing=416)
+
+
+def request(run: str, what: Verb, *, keep_hosts: bool) -> Question[Outcome]:
+    """Cancel, pause or resume a run."""
+    if keep_hosts:
+        raise Invalid([only_here("a server lets go of the machines of a run that pauses")])
+    return _control(run, "POST", _of(run, what), {})
+
+
+def retry(run: str, begin: str | None) -> Question[Outcome]:
+    """Run the request of an ended run again."""
+    return _control(run, "POST", _of(run, "retry"), {} if begin is None else {"from": begin})
+
+
+def prioritize(run: str, priority: int) -> Question[Outcome]:
+    """Change the priority of a run."""
+    return _control(run, "PATCH", _of(run), {"priority": priority})
+
+
+def _control(run: str, method: str, path: str, body: Mapping[str, object]) -> Question[Outcome]:
+    def read(answer: bytes) -> Outcome:
+        return answers.outcome_of({"run": run, **answers.mapping_of(answer)})
+
+    return Question(method, path, read, {}, body, run=run)
+
+
+def workers() -> Question[Sequence[WorkerStatus]]:
+    """Who takes runs."""
+
+    def read(body: bytes) -> Sequence[WorkerStatus]:
+        return [answers.worker_of(each) for each in answers.mapping_of(body).get("workers", ())]
+
+    return Question("GET", "v1/workers", read)
+
+
+def queue() -> Question[Sequence[QueuedRun]]:
+    """The runs that wait."""
+
+    def read(body: bytes) -> Sequence[QueuedRun]:
+        return [answers.queued_of(each) for each in answers.mapping_of(body).get("runs", ())]
+
+    return Question("GET", "v1/queue", read)
+
+
+def _of(run: str, what: str = "") -> str:
+    return f"v1/runs/{quote(run, safe='')}" + (f"/{what}" if what else "")
+
+
+def _pieces(_body: bytes) -> None:
+    """Read piece by piece."""
+
+
+# -- what is sent, and what is refused ---------------------------------------------------------------------------------------------------------------
+
+
+def body_of(new: New) -> dict[str, Any]:
+    """Return the body of `POST /v1/runs`.  Raises Invalid where the server could not do what is asked."""
+    request, ticket, settings = new.request, new.ticket, new.settings
+    if problems := _not_for_servers(new):
+        raise Invalid(problems)
+    due = (
+        datetime.fromtimestamp(ticket.not_before, UTC).isoformat()
+        if ticket.not_before is not None
+        else None
+    )
+    return {
+        "recipe": request.recipe, "inputs": dict(request.inputs), "preset": request.preset, "driver": settings.driver, "priority": ticket.priority,
+        **({"not_before": due} if due else {}), "user": ticket.user, "labels": dict(ticket.labels),
+        **({"limits": dict(settings.limits)} if settings.limits else {}), **({"webhooks": list(new.webhooks)} if new.webhooks else {}),
+    }  # fmt: skip
+
+
+def _not_for_servers(new: New) -> list[Problem]:
+    request, ticket, settings = new.request, new.ticket, new.settings
+    problems = []
+    if is_path(request.recipe) or request.recipe.endswith((".yaml", ".yml")):
+        fix = "name it in `allow` under [recipes] of the server's recipe.toml, and submit its name; or submit to the database of the workers"
+        words = (
+            f"{request.recipe} is a file here, and a server runs recipes of its own by their names"
+        )
+        problems.append(Problem("recipe-is-a-file", words, fix=fix))
+    plain = Settings(settings.driver, limits=settings.limits)
+    if (
+        new.choice != Choice()
+        or replace(settings, label=plain.label) != plain
+        or settings.label != plain.label
+        or ticket.here
+    ):
+        words = "some of what was asked is for a run of this machine: a server takes inputs, a preset, a driver and limits"
+        problems.append(only_here(words))
+    if request.out is not None or request.current_python or request.update or request.nodes:
+        words = "`out`, `python`, `update` and `nodes` are for runs of this machine's workspace or database"
+        problems.append(only_here(words))
+    return problems
+
+
+def only_here(words: str) -> Problem:
+    """Return the problem of what only this machine can do."""
+    return Problem("only-here", words, fix="leave it out; `download` brings the results")
+
+
+def refuse(status: int, body: bytes, wait: float, run: str) -> NoReturn:
+    """Raise what an answer of 400 or more says: Lost where the same may be asked again, CannotAsk where the state of `run` forbids it."""
+    error = error_of(status, body)
+    if status in AGAIN:
+        raise Lost(str(error), wait, error)
+    if run and isinstance(error, Invalid) and len(error.problems) == 1:
+        first = error.problems[0]
+        if first.code in (*HELPS, NOT_NOTED):
+            raise CannotAsk(first.code, first.message, run)
+    raise error
+
+
+def error_of(status: int, body: bytes) -> RecipeError:
+    """Return an answer that refuses as the error that the command line has for it."""
+    try:
+        error = json.loads(body)["error"]
+        code, message, fix = str(error["code"]), str(error["message"]), str(error.get("fix", ""))
+        problems = [
+            Problem(str(each["code"]), str(each["message"]), None, str(each.get("fix", "")))
+            for each in error.get("problems", ())
+        ]
+    except (ValueError, TypeError, LookupError):
+        return answers.strange(status)
+    if status == 404:
+        return NotFound(message, fix=fix)
+    if status >= 500:
+        return Infrastructure(message, fix=fix)
+    if status in (408, 429) or code == "busy":
+        return Busy(message, fix=fix)
+    if status == 401:
+        fix = "set RECIPE_TOKEN to a token of that server; its first start shows one"
+    return Invalid(problems or [Problem(code, message, None, fix)])

@@ -1,0 +1,330 @@
+"""A server that keeps runs, asked over HTTP by httpx.  What each question is there, `questions` says; what is asked again, `core` decides."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import urlsplit
+
+from drivers import install_line
+
+from ...api.outcomes import Outcome
+from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
+from ...errors import Infrastructure, Invalid, NotFound, Problem
+from ...storage.records.runs import Event
+from . import questions
+from .questions import Question
+from .transport import (
+    AsyncEvents,
+    AsyncPieces,
+    Events,
+    Listing,
+    LogPart,
+    Lost,
+    New,
+    Of,
+    Page,
+    Pieces,
+    Verb,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+PATIENCE: Final = 60.0
+"""Seconds without a byte, after which a connection is given up; what is followed is asked for again."""
+CONNECT: Final = 10.0
+LISTED: Final = 200
+"""Runs among which a part of an id is looked for."""
+T = TypeVar("T")
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+
+
+def is_server(address: str) -> bool:
+    """Whether runs at this address are a server's."""
+    return address.startswith(("http://", "https://"))
+
+
+def token_of(environ: Mapping[str, str]) -> str:
+    """The token that is sent: `RECIPE_TOKEN`, or the file that `RECIPE_TOKEN_FILE` names, else ~/.config/recipe/token.  Raises Invalid."""
+    from ...paths import config_folder
+
+    if token := environ.get("RECIPE_TOKEN", ""):
+        return token.strip()
+    named = environ.get("RECIPE_TOKEN_FILE", "")
+    path = Path(named or f"{config_folder(environ)}/token")
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise Invalid(
+                [Problem("open-token", f"{path} can be read by others", fix=f"chmod 600 {path}")]
+            )
+        return path.read_text("utf-8").strip()
+    except FileNotFoundError:
+        if named:
+            raise Invalid(
+                [Problem("no-token", f"RECIPE_TOKEN_FILE names {path}, which is not there")]
+            ) from None
+        return ""
+
+
+def _options(address: str) -> tuple[str, dict[str, str]]:
+    """The address of a server, and what is sent with each request.  Raises Invalid."""
+    parts = urlsplit(address)
+    if not parts.hostname or parts.username or parts.query or parts.fragment:
+        raise Invalid(
+            [
+                Problem(
+                    "bad-address",
+                    f"{parts.hostname or address} is no address of a server",
+                    fix="write it as https://HOST:PORT",
+                )
+            ]
+        )
+    if (
+        parts.scheme == "http"
+        and parts.hostname not in _LOOPBACK
+        and os.environ.get("RECIPE_INSECURE") != "1"
+    ):
+        fix = "use https://, a tunnel (ssh -L 8765:127.0.0.1:8765 HOST), or RECIPE_INSECURE=1 where something else encrypts"
+        raise Invalid(
+            [
+                Problem(
+                    "not-encrypted",
+                    f"the token would go to {parts.hostname} for everybody to read",
+                    fix=fix,
+                )
+            ]
+        )
+    token = token_of(os.environ)
+    if not token.isascii() or any(char.isspace() for char in token):
+        raise Invalid(
+            [
+                Problem(
+                    "bad-token",
+                    "the token is not one that a server gave out",
+                    fix="look at RECIPE_TOKEN",
+                )
+            ]
+        )
+    return address.rstrip("/"), {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _httpx() -> None:
+    """Raises Infrastructure where httpx is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("httpx") is None:
+        raise Infrastructure(
+            "the client of servers needs httpx, which is not installed",
+            fix=install_line("client"),
+        )
+
+
+class There:
+    """A server at an address, with a connection that is kept.  Raises Invalid, Infrastructure."""
+
+    def __init__(self, address: str) -> None:
+        _httpx()
+        import httpx
+
+        self.name, headers = _options(address)
+        self._client = httpx.Client(
+            headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT)
+        )
+
+    def find(self, word: str) -> str:
+        name, tilde, back = word.partition("~")
+        if name == "last" and (not tilde or back.isdecimal()):
+            return self._last(word, int(back) if tilde else 0)
+        near = [row.id for row in self.list_runs(Listing(LISTED)).runs if word and word in row.id]
+        if len(near) > 1 and word not in near:
+            words = f'"{word}" may be any of {len(near)} runs: {", ".join(near[:3])}, …'
+            raise NotFound(words, fix="give more of it")
+        run = near[0] if len(near) == 1 else word
+        try:
+            return self.run(run).id
+        except NotFound:
+            words = f'there is no run "{word}" at {self.name}'
+            raise NotFound(words, fix="`recipe runs` lists them") from None
+
+    def _last(self, word: str, number: int) -> str:
+        rows: list[Status] = []
+        after = ""
+        while True:
+            page = self.list_runs(Listing(number + 1 - len(rows), after=after))
+            rows += page.runs
+            after = page.next
+            if len(rows) > number:
+                return rows[number].id
+            if not after:
+                words = f"{word}: the oldest run at {self.name} is last~{len(rows) - 1}"
+                raise NotFound(words, fix="`recipe runs` lists them")
+
+    def list_runs(self, listing: Listing) -> Page:
+        return self._answer(questions.list_runs(listing))
+
+    def run(self, run: str) -> Status:
+        return self._answer(questions.run(run))
+
+    def submit(self, new: New, key: str) -> str:
+        return self._answer(questions.submit(new, key))
+
+    def events(self, run: str, after: int) -> Sequence[Event]:
+        return self._answer(questions.events(run, after))
+
+    def follow(self, run: str, after: int) -> Events:
+        stream = questions.EventStream()
+        for piece in self._pieces(questions.follow(run, after)):
+            yield stream.take(piece)
+
+    def log(self, run: str, part: LogPart) -> Pieces:
+        return self._pieces(questions.log(run, part))
+
+    def points(self, run: str, step: str, attempt: int, of: Of) -> Sequence[Point]:
+        return self._answer(questions.points(run, step, attempt, of))
+
+    def artifacts(self, run: str, name: str, after: str) -> Sequence[Artifact]:
+        return self._answer(questions.artifacts(run, name, after))
+
+    def file(self, run: str, name: str, path: str, begin: int) -> Pieces:
+        return self._pieces(questions.file(run, name, path, begin))
+
+    def request(self, run: str, what: Verb, *, keep_hosts: bool = False) -> Outcome:
+        return self._answer(questions.request(run, what, keep_hosts=keep_hosts))
+
+    def retry(self, run: str, begin: str | None) -> Outcome:
+        return self._answer(questions.retry(run, begin))
+
+    def prioritize(self, run: str, priority: int) -> Outcome:
+        return self._answer(questions.prioritize(run, priority))
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        return self._answer(questions.workers())
+
+    def queue(self) -> Sequence[QueuedRun]:
+        return self._answer(questions.queue())
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _answer(self, question: Question[T]) -> T:
+        with _loss():
+            response = self._client.send(_request(self._client, self.name, question))
+        _accept(response, question)
+        return question.read(response.content)
+
+    def _pieces(self, question: Question[None]) -> Pieces:
+        with _loss():
+            request = _request(self._client, self.name, question)
+            with closing(self._client.send(request, stream=True)) as response:
+                if response.status_code == question.nothing:
+                    return
+                if response.status_code >= 400:
+                    response.read()
+                _accept(response, question)
+                yield from response.iter_bytes()
+
+
+class AsyncThere:
+    """The same by `await`."""
+
+    def __init__(self, address: str) -> None:
+        _httpx()
+        import httpx
+
+        self.name, headers = _options(address)
+        self._client = httpx.AsyncClient(
+            headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT)
+        )
+
+    async def run(self, run: str) -> Status:
+        return await self._answer(questions.run(run))
+
+    async def submit(self, new: New, key: str) -> str:
+        return await self._answer(questions.submit(new, key))
+
+    async def events(self, run: str, after: int) -> Sequence[Event]:
+        return await self._answer(questions.events(run, after))
+
+    async def follow(self, run: str, after: int) -> AsyncEvents:
+        stream = questions.EventStream()
+        async with aclosing(self._pieces(questions.follow(run, after))) as pieces:
+            async for piece in pieces:
+                yield stream.take(piece)
+
+    def log(self, run: str, part: LogPart) -> AsyncPieces:
+        return self._pieces(questions.log(run, part))
+
+    async def points(self, run: str, step: str, attempt: int, of: Of) -> Sequence[Point]:
+        return await self._answer(questions.points(run, step, attempt, of))
+
+    async def artifacts(self, run: str, name: str, after: str) -> Sequence[Artifact]:
+        return await self._answer(questions.artifacts(run, name, after))
+
+    def file(self, run: str, name: str, path: str, begin: int) -> AsyncPieces:
+        return self._pieces(questions.file(run, name, path, begin))
+
+    async def request(self, run: str, what: Verb) -> Outcome:
+        return await self._answer(questions.request(run, what, keep_hosts=False))
+
+    async def retry(self, run: str, begin: str | None) -> Outcome:
+        return await self._answer(questions.retry(run, begin))
+
+    async def prioritize(self, run: str, priority: int) -> Outcome:
+        return await self._answer(questions.prioritize(run, priority))
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _answer(self, question: Question[T]) -> T:
+        with _loss():
+            response = await self._client.send(_request(self._client, self.name, question))
+        _accept(response, question)
+        return question.read(response.content)
+
+    async def _pieces(self, question: Question[None]) -> AsyncPieces:
+        with _loss():
+            request = _request(self._client, self.name, question)
+            async with aclosing(await self._client.send(request, stream=True)) as response:
+                if response.status_code == question.nothing:
+                    return
+                if response.status_code >= 400:
+                    await response.aread()
+                _accept(response, question)
+                async for piece in response.aiter_bytes():
+                    yield piece
+
+
+def _request(
+    client: httpx.Client | httpx.AsyncClient, address: str, question: Question[T]
+) -> httpx.Request:
+    return client.build_request(
+        question.method,
+        f"{address}/{question.path}",
+        params=dict(question.query),
+        json=question.body,
+        headers=dict(question.headers),
+    )
+
+
+def _accept(response: httpx.Response, question: Question[T]) -> None:
+    """Raises Lost, RecipeError for an answer that refuses; its body was read."""
+    if response.status_code >= 400:
+        wait = response.headers.get("retry-after", "")
+        seconds = float(wait) if wait.isdecimal() else 0.0
+        questions.refuse(response.status_code, response.content, seconds, question.run)
+
+
+@contextmanager
+def _loss() -> Iterator[None]:
+    """What httpx raises, as Lost."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise Lost(str(error) or type(error).__name__) from error
