@@ -72,7 +72,7 @@ class AttemptRecords:
         paths = {
             output.name: output.path for output in attempt.node.outputs if output.name in trees
         }
-        text = attempt_result.speaks(attempt.log, self._commits.masker)
+        text = attempt_result.read_head_and_tail(attempt.log, self._commits.masker)
         return [*links.printed(id, text, paths), *boards]
 
     def store(
@@ -95,7 +95,7 @@ class AttemptRecords:
             attempt.started,
             outcome,
             reason,
-            attempt_result.image(attempt.spec, attempt.world),
+            attempt_result.image_of(attempt.spec, attempt.world),
             exit,
             self._environments.interpreter(attempt.node, attempt.spec, attempt.place),
             saved=saved,

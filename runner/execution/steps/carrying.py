@@ -69,7 +69,7 @@ async def _internal_error(id: str, attempt: Attempt, error: Exception) -> Recipe
     text = "".join(traceback.format_exception(error))
     _log.error("%s: %s", readable(id), text)
     with contextlib.suppress(OSError):
-        attempt_result.add(attempt.log, text)
+        attempt_result.append_to_log(attempt.log, text)
     if attempt.task.job is not None:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(attempt.stop(), 2 * GRACE.total_seconds())

@@ -96,10 +96,10 @@ class Diagnosis:
 
     async def _cause_of_exit(self, id: str, attempt: Attempt, exit: Exit) -> Cause:
         """What a bad exit means, by what the step printed and by where it ran."""
-        tail = attempt_result.tail(attempt.last_log, self._masker)
+        tail = attempt_result.read_tail(attempt.last_log, self._masker)
         image = self._environments.container_image(attempt.spec, attempt.place)
-        reason = attempt_result.reason(exit)
-        words = attempt_result.said(exit, attempt.spec, image, tail)
+        reason = attempt_result.reason_of(exit)
+        words = attempt_result.describe_exit(exit, attempt.spec, image, tail)
         node = attempt.result.node if attempt.result is not None else 0
         member = attempt.place.members[node]
         where = member.elsewhere
@@ -116,7 +116,7 @@ class Diagnosis:
                 words += (
                     f" on {where}; `recipe doctor --driver {self._pool.name}` shows what there is"
                 )
-            full = attempt_result.full(tail, await member.folder.free(), where)
+            full = attempt_result.describe_full_disk(tail, await member.folder.free(), where)
             if full:
                 return Cause("disk", f"{words}: {full}")
         if exit.signal == signal.SIGTERM and where and self._is_taken_away(attempt):

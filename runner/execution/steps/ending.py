@@ -182,7 +182,7 @@ class Ender:
         """The metrics that an attempt reported; none, saying so, where they cannot be read."""
         masker, how = self._commits.masker, attempt.spec.metrics
         try:
-            return attempt_result.measured(attempt.directory.path, attempt.log, how, masker)
+            return attempt_result.read_metrics(attempt.directory.path, attempt.log, how, masker)
         except Invalid as error:  # what it made is good: a better pattern reads the numbers later
             words = error.problems[0].message
             self._commits.say(f"{id}: {words}: its numbers are not read")
@@ -190,7 +190,7 @@ class Ender:
 
     def _warnings_of(self, attempt: Attempt) -> list[str]:
         masker = self._commits.masker
-        return attempt_result.warnings(attempt.directory.path, attempt.spec.metrics, masker)
+        return attempt_result.read_warnings(attempt.directory.path, attempt.spec.metrics, masker)
 
     def _say_if_went_back(self, id: str, attempt: Attempt) -> None:
         if attempt.resumed_step is None:
@@ -240,7 +240,7 @@ class Ender:
 
     def _fail(self, id: str, attempt: Attempt, cause: Cause, exit: Exit | None) -> None:
         """Keep what a failed attempt printed and wrote, with what helps to mend it."""
-        tail = attempt_result.tail(attempt.last_log, self._commits.masker)
+        tail = attempt_result.read_tail(attempt.last_log, self._commits.masker)
         warnings = self._warnings_of(attempt)
         diverged = self._records.close_numbers(id, attempt)
         if diverged:
@@ -267,7 +267,7 @@ class Ender:
         )
         self._tidying.tidy(attempt, success=False)
         cause = Cause(cause.reason, words, hint)
-        shown = attempt_result.words(tail)
+        shown = attempt_result.without_launcher(tail)
         found = error_of(cause, shown) if exit is not None else ""
         left = self._tidying.left(attempt)
         evidence = Evidence(shown, log, left, found, warnings, exit, saved)

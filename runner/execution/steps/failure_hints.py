@@ -69,7 +69,7 @@ class FailureHints:
             self._environments.container_image(spec, place),
             place.elsewhere,
             given_files=bool(attempt.directory.objects or attempt.directory.links),
-            executable=lambda path: attempt_result.executable(self._ws.root / path),
+            executable=lambda path: attempt_result.is_executable(self._ws.root / path),
         )
         dotenv = EnvFiles(self._ws.own).names(".env")
         return hints.fix(exit, tail, spec, ran, self._ws.environ, dotenv)

@@ -100,17 +100,17 @@ class Tidying:
         """Keep what the attempt printed and measured: where the log that tells of its end is from now on, if it has one."""
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.commits.tries(id)}"
         found = {
-            attempt.log: attempt_result.keep(
+            attempt.log: attempt_result.keep_log(
                 attempt.log, _measured(attempt), kept, self.commits.masker
             )
         }
         for rank, log in enumerate(attempt.logs[1:], 1):
-            found[log] = attempt_result.keep(log, "", f"{kept}.{rank}", self.commits.masker)
+            found[log] = attempt_result.keep_log(log, "", f"{kept}.{rank}", self.commits.masker)
         return found[attempt.last_log]
 
     def discard_log(self, attempt: Attempt) -> None:
         """Delete what an attempt printed and measured, which is kept.  Raises OSError."""
-        attempt_result.discard(attempt.log, _measured(attempt), self._scrap)
+        attempt_result.discard_log(attempt.log, _measured(attempt), self._scrap)
 
 
 def _measured(attempt: Attempt) -> str:
