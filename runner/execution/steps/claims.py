@@ -47,7 +47,7 @@ class KeyClaims:
 
     def is_out_of_reach(self, id: str, key: Digest) -> bool:
         """Whether a living agent that cannot be reached may be making it; the step rests then."""
-        if not self._orphans.out_of_reach(key[:24]):
+        if not self._orphans.has_unreachable(key[:24]):
             return False
         self._schedule.rest(id, KEY_ELSEWHERE)
         return True
@@ -129,12 +129,12 @@ class StateClaims:
 
     async def _is_over(self, holder: str) -> bool:
         """Whether an attempt of an earlier worker writes to the state no more; it is stopped."""
-        if self._orphans.is_out_of_reach(holder):
+        if self._orphans.is_unreachable(holder):
             return False
         place = self._orphans.place_of(holder)
         if place is None:
             return True
-        if await place.contact.insist(lambda: self._orphans.goes_on(holder)):
+        if await place.contact.insist(lambda: self._orphans.is_running(holder)):
             await place.stop(Job(holder), GRACE)
             return False
         return True

@@ -51,7 +51,10 @@ class StepEnvironments:
         return "" if self._steps.survey.request.current_python else str(spec.image or "")
 
     def container_image(self, spec: StepSpec, place: Place) -> str:
-        """The image of the container that a step needs there; empty where the machine itself is one of it."""
+        """The image of the container that a step needs there.
+
+        Empty where the machine itself is a container of it.
+        """
         image = self.image(spec)
         return "" if image == place.members[0].image else image
 
@@ -82,7 +85,10 @@ class StepEnvironments:
         return Wanted(lock, str(self._steps.facts.locks[node.home, node.lock]), spec.python)
 
     async def python(self, node: Node, spec: StepSpec, place: Place) -> str:
-        """The interpreter of a step there, of its version and with the packages of its lock; in an image, the image's own.  Raises CannotRun."""
+        """The interpreter of a step there, with its version and the packages of its lock.
+
+        In an image it is the image's own. Raises CannotRun.
+        """
         if self.container_image(spec, place):
             return "python"
         wanted = self._wanted(node, spec)
@@ -105,7 +111,7 @@ class StepEnvironments:
         return await self._pythons[place, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, place: Place) -> str:
-        """The Python that a step is given there, as people read it; empty in a container, which has its own."""
+        """The Python of a step there, as people read it; empty in a container, which has its own."""
         if self.container_image(spec, place):
             return ""
         wanted = self._wanted(node, spec)
@@ -119,7 +125,9 @@ class StepEnvironments:
     async def _built(self, lock: str, place: Place, wanted: Wanted) -> str:
         from ...hosts.environments import built, python_of
 
-        what = f"{lock or f'Python {wanted.version}'}{f' on {place.elsewhere}' if place.elsewhere else ''}"
+        what = lock or f"Python {wanted.version}"
+        if place.elsewhere:
+            what += f" on {place.elsewhere}"
         if lock and not await built(place, wanted):
             self._commits.say(f"installing the packages of {what}, once")
         return await python_of(

@@ -1,4 +1,7 @@
-"""When what a run has noted is stored: in groups, large enough for the disk and small enough for who watches."""
+"""When the notes of a run are stored: in groups.
+
+They are large enough for the disk and small enough for a person who watches.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,8 @@ class Groups:
         except Infrastructure as error:
             if not self.running or isinstance(error, Corrupt):
                 raise
-            # What fills the disk may be a running step, which will fail for it and give its space back: what is noted is stored then.
+            # A running step may fill the disk. It will fail for that and give its space back, and
+            # the notes are stored then.
             self._pace, self._dirty = 1.0, time.monotonic()
             if not self._strained:
                 self.commits.say(f"waiting for the running steps: {error}")

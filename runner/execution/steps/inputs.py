@@ -37,7 +37,10 @@ class InputStager:
         self._explained: set[tuple[str, str]] = set()  # inputs that are no files of ours, and why
 
     def stage(self, node: Node, spec: StepSpec, directory: AttemptDirectory, place: Place) -> None:
-        """Put all that a step declares into its attempt directory; an output that is not here, but where it will run, by name only."""
+        """Put all inputs of a step into its attempt directory.
+
+        An output that is not here, but on the host where it will run, is named only.
+        """
         cache, objects = self._ws.cache, self._ws.objects
         directory.boxed = bool(self._environments.container_image(spec, place))
         inputs = None if place.own_disk else self._inputs
@@ -100,7 +103,9 @@ class InputStager:
                 self._commits.say(f"{node.id}: input {name}: {why}")
 
     def _declared(self, node: Node) -> Iterator[tuple[str, str | None, str, str, str]]:
-        """Files and folders of the caller's that a step is given: the cache's name of each, its content, path, name there, and its pattern.
+        """The caller's files and folders that a step is given.
+
+        Of each: its name in the cache, its content, its path, its name there, and its pattern.
 
         The pattern is empty for code, which is copied.
         """
@@ -114,7 +119,10 @@ class InputStager:
                 yield f"{base}/{name}", content, f"{base}/{name}", name, ""
 
     def recall(self, node: Node, directory: AttemptDirectory) -> bool:
-        """Whether what an earlier worker staged is what the step's key says now; from then on it is looked at as if this worker had staged it."""
+        """Whether the inputs that an earlier worker staged are what the step's key says now.
+
+        From then on they are looked at as if this worker had staged them.
+        """
         same = [
             directory.recall_path(self._ws.cache, at, content or "", source, name)
             for at, content, source, name, _ in self._declared(node)

@@ -56,7 +56,10 @@ class Publisher:
                 )
 
     def publish(self, n: int, made: Made) -> None:
-        """Publish what step `n` made.  Raises CannotRun where something was changed by hand, and Infrastructure."""
+        """Publish the outputs of step number `n`.
+
+        Raises CannotRun where something was changed by hand, and Infrastructure.
+        """
         facts = self.survey.facts
         flags = {output.name: output.flags for output in self.survey.plan.nodes[n].outputs}
         for output, path in self.survey.targets.get(n, ()):
@@ -74,7 +77,10 @@ class Publisher:
                 there = os.path.lexists(path if path[0] == "/" else f"{self._top}/{path}")
                 facts.there[path] = self.ws.cache.content_of(path) if there else None
                 if facts.strange(path):
-                    why = f"{path} was edited, or was put there, while the step ran, and is left as it is"
+                    why = (
+                        f"{path} was edited, or was put there, while the step ran, "
+                        "and is left as it is"
+                    )
                     raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
             self.ws.publish(Content(content), path, link=self.link, spare=self.scrap.take_file)
             self.commits.published(path, content, self.survey.plan.nodes[n].id)

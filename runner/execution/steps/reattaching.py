@@ -46,7 +46,7 @@ class Reattacher:
         # Although it was made already.
         is_forced = self._steps.verdicts[attempt.id].forced
         always = is_forced or bool(attempt.node.flags & UNCACHED)
-        for name in self._orphans.pop(attempt.key[:24]):
+        for name in self._orphans.take(attempt.key[:24]):
             found = await self._join(attempt, name, always)
             if found is not None:
                 return found
@@ -54,7 +54,7 @@ class Reattacher:
 
     async def _join(self, attempt: Attempt, name: str, always: bool) -> Attempt | None:
         try:
-            left = await self._orphans.taken_up(attempt.node, name, always)
+            left = await self._orphans.find_job(attempt.node, name, always)
         except HostLost as error:
             self._machines.lose(self._orphans.place_of(name) or attempt.place, error)
             raise NotNow from error

@@ -20,7 +20,7 @@ from .commit import GroupCommit
 
 
 class Tidying:
-    """Tidies up after the attempts of one run.  `beside` goes on with something while the loop does other things."""
+    """Tidies up after the attempts of one run.  `beside` runs a coroutine in the background."""
 
     def __init__(
         self,
@@ -48,11 +48,17 @@ class Tidying:
         return ""
 
     def failed_name(self, id: str) -> str:
-        """Where the directory of a step's last failed attempt is kept, to be looked at: one for each step, so that they do not pile up."""
+        """The name under which the directory of a step's last failed attempt is kept.
+
+        There is one for each step, so that they do not pile up.
+        """
         return f"failed-{of_value('step', [self.recipe, id])[:24]}"
 
     def tidy(self, attempt: Attempt, *, success: bool) -> None:
-        """Keep the directory of a failed attempt and its states; delete the rest once the trace is stored."""
+        """Keep the directory of a failed attempt and its states.
+
+        The rest is deleted once the trace is stored.
+        """
         spec, path = attempt.spec, attempt.directory.path
         for state in spec.state:
             if attempt.state is not None:
@@ -61,7 +67,7 @@ class Tidying:
                 folder = attempt.state.folder(state.name)
                 checkpoints.prune(folder, state.checkpoint, state.keep)
         if success:
-            # Not before the trace is stored: until then a worker that comes after us has to find all of it.
+            # Not before the trace is stored: until then the next worker has to find all of it.
             self.commits.after_flush(functools.partial(self._forget, attempt))
         clearing = functools.partial(
             attempt.place.clear_after,
@@ -97,7 +103,10 @@ class Tidying:
             delete(attempt.state.path)
 
     def keep_log(self, id: str, attempt: Attempt) -> str:
-        """Keep what the attempt printed and measured: where the log that tells of its end is from now on, if it has one."""
+        """Keep the logs and metrics of an attempt.
+
+        Returns the path of the log that tells of its end, empty without one. Raises OSError.
+        """
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.commits.tries(id)}"
         found = {
             attempt.log: attempt_result.keep_log(
