@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "recipe needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[images,eval,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[images,eval,embed,dev]'
 	touch $@
 
 demo: .venv/.ready

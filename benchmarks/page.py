@@ -2,9 +2,10 @@
 
     python benchmarks/page.py [compare] [memory] [pages] [--seconds 30] [--pages 50]
 
-`compare` opens 20 curves of 10,000 points of 3 metrics, from the key to the drawn frame, at first and again. `memory` follows a run that reports the
-36,000 points of an hour at 10 a second in 2 minutes, and measures the heap after a collection of garbage. `pages` opens one live run in so many pages
-of one browser, then in so many browsers with a token of their own, and measures the server's processor time. Needs Chromium and playwright.
+`compare` selects 20 curves of 10,000 points of 3 metrics, which reads them, and opens them, from the key to the drawn frame; and again without that.
+`memory` follows a run that reports the 36,000 points of an hour at 10 a second in 2 minutes, and measures the heap after a collection of garbage.
+`pages` measures the server's processor time while so many programs, each with a token of its own, ask what an open page of one live run asks; tabs
+of one browser share a stream, and take less. Needs Chromium and playwright.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
+
+import requests
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -60,9 +64,11 @@ with open(os.environ["RECIPE_METRICS"], "a", buffering=1 if pause else -1) as to
         time.sleep(max(0.0, begun + n * pause - time.monotonic()))
 open(out, "w").write("x")
 """
-OPEN: Final = """id => new Promise(done => {
+SETTLE: Final = 5.0
+"""Seconds before a measurement."""
+OPEN: Final = """() => new Promise(done => {
   const begun = performance.now();
-  location.hash = "compare=" + id;
+  document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "c", bubbles: true }));
   const look = () => {
     if (document.querySelectorAll(".multiple canvas").length < 3) requestAnimationFrame(look);
     else requestAnimationFrame(() => done(performance.now() - begun));
@@ -100,21 +106,28 @@ def processor(pid: int) -> float:
 def compare(args: argparse.Namespace) -> dict[str, object]:
     rates = ",".join(str(n / 4) for n in range(1, CURVES + 1))
     with serving(f"count={POINTS}", f"rate={rates}") as rest, chromium() as browser:
-        (run,) = rest.get("/v1/runs")["runs"]
         page = browser.new_page()
         page.goto(f"{rest.url}/#token={token(rest)}")
-        page.wait_for_selector("#runs")
+        page.wait_for_selector("tr[data-run]")
+        begun = processor(rest.process.pid)
+        page.keyboard.press("j")
+        selected = time.monotonic()
+        with page.expect_response(lambda answer: "bins=" in answer.url):
+            page.keyboard.press("x")
+        prepared = time.monotonic() - selected
+        reading = processor(rest.process.pid) - begun
         taken, used = [], []
         for _ in range(6):
             begun = processor(rest.process.pid)
-            taken.append(page.evaluate(OPEN, run["id"]) / 1000)
+            taken.append(page.evaluate(OPEN) / 1000)
             used.append(processor(rest.process.pid) - begun)
             page.evaluate("location.hash = ''")
-            page.wait_for_selector("#runs")
+            page.wait_for_selector("tr[data-run]")
     return {
-        "first s": round(taken[0], 2),
+        "prepared s": round(prepared, 2),
+        "opened s": round(taken[0], 2),
         "again s": round(median(taken[1:]), 2),
-        "server s, first": round(used[0], 2),
+        "server s, prepared": round(reading, 2),
         "server s, again": round(median(used[1:]), 2),
     }
 
@@ -147,39 +160,64 @@ def memory(args: argparse.Namespace) -> dict[str, object]:
         }
 
 
+class Reader:
+    """A program that asks what an open page of a live run asks: the run, its curves, outputs and reasons, one stream, and the run each 30 seconds."""
+
+    def __init__(self, rest: Rest, run: str) -> None:
+        self._rest, self._run, self._token = rest, run, token(rest)
+        self._ends = threading.Event()
+        self.heard = 0
+        """Events of the stream."""
+        self._threads = [
+            threading.Thread(target=each, daemon=True) for each in (self._follow, self._refresh)
+        ]
+        for path in ("", "/metrics?bins=900", "/artifacts", "/why"):
+            rest.ask("GET", f"/v1/runs/{run}{path}", token=self._token)
+        for thread in self._threads:
+            thread.start()
+
+    def _follow(self) -> None:
+        kinds = "&".join(f"kind={kind}" for kind in ("move", "progress", "metrics", "warning"))
+        path = f"/v1/runs/{self._run}/stream?{kinds}"
+        with self._rest.follow(path, token=self._token) as stream:
+            for _ in stream:
+                self.heard += 1
+                if self._ends.is_set():
+                    return
+
+    def _refresh(self) -> None:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        while not self._ends.wait(30.0):
+            requests.get(f"{self._rest.url}/v1/runs/{self._run}", headers=headers, timeout=30)
+
+    def close(self) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+
+
 def pages(args: argparse.Namespace) -> dict[str, object]:
-    with serving() as rest, chromium() as browser:
-        run = rest.submit("fit", inputs={"count": 100_000, "pause": 1.0})
+    with serving() as rest:
+        run = rest.submit("fit", inputs={"count": 100_000, "pause": 0.1})
         rest.until(run, "ACTIVE")
-        one = browser.new_context()
-        secret = token(rest)
-        alone = _cost(rest, args, lambda: None)
-        tabs = _cost(rest, args, lambda: _opened(one, rest, secret, run), args.pages)
-        one.close()
-        browsers = _cost(
-            rest, args, lambda: _opened(browser.new_context(), rest, token(rest), run), args.pages
-        )
+        alone = _cost(rest, args)
+        readers = [Reader(rest, run) for _ in range(args.pages)]
+        before = sum(reader.heard for reader in readers)
+        followed = _cost(rest, args)
+        heard = sum(reader.heard for reader in readers) - before
+        for reader in readers:
+            reader.close()
         rest.ask("POST", f"/v1/runs/{run}/cancel", {})
     return {
         "no page, % of a core": alone,
-        f"{args.pages} tabs of a browser, %": tabs,
-        f"{args.pages} browsers, %": browsers,
+        f"{args.pages} pages, % of a core": followed,
+        "events a second of a page": round(heard / args.pages / (args.seconds + SETTLE), 1),
     }
 
 
-def _opened(context: Any, rest: Rest, secret: str, run: str) -> None:
-    page = context.new_page()
-    page.goto(f"{rest.url}/#token={secret}&run={run}")
-    page.wait_for_selector("#run h1")
-
-
-def _cost(
-    rest: Rest, args: argparse.Namespace, opened: Callable[[], None], count: int = 1
-) -> float:
-    """Percent of a core that the server takes once so many pages are open."""
-    for _ in range(count):
-        opened()
-    time.sleep(5)
+def _cost(rest: Rest, args: argparse.Namespace) -> float:
+    """Percent of a core that the server takes."""
+    time.sleep(SETTLE)
     begun, now = processor(rest.process.pid), time.monotonic()
     time.sleep(args.seconds)
     return round(100 * (processor(rest.process.pid) - begun) / (time.monotonic() - now), 1)

@@ -132,6 +132,10 @@ def take(browser: Any, rest: Rest, where: str) -> None:
     page.goto(f"{origin}#compare={sweep}")
     page.wait_for_selector(".multiple canvas")
     keep(tab, "compare", 900)
+    failed = rest.get("/v1/runs?state=FAILED")["runs"][0]["id"]
+    page.goto(f"{origin}#run={failed}")
+    page.wait_for_selector(".charts canvas, #chart canvas, figure canvas")
+    keep(tab, "run", 900)
     page.goto(f"{origin}#new=digits%401")
     page.fill("#input-data", "digits.csv")
     page.click("[data-several=lr]")

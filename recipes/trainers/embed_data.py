@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +36,25 @@ class Example:
     texts: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The rows of the data set."""
+
+    examples: list[Example]
+    learned: int  # how many of the first ones are of files to learn from
+    columns: list[str]  # of all rows, in their order
+    bad_rows: int
+
+
 @dataclass(slots=True)
 class Counts:
+    """What is said of the rows, in the manifest and to people."""
+
     truncated_rows: int = 0
     duplicate_rows: int = 0
-    contradictions: int = 0
+    contradictions: int = 0  # rows with a negative that is the positive of the same anchor in another row
     equal_pairs: int = 0
     longest: int = 0
-    columns: dict[str, None] = field(default_factory=dict)  # of all rows, in their order
-    seen: set[tuple[str, ...]] = field(default_factory=set)
-
-    def meet(self, example: Example) -> None:
-        self.duplicate_rows += example.texts in self.seen
-        self.equal_pairs += example.texts[0] == example.texts[1]
-        self.seen.add(example.texts)
 
 
 def main() -> None:
@@ -66,62 +71,74 @@ def main() -> None:
 def prepare(options: argparse.Namespace) -> str:
     """Write the rows as texts; the summary for people comes back.  Raises BadData."""
     tokenizer = tokenizer_of(options.base)
-    config = json.loads((options.base / "config.json").read_text())
-    if (most := most_tokens(tokenizer, config)) is not None and options.max_length > most:
-        raise BadData(f"max_length {options.max_length} is more than the {most} tokens that the base model takes: say max_length={most}")
     base = embed_base.described(options.base)
+    _refuse(options, base, tokenizer)
     prompts = _prompts(options.prompts, base)
-    _refuse(options, base)
-    names = {name: name for name in COLUMNS} | renamed(options.columns, COLUMNS)
-    if len(set(names.values())) < len(names):
-        raise BadData(f"columns: two of {', '.join(COLUMNS)} are the same column: {', '.join(names.values())}")
-    found = data_files(options.data, options.eval_fraction)
-    sieve, counts = Sieve(options.max_bad_rows), Counts()
-
-    def usable(row: Row) -> Example | Bad:
-        counts.columns.update(dict.fromkeys(row.value))
-        return _usable(row, names)
-
-    examples = list(sieve.sift(found.train, options.data, usable))
-    learned = len(examples)
-    examples += sieve.sift(found.held_out, options.data, usable)
-    sieve.judge(found)
+    names = _names(options.columns)
+    found = _read(options, names)
+    examples = found.examples
     columns = _columns(examples, names, options.loss)
-    for example in examples:
-        counts.meet(example)
-    counts.contradictions = _contradictions(examples)
-    splits = parts([number(example.texts[0]) for example in examples], learned, options.eval_fraction, options.seed, "anchor")
+    splits = parts([number(example.texts[0]) for example in examples], found.learned, options.eval_fraction, options.seed, "anchor")
     _refuse_batch([examples[place] for place in splits["train"]], options)
+    counts = _counted(examples)
     _measure(examples, tokenizer, prompts, options.max_length, counts)
     options.out.mkdir(parents=True, exist_ok=True)
-    digests = {
-        name: write(options.out / f"{name}.arrow", columns, [examples[place].texts for place in places], texts=columns)
-        for name, places in splits.items()
-    }
     manifest = {
         "format": 1,
-        "rows": sieve.rows,
+        "rows": len(examples),
         "examples": {name: len(places) for name, places in splits.items()},
         "columns": columns,
         "prompts": prompts,
         "max_length": options.max_length,
-        "longest": counts.longest,
-        "bad_rows": sieve.bad_rows,
-        "truncated_rows": counts.truncated_rows,
-        "duplicate_rows": counts.duplicate_rows,
-        "contradictions": counts.contradictions,
-        "equal_pairs": counts.equal_pairs,
-        "arrays": digests,
+        "bad_rows": found.bad_rows,
+        **asdict(counts),
+        "arrays": {
+            name: write(options.out / f"{name}.arrow", columns, [examples[place].texts for place in places], texts=columns)
+            for name, places in splits.items()
+        },
     }
-    unread = [name for name in counts.columns if name not in (*names.values(), *VERDICTS)]
-    for line in [*_doubts(manifest, base, options), *_unread(unread, names)]:
+    for line in [*_doubts(manifest, base, options), *_unread(found.columns, names)]:
         warn(line)
     (options.out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    kind = "triplets" if len(columns) == 3 else "pairs"
     return (
-        f"data: {sieve.rows} {kind}, {len(splits['train'])} to learn from, {len(splits['held_out'])} held out\n"
+        f"data: {len(examples)} {'triplets' if len(columns) == 3 else 'pairs'}, {len(splits['train'])} to learn from, "
+        f"{len(splits['held_out'])} held out\n"
         f"data: {counts.truncated_rows} rows truncated at {options.max_length} tokens, the longest text has {counts.longest}, "
         f"{counts.duplicate_rows} duplicates"
+    )
+
+
+def _names(columns: str) -> dict[str, str]:
+    """Return what each column is called in the data."""
+    names = {name: name for name in COLUMNS} | renamed(columns, COLUMNS)
+    if len(set(names.values())) < len(names):
+        raise BadData(f"columns: two of {', '.join(COLUMNS)} are the same column: {', '.join(names.values())}")
+    return names
+
+
+def _read(options: argparse.Namespace, names: Mapping[str, str]) -> Found:
+    files = data_files(options.data, options.eval_fraction)
+    sieve = Sieve(options.max_bad_rows)
+    columns: dict[str, None] = {}
+
+    def usable(row: Row) -> Example | Bad:
+        columns.update(dict.fromkeys(row.value))
+        return _usable(row, names)
+
+    examples = list(sieve.sift(files.train, options.data, usable))
+    learned = len(examples)
+    examples += sieve.sift(files.held_out, options.data, usable)
+    sieve.judge(files)
+    return Found(examples, learned, list(columns), sieve.bad_rows)
+
+
+def _counted(examples: Sequence[Example]) -> Counts:
+    """Return what can be said without tokens."""
+    matches = {example.texts[:2] for example in examples}
+    return Counts(
+        duplicate_rows=len(examples) - len({example.texts for example in examples}),
+        contradictions=sum(len(example.texts) == 3 and (example.texts[0], example.texts[2]) in matches for example in examples),
+        equal_pairs=sum(example.texts[0] == example.texts[1] for example in examples),
     )
 
 
@@ -139,7 +156,11 @@ def _prompts(asked: str, base: embed_base.Base) -> dict[str, str]:
     return base.prompts | given
 
 
-def _refuse(options: argparse.Namespace, base: embed_base.Base) -> None:
+def _refuse(options: argparse.Namespace, base: embed_base.Base, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise BadData if the base cannot do what is asked for."""
+    config = json.loads((options.base / "config.json").read_text())
+    if (most := most_tokens(tokenizer, config)) is not None and options.max_length > most:
+        raise BadData(f"max_length {options.max_length} is more than the {most} tokens that the base model takes: say max_length={most}")
     if base.pooling is not None and options.pooling not in ("auto", base.pooling):
         raise BadData(f"pooling={options.pooling}, and the base was trained with pooling {base.pooling}: say pooling=auto to keep it")
     if wrong := [size for size in options.matryoshka if size < 1 or options.matryoshka.count(size) > 1]:
@@ -190,12 +211,6 @@ def _columns(examples: Sequence[Example], names: Mapping[str, str], loss: str) -
     if loss == "triplet" and not with_negative:
         raise BadData(f'loss=triplet needs a "{names["negative"]}" in each row, and there is none: say loss=mnrl')
     return list(COLUMNS if with_negative else COLUMNS[:2])
-
-
-def _contradictions(examples: Sequence[Example]) -> int:
-    """Return how many rows have a negative that is the positive of the same anchor in another row."""
-    matches = {example.texts[:2] for example in examples}
-    return sum(len(example.texts) == 3 and (example.texts[0], example.texts[2]) in matches for example in examples)
 
 
 def _refuse_batch(examples: Sequence[Example], options: argparse.Namespace) -> None:
@@ -253,11 +268,12 @@ def _doubts(manifest: Mapping[str, Any], base: embed_base.Base, options: argpars
 
 def _unread(columns: Sequence[str], names: Mapping[str, str]) -> Iterator[str]:
     """Return what people have to know of columns that nothing is learned from."""
-    if not columns:
+    unread = [name for name in columns if name not in (*names.values(), *VERDICTS)]
+    if not unread:
         return
-    negatives = [name for name in columns if "neg" in name.lower()]
+    negatives = [name for name in unread if "neg" in name.lower()]
     hint = f"""; for negatives say columns='{{negative: {negatives[0]}}}'""" if negatives and names["negative"] == "negative" else ""
-    yield f"columns that are not read: {', '.join(columns)}{hint}"
+    yield f"columns that are not read: {', '.join(unread)}{hint}"
 
 
 def _options() -> argparse.Namespace:

@@ -32,25 +32,30 @@ def main() -> None:
         with autocast(made["precision"], device.type):
             return _found(model, rows, options.micro_batch, made["matryoshka"])
 
-    before, after = judge(options.base, made["init"]), judge(options.model, "pretrained")
-    whole = max(after)
-    texts = retrieval(rows.held_out, made["prompts"], 1)
-    sizes = {"queries": len(texts.queries), "documents": len(texts.corpus)}
-    facts = {name: rows.manifest[name] for name in ("rows", "examples", "truncated_rows", "duplicate_rows", "contradictions", "bad_rows")}
-    report: dict[str, Any] = {
-        **after[whole],
-        **sizes,
-        "conclusion": conclusion(before[whole], after[whole], sizes["queries"]),
-        "before": before[whole],
-        "dimensions": {str(size): {"before": before[size], "after": after[size]} for size in after},
-        "data": facts,
-    }
-    metrics = {f"{name}_{when}": found[name] for when, found in (("before", before[whole]), ("after", after[whole])) for name in found}
+    report = _report(judge(options.base, made["init"]), judge(options.model, "pretrained"), rows)
+    before, names = report["before"], MEASURES.values()
+    metrics = {f"{name}_{when}": found[name] for when, found in (("before", before), ("after", report)) for name in names}
     reports.write(options.report, report, _page(report), metrics)
     print(
-        f"evaluate: NDCG@10 {report['ndcg']:.3f} (before {report['before']['ndcg']:.3f}); "
-        f"{report['accuracy']:.1%} of {sizes['queries']} held-out queries find their document first (before {report['before']['accuracy']:.1%})"
+        f"evaluate: NDCG@10 {report['ndcg']:.3f} (before {before['ndcg']:.3f}); {report['accuracy']:.1%} of {report['queries']} "
+        f"held-out queries find their document first (before {before['accuracy']:.1%})"
     )
+
+
+def _report(before: dict[int, dict[str, float]], after: dict[int, dict[str, float]], rows: Splits) -> dict[str, Any]:
+    """Return what the page and report.json say: the measures of whole embeddings, and of each dimension."""
+    whole = max(after)
+    judge = retrieval(rows.held_out, rows.manifest["prompts"], 1)
+    facts = ("rows", "examples", "truncated_rows", "duplicate_rows", "contradictions", "bad_rows")
+    return {
+        **after[whole],
+        "queries": len(judge.queries),
+        "documents": len(judge.corpus),
+        "conclusion": conclusion(before[whole], after[whole], len(judge.queries)),
+        "before": before[whole],
+        "dimensions": {str(size): {"before": before[size], "after": after[size]} for size in after},
+        "data": {name: rows.manifest[name] for name in facts},
+    }
 
 
 def _found(model: Embedder, rows: Splits, size: int, matryoshka: list[int]) -> dict[int, dict[str, float]]:

@@ -47,13 +47,24 @@ def main() -> None:
     rows = Splits(options.data)
     common.decide(options, len(rows.train))
     options.eval_every *= bool(len(rows.held_out))
+    trainer = _trainer(options, rows)
+    made = {name: getattr(options, name) for name in SETTINGS} | {"prompts": rows.manifest["prompts"]}
+    common.train(trainer, options, {"data": rows.digest, **made}, ending, NAMES)
+    common.export(trainer, options)
+    if common.first():
+        made |= {name: getattr(options, name) for name in ("init", "method", "precision", "seed")}
+        text_record.write(options.out, {**made, "max_length": rows.manifest["max_length"]})
+
+
+def _trainer(options: argparse.Namespace, rows: Splits) -> EmbedTrainer:
     # In-batch negatives have to be in the batch: gradients added up over small ones would compare each text with few others.
     whole = options.loss == "mnrl"
+    prompts = rows.manifest["prompts"]
     config = common.arguments(
         SentenceTransformerTrainingArguments,
         argparse.Namespace(**{**vars(options), "micro_batch": options.global_batch}) if whole else options,
         batch_sampler=_in_order,
-        prompts=_of_columns(rows.manifest["prompts"], rows.manifest["columns"]),
+        prompts=_of_columns(prompts, rows.manifest["columns"]),
     )
     model = load(
         options.base,
@@ -61,26 +72,20 @@ def main() -> None:
         options.seed,
         "no",  # all of it is learned
         pooling=options.pooling,
-        prompts=rows.manifest["prompts"],
+        prompts=prompts,
         max_length=rows.manifest["max_length"],
         attention=None if options.attention == "auto" else options.attention,
     )
     common.say(f"pooling {model[1].pooling_mode}, {model.get_embedding_dimension()} numbers an embedding")
     glance = rows.glance if options.eval_every else None
-    trainer = EmbedTrainer(
+    return EmbedTrainer(
         model=model,
         args=config,
         train_dataset=_without_twins(rows.train, options) if whole else scheduled(rows.train, options),
         eval_dataset=glance,
         loss=loss_of(model, options, config.per_device_train_batch_size),
-        evaluator=retrieval(glance, rows.manifest["prompts"], options.micro_batch, name="held_out") if glance else None,
+        evaluator=retrieval(glance, prompts, options.micro_batch, name="held_out") if glance else None,
     )
-    settings = {"data": rows.digest, "prompts": rows.manifest["prompts"], **{name: getattr(options, name) for name in SETTINGS}}
-    common.train(trainer, options, settings, ending, NAMES)
-    common.export(trainer, options)
-    if common.first():
-        made = {name: getattr(options, name) for name in ("init", "method", "precision", "seed", *SETTINGS)}
-        text_record.write(options.out, {**made, "prompts": rows.manifest["prompts"], "max_length": rows.manifest["max_length"]})
 
 
 def _in_order(dataset: Dataset, batch_size: int, drop_last: bool, **others: Any) -> DefaultBatchSampler:

@@ -19,7 +19,7 @@ from ..planning.judge import RESTORE
 from ..planning.mentions import unspelled
 from ..planning.step import StepSpec
 from ..storage.git_checkout import is_fetched
-from . import rule_files, rules
+from . import prime_rl, rule_files, rules
 from .declared import Declarations
 from .facts import GB, LARGE, contents, data, machine, missing_inputs, model, packages, program
 from .rules import Facts, Verdict
@@ -208,7 +208,8 @@ class _Looks:
         if isinstance(block.get("processes"), int):
             processes = block["processes"]
         given = {secret.source for secret in spec.secrets if self._ws.environ.get(secret.source)}
-        sections = [key for tree, _, _ in configs if isinstance(tree, Mapping) for key in tree]
+        trees = [tree for tree, _, _ in configs if isinstance(tree, Mapping)]
+        sections = [key for tree in trees for key in tree]
         passed = {
             name: self._ws.environ[name] for name in spec.pass_env if name in self._ws.environ
         }
@@ -240,6 +241,8 @@ class _Looks:
                 "config_sections": sections,
                 "config_kind": "rl" if {"trainer", "orchestrator"} & set(sections) else "",
                 "config_faults": list(broken),
+                "config_mistyped": [words for tree in trees for words in prime_rl.mistyped(tree)],
+                "config_slips": [words for tree in trees for words in prime_rl.near_misses(tree)],
                 "missing": {}
                 if self._found.verdicts[n].answer == RESTORE or spec.select is not None
                 else dict(missing_inputs.missing(self._ws, self._found, n)),

@@ -1,13 +1,54 @@
-"""What prime-rl's configuration says of the memory that its trainer takes.  Pure: the parsed TOML is handed in."""
+"""What prime-rl's configuration says of the memory that its trainer takes, and which of its values cannot be.  Pure: the parsed TOML is handed in.
+
+`recipes/trainers/prime_guard.py` judges the same values of `prime-rl@1` where it runs, and imports nothing of this.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 NAME: Final = "prime-rl"
 SEQ_LEN: Final = 2048  # trainer.py: ModelConfig.seq_len
 RANK: Final = 16
+_WHOLE: Final = (
+    "max_steps",
+    "seq_len",
+    "trainer.model.seq_len",
+    "trainer.model.lora.rank",
+    "orchestrator.seq_len",
+    "orchestrator.batch_size",
+    "orchestrator.token_batch_size",
+    "orchestrator.group_size",
+    "orchestrator.train.sampling.max_completion_tokens",
+    "ckpt.interval",
+    "deployment.num_train_gpus",
+    "deployment.num_infer_gpus",
+    "deployment.gpus_per_node",
+)
+_TABLES: Final = (
+    "trainer",
+    "trainer.model",
+    "trainer.model.lora",
+    "trainer.optim",
+    "trainer.data",
+    "trainer.loss",
+    "orchestrator",
+    "orchestrator.train",
+    "orchestrator.train.sampling",
+    "orchestrator.algo",
+    "orchestrator.eval",
+    "inference",
+    "ckpt",
+    "monitors",
+    "model",
+    "weight_broadcast",
+    "deployment",
+)
+_SOURCE: Final = "orchestrator.train.source"
+_ALIKE: Final = 0.85
+"""From 0 to 1: how like a known name one is that is taken for a slip of it."""
 
 
 def training_inputs(inputs: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,6 +78,49 @@ def training_gpus(inputs: Mapping[str, Any], config: Mapping[str, Any], devices:
     """How many of a step's GPUs train; the others generate."""
     told = inputs.get("train_gpus") or _at(config, "deployment").get("num_train_gpus") or 1
     return min(devices, told) if isinstance(told, int) else devices
+
+
+def mistyped(config: Mapping[str, Any]) -> list[str]:
+    """The values that are not of the kind that prime-rl takes, in words."""
+    found = dict(_values(config))
+    wrong = [
+        f"{path} is a section, not {found[path]!r}"
+        for path in _TABLES
+        if path in found and not isinstance(found[path], Mapping)
+    ]
+    wrong += [
+        f"{path} is a whole number from 1 on, not {found[path]!r}"
+        for path in _WHOLE
+        if path in found and not _is_count(found[path])
+    ]
+    if not isinstance(found.get(_SOURCE, []), list):
+        wrong.append(f"{_SOURCE} is a list of environments: [[{_SOURCE}]]")
+    return wrong
+
+
+def near_misses(config: Mapping[str, Any]) -> list[str]:
+    """Names below a section that look like a slip of a known one, in words."""
+    known, told = {*_WHOLE, *_TABLES, _SOURCE}, []
+    for path, _ in _values(config):
+        above, _, name = path.rpartition(".")
+        beside = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == above]
+        close = difflib.get_close_matches(name, beside, 1, _ALIKE)
+        if above and close and path not in known:
+            told.append(f"{path}: is it {close[0]}?")
+    return told
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _values(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every path of a configuration with its value, tables included."""
+    for name, value in config.items():
+        path = f"{above}.{name}" if above else name
+        yield path, value
+        if isinstance(value, Mapping):
+            yield from _values(value, path)
 
 
 def _at(config: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

@@ -61,6 +61,8 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "imports",
             "keywords",
             "config_sections",
+            "config_mistyped",
+            "config_slips",
             "config_kind",
             "config_faults",
             "missing",

@@ -132,7 +132,7 @@ def _locks(attempts: Iterable[AttemptRow]) -> list[Facts]:
 
 
 def read_inputs(ws: Workspace, row: RunRow) -> Facts:
-    """Return the inputs of a run, each with the default of its recipe and who set it: the caller, a preset or nobody.
+    """Return the inputs of a run, each with the default of its recipe and who set it: the caller or a preset.
 
     `words` say where the recipe cannot be read, or was changed since.
     """

@@ -38,6 +38,7 @@ class StepsReader:
         for index, need in enumerate(raw.get("needs", ())):
             self._check_step_name(id, need, (*path, "needs", index))
         self._check_keys_of_kind(raw, path)
+        self._check_program(raw.get("run"), path)
         self._check_shell(id, raw, path)
         self._check_allow_failure(raw, path)
         retries = self._retries(raw.get("retries", 0), path)
@@ -99,6 +100,17 @@ class StepsReader:
             others = (other for other in self._source.steps if other != id)
             fix = self._source.near(name, others)
             self._source.problem("unknown-step", f'there is no step "{name}"', path, fix)
+
+    def _check_program(self, run: Any, path: Where) -> None:
+        """Report a command that begins with a number or an option."""
+        where: Where = (*path, "run")
+        while isinstance(run, list) and run:
+            run, where = run[0], (*where, 0)
+        is_number = isinstance(run, (bool, int, float))
+        if where[-1] == "run" or not (is_number or (isinstance(run, str) and run[:1] == "-")):
+            return
+        message = f"a command begins with its program, not with {run}"
+        self._source.problem("bad-command", message, where, "name the program to run")
 
     def _check_keys_of_kind(self, raw: dict[str, Any], path: Where) -> None:
         """Report keys that say nothing about this kind of step."""

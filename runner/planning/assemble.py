@@ -78,7 +78,7 @@ def assemble(
                 d.lock,
                 d.flags,
                 d.spec.metrics.rule if d.spec.metrics is not None else "",
-                d.tools,
+                list(d.tools),
                 _choices(d),
             )
         )
@@ -138,9 +138,8 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
     for name, leaf in recipe.outputs.items():
         where = ("outputs", name)
         refs = sketch.references(sketch.top, leaf, where)
-        if sketch.top.awaits(refs):
-            continue
-        if not all(sketch.step_name(sketch.top, r, where) for r in refs):
+        known = [sketch.step_name(sketch.top, ref, where) for ref in refs]
+        if sketch.top.awaits(refs) or not all(known):
             continue
         names = {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}
         choice = chosen(sketch, sketch.top, leaf, names)

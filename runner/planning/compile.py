@@ -1,7 +1,7 @@
 """Compile a Recipe and its inputs into a Plan.  Pure: what the disk says (glob matches, other recipes) is handed in.
 
-mention = edge      every `steps.x.y` in a step's leaves is an edge, taken or not: errors and the plan do not depend on values
-reads = key         every named value that a leaf mentions is part of the author's half of the key
+mention = edge      each `steps.x.y` of the branches that a step's leaves take, as far as values tell, is an edge; wrong names are errors in any
+reads = key         every named value that a leaf mentions is part of the author's half of the key, without files of branches that are not taken
 matrix              a step becomes one node per combination; an axis over files that a step makes stays pending until that step is done
 globs               no match is a path that a step of the plan makes, holds or is below one: compiled with all matches, then without those
 uses                the other recipe's steps, ids `outer/inner`, keys as if it had been run alone; only publishing knows the prefix
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..digest import Digest
@@ -25,11 +26,9 @@ from .axes import Axes, Found, instance_id
 from .choices import (
     KnownResults,
     axis_leaves,
-    chooses,
     chosen,
     known_names,
     needed_steps,
-    needs,
     results_of,
     wanted_steps,
 )
@@ -43,13 +42,12 @@ from .drafts import (
     Results,
     Scope,
     Sketch,
-    is_path_value,
     output_flags,
     output_of,
     plain_value,
     resource_spec,
 )
-from .ids import encoded
+from .leaves import LeafReader, take
 from .mentions import (
     Makes,
     Near,
@@ -65,9 +63,8 @@ from .mentions import (
     spelled,
     templates,
 )
-from .pairs import SAME, is_same, pair, shared_axes
 from .path_rules import BELOW, WORKSPACE, misplaced, unfit
-from .plan import ALLOW_FAILURE, LOCAL, PAIRED, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
+from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
 from .selection import add_select
 from .step import (
     DIRECTORY,
@@ -75,11 +72,9 @@ from .step import (
     TEMPORARY,
     Author,
     GitSpec,
-    MetricAsked,
     MetricsSpec,
     Names,
     SecretSpec,
-    Source,
     StateSpec,
     StepSpec,
     SyncSpec,
@@ -88,8 +83,6 @@ from .uses import UsedRecipes
 
 if TYPE_CHECKING:
     from ..language.recipe import Glob, Input, Preset, Python, Recipe, State, Step
-    from ..language.template import Reference
-    from ..language.template_choices import Needs
     from ..language.values import Leaf, Tree, Where
     from .beforehand import Trial
 
@@ -151,13 +144,6 @@ def compile_plan(
 
 _NONE: Final[list[Any]] = []
 _UNSAID: Final = Resources()
-
-
-class _Mentioned(NamedTuple):
-    """What one step mentions of others, by their ids."""
-
-    outputs: dict[str, dict[str, Any]]
-    metrics: dict[str, list[MetricAsked]]
 
 
 class _Compiler:
@@ -467,16 +453,16 @@ class _Compiler:
             "state": {n: {"latest": None} for n in state},
             "matrix": draft.matrix,
         }
-        reads: dict[str, Tree] = {}
-        mentioned = _Mentioned({}, {})
-        seen = known_names(self.sketch, scope, step, {**places, "outputs": outputs})
+        given = {**places, "outputs": outputs}
+        known_now = cache(lambda: known_names(self.sketch, scope, step, given))
+        reader = LeafReader(self.sketch, scope, draft, names, known_now, state)
         for where, leaf in templates(step, own.env):
-            self._read(scope, draft, leaf, where, names, seen, reads, mentioned, state)
+            reader.read(leaf, where)
         for value in draft.matrix.values():
-            self._world(draft, value)
+            take(draft, value)
         author["reads"] = {
             name: plain_value(value)
-            for name, value in reads.items()
+            for name, value in reader.reads.items()
             if not self._unkeyed(recipe, name)
         }
         draft.author = author
@@ -497,7 +483,7 @@ class _Compiler:
         if any(self.sketch.standing(group).skipped for group in draft.wants):
             draft.flags |= SKIP
         elif known:
-            self._when(scope, draft, {**names, "steps": seen["steps"]})
+            self._when(scope, draft, names)
         draft.doubtful = self._may_be_skipped(draft)
         self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
         draft.spec = StepSpec(
@@ -523,7 +509,7 @@ class _Compiler:
             git=own.git or _NONE,
             names=Names(
                 inputs={k: plain_value(v) for k, v in draft.inputs.items()} or NOTHING,
-                steps=mentioned.outputs or NOTHING,
+                steps=reader.outputs or NOTHING,
                 outputs=outputs or NOTHING,
                 matrix={k: plain_value(v) for k, v in draft.matrix.items()} or NOTHING,
             ),
@@ -543,14 +529,14 @@ class _Compiler:
             continues={
                 n: draft.inputs[n]
                 for n, spec in recipe.inputs.items()
-                if spec.continues and f"inputs.{n}" in reads
+                if spec.continues and f"inputs.{n}" in reader.reads
             }
             or NOTHING,
             retries=step.retries,
             preemptions=step.preemptions,
             timeout=step.timeout,
             idle_timeout=step.idle_timeout,
-            asks=mentioned.metrics or NOTHING,
+            asks=reader.metrics or NOTHING,
             metrics=own.metrics,
             when=step.when if draft.flags & WHEN_LATE else None,
             nodes=self._nodes(scope, draft, names) if known else step.nodes,
@@ -598,116 +584,6 @@ class _Compiler:
             or any(p.flags & SKIP or p.doubtful for p, _, _ in draft.upstream.values())
         )
 
-    def _read(
-        self,
-        scope: Scope,
-        draft: Draft,
-        leaf: str,
-        where: Where,
-        names: Namespaces,
-        seen: Mapping[str, Any],
-        reads: dict[str, Tree],
-        mentioned: _Mentioned,
-        state: Mapping[str, str],
-    ) -> None:
-        """Note what a leaf mentions and reads; `seen` is what is known of all names."""
-        from ..language.template import TemplateError, references
-
-        part = where[len(draft.step.origin)]
-        # What decides whether, and on how many nodes, does not decide what is made; what `deps` name is read by content.
-        keyed = part not in ("when", "nodes", "deps")
-        try:
-            found = references(leaf)
-            choice = needs(leaf, seen) if chooses(leaf) else None
-        except TemplateError as error:
-            self.sketch.template_problem(scope, error, where)
-            return
-        if part == "deps":
-            found = tuple(ref for ref in found if ref.path[0] == "steps")
-        for ref in found:
-            if choice is not None and _is_left_out(ref, choice, names):
-                continue
-            root, rest = ref.path[0], ref.path[1:]
-            if root in LATE_NAMES:
-                if len(rest) != 1 or rest[0] not in LATE_NAMES[root]:
-                    self.sketch.unknown(
-                        scope,
-                        ".".join(ref.path),
-                        [f"{root}.{n}" for n in LATE_NAMES[root]],
-                        where,
-                        ref,
-                    )
-            elif root == "steps" and len(rest) >= 2:
-                asks = choice is not None and ref.path not in choice.certain
-                if is_same(ref.path) and SAME not in scope.results.get(rest[0], {}):
-                    self._mention_same(scope, draft, ref, where, reads, mentioned, asks, keyed)
-                    continue
-                (draft.asked_for if asks else draft.needed).add(rest[0])
-                if part == "deps" and rest[1] == "metrics":
-                    self._metric_in_deps(scope, ref, where)
-                else:
-                    self._mention(scope, draft, rest, reads, mentioned, keyed=keyed)
-                    skipped = self.sketch.standing(scope.group(rest[0])).skipped
-                    if part == "deps" and asks and not skipped:
-                        self._world(draft, scope.results.get(rest[0], {}).get(rest[1]))
-            elif root == "state":
-                if not rest or rest[0] not in state:
-                    self.sketch.unknown(
-                        scope, ".".join(ref.path), [f"state.{n}" for n in state], where, ref
-                    )
-                elif rest[1:] and rest[1:] != ("latest",):
-                    self.sketch.unknown(
-                        scope, ".".join(ref.path), [f"state.{rest[0]}.latest"], where, ref
-                    )
-                elif not rest[1:]:
-                    reads[f"state.{rest[0]}"] = state[rest[0]]
-            elif root in ("inputs", "outputs", "matrix"):
-                known = names[root]
-                if (
-                    root == "inputs"
-                    and rest
-                    and (spec := scope.recipe.inputs.get(rest[0])) is not None
-                    and spec.type == "secret"
-                ):
-                    self.sketch.problem(
-                        scope.recipe,
-                        "secret",
-                        f'"{rest[0]}" is a secret and may not be mentioned',
-                        where,
-                        offset=ref.offset,
-                        length=ref.length,
-                        fix=f"list it: `secrets: [{rest[0]}]`; the command finds it as ${spec.env}",
-                    )
-                elif rest and rest[0] not in known:
-                    self.sketch.unknown(
-                        scope, ".".join(ref.path), [f"{root}.{n}" for n in known], where, ref
-                    )
-                elif not keyed:
-                    continue
-                elif rest:
-                    value = known[rest[0]]
-                    reads.setdefault(f"{root}.{rest[0]}", value)
-                    self._world(draft, value)
-                else:
-                    for name, value in known.items():
-                        reads.setdefault(f"{root}.{name}", value)
-                        self._world(draft, value)
-            elif root not in ("steps",):
-                self.sketch.unknown(
-                    scope,
-                    root,
-                    ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES],
-                    where,
-                    ref,
-                )
-
-    def _metric_in_deps(self, scope: Scope, ref: Reference, where: Where) -> None:
-        message = f'"{".".join(ref.path)}" is not known when files are looked for'
-        fix = "name a file that the step makes"
-        self.sketch.problem(
-            scope.recipe, "late-name", message, where, fix=fix, offset=ref.offset, length=ref.length
-        )
-
     def _shell_variables(self, recipe: Recipe, step: Step) -> None:
         """A shell expands what some variables hold: a value there would be source."""
         for origin, env in ((("env",), recipe.env), ((*step.origin, "env"), step.env)):
@@ -720,114 +596,6 @@ class _Compiler:
                         self.sketch.problem(
                             recipe, "template", message, (*origin, name), fix="give it another name"
                         )
-
-    def _mention(
-        self,
-        scope: Scope,
-        draft: Draft,
-        rest: tuple[str, ...],
-        reads: dict[str, Tree],
-        mentioned: _Mentioned,
-        *,
-        keyed: bool,
-    ) -> None:
-        """Note what a step reads of another: a metric, or an output."""
-        id, name = rest[0], rest[1]
-        skipped = self.sketch.standing(scope.group(id)).skipped
-        if skipped and id not in draft.asked_for:
-            draft.after.extend(scope.group(id))
-        if name == "metrics":
-            metric = ".".join(rest[2:])
-            producers = [] if skipped else scope.groups.get(id, ())
-            for producer in producers:
-                (draft.late if keyed else draft.asked)[(producer.id, metric)] = producer
-            if keyed and id in scope.many:
-                reads[f"steps.{id}.metrics.{metric}"] = [
-                    producer.id[len(scope.prefix) :] for producer in producers
-                ]
-            mentioned.metrics.setdefault(id, []).append(MetricAsked(metric, id in scope.many))
-            return
-        if skipped and id in draft.asked_for:
-            mentioned.outputs.setdefault(id, {})[name] = None
-            if keyed:
-                reads[f"steps.{id}.{name}"] = None
-            return
-        value = scope.results.get(id, {}).get(name)
-        if value is not None:
-            mentioned.outputs.setdefault(id, {})[name] = plain_value(value)
-            if keyed:
-                # Which of the files an attempt holds this name stands for, and in which order: contents alone do not say.
-                reads[f"steps.{id}.{name}"] = value
-                self._world(draft, value)
-            else:
-                draft.after.extend(scope.group(id))
-
-    def _mention_same(
-        self,
-        scope: Scope,
-        draft: Draft,
-        ref: Reference,
-        where: Where,
-        reads: dict[str, Tree],
-        mentioned: _Mentioned,
-        asks: bool,
-        keyed: bool,
-    ) -> None:
-        """Note what a step reads of the same instance of another."""
-        _, id, _, name, *rest = ref.path
-        if draft.ghost or (name != "metrics" and name not in scope.results.get(id, {})):
-            return  # it waits, or has a problem of its own
-        found = pair(scope, id, draft.matrix)
-        if found is None:
-            self._no_pair(scope, draft, ref, where)
-            return
-        (draft.choices if asks else draft.needed_pairs).append(found.drafts)
-        draft.flags |= PAIRED if found.one else 0
-        if name == "metrics":
-            metric = ".".join(rest)
-            ids = [producer.id for producer in found.drafts]
-            for producer in found.drafts:
-                (draft.late if keyed else draft.asked)[(producer.id, metric)] = producer
-            if keyed and not found.one:
-                short: list[Tree] = [each[len(scope.prefix) :] for each in ids]
-                reads[f"steps.{id}.same.metrics.{metric}"] = short
-            asked = MetricAsked(metric, not found.one, ids)
-            mentioned.metrics.setdefault(id, []).append(asked)
-            return
-        skipped = asks and self.sketch.standing(found.drafts).skipped
-        value = None if skipped else found.output(name)
-        mentioned.outputs.setdefault(id, {}).setdefault(SAME, {})[name] = plain_value(value)
-        if keyed:
-            reads[f"steps.{id}.same.{name}"] = value
-            self._world(draft, value)
-        else:
-            draft.after.extend(found.drafts)
-
-    def _no_pair(self, scope: Scope, draft: Draft, ref: Reference, where: Where) -> None:
-        other = scope.recipe.steps[ref.path[1]]
-        axes = ", ".join(
-            f"{axis}={encoded(draft.matrix[axis])}" for axis in shared_axes(draft.step, other)
-        )
-        message = f'no instance of "{other.id}" has {axes}, as {draft.id} has'
-        fix = "give both steps the same values on this axis"
-        self.sketch.problem(
-            scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
-        )  # fmt: skip
-
-    def _world(self, draft: Draft, value: Tree) -> None:
-        if isinstance(value, list):
-            for item in value:
-                self._world(draft, item)
-        elif isinstance(value, PathValue):
-            if value.kind == "step":
-                draft.upstream[value.name] = (*value.address, "")
-            elif value.kind == "below":
-                producer, output, match = value.address
-                draft.upstream[value.name] = (producer, output, match)
-            elif value.kind == "dep":
-                draft.deps.append(as_pattern(value.name))  # the plan has each once
-            else:
-                draft.takes[value.name] = Source(value.name, value.kind, *value.address)
 
     def _deps(
         self,
@@ -849,12 +617,12 @@ class _Compiler:
             value, exclude = self._dep(scope, draft, dep, where)
             if isinstance(value, list) and isinstance(dep, str) and mentions_step(dep):
                 for item in value:
-                    self._world(draft, item)
+                    take(draft, item)
                 continue
             if value is None or isinstance(value, Unknown):
                 continue
             if isinstance(value, PathValue) and value.kind in ("step", "below"):
-                self._world(draft, value)
+                take(draft, value)
                 continue
             path = posixpath.normpath(str(value))
             if escapes(path):
@@ -942,6 +710,7 @@ class _Compiler:
         step = draft.step
         if step.when is None:
             return
+        names = {**names, "steps": KnownResults(self.sketch, scope, draft.matrix)}
         refs = self.sketch.references(scope, step.when, (*step.origin, "when"))
         of_steps = [ref for ref in refs if ref.path[0] == "steps"]
         if any(ref.path[2:3] == ("metrics",) for ref in of_steps):
@@ -1079,21 +848,6 @@ def _boolean(leaf: str, names: Mapping[str, Any]) -> bool | None:
     except TemplateError:
         return None
     return value if isinstance(value, bool) else None
-
-
-def _is_left_out(ref: Reference, choice: Needs, names: Mapping[str, Any]) -> bool:
-    """Whether a mention stands in a branch that is not taken, and would bring files."""
-    if ref.path in choice.certain or ref.path in choice.possible:
-        return False
-    return ref.path[0] == "steps" or is_path_value(_read_of(ref.path, names))
-
-
-def _read_of(path: Sequence[str], names: Mapping[str, Any]) -> object:
-    """The value under a dotted name; None where there is none."""
-    value: Any = names
-    for part in path:
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _globs(step: Step) -> list[Mapping[str, Any]]:

@@ -86,6 +86,8 @@ def _tree(parts: str) -> dict[str, Any]:
 
 def encoded(value: object) -> str:
     """One axis value in an id: percent-encoded, long ones cut with a hash of the whole."""
+    if type(value) is int:
+        return str(value)
     from urllib.parse import quote
 
     from ..digest import of_value

@@ -30,7 +30,7 @@ class State(StrEnum):
     RUNNING = "RUNNING"
     DONE = "DONE"
     FAILED = "FAILED"
-    SKIPPED = "SKIPPED"  # its `when` is false, or it was stopped early; or it mentions such a step
+    SKIPPED = "SKIPPED"  # its `when` is false, or it was stopped early; or it needs such a step
     BLOCKED = "BLOCKED"  # something it needs failed
     CANCELLED = "CANCELLED"
 
@@ -95,7 +95,8 @@ class Move(NamedTuple):
 class Task(NamedTuple):
     """What the scheduler knows of a step.
 
-    `needs` are steps it mentions: one that is SKIPPED skips it too.  `after` are steps it follows or takes as a list: a SKIPPED one is left out.
+    `needs` are steps it reads: one that is SKIPPED skips it too.  `after` are steps it follows, takes as a list or chooses among: a SKIPPED one is
+    left out.
     One that failed blocks it on either edge, unless that one has `allow_failure`, which every step after it respects.
     """
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 NOTHING: Final[Mapping[str, Never]] = {}
 """The default of every mapping below; never written to."""
 
+NO_IDS: Final[list[str]] = []
+"""The default of a list of ids, as JSON has it; never written to."""
+
 # Flags of an output.
 OPTIONAL, NONEMPTY, TEMPORARY, DIRECTORY = 1, 2, 4, 8
 
@@ -126,7 +129,7 @@ class MetricAsked(NamedTuple):
 
     metric: str
     many: bool  # the step has a matrix: a list with a value for each instance
-    same: Sequence[str] = ()  # of these instances alone, those that have the reader's axes
+    same: Sequence[str] = NO_IDS  # of these instances alone, those that have the reader's axes
 
 
 class MetricsSpec(NamedTuple):

@@ -44,7 +44,7 @@ class LineList(BaseModel):
     total: int = Field(description="Lines of the whole log.")
     matches: int = Field(description="Lines that contain `find`; all if nothing is looked for.")
     size: int = Field(
-        description="Bytes of the lines that have an end: `GET …/logs?follow=true&offset=` goes on from there."
+        description="Bytes of the lines that have an end: `GET …/logs?follow=true&offset=` continues there."
     )
     is_open: bool = Field(description="Whether the last line has no end yet.")
     lines: list[LineView]

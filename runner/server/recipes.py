@@ -124,9 +124,20 @@ class Need(Given):
 _SIZES: Final = ("gpu_memory", "memory", "disk")
 
 
+def _named_by(one: str, other: str) -> dict[str, Any]:
+    """The JSON Schema of a request that names a thing by one field, and not by another."""
+    return {
+        "required": [one],
+        "properties": {one: {"minLength": 1}, other: {"maxLength": 0}},
+    }
+
+
 class Asked(Given):
     """What is to be run: a recipe, or what another run was asked for."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [_named_by("recipe", "like"), _named_by("like", "recipe")]}
+    )
     recipe: str = Field(
         default="",
         max_length=80,

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -58,27 +58,35 @@ def pack(
     request: Request,
     holds: Callable[[list[Content]], set[Content]] = lambda _contents: set(),
 ) -> Bundle:
-    """The bundle of a request; `holds` says which contents the shared store has, for inputs that are named by their content.
+    """Return the bundle of a request.
 
-    Raises NotFound, and Invalid with every problem of its inputs and files.
+    `holds` returns which contents the shared store has, for inputs that are named by their
+    content. Raises NotFound, and Invalid with every problem of the inputs and files.
     """
-    anew = compile_from_files(ws, request)
-    packing = _BundleBuilder(ws, anew, holds)
-    packing.refuse(request)
-    facts = collect_facts(ws, anew.plan, request)
-    packing.recipes()
-    packing.taken(facts)
-    packing.declared(facts)
-    packing.globs()
-    if packing.problems:
-        raise Invalid(list(dict.fromkeys(packing.problems)))
-    return packing.bundle(facts)
+    compiled = compile_from_files(ws, request)
+    builder = _BundleBuilder(ws, compiled, holds)
+    builder.check_request(request)
+    facts = collect_facts(ws, compiled.plan, request)
+    builder.add_recipes()
+    builder.add_inputs(facts)
+    builder.add_dependencies(facts)
+    builder.add_code(facts)
+    builder.add_locks(facts)
+    builder.check_repositories()
+    builder.add_glob_matches()
+    if builder.problems:
+        raise Invalid(list(dict.fromkeys(builder.problems)))
+    return builder.build(facts)
 
 
 def unpack(
     ws: Workspace, digest: str, data: bytes, bring: Callable[[list[Content]], set[Content]]
 ) -> Path:
-    """The folder of a bundle below the worker's memory, made once.  `bring` fetches contents into its objects, and answers what cannot be had."""
+    """Return the folder of a bundle below the worker's memory; it is made once.
+
+    `bring` fetches contents into the objects of the workspace, and returns those that are
+    missing. Raises Corrupt, CannotRun.
+    """
     folder = ws.home / "bundles" / digest[:32]
     if folder.is_dir():
         os.utime(folder)
@@ -92,21 +100,11 @@ def unpack(
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             archive.extractall(new, filter="data")
-        listed: list[tuple[str, str]] = json.loads((new / _LISTED).read_text("utf-8"))["inputs"]
-        if lost := bring([Content(content) for _, content in listed]):
-            names = ", ".join(path for path, content in listed if content in lost)
-            raise CannotRun(
-                f"the shared store does not have {names}",
-                fix="submit the run again: that puts it there anew",
-            )
-        for path, content in listed:
-            target = new / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            ws.objects.copy_to(Content(content), target, link=True)
+        _place_inputs(ws, new, bring)
         try:
             new.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process was quicker
+            if not folder.is_dir():  # otherwise another process was quicker
                 raise
     except (tarfile.TarError, KeyError, ValueError) as error:
         raise Corrupt(
@@ -115,6 +113,24 @@ def unpack(
     finally:
         delete(new)
     return folder
+
+
+def _place_inputs(
+    ws: Workspace, folder: Path, bring: Callable[[list[Content]], set[Content]]
+) -> None:
+    """Put the inputs of an unpacked bundle where its list says. Raises CannotRun."""
+    listed: list[tuple[str, str]] = json.loads((folder / _LISTED).read_text("utf-8"))["inputs"]
+    missing = bring([Content(content) for _, content in listed])
+    if missing:
+        names = ", ".join(path for path, content in listed if content in missing)
+        raise CannotRun(
+            f"the shared store does not have {names}",
+            fix="submit the run again: that puts it there anew",
+        )
+    for path, content in listed:
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        ws.objects.copy_to(Content(content), target, link=True)
 
 
 def find_packed(ws: Workspace, address: str) -> Content | None:
@@ -163,199 +179,233 @@ def fetch_packed_inputs(ws: Workspace, request: Request) -> Request:
 
 
 class _BundleBuilder:
-    """What goes into a bundle, by its path there."""
+    """Collects what goes into a bundle, by its path there, and every problem on the way."""
 
     def __init__(
-        self, ws: Workspace, anew: CompiledFromFiles, holds: Callable[[list[Content]], set[Content]]
+        self,
+        ws: Workspace,
+        compiled: CompiledFromFiles,
+        holds: Callable[[list[Content]], set[Content]],
     ) -> None:
-        self._ws, self._anew, self._holds = ws, anew, holds
+        self._ws, self._compiled, self._holds = ws, compiled, holds
         self._files: dict[str, str] = {}  # path in the bundle -> path here
-        self._inputs: dict[str, Content] = {}
-        self._at: dict[Content, str] = {}
+        self._inputs: dict[str, Content] = {}  # path in the bundle -> content
+        self._sources: dict[Content, str] = {}  # content -> path here
         self._bound: dict[str, Tree] = {}
         self.problems: list[Problem] = []
-        names = [Path(name) for name in (str(anew.source), *anew.sources)]
         self._libraries = sorted(
             {
                 str(path.parent)
-                for path in names
-                if self._below(str(path)) is None and not self._typed(path)
+                for path in self._recipe_files()
+                if self._below_root(str(path)) is None and not self._is_given_path(path)
             }
         )
 
-    def refuse(self, request: Request) -> None:
-        """What can only mean something on this machine."""
+    def check_request(self, request: Request) -> None:
+        """Report what can only mean something on this machine."""
         if request.current_python:
-            self._wrong(
+            self._report(
                 "--python current is the Python of this machine, and a worker has its own",
                 "lock the packages, or give --here",
             )
 
-    def recipes(self) -> None:
-        """The recipe and those that it uses."""
-        for name in (str(self._anew.source), *self._anew.sources):
+    def add_recipes(self) -> None:
+        """Add the recipe and those that it uses."""
+        for path in self._recipe_files():
+            name = str(path)
             place = self._place(name)
             if place is None:
-                self._wrong(
+                self._report(
                     f"{name} is outside the workspace",
                     "keep it below the workspace, or name the workspace with -C",
                 )
                 continue
             self._files[place] = name
-            word = Path(name).stem.partition("@")[0]
-            if (
-                place.startswith(f"{BUNDLED}/") and str(find(word, self._ws.root)) == name
-            ):  # it is what the bare name means, too
+            word = path.stem.partition("@")[0]
+            if place.startswith(f"{BUNDLED}/") and str(find(word, self._ws.root)) == name:
+                # The bare name of the recipe means this version too.
                 self._files[f"{BUNDLED}/{word}.yaml"] = name
 
-    def taken(self, facts: Facts) -> None:
-        """Inputs that are files or folders here: by content."""
-        paths = {asked[1] for asked in facts.takes if asked[0] == "path"}
-        typed = {value: name for name, values in self._anew.paths.items() for value in values}
+    def add_inputs(self, facts: Facts) -> None:
+        """Add inputs that are files or folders here, by their content."""
+        given = {value: name for name, values in self._compiled.paths.items() for value in values}
+        taken = {asked[1] for asked in facts.takes if asked[0] == "path"}
         places = {}
-        for address in sorted(paths | typed.keys()):
-            if named := _PACK.fullmatch(address):
-                found = self._holds([Content(f"{kind}:{named[1]}") for kind in "tfx"])
-                if not found:
-                    self._wrong(
-                        f"{address} is not in the shared store",
-                        "submit the folder itself once, or put it there with `recipe push`",
-                    )
-                for content in found:
-                    places[address] = f"{_INPUTS}/{content[2:14]}/data"
-                    self._inputs[places[address]] = content
-                continue
-            real = os.path.realpath(self._ws.absolute(address))
-            if address not in typed and Path(real).is_relative_to(os.path.realpath(fixtures())):
-                continue  # the program of the worker has it, too
-            if not os.path.exists(real):
-                self._wrong(
-                    f"{address} is not there"
-                    + (f" (the input {typed[address]})" if address in typed else ""),
-                    "correct the path",
-                )
-                continue
-            place = self._below(str(self._ws.absolute(address)))
-            if place is None and address not in typed:
-                self._wrong(
-                    f"{address}, which the recipe names, is outside the workspace",
-                    "take it as an input",
-                )
-                continue
-            content = self._content(real)
-            places[address] = place or f"{_INPUTS}/{content[2:14]}/{os.path.basename(real)}"
-            self._send(places[address], content, real)
-        for name, values in self._anew.paths.items():
-            moved = {
-                value: f"./{places[value]}"
-                for value in values
-                if value in places and os.path.normpath(value) != places[value]
-            }
-            whole = self._anew.plan.inputs[name]
-            if moved:
-                self._bound[name] = (
-                    [_relocate(str(each), moved) for each in whole]
-                    if isinstance(whole, list)
-                    else _relocate(str(whole), moved)
-                )
+        for address in sorted(taken | given.keys()):
+            if _PACK.fullmatch(address):
+                place = self._add_packed(address)
+            else:
+                place = self._add_input(address, given.get(address))
+            if place is not None:
+                places[address] = place
+        for name, values in self._compiled.paths.items():
+            self._bind_moved(name, values, places)
 
-    def declared(self, facts: Facts) -> None:
-        """Dependencies, code and locks."""
+    def _add_packed(self, address: str) -> str | None:
+        """Add an input that is named by its content, and return its place."""
+        digest = address.removeprefix("pack:")
+        found = self._holds([Content(f"{kind}:{digest}") for kind in "tfx"])
+        if not found:
+            self._report(
+                f"{address} is not in the shared store",
+                "submit the folder itself once, or put it there with `recipe push`",
+            )
+            return None
+        place = f"{_INPUTS}/{digest[:12]}/data"
+        for content in found:
+            self._inputs[place] = content
+        return place
+
+    def _add_input(self, address: str, input: str | None) -> str | None:
+        """Add a file or folder of this disk, and return its place.
+
+        `input` is the name of the input that gives it, None if the recipe names it.
+        """
+        real = os.path.realpath(self._ws.absolute(address))
+        if input is None and Path(real).is_relative_to(os.path.realpath(fixtures())):
+            return None  # the worker's installation has it too
+        if not os.path.exists(real):
+            of_input = f" (the input {input})" if input is not None else ""
+            self._report(f"{address} is not there{of_input}", "correct the path")
+            return None
+        place = self._below_root(str(self._ws.absolute(address)))
+        if place is None and input is None:
+            self._report(
+                f"{address}, which the recipe names, is outside the workspace",
+                "take it as an input",
+            )
+            return None
+        content = self._content_of(real)
+        place = place or f"{_INPUTS}/{content[2:14]}/{os.path.basename(real)}"
+        self._send(place, content, real)
+        return place
+
+    def _bind_moved(self, name: str, values: Sequence[str], places: Mapping[str, str]) -> None:
+        """Give an input whose files have other places in the bundle its value there."""
+        moved = {
+            value: f"./{places[value]}"
+            for value in values
+            if value in places and os.path.normpath(value) != places[value]
+        }
+        if not moved:
+            return
+        value = self._compiled.plan.inputs[name]
+        if isinstance(value, list):
+            self._bound[name] = [_relocate(str(each), moved) for each in value]
+        else:
+            self._bound[name] = _relocate(str(value), moved)
+
+    def add_dependencies(self, facts: Facts) -> None:
+        """Add the files of `deps`, large ones by their content."""
         for dep, content in facts.files.items():
             path = str(self._ws.root / dep)
             if content is None:
-                self._wrong(
+                self._report(
                     f"{dep}, which a step depends on, is not there", "make it, or correct `deps`"
                 )
             elif total(os.path.realpath(path)) > INLINE:
                 self._send(dep, Content(content), os.path.realpath(path))
             else:
                 self._files[dep] = path
-        homes = self._anew.plan.homes
-        wanted = [
-            f"{os.path.realpath(homes[home])}/{name}"
-            for (home, _), found in facts.code.items()
-            for name, _ in found
-        ]
+
+    def add_code(self, facts: Facts) -> None:
+        """Add the files of `code`."""
+        homes = self._compiled.plan.homes
+        for (home, _), found in facts.code.items():
+            for name, _ in found:
+                self._add_file(f"{os.path.realpath(homes[home])}/{name}")
+
+    def add_locks(self, facts: Facts) -> None:
+        """Add locks, and the requirements that they were made from."""
         for home, name in facts.locks:
-            named = Path(homes[home], name)
-            wanted += [
-                str(each)
-                for each in dict.fromkeys((named, locks.lock_file(named)))
-                if each.exists()
-            ]
-        for path in wanted:
-            place = self._place(path)
-            if place is None:
-                self._wrong(f"{path} is outside the workspace", "keep it below the workspace")
-            else:
-                self._files[place] = path
-        for spec in self._anew.plan.specs():
+            named = Path(self._compiled.plan.homes[home], name)
+            for path in dict.fromkeys((named, locks.lock_file(named))):
+                if path.exists():
+                    self._add_file(str(path))
+
+    def _add_file(self, path: str) -> None:
+        place = self._place(path)
+        if place is None:
+            self._report(f"{path} is outside the workspace", "keep it below the workspace")
+        else:
+            self._files[place] = path
+
+    def check_repositories(self) -> None:
+        """Report repositories of `code` that are on this disk."""
+        for spec in self._compiled.plan.specs():
             for url, _, _ in spec.git:
                 if "://" not in url:
-                    self._wrong(
+                    self._report(
                         f"{url} is a repository of this disk",
                         "name it by an address that the worker reaches",
                     )
 
-    def globs(self) -> None:
-        """What the recipe's globs match, so that they match it there, too."""
-        for match in (
-            each.rstrip("/") for matches in self._anew.looked.values() for each in matches
-        ):
+    def add_glob_matches(self) -> None:
+        """Add what the recipe's globs match, so that they match it on the worker too."""
+        for match in self._glob_matches():
             if match not in self._files and match not in self._inputs:
-                self._files.setdefault(match, str(self._ws.root / match))
+                self._files[match] = str(self._ws.root / match)
 
-    def bundle(self, facts: Facts) -> Bundle:
-        from ..storage.sources import locked
+    def _glob_matches(self) -> set[str]:
+        return {
+            match.rstrip("/") for matches in self._compiled.looked.values() for match in matches
+        }
 
-        listed = json.dumps(
-            {"inputs": sorted(self._inputs.items())}, separators=(",", ":")
-        ).encode()
-        known = locked(self._ws)
-        pinned = {asked[1]: known[asked[1]] for asked in facts.takes if asked[1] in known}
-        texts = {_LISTED: listed} | (
-            {"recipe.lock": (json.dumps(pinned, indent=2, sort_keys=True) + "\n").encode()}
-            if pinned
-            else {}
-        )
-        whole = {
-            match.rstrip("/") for matches in self._anew.looked.values() for match in matches
-        } - facts.files.keys()
+    def build(self, facts: Facts) -> Bundle:
+        """Return the archive of what was collected."""
+        inputs = {"inputs": sorted(self._inputs.items())}
+        texts = {_LISTED: json.dumps(inputs, separators=(",", ":")).encode()}
+        pinned = self._pinned_revisions(facts)
+        if pinned:
+            texts["recipe.lock"] = (json.dumps(pinned, indent=2, sort_keys=True) + "\n").encode()
+        # Of a folder that only a glob matched, only the name is wanted.
+        names_only = self._glob_matches() - facts.files.keys()
+        members = {
+            place: source
+            for path, start in self._files.items()
+            for place, source in _walk(path, start, empty=path in names_only)
+        }
+        members |= dict.fromkeys(texts, "")
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            members = {
-                place: each
-                for path, source in self._files.items()
-                for place, each in _walk(path, source, empty=path in whole)
-            }
-            for place, source in sorted({**members, **dict.fromkeys(texts, "")}.items()):
+            for place, source in sorted(members.items()):
                 _add(archive, place, source, texts.get(place))
         data = out.getvalue()
-        return Bundle(hashlib.sha256(data).hexdigest(), data, self._bound, self._at)
+        return Bundle(hashlib.sha256(data).hexdigest(), data, self._bound, self._sources)
+
+    def _pinned_revisions(self, facts: Facts) -> dict[str, object]:
+        """Return the entries of recipe.lock that the plan needs."""
+        from ..storage.sources import locked
+
+        known = locked(self._ws)
+        return {asked[1]: known[asked[1]] for asked in facts.takes if asked[1] in known}
 
     def _send(self, place: str, content: Content, path: str) -> None:
         self._inputs[place] = content
-        self._at[content] = path
+        self._sources[content] = path
 
-    def _content(self, path: str) -> Content:
+    def _content_of(self, path: str) -> Content:
         content = self._ws.cache.content_of(path)
-        assert content is not None  # it is there
+        assert content is not None  # the caller has seen that it exists
         return Content(content)
 
-    def _typed(self, path: Path) -> bool:
-        return path == self._anew.source and is_path(self._anew.asked)
+    def _recipe_files(self) -> list[Path]:
+        return [self._compiled.source, *map(Path, self._compiled.sources)]
 
-    def _below(self, path: str) -> str | None:
-        """A path from the workspace, if it is there."""
+    def _is_given_path(self, path: Path) -> bool:
+        return path == self._compiled.source and is_path(self._compiled.asked)
+
+    def _below_root(self, path: str) -> str | None:
+        """Return a path from the workspace; None if it is not below it."""
         for root in (str(self._ws.root), os.path.realpath(self._ws.root)):
             if path.startswith(f"{root}/"):
                 return os.path.normpath(path.removeprefix(f"{root}/"))
         return None
 
     def _place(self, path: str) -> str | None:
-        """A path in the bundle."""
-        if (below := self._below(path)) is not None:
+        """Return the path in the bundle; None for a file that cannot go into it."""
+        below = self._below_root(path)
+        if below is not None:
             return below
         for folder in self._libraries:
             for base in (folder, os.path.realpath(folder)):
@@ -363,7 +413,7 @@ class _BundleBuilder:
                     return f"{BUNDLED}/{os.path.normpath(path.removeprefix(f'{base}/'))}"
         return None
 
-    def _wrong(self, words: str, fix: str) -> None:
+    def _report(self, words: str, fix: str) -> None:
         self.problems.append(Problem("not-portable", words, fix=fix))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..language.imports import Imports, started
+from ..language.imports import Imports, Start, started
 from ..language.recipe import AutoCode, GitCode
 from ..language.units import about
+from ..paths import escapes, heads
 from ..planning.mentions import is_glob, python_path, spelled
 from . import code_files
 from .imports import ImportedFiles, follow_imports
@@ -41,11 +43,14 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
         ):
             continue  # what a checkout holds is not known before it is fetched
         listed = _listed_code(base, recipe, step)
+        yield from _file_as_program(recipe, step, listed)
         starts = [
             start
             for start in started(step.run, step.accelerate)
             if posixpath.normpath(start.name) not in made
         ]
+        if not (step.image or recipe.image or isinstance(step.run, str)):
+            yield from _absent_start(base, recipe, step, starts[:1], made)
         needed = follow_imports(base, starts, python_path({**recipe.env, **step.env}), read)
         if not listed.auto:
             yield from _unlisted_imports(base, recipe, step, listed, needed)
@@ -61,6 +66,50 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
             )
         yield from _heavy_files(
             base, recipe, listed, [*listed.files, *(needed.files if listed.auto else ())]
+        )
+
+
+_STARTERS = re.compile(r"(?:.*/)?(?:python[\d.]*|sh|bash|torchrun|accelerate)")
+
+
+def _absent_start(
+    base: str, recipe: Recipe, step: Step, starts: Sequence[Start], made: Collection[str]
+) -> Iterator[Problem]:
+    """A script that a command starts, and that nothing brings: neither a file of the workspace nor one that the step is given."""
+    program = next(_words(step.run), "") if step.run is not None else "accelerate"
+    if step.deps or not _STARTERS.fullmatch(program):
+        return  # what `deps` bring may be made by another step
+    for start in starts:
+        path = posixpath.normpath(start.name)
+        brought = {*made, *map(posixpath.normpath, step.files)}
+        if start.kind != "script" or escapes(path) or not brought.isdisjoint(heads(path)):
+            continue
+        if not os.path.lexists(f"{base}/{path}"):
+            message = f'"{step.id}" starts {start.name}, which is not there'
+            where = (*step.origin, "run" if step.run is not None else "accelerate")
+            fix = "correct its name, or list the checkout that has it in `code`"
+            yield recipe.document.problem(
+                "no-such-file", message, where, fix=fix, severity="warning"
+            )
+
+
+def _words(run: object) -> Iterator[str]:
+    """The texts of a command, those of lists in it, too."""
+    for item in run if isinstance(run, list) else ():
+        yield from [item] if isinstance(item, str) else _words(item)
+
+
+def _file_as_program(recipe: Recipe, step: Step, listed: _StepCode) -> Iterator[Problem]:
+    """A command that begins with a file of `code`, which is not on PATH."""
+    program = next(_words(step.run), "")
+    if program and "/" not in program and program in listed.files:
+        message = (
+            f'"{program}" is a file of `code`: a program without a slash is looked for on PATH'
+        )
+        starter = "python " if program.endswith(".py") else "./"
+        where = (*step.origin, "run")
+        yield recipe.document.problem(
+            "file-as-program", message, where, fix=f"write {starter}{program}", severity="warning"
         )
 
 

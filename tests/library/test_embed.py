@@ -20,8 +20,6 @@ from tests.library.siblings import siblings
 from tests.library.smoke import smoke
 from tests.system.test_sft_trainer import launched, program, run, signal_at
 
-pytest.importorskip("sentence_transformers")
-
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "fixtures" / "tiny-llama"
 QUESTIONS = ROOT / "fixtures" / "datasets" / "questions" / "rows.jsonl"

@@ -30,7 +30,12 @@ DISTRIBUTIONS = {
     "trackio": "trackio",
 }
 # Wished for by an input, and said clearly where it is missing; or an optimizer that no input of these recipes names (`descent` makes them for all).
-OPTIONAL = {"images": {"trackio"}, "text": {"prodigyopt"}, "ppo": {"bitsandbytes", "prodigyopt"}}
+OPTIONAL = {
+    "images": {"trackio"},
+    "text": {"prodigyopt"},
+    "embed": {"prodigyopt"},
+    "ppo": {"bitsandbytes", "prodigyopt"},
+}
 LINE = re.compile(r"([a-z0-9][a-z0-9.-]*)==(\S+)(?: ; ([^\\]+))? \\")
 
 

@@ -71,7 +71,7 @@ def address(rest: Rest, *words: str) -> str:
         cwd=rest.root,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=True,
         stdin=subprocess.DEVNULL,
     )

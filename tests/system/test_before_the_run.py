@@ -386,3 +386,25 @@ steps:
 )
 def test_a_guess_never_bridges_unrelated_words(word: str, known: list[str], meant: str) -> None:
     assert nearest(word, known) == meant
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("run: [t.py, x], code: [t.py]", "a program without a slash is looked for on PATH"),
+        ("run: [python, nope.py, x]", "starts nope.py, which is not there"),
+        ("run: [python, made.py, x]", ""),
+        ("run: [python, dir/x.py], files: {dir/x.py: 'print(1)'}", ""),
+        ("run: [python, t.py, --out, new.py], code: [t.py]", ""),
+        ("run: [echo, nope.py]", ""),
+        ("run: [./t.py], code: [t.py]", ""),
+        ("run: [python, nope.py], image: a/b:1", ""),
+    ],
+)
+def test_a_script_that_is_not_there_is_a_warning(tmp_path: Path, step: str, words: str) -> None:
+    space = Space(tmp_path)
+    space.write("t.py", "print(1)")
+    text = "steps:\n  g: {run: 'echo > \"{{ outputs.o }}\"', outputs: {o: made.py}}\n"
+    space.recipe(f"{text}  s: {{{step}}}\n")
+    said = space.command("validate")
+    assert words in said[1] and (words or "warning" not in said[1]), said

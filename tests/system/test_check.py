@@ -481,6 +481,13 @@ def test_a_configuration_file_is_read_as_the_tool_would(space: Space, command: s
         "a file that the step does not get is not its configuration"
     )
     space.write("recipe.yaml", space.read("recipe.yaml").replace("env: {A: b}", "deps: ['*.toml']"))
+    space.write(
+        "rl.toml",
+        "[ckpt]\ninterval = 5\n[trainer.modell]\nx = 1\n[orchestrator]\nbatch_size = 'many'\n",
+    )
+    rules = found(space)
+    assert "batch_size is a whole number" in rules["prime-rl-mistyped"]["message"]
+    assert "trainer.modell: is it model?" in rules["prime-rl-slip"]["message"]
     space.write("rl.toml", "seq_len = \n")
     assert "rl.toml: Invalid value" in found(space)["config-unreadable"]["message"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from runner.interface.cli.main import main
 from runner.storage.records.ledger import LeaseRow, Ledger
 from tests.servers.rest import Rest
 from tests.support import RECIPE, until
@@ -136,3 +138,30 @@ def test_a_machine_that_nothing_uses_is_shown_with_its_cost_and_can_be_ended(res
     reader = rest.ask("POST", "/v1/tokens", {"scope": "read"}).json()["token"]
     assert rest.ask("POST", "/v1/leases/k2/end", token=reader).status_code == 403
     assert rest.ask("POST", "/v1/leases/k2/end").json()["ended"]
+
+
+@pytest.mark.parametrize("place", ["here", "server"])
+def test_the_command_line_shows_the_queue_and_changes_its_order(
+    rest: Rest, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECIPE_TOKEN", rest.token)
+    to = ("--to", rest.url if place == "server" else "here")
+    first, second = rest.submit(), rest.submit()
+
+    def command(*words: str) -> str:
+        capsys.readouterr()
+        assert main(["-C", str(rest.root), *words, *to]) == 0
+        return capsys.readouterr().out
+
+    def order() -> list[str]:
+        return [each["run"] for each in json.loads(command("queue", "--json"))["runs"]]
+
+    assert order() == [first, second]
+    assert "with priority 5" in command("prioritize", second[-6:], "5")
+    assert order() == [second, first]
+    told = command("queue").splitlines()
+    assert told[0].split()[:2] == ["RUN", "RECIPE"] and "no worker is running" in told[1]
+    assert "no worker is running; `recipe worker` starts one (number 2" in command("show", first)
+    for run in (first, second):
+        rest.ask("POST", f"/v1/runs/{run}/cancel")
+    assert command("queue").startswith("no run waits\n")

@@ -151,6 +151,7 @@ def test_a_view_is_in_the_address_and_kept_by_its_name(browser: Any, where: str)
 def test_a_sweep_is_one_row_that_opens_into_its_trials(browser: Any, where: str) -> None:
     tab = opened(browser, where)
     tab.page.click("tr:has-text('fit-sweep') button.fold")
+    assert "0.2 … 0.8" in tab.page.inner_text("tr:has-text('fit-sweep')"), "what it tries"
     trials = tab.page.locator("tr.trial th").all_inner_texts()
     assert sorted(each.strip() for each in trials) == [
         f"└fit[rate={rate}]" for rate in (0.2, 0.4, 0.8)

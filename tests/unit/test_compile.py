@@ -1017,3 +1017,18 @@ steps:
   b: {run: [echo], deps: ["{{ steps.a.metrics.loss }}"]}
 """)
     assert found.code == "late-name"
+
+
+def test_an_output_of_a_recipe_whose_step_waits_is_named_rightly() -> None:
+    text = """
+steps:
+  split: {run: 'echo > "{{ outputs.d }}/1"', outputs: {d: parts/}}
+  each: {matrix: {f: {glob: "parts/*"}}, run: 'cat "{{ matrix.f }}" > "{{ outputs.o }}"', outputs: {o: "e/{{ matrix.f | name }}"}}
+outputs: {x: "{{ steps.each.oo }}"}
+"""
+    assert problem(text).message == 'nothing is called "steps.each.oo" here'
+
+
+@pytest.mark.parametrize("run", ["[7, x]", "[-m, x]", "[[--lr, 1]]", "[true]"])
+def test_a_command_begins_with_a_program(run: str) -> None:
+    assert problem(f"steps: {{a: {{run: {run}}}}}").code == "bad-command"

@@ -64,6 +64,22 @@ SHAPES: dict[str, Callable[[int], str]] = {
     ),
     "skipped": lambda n: one(n, "    when: false\n  e: {run: [cat], needs: [t]}"),
     "wrong one by one": lambda n: second(n, "outputs: {o: 'out/{{ matrix.v }}.txt/x'}"),
+    "the same instance": lambda n: one(
+        n,
+        f"    metrics: true\n  e: {{matrix: {{v: {axis(n)}}}, run: [cat, '{{{{ steps.t.same.o }}}}', '{{{{ steps.t.same.metrics.loss }}}}'],"
+        " deps: ['{{ steps.t.same.o }}']}",
+    ),
+    "either or": lambda n: one(
+        n,
+        '    when: "{{ matrix.v > 1 }}"\n  l: {run: [x], metrics: true, outputs: {o: l.txt}}\n'
+        f"  e: {{matrix: {{v: {axis(n)}}}, when: '{{{{ steps.l.metrics.x > matrix.v }}}}',"
+        " run: [cat, '{{ 1 if matrix.v > 3 else steps.l.o }}', '{{ steps.t.same.o | default(steps.l.o) }}']}",
+    ),
+    "read by all": lambda n: one(
+        n,
+        f"  c: {{run: [x], outputs: {{o: c.txt}}}}\n  e: {{matrix: {{v: {axis(n)}}}, run: [cat, '{{{{ steps.c.o | default(1) }}}}'],"
+        " deps: ['{{ steps.c.o }}']}",
+    ),
     "a glob": lambda n: (
         'recipe: a@1\nsteps:\n  t: {matrix: {f: {glob: "data/*"}}, run: [echo, "{{ matrix.f }}"], outputs: {o: "out/{{ matrix.f | stem }}"}}\n'
         '  all: {run: [cat, "{{ steps.t.o }}"]}\n'

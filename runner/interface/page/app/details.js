@@ -7,8 +7,9 @@ import { ordered } from "./feed.js";
 import { Environment } from "./environment.js";
 import { Inputs } from "./inputs.js";
 
-const { useEffect, useState } = Hooks;
+const { useEffect, useRef, useState } = Hooks;
 const ROWS = 200;
+const SOON = 1000;
 const HEADS = ["step", "state", "attempts", "began", "took", "where", "why"];
 
 /** A moment in the reader's own time. */
@@ -36,12 +37,16 @@ function Steps({ run, steps, why }) {
 
 /** The newest events of a run; read again when there are more. */
 function useEvents(feed, seq) {
-  const [events, setEvents] = useState([]);
+  const [events, setEvents] = useState([]), due = useRef(0), last = useRef(seq);
+  last.current = seq;
   useEffect(() => {
-    const ends = new AbortController();
-    json(`${feed.path}/events?after=${Math.max(0, seq - ROWS)}`, { signal: ends.signal }).then(found => setEvents(found.events.reverse()), () => {});
-    return () => ends.abort();
+    due.current ||= setTimeout(async () => {
+      due.current = 0;
+      const found = await json(`${feed.path}/events?after=${Math.max(0, last.current - ROWS)}`).catch(() => null);
+      if (found) setEvents(found.events.reverse());
+    }, events.length ? SOON : 0);
   }, [feed, seq]);
+  useEffect(() => () => clearTimeout(due.current), []);
   return events;
 }
 

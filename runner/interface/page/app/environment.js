@@ -47,8 +47,15 @@ function machines(found) {
     ["system", machine.system], ["processors", machine.cpus || ""], ["GPUs", machine.gpus.join(", ")], ["GPU driver", machine.gpu_driver],
     ...rented.map(each => ["rented", `${each.provider} ${each.key}${each.gpu ? `, ${each.gpus} × ${each.gpu}` : ""}`]),
     ["recipe", found.recipe],
-    ...found.locks.map(each => [each.kind === "lock" ? "lock" : "code in the key", `${each.name} ${each.content.slice(0, 14)}`]),
   ].filter(([, words]) => words);
+}
+
+/** The locks and files of code whose contents are in the keys of steps. */
+function Keyed({ locks }) {
+  const files = locks.length === 1 ? "One file" : `${locks.length} files`;
+  return html`<details class="packages"><summary>${files} of code and locks in the keys of the steps</summary>
+    <ul class="package-list">${locks.map((each, n) => html`<li key=${n}><code>${each.name}</code> <small>${each.content.slice(2, 14)}</small></li>`)}</ul>
+  </details>`;
 }
 
 /** The section. */
@@ -60,6 +67,7 @@ export function Environment({ feed, run }) {
     ${found.words.map(each => html`<p class="quiet" key=${each}>${each}</p>`)}
     ${found.code && html`<${Code} code=${found.code} />`}
     ${found.pythons.map(each => html`<${Packages} key=${each.path + each.version} python=${each} />`)}
+    ${found.locks.length > 0 && html`<${Keyed} locks=${found.locks} />`}
     <dl class="facts-of">${machines(found).map(([name, words], n) => html`<div key=${n}><dt>${name}</dt><dd>${words}</dd></div>`)}</dl>
   </section>`;
 }

@@ -1,6 +1,6 @@
 // One run as it goes: read once, then its stream is followed, and what that changes is read again.
 import { Signals } from "./lib.js";
-import { ask, json, keep, part } from "./api.js";
+import { ask, json, keep, part, pause } from "./api.js";
 import { Line } from "./lines.js";
 import { subscribe } from "./share.js";
 import { kind } from "./text.js";
@@ -75,6 +75,7 @@ export class Feed {
     if (isOver(this.run.value)) return;
     this.early = [];
     subscribe(this.path + "/stream", KINDS, () => this.run.value.seq, signal, each => this.heard(each));
+    await pause(SELDOM, signal);
     keep(signal, SELDOM, async () => {
       await this.refresh(); // what it costs grows without an event
       return !isOver(this.run.value);

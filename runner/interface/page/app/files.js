@@ -29,9 +29,14 @@ export function kindOf(file) {
   return TEXTS.includes(file.type) && file.step !== null && file.bytes <= LONGEST_TEXT ? "text" : "";
 }
 
+/** The folder of a file, by its output and the path in it; of an output that is a file itself. */
+function folderOf(name, path) {
+  return [name, ...path.split("/").slice(0, -1)].filter(Boolean).join("/");
+}
+
 /**
  * The samples among outputs, each with its files by step: what differs in its step alone is one sample.
- * @returns {{id: string, title: string, kind: string, files: {step: number | null}[]}[]} those with steps first
+ * @returns {{id: string, title: string, folder: string, kind: string, files: {step: number | null}[]}[]} those with steps first
  */
 export function samplesOf(outputs, label = readable) {
   const found = new Map();
@@ -39,7 +44,7 @@ export function samplesOf(outputs, label = readable) {
     const kind = kindOf(file);
     if (!kind) continue;
     const path = file.path.replace(STEP, (all, word, mark) => word + mark + "…"), id = `${kind} ${label(file.name)}\n${path}`;
-    if (!found.has(id)) found.set(id, { id, title: [label(file.name), path].filter(Boolean).join("/"), kind, files: [] });
+    if (!found.has(id)) found.set(id, { id, title: [label(file.name), path].filter(Boolean).join("/"), folder: folderOf(label(file.name), path), kind, files: [] });
     found.get(id).files.push(file);
   }
   const all = [...found.values()];

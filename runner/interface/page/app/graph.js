@@ -58,8 +58,8 @@ const cut = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…
 
 /** What one instance of a step does now, or what it did. */
 function doing(state) {
-  const { step, total, percent } = state.progress || {}, told = state.values || {};
-  const at = told.step ?? step, of = told.max_steps ?? told.total_steps ?? total;
+  const { step, total, percent } = state.progress || {}, reported = state.values || {};
+  const at = reported.step ?? step, of = reported.max_steps ?? reported.total_steps ?? total;
   if (state.state === "RUNNING" && Number.isFinite(at)) return `running, ${at}${of ? "/" + of : ""}`;
   if (state.state === "RUNNING") return "running" + (state.reason ? ", " + state.reason : "") + (percent ? `, ${Math.round(percent)} %` : "");
   if (state.state === "FAILED") return "failed" + (state.reason ? ", " + state.reason : "");

@@ -5,10 +5,11 @@ import { value } from "./text.js";
 import { useLoaded } from "./loaded.js";
 
 const { useState } = Hooks;
+const MANY = 12;
 
-/** Whether an input is another than its default. */
+/** Whether an input is another than its default; without one it is null. */
 function differs(each) {
-  return !each.has_default || JSON.stringify(each.value) !== JSON.stringify(each.default);
+  return JSON.stringify(each.value) !== JSON.stringify(each.default);
 }
 
 const WHO = { caller: "given", preset: "preset", "": "" };
@@ -24,14 +25,15 @@ function Row({ each }) {
 
 /** All of them, or what differs from the defaults alone. */
 export function Inputs({ feed }) {
-  const [isShort, shorten] = useState(false);
+  const [chosen, choose] = useState(null);
   const { value: found, error } = useLoaded(() => json(feed.path + "/inputs"), [feed]);
   if (error) return html`<section id="given"><h2>Inputs</h2><p class="quiet">${error.message}</p></section>`;
   if (!found || !found.inputs.length) return null;
+  const isShort = chosen ?? found.inputs.length > MANY;
   const shown = found.inputs.filter(each => !isShort || differs(each)), count = found.inputs.filter(differs).length;
   return html`<section id="given"><h2>Inputs <small>${`${count} of ${found.inputs.length} are no defaults`}</small></h2>
     ${found.words && html`<p class="quiet">${found.words}</p>`}
-    <p class="controls"><label><input id="only-other" type="checkbox" checked=${isShort} onChange=${event => shorten(event.target.checked)} /> only what is no default</label></p>
+    <p class="controls"><label><input id="only-other" type="checkbox" checked=${isShort} onChange=${event => choose(event.target.checked)} /> only what is no default</label></p>
     ${shown.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="inputs"><table>
       <thead><tr>${["input", "value", "default", "set by"].map(name => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
       <tbody>${shown.map(each => html`<${Row} key=${each.name} each=${each} />`)}</tbody>

@@ -3,13 +3,13 @@ import { Hooks } from "./lib.js";
 
 const { useEffect, useState } = Hooks;
 
-/** What a promise brings, and the error that it ends with; what was there before stays until then. */
+/** What `work` brings, and the error that it ends with; what was there before stays until then.  It gets a signal that says when it is not wanted any more. */
 export function useLoaded(work, keys) {
   const [state, set] = useState({ value: null, error: null });
   useEffect(() => {
-    let isLate = false;
-    work().then(value => isLate || set({ value, error: null }), error => isLate || set({ value: null, error }));
-    return () => { isLate = true; };
+    const over = new AbortController(), { signal } = over;
+    work(signal).then(value => signal.aborted || set({ value, error: null }), error => signal.aborted || set({ value: null, error }));
+    return () => over.abort();
   }, keys);
   return state;
 }

@@ -24,17 +24,17 @@ export class Media {
     this.running = 0;
   }
 
-  /** The address in this page of a picture, at most so many pixels wide.  Raises Refusal. */
-  picture(file, width) {
-    return this.once(`${file.key} ${width}`, async () => {
+  /** The address in this page of a picture, at most so many pixels wide; not fetched once `wanted` has ended.  Raises Refusal. */
+  picture(file, width, wanted) {
+    return this.once(`${file.key} ${width}`, wanted, async () => {
       const answer = await fetched(this.run, file, { width, signal: this.live.signal });
       return URL.createObjectURL(new Blob([await answer.arrayBuffer()], { type: "image/webp" }));
     });
   }
 
   /** The address in this page of a sound.  Raises Error for one that is too large. */
-  sound(file) {
-    return this.once(file.key, async () => {
+  sound(file, wanted) {
+    return this.once(file.key, wanted, async () => {
       if (!SOUNDS.includes(file.type) || file.bytes > LOUDEST) throw new Error("this sound is too large to play here: save it");
       const answer = await fetched(this.run, file, { signal: this.live.signal });
       return URL.createObjectURL(new Blob([await answer.arrayBuffer()], { type: file.type }));
@@ -42,35 +42,39 @@ export class Media {
   }
 
   /** What the server shows of a file.  Raises Refusal. */
-  preview(file) {
-    return this.once("preview " + file.key, () => json(`${this.run}/preview?name=${part(file.name)}&path=${part(file.path)}`, { signal: this.live.signal }));
+  preview(file, wanted) {
+    return this.once("preview " + file.key, wanted, () => json(`${this.run}/preview?name=${part(file.name)}&path=${part(file.path)}`, { signal: this.live.signal }));
   }
 
-  once(key, work) {
-    if (!this.found.has(key)) {
-      this.found.set(key, this.turn(work).catch(error => {
-        this.found.delete(key);
-        throw error;
-      }));
-      if (this.found.size > KEPT) this.forget(this.found.keys().next().value);
-    }
-    return this.found.get(key);
+  once(key, wanted, work) {
+    const known = this.found.get(key);
+    if (known && (known.begun || !known.wanted.aborted)) return known.promise;
+    const entry = { wanted, begun: false };
+    entry.promise = this.turn(entry, work).catch(error => {
+      if (this.found.get(key) === entry) this.found.delete(key);
+      throw error;
+    });
+    this.found.set(key, entry);
+    if (this.found.size > KEPT) this.forget(this.found.keys().next().value);
+    return entry.promise;
   }
 
-  async turn(work) {
+  async turn(entry, work) {
     if (this.running >= AT_ONCE) await new Promise(begin => this.waiting.push(begin));
     else this.running += 1;
     try {
+      entry.wanted.throwIfAborted();
+      entry.begun = true;
       return await work();
     } finally {
-      const next = this.waiting.pop(); // what was asked for last is being looked at
+      const next = this.waiting.shift();
       if (next) next();
       else this.running -= 1;
     }
   }
 
   forget(key) {
-    this.found.get(key).then(each => typeof each === "string" && URL.revokeObjectURL(each), () => {});
+    this.found.get(key).promise.then(each => typeof each === "string" && URL.revokeObjectURL(each), () => {});
     this.found.delete(key);
   }
 

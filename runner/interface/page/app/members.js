@@ -44,6 +44,27 @@ export function differingInputs(members) {
   return [...names].filter(name => new Set(members.map(({ leaf }) => value(leaf.inputs[name] ?? null))).size > 1);
 }
 
+async function readBins(id, axis, range, signal) {
+  const answer = await ask(`/runs/${part(id)}/metrics?bins=${BINS}&x=${axis}${range}`, { signal });
+  return (await answer.text()).split("\n").filter(Boolean).map(line => JSON.parse(line));
+}
+
+const early = new Map();
+
+/** Read the curves of a run that is over, and that is selected to be compared, before they are asked for. */
+export function prepare(row) {
+  if (row.over === null || early.has(row.id) || early.size >= MOST) return;
+  early.set(row.id, readBins(row.id, "step", ""));
+  early.get(row.id).catch(() => early.delete(row.id));
+}
+
+/** The curves of a run: those that were prepared, once, or read now. */
+function curvesOf(id, axis, range, signal) {
+  const found = axis === "step" && !range ? early.get(id) : undefined;
+  early.delete(id);
+  return found || readBins(id, axis, range, signal);
+}
+
 /** Curves of the members, read in bins: of each part the least and the greatest. */
 export class CurveSet {
   constructor() {
@@ -61,18 +82,13 @@ export class CurveSet {
     const range = zoom ? `&low=${zoom[0]}&high=${zoom[1]}` : "";
     let open = [...by.values()];
     keep(signal, EVERY, async () => {
-      const found = await Promise.all(open.map(async row => [row.id, await this.read(row.id, axis, range, signal)]));
+      const found = await Promise.all(open.map(async row => [row.id, await curvesOf(row.id, axis, range, signal)]));
       const now = new Map([...this.runs.value].filter(([id]) => by.has(id)));
       for (const [id, curves] of found) now.set(id, curves);
       this.runs.value = now;
       open = open.filter(row => rows.value.find(each => each.id === row.id)?.over === null);
       return open.length > 0;
     });
-  }
-
-  async read(id, axis, range, signal) {
-    const answer = await ask(`/runs/${part(id)}/metrics?bins=${BINS}&x=${axis}${range}`, { signal });
-    return (await answer.text()).split("\n").filter(Boolean).map(line => JSON.parse(line));
   }
 
   stop() {

@@ -67,7 +67,7 @@ function drawn(lines, isGrouped) {
 
 /**
  * A chart of one metric.  Charts of one `sync` share a cursor.
- * @param {{lines: {n: number, label: string, group: string, points: number[][], failed: boolean}[]}} props `hint`: what a screen reader is told of it; `value`: what stands beside its name; `frame`: the range of y
+ * @param {{lines: {n: number, label: string, group: string, points: number[][], failed: boolean}[]}} props `hint`: what a screen reader says of it; `value`: what stands beside its name; `frame`: the range of y
  */
 export function Multiple({ metric, lines, weight = 0, logX = false, logY = false, zoom, setZoom, isGrouped = false, lit = null, axis, isTime = false, frame = null, sync, value = "", hint }) {
   const place = useRef(null), chart = useRef(null), shape = useRef("");

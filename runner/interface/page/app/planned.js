@@ -31,7 +31,7 @@ const FITS = { FITS: "done", TIGHT: "other", NO: "failed" };
 function Memory({ steps }) {
   const known = steps.filter(each => each.memory).slice(0, 4);
   return known.map(({ id, memory }) => html`<p key=${id} class="fit">
-    <span class=${"chip small " + (FITS[memory.fits] || "")}>${memory.fits ? { FITS: "fits", TIGHT: "tight", NO: "does not fit" }[memory.fits] : "memory not known"}</span>
+    <span class=${"chip small " + (FITS[memory.fits] || "unknown")}>${memory.fits ? { FITS: "fits", TIGHT: "tight", NO: "does not fit" }[memory.fits] : "memory not known"}</span>
     ${memory.bytes !== null ? `${bytes(memory.bytes)} of GPU memory` : ""}${memory.gpu ? ` on ${memory.gpu}` : ""}${known.length > 1 ? `, ${readable(id)}` : ""}
     <small class="why">${memory.words}</small></p>`);
 }

@@ -20,9 +20,9 @@ function Rows({ found, label }) {
 }
 
 function Shown({ media, file, found, label }) {
-  const { value, error } = useLoaded(async () => {
-    if (found.kind === "picture") return media.picture(file, WIDE);
-    return found.kind === "audio" ? media.sound({ ...file, type: found.type }) : "";
+  const { value, error } = useLoaded(async wanted => {
+    if (found.kind === "picture") return media.picture(file, WIDE, wanted);
+    return found.kind === "audio" ? media.sound({ ...file, type: found.type }, wanted) : "";
   }, [file.key, found.kind]);
   if (error) return html`<p>${error.message}</p>`;
   if (found.kind === "picture") return value && html`<img class="whole" src=${value} alt=${label} />`;
@@ -35,7 +35,7 @@ function Shown({ media, file, found, label }) {
 export function Preview({ feed, file }) {
   const media = useMemo(() => new Media(feed.path), [feed]);
   useEffect(() => () => media.close(), [media]);
-  const { value: found, error } = useLoaded(() => media.preview(file), [media, file.key]);
+  const { value: found, error } = useLoaded(wanted => media.preview(file, wanted), [media, file.key]);
   if (error) return html`<div class="preview"><p role="alert">${error.message}</p></div>`;
   if (!found) return html`<div class="preview"><p class="quiet" role="status">…</p></div>`;
   return html`<div class="preview" data-kind=${found.kind}>

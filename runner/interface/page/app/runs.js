@@ -6,6 +6,7 @@ import { automatic, bests, differing, direction, family, metricNames, sorted } f
 import { describe, tagsOf } from "./about.js";
 import { csv } from "./csv.js";
 import { matching } from "./filter.js";
+import { prepare } from "./members.js";
 import { follow, loading, refresh, rows, truncated } from "./store.js";
 
 const { useEffect, useMemo, useRef, useState } = Hooks;
@@ -13,6 +14,10 @@ const AT_ONCE = 70;
 const VIEWS = "recipe.views";
 // Held outside of the view, for a key may come before the one before it is drawn; and who comes back finds them.
 const chosenRuns = Signals.signal(new Set());
+Signals.effect(() => {
+  const chosen = chosenRuns.value;
+  for (const row of Signals.untracked(() => rows.value)) if (chosen.has(row.id)) prepare(row);
+});
 const openRuns = Signals.signal(new Set());
 const narrow = Signals.signal(matchMedia("(max-width: 760px)").matches);
 matchMedia("(max-width: 760px)").addEventListener("change", event => { narrow.value = event.matches; });
@@ -21,6 +26,15 @@ matchMedia("(max-width: 760px)").addEventListener("change", event => { narrow.va
 function written(each) {
   if (each === undefined || each === null) return html`<span class="none" aria-label="none">·</span>`;
   return typeof each === "number" ? short(each) : value(each);
+}
+
+/** The value of an input; of a sweep those of its trials, as a range of numbers or their count. */
+function input(leaf, name) {
+  if (leaf.inputs[name] !== undefined || !leaf.trials?.length) return written(leaf.inputs[name]);
+  const tried = [...new Set(leaf.trials.map(each => each.inputs[name]).filter(each => each !== undefined))];
+  if (tried.length < 2) return written(tried[0]);
+  const numbers = tried.every(each => typeof each === "number"), all = tried.map(value).join(", ");
+  return html`<span class="quiet" title=${all}>${numbers ? `${short(Math.min(...tried))} … ${short(Math.max(...tried))}` : `${tried.length} values`}</span>`;
 }
 
 function Sparkline({ curve }) {
@@ -66,7 +80,7 @@ function Row({ row, columns, best, base, view, now }) {
   const chosen = view.chosen.has(row.id), pinned = view.pin === row.id, open = view.open.has(row.id);
   const baseline = base && family(base) === family(row) ? base : null;
   const cells = leaf => html`
-    ${columns.inputs.map(name => html`<td key=${"i" + name} class=${typeof leaf.inputs[name] === "number" ? "number" : "text"}>${written(leaf.inputs[name])}</td>`)}
+    ${columns.inputs.map(name => html`<td key=${"i" + name} class=${typeof leaf.inputs[name] === "number" ? "number" : "text"}>${input(leaf, name)}</td>`)}
     ${columns.metrics.map(name => html`<${Metric} key=${"m" + name} leaf=${leaf} name=${name} best=${best.get(family(row) + "\n" + name)} base=${baseline} />`)}`;
   return html`<tr data-run=${row.id} class=${(chosen ? "chosen " : "") + (pinned ? "pinned" : "")}>
       <td class="tick"><input type="checkbox" checked=${chosen} aria-label=${"select " + label(row) + " " + row.id} onChange=${() => view.select(row.id)} /></td>

@@ -9,10 +9,10 @@ import { readable } from "./text.js";
 
 const { useEffect, useMemo, useRef, useState } = Hooks;
 const [SMALL, LARGE] = [384, 1600];
-const MOST = 60;
+const [MOST, FEW] = [60, 8];
 
 function Picture({ media, file, title, open }) {
-  const { value, error } = useLoaded(() => media.picture(file, SMALL), [media, file.key]);
+  const { value, error } = useLoaded(wanted => media.picture(file, SMALL, wanted), [media, file.key]);
   if (error) return html`<p class="quiet">${error.message}</p>`;
   return html`<button type="button" class="shot" aria-label=${`enlarge ${title}`} onClick=${() => open(file)}>
     ${value ? html`<img src=${value} alt=${title} />` : html`<span class="hold" aria-hidden="true"></span>`}
@@ -20,13 +20,13 @@ function Picture({ media, file, title, open }) {
 }
 
 function Sound({ media, file, title }) {
-  const { value, error } = useLoaded(() => media.sound(file), [media, file.key]);
+  const { value, error } = useLoaded(wanted => media.sound(file, wanted), [media, file.key]);
   if (error) return html`<p class="quiet">${error.message}</p>`;
   return html`<audio controls aria-label=${title} src=${value || undefined}></audio>`;
 }
 
 function Words({ media, file, title }) {
-  const { value, error } = useLoaded(() => media.preview(file), [media, file.key]);
+  const { value, error } = useLoaded(wanted => media.preview(file, wanted), [media, file.key]);
   if (error) return html`<p class="quiet">${error.message}</p>`;
   return html`<pre tabindex="0" role="region" aria-label=${title}>${value ? value.text || value.words : ""}</pre>`;
 }
@@ -44,7 +44,7 @@ function Shot({ media, sample, step, label, open }) {
 /** One picture as large as the window takes it. */
 function Enlarged({ shown, close }) {
   const box = useRef(null);
-  const { value, error } = useLoaded(() => shown.media.picture(shown.file, LARGE), [shown.file.key]);
+  const { value, error } = useLoaded(wanted => shown.media.picture(shown.file, LARGE, wanted), [shown.file.key]);
   useEffect(() => box.current.showModal(), []);
   return html`<dialog ref=${box} class="enlarged" aria-label=${shown.title} onClose=${close} onClick=${event => event.target === box.current && box.current.close()}>
     <p class="controls"><b>${shown.title}</b><button type="button" onClick=${() => box.current.close()}>Close</button></p>
@@ -92,28 +92,50 @@ function Sheet({ rows, sources, step, open }) {
   </div>`;
 }
 
+/** Many pictures of one folder, such as a data set: fetched once they are opened. */
+function Album({ folder, rows, given }) {
+  const [isOpen, open] = useState(false), [isWhole, show] = useState(false);
+  return html`<details class="album" onToggle=${event => open(event.target.open)}><summary>${`${folder}: ${rows.length} files`}</summary>
+    ${isOpen && html`<${Sheet} rows=${isWhole ? rows : rows.slice(0, MOST)} ...${given} />`}
+    ${isOpen && !isWhole && rows.length > MOST && html`<p><button type="button" onClick=${() => show(true)}>Show all ${rows.length}</button></p>`}
+  </details>`;
+}
+
+/** Samples with steps and their neighbours; others; and folders of many others, by name. */
+function parted(rows) {
+  const isMade = row => row.of.some(sample => sample && isStepped(sample));
+  const beside = new Set(rows.filter(isMade).map(row => row.folder)), others = rows.filter(row => !beside.has(row.folder));
+  const byFolder = Map.groupBy(others, row => row.folder), isLarge = row => byFolder.get(row.folder).length > FEW;
+  return {
+    stepped: rows.filter(row => beside.has(row.folder)),
+    few: others.filter(row => !isLarge(row)),
+    albums: [...byFolder].filter(([, each]) => each.length > FEW),
+  };
+}
+
 /**
  * Samples with one slider.
  * @param {{key: string, label: string, feed: Feed, outputs: object[], name: Function}[]} sources one, or several side by side
  */
 export function SampleSheets({ sources, empty, controls = null }) {
-  const [shown, open] = useState(null), [more, setMore] = useState(false);
+  const [shown, open] = useState(null), [isWhole, show] = useState(false);
   const keys = sources.map(each => each.key).join(" ");
-  const medias = useMemo(() => sources.map(each => new Media(each.feed.path)), [keys]);
-  useEffect(() => () => medias.forEach(each => each.close()), [medias]);
+  const media = useMemo(() => sources.map(each => new Media(each.feed.path)), [keys]);
+  useEffect(() => () => media.forEach(each => each.close()), [media]);
   const found = sources.map(each => samplesOf(each.outputs, each.name));
   const rows = rowsOf(found), steps = stepsOf(found.flat()), step = stepIn(steps, route.value);
   if (!rows.length) return empty;
-  const has = row => row.of.some(sample => sample && isStepped(sample));
-  const stepped = rows.filter(has), other = rows.filter(row => !has(row));
-  const cut = all => (more ? all : all.slice(0, MOST));
-  const given = { sources: sources.map((each, n) => ({ ...each, media: medias[n] })), step, open };
+  const { stepped, few, albums } = parted(rows);
+  const given = { sources: sources.map((each, n) => ({ ...each, media: media[n] })), step, open };
   return html`<section id="samples"><h2>Samples</h2>
     ${controls && html`<div class="controls">${controls}</div>`}
     <${Slider} steps=${steps} step=${step} />
-    ${stepped.length > 0 && html`<${Sheet} rows=${cut(stepped)} ...${given} />`}
-    ${other.length > 0 && html`<h3>${stepped.length ? "Without a step" : "Pictures and sounds"}</h3><${Sheet} rows=${cut(other)} ...${given} />`}
-    ${!more && Math.max(stepped.length, other.length) > MOST && html`<p><button type="button" onClick=${() => setMore(true)}>Show all ${rows.length}</button></p>`}
+    ${stepped.length > 0 && html`<${Sheet} rows=${isWhole ? stepped : stepped.slice(0, MOST)} ...${given} />`}
+    ${!isWhole && stepped.length > MOST && html`<p><button type="button" onClick=${() => show(true)}>Show all ${stepped.length}</button></p>`}
+    ${few.length + albums.length > 0 && html`<h3>${stepped.length ? "Other pictures and sounds" : "Pictures and sounds"}</h3>`}
+    ${few.length > 0 && html`<${Sheet} rows=${few.slice(0, MOST)} ...${given} />`}
+    ${few.length > MOST && html`<p class="quiet">The first ${MOST} of ${few.length}; all of them are in the outputs.</p>`}
+    ${albums.map(([folder, each]) => html`<${Album} key=${folder} folder=${folder} rows=${each} given=${given} />`)}
     ${shown && html`<${Enlarged} shown=${shown} close=${() => open(null)} />`}
   </section>`;
 }

@@ -4,7 +4,7 @@ import { Refusal, ask, link, pause, pieces } from "./api.js";
 const FIRST = 500;
 const LONGEST = 10000;
 
-/** What tells tokens apart; nobody can learn a token from it. */
+/** A short mark that differs between tokens, and from which no token can be computed. */
 function mark(token) {
   let sum = 2166136261;
   for (const each of token || "") sum = Math.imul(sum ^ each.charCodeAt(0), 16777619) >>> 0;

@@ -56,7 +56,7 @@ export function Sharing({ run, close, tell }) {
   const end = each => ask(`${path}/${each.id}`, { method: "DELETE" }).then(read).catch(failed);
   return html`<dialog ref=${box} class="sharing" aria-label="share this run" onClose=${close}>
     <h2>Share this run</h2>
-    <p>Whoever has the link can read all of this run, its log, outputs and code changes included, and nothing else. They need a way to this server at <code>${location.host}</code>.</p>
+    <p>The link opens all of this run to its readers, the log, outputs and code changes included, and nothing else. Readers need a way to this server at <code>${location.host}</code>.</p>
     <form class="controls" onSubmit=${make}>
       <label>works for <select id="share-days" value=${String(days)} onChange=${event => setDays(Number(event.target.value))}>${DAYS.map(each => html`<option key=${each} value=${String(each)}>${each === 1 ? "1 day" : each + " days"}</option>`)}</select></label>
       <button class="main" id="share-make">Make a link</button>

@@ -1,0 +1,270 @@
+"""Read the templates of one step: its edges, what goes into its key, and names that are not there.
+
+What decides whether a step runs (`when`), and on how many nodes, does not decide what is made, and is no part of the
+key.  What `deps` name is read by content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .choices import chooses, needs
+from .drafts import (
+    LATE_NAMES,
+    Draft,
+    Namespaces,
+    PathValue,
+    Scope,
+    Sketch,
+    is_path_value,
+    plain_value,
+)
+from .ids import encoded
+from .mentions import as_pattern
+from .pairs import SAME, Pair, is_same, pair, shared_axes
+from .plan import PAIRED
+from .step import MetricAsked, Source
+
+if TYPE_CHECKING:
+    from ..language.template import Reference
+    from ..language.template_choices import Needs
+    from ..language.values import Tree, Where
+
+
+class _Mention(NamedTuple):
+    """A name in a template: where it is, and whether its value is used, or may be."""
+
+    ref: Reference
+    where: Where
+    part: str  # of the step: run, env, when, deps
+    asks: bool
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the value is part of the key."""
+        return self.part not in ("when", "nodes", "deps")
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.ref.path)
+
+
+class LeafReader:
+    """Reads the templates of one draft.
+
+    `names` are the values that they may read, `known_now` gives what is known of all names, `state` the paths of its states.
+    """
+
+    def __init__(
+        self,
+        sketch: Sketch,
+        scope: Scope,
+        draft: Draft,
+        names: Namespaces,
+        known_now: Callable[[], Mapping[str, Any]],
+        state: Mapping[str, str],
+    ) -> None:
+        self._sketch, self._scope, self._draft = sketch, scope, draft
+        self._names, self._known_now, self._state = names, known_now, state
+        self.reads: dict[str, Tree] = {}
+        """Every named value that is part of the key."""
+        self.outputs: dict[str, dict[str, Any]] = {}
+        """By step: outputs that it reads of others."""
+        self.metrics: dict[str, list[MetricAsked]] = {}
+        """By step: metrics that it reads of others."""
+
+    def read(self, leaf: str, where: Where) -> None:
+        """Note what a leaf mentions and reads."""
+        from ..language.template import TemplateError, references
+
+        part = str(where[len(self._draft.step.origin)])
+        try:
+            found = references(leaf)
+            choice = needs(leaf, self._known_now()) if chooses(leaf) else None
+        except TemplateError as error:
+            self._sketch.template_problem(self._scope, error, where)
+            return
+        for ref in found:
+            if part == "deps" and ref.path[0] != "steps":
+                continue  # a path of this workspace, or of another step, is found by its text
+            if choice is None or not _is_left_out(ref, choice, self._names):
+                asks = choice is not None and ref.path not in choice.certain
+                self._note(_Mention(ref, where, part, asks))
+
+    def _note(self, mention: _Mention) -> None:
+        root, rest = mention.ref.path[0], mention.ref.path[1:]
+        if root in LATE_NAMES:
+            if len(rest) != 1 or rest[0] not in LATE_NAMES[root]:
+                self._unknown(mention, mention.name, [f"{root}.{n}" for n in LATE_NAMES[root]])
+        elif root == "steps":
+            if len(rest) >= 2:
+                self._step(mention)
+        elif root == "state":
+            self._note_state(mention, rest)
+        elif root in ("inputs", "outputs", "matrix"):
+            self._value(mention, root, rest)
+        else:
+            known = ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES]
+            self._unknown(mention, root, known)
+
+    def _unknown(self, mention: _Mention, name: str, known: list[str]) -> None:
+        self._sketch.unknown(self._scope, name, known, mention.where, mention.ref)
+
+    def _problem(self, mention: _Mention, code: str, message: str, fix: str) -> None:
+        ref = mention.ref
+        self._sketch.problem(
+            self._scope.recipe,
+            code,
+            message,
+            mention.where,
+            fix=fix,
+            offset=ref.offset,
+            length=ref.length,
+        )
+
+    def _note_state(self, mention: _Mention, rest: tuple[str, ...]) -> None:
+        if not rest or rest[0] not in self._state:
+            self._unknown(mention, mention.name, [f"state.{name}" for name in self._state])
+        elif rest[1:] and rest[1:] != ("latest",):
+            self._unknown(mention, mention.name, [f"state.{rest[0]}.latest"])
+        elif not rest[1:]:
+            self.reads[f"state.{rest[0]}"] = self._state[rest[0]]
+
+    def _value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
+        """Note a value of an input, an output or an axis; a root alone means all of them."""
+        known = self._names[root]
+        spec = self._scope.recipe.inputs.get(rest[0]) if root == "inputs" and rest else None
+        if spec is not None and spec.type == "secret":
+            message = f'"{rest[0]}" is a secret and may not be mentioned'
+            fix = f"list it: `secrets: [{rest[0]}]`; the command finds it as ${spec.env}"
+            self._problem(mention, "secret", message, fix)
+        elif rest and rest[0] not in known:
+            self._unknown(mention, mention.name, [f"{root}.{name}" for name in known])
+        elif mention.keyed:
+            for name in rest[:1] or known:
+                self.reads.setdefault(f"{root}.{name}", known[name])
+                take(self._draft, known[name])
+
+    # -- other steps --
+
+    def _step(self, mention: _Mention) -> None:
+        id, name = mention.ref.path[1:3]
+        if is_same(mention.ref.path) and SAME not in self._scope.results.get(id, {}):
+            self._same(mention)
+            return
+        draft, group = self._draft, self._scope.group(id)
+        (draft.asked_for if mention.asks else draft.needed).add(id)
+        skipped = self._sketch.standing(group).skipped
+        if skipped and not mention.asks:
+            draft.after.extend(group)
+        if name != "metrics":
+            self._output(mention, skipped)
+        elif mention.part == "deps":
+            message = f'"{mention.name}" is not known when files are looked for'
+            self._problem(mention, "late-name", message, "name a file that the step makes")
+        else:
+            self._metric(mention, [] if skipped else list(self._scope.groups.get(id, ())))
+
+    def _metric(self, mention: _Mention, producers: list[Draft]) -> None:
+        id, metric = mention.ref.path[1], ".".join(mention.ref.path[3:])
+        many = id in self._scope.many
+        self._edges(mention, metric, producers)
+        if mention.keyed and many:
+            self.reads[f"steps.{id}.metrics.{metric}"] = self._short(producers)
+        self.metrics.setdefault(id, []).append(MetricAsked(metric, many))
+
+    def _edges(self, mention: _Mention, metric: str, producers: list[Draft]) -> None:
+        late = self._draft.late if mention.keyed else self._draft.asked
+        for producer in producers:
+            late[producer.id, metric] = producer
+
+    def _short(self, producers: list[Draft]) -> list[Tree]:
+        return [producer.id[len(self._scope.prefix) :] for producer in producers]
+
+    def _output(self, mention: _Mention, skipped: bool) -> None:
+        id, name = mention.ref.path[1:3]
+        value = self._scope.results.get(id, {}).get(name)
+        if value is None:
+            return
+        if skipped and mention.asks:
+            value = None
+        self.outputs.setdefault(id, {})[name] = plain_value(value)
+        if mention.keyed:
+            # Which of the files an attempt holds this name stands for, and in which order: contents alone do not say.
+            self.reads[f"steps.{id}.{name}"] = value
+            take(self._draft, value)
+        elif value is not None:
+            self._draft.after.extend(self._scope.group(id))
+            if mention.part == "deps" and mention.asks:
+                take(self._draft, value)
+
+    def _same(self, mention: _Mention) -> None:
+        """Note what a step reads of the same instance of another."""
+        _, id, _, name, *rest = mention.ref.path
+        draft = self._draft
+        if draft.ghost or (name != "metrics" and name not in self._scope.results.get(id, {})):
+            return  # it waits, or has a problem of its own
+        found = pair(self._scope, id, draft.matrix)
+        if found is None:
+            self._no_pair(mention, id)
+            return
+        (draft.choices if mention.asks else draft.needed_pairs).append(found.drafts)
+        draft.flags |= PAIRED if found.one else 0
+        if name != "metrics":
+            self._same_output(mention, id, name, found)
+            return
+        metric = ".".join(rest)
+        self._edges(mention, metric, found.drafts)
+        if mention.keyed and not found.one:
+            self.reads[f"steps.{id}.same.metrics.{metric}"] = self._short(found.drafts)
+        ids = [producer.id for producer in found.drafts]
+        self.metrics.setdefault(id, []).append(MetricAsked(metric, not found.one, ids))
+
+    def _same_output(self, mention: _Mention, id: str, name: str, found: Pair) -> None:
+        skipped = mention.asks and self._sketch.standing(found.drafts).skipped
+        value = None if skipped else found.output(name)
+        self.outputs.setdefault(id, {}).setdefault(SAME, {})[name] = plain_value(value)
+        if mention.keyed:
+            self.reads[f"steps.{id}.same.{name}"] = value
+            take(self._draft, value)
+        else:
+            self._draft.after.extend(found.drafts)
+
+    def _no_pair(self, mention: _Mention, id: str) -> None:
+        draft = self._draft
+        axes = ", ".join(
+            f"{axis}={encoded(draft.matrix[axis])}"
+            for axis in shared_axes(draft.step, self._scope.recipe.steps[id])
+        )
+        message = f'no instance of "{id}" has {axes}, as {draft.id} has'
+        self._problem(
+            mention, "same-instance", message, "give both steps the same values on this axis"
+        )
+
+
+def take(draft: Draft, value: Tree) -> None:
+    """Have a draft get the files that a value names."""
+    if isinstance(value, list):
+        for item in value:
+            take(draft, item)
+    elif isinstance(value, PathValue):
+        if value.kind == "step":
+            draft.upstream[value.name] = (*value.address, "")
+        elif value.kind == "below":
+            producer, output, match = value.address
+            draft.upstream[value.name] = (producer, output, match)
+        elif value.kind == "dep":
+            draft.deps.append(as_pattern(value.name))  # the plan has each once
+        else:
+            draft.takes[value.name] = Source(value.name, value.kind, *value.address)
+
+
+def _is_left_out(ref: Reference, choice: Needs, names: Mapping[str, Any]) -> bool:
+    """Whether a mention stands in a branch that is not taken, and would bring files."""
+    if ref.path in choice.certain or ref.path in choice.possible:
+        return False
+    value: Any = names
+    for part in ref.path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return ref.path[0] == "steps" or is_path_value(value)
