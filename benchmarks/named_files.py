@@ -3,6 +3,9 @@
 A page names a file by its path from the root of the repository or from `runner`: `execution/steps/loop.py`.
 The ending of a module may be left out (`hosts/link/stream`), and `*` stands for any characters. Behind a colon
 a page names a part of the file: of a Python file a function, class, method or constant; of another file a word in it.
+
+Below a heading such as `### hosts: where steps run`, the name of a file alone is one in the folder `hosts`, and a
+name with a slash behind it is a folder there.
 """
 
 from __future__ import annotations
@@ -15,28 +18,41 @@ from typing import Final, NamedTuple
 
 PAGES: Final = ("docs/design.md", "CONTRIBUTING.md")
 """Pages whose names are checked."""
-TOPS: Final = ("runner drivers tests docs recipes schemas benchmarks fixtures examples").split()
-WORD: Final = re.compile(
-    r"(?<![\w./@*<-])(?P<path>[\w@*.-]+(?:/[\w@*.-]+)*)/?(?::(?P<part>[A-Za-z_][\w.-]*))?"
+TOPS: Final = frozenset(
+    ("runner", "drivers", "tests", "docs", "recipes", "schemas")
+    + ("benchmarks", "fixtures", "examples")
 )
+WORD: Final = re.compile(
+    r"(?<![\w./@*<-])(?P<path>[\w@*.-]+(?:/[\w@*.-]+)*)(?P<slash>/?)(?::(?P<part>[A-Za-z_][\w.-]*))?"
+)
+HEADING: Final = re.compile(r"#+ (?:(?P<floor>\w+): )?")
 
 
 class Name(NamedTuple):
-    """A file that a page names on `line`, and the part of it, empty for the file itself."""
+    """A file that a page names on `line`.
+
+    `part` is a part of the file, empty for the file itself. `floor` is the folder that the section is about.
+    """
 
     line: int
     path: str
     part: str
+    floor: str
 
 
 def names_of(text: str, home: Path) -> Iterator[Name]:
     """Every name of a file in the text of a page."""
-    folders = {*TOPS, *(path.name for path in home.glob("runner/*/"))}
+    floors = {path.name for path in home.glob("runner/*/")} | {"drivers"}
+    floor = ""
     for number, line in enumerate(text.splitlines(), 1):
+        if heading := HEADING.match(line):
+            floor = heading["floor"] if heading["floor"] in floors else ""
         for found in WORD.finditer(line):
             path = found["path"].rstrip(".")
-            if path.endswith(".py") or ("/" in path and path.partition("/")[0] in folders):
-                yield Name(number, path, (found["part"] or "").rstrip(".-"))
+            below_known_folder = "/" in path and path.partition("/")[0] in {*TOPS, *floors}
+            is_folder = bool(floor and found["slash"])
+            if path.endswith(".py") or below_known_folder or is_folder:
+                yield Name(number, path, (found["part"] or "").rstrip(".-"), floor)
 
 
 def stale_names(home: Path, pages: tuple[str, ...] = PAGES) -> list[str]:
@@ -50,7 +66,7 @@ def stale_names(home: Path, pages: tuple[str, ...] = PAGES) -> list[str]:
 
 
 def _fault(name: Name, home: Path) -> str:
-    file = _find(name.path, home)
+    file = _find(name, home)
     if file is None:
         return f"{name.path} does not exist"
     if name.part and not _has_part(file, name.part):
@@ -58,9 +74,13 @@ def _fault(name: Name, home: Path) -> str:
     return ""
 
 
-def _find(path: str, home: Path) -> Path | None:
+def _find(name: Name, home: Path) -> Path | None:
+    below = "" if "/" in name.path else name.floor
+    patterns = [name.path, f"{name.path}.py"]
+    if below:
+        patterns += [f"{below}/**/{pattern}" for pattern in patterns]
     for folder in (home, home / "runner"):
-        for pattern in (path, f"{path}.py"):
+        for pattern in patterns:
             found = next(folder.glob(pattern), None)
             if found is not None:
                 return found

@@ -31,18 +31,20 @@ DENSE: Final = 0.6
 """Branches of a line from which a function of complexity `COMPLEX` or more is dense."""
 WIDE: Final = 100
 
-IRREGULAR: Final = frozenset(
-    "begun bought bound bred brought broken built caught chosen drawn driven eaten fallen fed felt "
-    "forgotten fought found given gone heard held hidden kept known laid led lent lost lying made "
-    "meant paid ran risen said seen sent shot shown slept sold sought spent spoken stolen stood "
-    "struck stuck swept taken taught thought told torn understood won worn wound written".split()
-)
-NO_PARTICIPLES: Final = frozenset(
-    "anything billing bring ceiling embed encoding evening everything exceed feed heading indeed "
-    "king listing mapping morning need nothing padding proceed red ring seed setting settings shed "
-    "sing something speed spelling spring string strings succeed swing thing timing training "
-    "warning wing".split()
-)
+_IRREGULAR = """
+begun bought bound bred brought broken built caught chosen drawn driven eaten fallen fed felt
+forgotten fought found given gone heard held hidden kept known laid led lent lost lying made
+meant paid ran risen said seen sent shot shown slept sold sought spent spoken stolen stood
+struck stuck swept taken taught thought told torn understood won worn wound written
+"""
+_NO_PARTICIPLES = """
+anything billing bring ceiling embed encoding evening everything exceed feed heading indeed
+king listing mapping morning need nothing padding proceed red ring seed setting settings shed
+sing something speed spelling spring string strings succeed swing thing timing training
+warning wing
+"""
+IRREGULAR: Final = frozenset(_IRREGULAR.split())
+NO_PARTICIPLES: Final = frozenset(_NO_PARTICIPLES.split())
 BRANCHES: Final = (
     *(ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler),
     *(ast.IfExp, ast.Assert, ast.comprehension, ast.match_case),
@@ -125,7 +127,9 @@ def _measure_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
             complexity += len(part.ifs)
         elif isinstance(part, ast.BoolOp):
             complexity += len(part.values) - 1
-    return Function(node.name, complexity, (node.end_lineno or node.lineno) - node.lineno + 1, imports)
+    return Function(
+        node.name, complexity, (node.end_lineno or node.lineno) - node.lineno + 1, imports
+    )
 
 
 def _percent(answers: list[bool]) -> float:
