@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -76,6 +77,10 @@ BROAD = 25
 TALL = 100
 """Sizes above which a file, class or function is printed, as a sign of where to look. They are no limits:
 code that was split or folded to meet a number was harder to read than before."""
+
+
+IMPORTED = re.compile(r"^ *(?:from|import) ([\w.]+)(?: import (\([^)]*\)|.*))?", re.MULTILINE)
+"""An import as a test writes it: the module, and the names that are taken from it."""
 
 
 class Import(NamedTuple):
@@ -314,6 +319,23 @@ def untyped(home: Path) -> Counter[str]:
     )
 
 
+def untested(home: Path) -> list[str]:
+    """Modules of `runner` and `drivers` that no test imports and no test file is named after."""
+    tests = {path.stem: path.read_text("utf-8") for path in home.glob("tests/**/*.py")}
+    named = set()
+    for text in tests.values():
+        for package, names in IMPORTED.findall(text):
+            named.add(package)
+            named |= {f"{package}.{name}" for name in re.findall(r"\w+", names)}
+    return [
+        module
+        for module, path in modules(home).items()
+        if path.stem != "__init__"
+        and module not in named
+        and f"test_{path.stem.strip('_')}" not in tests
+    ]
+
+
 def shapes(home: Path) -> tuple[dict[str, int], dict[str, int]]:
     """How many methods each class of `runner` and `drivers` has, and how many lines each function."""
     classes, functions = {}, {}
@@ -343,6 +365,7 @@ def main() -> int:
     print(f"{len(sizes)} files, {sum(sizes.values())} lines, {len(found)} imports")
     print(f"lines by room: {_lines_by_room(sizes)}")
     print(*style.table(figures), sep="\n")
+    print(f"{len(untested(HOME))} of {len(sizes)} modules are imported by no test")
     print(*_large(sizes), sep="\n")
     for ring in rings:
         print("circle: " + " <-> ".join(ring))

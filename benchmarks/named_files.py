@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 
 PAGES: Final = ("docs/design.md", "CONTRIBUTING.md")
 """Pages whose names are checked."""
-TOPS: Final = frozenset(
-    ("runner", "drivers", "tests", "docs", "recipes", "schemas")
-    + ("benchmarks", "fixtures", "examples")
+TOPS: Final = (
+    *("runner", "drivers", "tests", "docs", "recipes", "schemas"),
+    *("benchmarks", "fixtures", "examples"),
 )
 WORD: Final = re.compile(
     r"(?<![\w./@*<-])(?P<path>[\w@*.-]+(?:/[\w@*.-]+)*)(?P<slash>/?)(?::(?P<part>[A-Za-z_][\w.-]*))?"
@@ -43,13 +43,14 @@ class Name(NamedTuple):
 def names_of(text: str, home: Path) -> Iterator[Name]:
     """Every name of a file in the text of a page."""
     floors = {path.name for path in home.glob("runner/*/")} | {"drivers"}
+    known_folders = {*TOPS, *floors}
     floor = ""
     for number, line in enumerate(text.splitlines(), 1):
         if heading := HEADING.match(line):
             floor = heading["floor"] if heading["floor"] in floors else ""
         for found in WORD.finditer(line):
             path = found["path"].rstrip(".")
-            below_known_folder = "/" in path and path.partition("/")[0] in {*TOPS, *floors}
+            below_known_folder = "/" in path and path.partition("/")[0] in known_folders
             is_folder = bool(floor and found["slash"])
             if path.endswith(".py") or below_known_folder or is_folder:
                 yield Name(number, path, (found["part"] or "").rstrip(".-"), floor)

@@ -84,14 +84,16 @@ def measure(sources: Sequence[Source]) -> dict[str, float]:
     class_names = list(classes.elements())
     lines = [line for source in sources for line in source.text.splitlines() if line.strip()]
 
-    def per_thousand(kinds: tuple[type[ast.AST], ...]) -> float:
-        return 1000 * sum(isinstance(node, kinds) for node in nodes) / max(1, len(lines))
+    kinds = Counter(type(node) for node in nodes)
+
+    def per_thousand(*wanted: type[ast.AST]) -> float:
+        return 1000 * sum(kinds[kind] for kind in wanted) / max(1, len(lines))
 
     figures = (
         _percent([each.complexity > COMPLEX for each in functions]),
         _percent([each.is_dense for each in functions]),
-        per_thousand((ast.IfExp,)),
-        per_thousand(COMPREHENSIONS),
+        per_thousand(ast.IfExp),
+        per_thousand(*COMPREHENSIONS),
         _percent([is_participle(each.name) for each in functions]),
         _percent([is_participle(name) for name in class_names]),
         sum(count > 1 for count in classes.values()),

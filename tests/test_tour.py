@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import FLOORS
+from benchmarks.house import FLOORS, untested
 from benchmarks.named_files import names_of, stale_names
 from benchmarks.style import ANCHORS, Source, is_participle, measure
 
@@ -92,6 +92,14 @@ def test_style_is_measured_from_syntax() -> None:
     assert figures["lines over 100 columns per 1,000"] == 125
     assert figures["comment lines, %"] == 12.5
     assert figures["imports inside functions"] == 1
+
+
+def test_a_module_is_tested_if_a_test_imports_it_or_has_its_name(tmp_path: Path) -> None:
+    for name in ("runner/a.py", "runner/b.py", "runner/c.py", "runner/d.py", "tests/test_d.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "tests/test_d.py").write_text("from runner import (\n    a,\n)\nimport runner.b\n")
+    assert untested(tmp_path) == ["runner.c"]
 
 
 def test_a_participle_is_one_word() -> None:
