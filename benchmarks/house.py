@@ -108,6 +108,12 @@ def syntax(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@lru_cache(maxsize=1024)
+def nodes_of(text: str) -> list[ast.AST]:
+    """All nodes of the syntax of a module, in the order of `ast.walk`, which takes longer than parsing."""
+    return list(ast.walk(syntax(text)))
+
+
 def imports(home: Path, known: set[str] | None = None) -> list[Import]:
     """Every import of ours, wherever it stands: those inside functions and for types count too.  `known` are modules that lie elsewhere."""
     there = modules(home)
@@ -123,7 +129,7 @@ def _imported(
     source: str, path: Path, known: set[str] | frozenset[str]
 ) -> Iterator[tuple[int, str, str]]:
     package = source.split(".") if path.name == "__init__.py" else source.split(".")[:-1]
-    for node in ast.walk(syntax(path.read_text("utf-8"))):
+    for node in nodes_of(path.read_text("utf-8")):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -341,7 +347,7 @@ def shapes(home: Path) -> tuple[dict[str, int], dict[str, int]]:
     classes, functions = {}, {}
     for path in modules(home).values():
         name = path.relative_to(home).as_posix()
-        for node in ast.walk(syntax(path.read_text("utf-8"))):
+        for node in nodes_of(path.read_text("utf-8")):
             if isinstance(node, ast.ClassDef):
                 classes[f"{name}:{node.lineno} {node.name}"] = sum(
                     isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body
@@ -361,7 +367,7 @@ def main() -> int:
     rings, broken = [*circles(found), *circles_of_packages(found)], faults(HOME)
     stale = named_files.stale_names(HOME)
     texts = [path.read_text("utf-8") for path in modules(HOME).values()]
-    figures = style.measure([style.Source(text, syntax(text)) for text in texts])
+    figures = style.measure([style.Source(text, nodes_of(text)) for text in texts])
     print(f"{len(sizes)} files, {sum(sizes.values())} lines, {len(found)} imports")
     print(f"lines by room: {_lines_by_room(sizes)}")
     print(*style.table(figures), sep="\n")

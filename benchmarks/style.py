@@ -53,10 +53,10 @@ COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorE
 
 
 class Source(NamedTuple):
-    """A module: its text and its syntax."""
+    """A module: its text and all nodes of its syntax."""
 
     text: str
-    tree: ast.Module
+    nodes: Sequence[ast.AST]
 
 
 class Function(NamedTuple):
@@ -74,7 +74,7 @@ class Function(NamedTuple):
 
 def measure(sources: Sequence[Source]) -> dict[str, float]:
     """Return each figure of `ANCHORS` for `sources`, in the same order."""
-    nodes = [node for source in sources for node in ast.walk(source.tree)]
+    nodes = [node for source in sources for node in source.nodes]
     functions = [
         _measure_function(node)
         for node in nodes

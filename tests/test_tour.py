@@ -80,7 +80,7 @@ def test_style_is_measured_from_syntax() -> None:
         "class Kept:\n    def held(self):\n        import os\n"
         "class Kept:\n    x = [1 if y else 2 for y in ()]\n" + dense
     )
-    figures = measure([Source(text, ast.parse(text))])
+    figures = measure([Source(text, list(ast.walk(ast.parse(text))))])
     assert list(figures) == list(ANCHORS)
     assert figures["functions of complexity over 10, %"] == 50
     assert figures["dense functions, %"] == 50
