@@ -58,7 +58,7 @@ def test_a_datasheet_tells_what_one_gets_needs_and_gives(space: Space) -> None:
     assert described["results"]["plot"] == {
         "step": "plot",
         "path": "loss.png",
-        "doc": "The history as a picture",
+        "doc": "Plot of the training metrics",
     }
     assert described["machines"]["smoke"] == {
         "gpus": 0,

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from drivers.base import Exit
 
 from ...agent.regular import is_regular, open_regular
+from ...hosts.place.host_task import replaced_words
 from ...hosts.place.spare_dirs import Scrap
 from ...planning.fingerprint import World
 from ...planning.step import MetricsSpec, StepSpec
@@ -138,9 +139,7 @@ def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
         if not os.path.lexists(path) or is_regular(path):
             continue
         delete_whole(Path(path))
-        removed.append(
-            f"it replaced {name} by something that is no regular file: nothing is kept of it"
-        )
+        removed.append(replaced_words(name))
     return removed
 
 
