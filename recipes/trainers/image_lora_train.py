@@ -75,7 +75,7 @@ def main() -> None:
     try:
         unable(options, script)
         more = given(options.set)
-        print("\n".join(skipped(images, options.micro_batch)))
+        print("\n".join(skipped(images, options.micro_batch, buckets=script.buckets)))
     except ValueError as error:
         fail(str(error))
 
@@ -94,7 +94,7 @@ def main() -> None:
     if script.alone and hasattr(module, "BucketBatchSampler"):
         # Captions are encoded in the order of the first epoch and found again by their place in it: Kontext's script shuffles anew each time.
         module.BucketBatchSampler.__iter__ = lambda self: iter(self.batches)
-    watch = Watch(options, vars(arguments))
+    watch = Watch(options, vars(arguments), steps_of_epoch(images, options, buckets=script.buckets))
     watch.put()
     module.args = arguments  # type: ignore[attr-defined]  # where a script's data set looks for them
     module.main(arguments)
@@ -140,13 +140,30 @@ def given(text: str) -> list[str]:
     return words
 
 
-def skipped(images: Sequence[dict[str, Any]], micro_batch: int) -> list[str]:
-    """What is to say of images that are in no batch: a script leaves out a batch that is not full.  Raises ValueError where all are."""
-    sizes = Counter((image["width"], image["height"]) for image in images)
-    left = sum(count % micro_batch for count in sizes.values())
-    if left == len(images):
+def batches_of_epoch(images: Sequence[dict[str, Any]], micro_batch: int, *, buckets: bool) -> int:
+    """Batches of an epoch.  A script with buckets takes images of one size together, and leaves out a batch that is not full."""
+    sizes: Counter[tuple[int, int]] = Counter()
+    for image in images:
+        sizes[image["width"], image["height"]] += image["repeats"]
+    if not buckets:
+        return math.ceil(sizes.total() / micro_batch)
+    return sum(count // micro_batch for count in sizes.values())
+
+
+def steps_of_epoch(images: Sequence[dict[str, Any]], options: argparse.Namespace, *, buckets: bool) -> int:
+    """Steps in which a script reads all images once: the last of them has fewer batches than the others where they do not come out even."""
+    global_batch: int = options.global_batch
+    return math.ceil(batches_of_epoch(images, options.micro_batch, buckets=buckets) * options.micro_batch / global_batch)
+
+
+def skipped(images: Sequence[dict[str, Any]], micro_batch: int, *, buckets: bool) -> list[str]:
+    """What is to say of images that are in no batch.  Raises ValueError where all are."""
+    batches = batches_of_epoch(images, micro_batch, buckets=buckets)
+    if not batches:
         raise ValueError(f"no size has {micro_batch} images, so no batch of micro_batch {micro_batch} is ever full; take micro_batch=1")
-    return [f"train: {left} of {len(images)} images are left out of each epoch, as a batch has {micro_batch} of one size"] if left else []
+    whole = sum(image["repeats"] for image in images)
+    left = whole - batches * micro_batch
+    return [f"train: {left} of {whole} images are left out of each epoch, as a batch has {micro_batch} of one size"] if left > 0 else []
 
 
 def command(
@@ -244,8 +261,8 @@ def parsed(module: ModuleType, name: str, words: Sequence[str]) -> argparse.Name
 class Watch:
     """What stands in for three methods of accelerate's `Accelerator` while a script trains: steps are told, and checkpoints are whole."""
 
-    def __init__(self, options: argparse.Namespace, settings: Mapping[str, object]) -> None:
-        self._options, self._settings = options, settings
+    def __init__(self, options: argparse.Namespace, settings: Mapping[str, object], steps_of_epoch: int) -> None:
+        self._options, self._settings, self._steps_of_epoch = options, settings, steps_of_epoch
         kept = options.resume / HISTORY if options.resume else None
         self.history = kept.read_text().splitlines(keepends=True) if kept and kept.exists() else []
         self._losses: list[float] = []
@@ -280,7 +297,8 @@ class Watch:
         if step > self._done:
             self._done = step
             loss = sum(self._losses) / len(self._losses)
-            self.telemetry.step(step, samples=self._options.global_batch, of=self._options.max_steps, loss=loss, lr=values["lr"])
+            epoch = step / self._steps_of_epoch
+            self.telemetry.step(step, samples=self._options.global_batch, of=self._options.max_steps, epoch=epoch, loss=loss, lr=values["lr"])
             self._losses.clear()
             if self._part:
                 (self._part / HISTORY).write_text("".join(self.history))

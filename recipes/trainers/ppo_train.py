@@ -116,7 +116,7 @@ def main() -> None:
         optimizer, lambda before: rate_at(done + before + 1, 1.0, options.warmup_steps, options.decay_steps)
     )
     telemetry = Telemetry(options.tensorboard, main=trainer.is_world_process_zero(), history=history, tracker=options.tracker, settings=settings)
-    keeper = _Keeper(options, done, checkpoints, trainer, learned, telemetry, ending)
+    keeper = _Keeper(options, done, len(ids), checkpoints, trainer, learned, telemetry, ending)
     trainer.dataloader = _Steps(ids, tokenizer, options, done, config, keeper)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(keeper)
@@ -161,10 +161,11 @@ class _Keeper(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Told by the trainer of each step's end: tells the step, saves, and dies of the signal where it was asked to end."""
 
     def __init__(
-        self, options: argparse.Namespace, done: int, checkpoints: Checkpoints, trainer: Any, learned: dict[str, torch.nn.Parameter],
-        telemetry: Telemetry, ending: Ending,
+        self, options: argparse.Namespace, done: int, prompts: int, checkpoints: Checkpoints, trainer: Any,
+        learned: dict[str, torch.nn.Parameter], telemetry: Telemetry, ending: Ending,
     ) -> None:  # fmt: skip
         self._options, self._done, self._checkpoints, self._trainer, self._learned = options, done, checkpoints, trainer, learned
+        self._prompts = prompts
         self._telemetry, self._ending = telemetry, ending
         self._values: dict[str, float] = {}
         self._phase = ExitStack()
@@ -196,7 +197,8 @@ class _Keeper(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._norms.clear()
         if not math.isfinite(values["loss"]):
             fail(f"the loss is {values['loss']} at step {step}; a smaller learning_rate or more warmup_steps may help")
-        told = self._telemetry.step(step, samples=self._options.global_batch, of=self._options.max_steps, **values)
+        batch = self._options.global_batch
+        told = self._telemetry.step(step, samples=batch, of=self._options.max_steps, epoch=step * batch / self._prompts, **values)
         shown = "  ".join(f"{name} {values[name]:.4g}" for name in ("reward", "kl", "loss", "grad_norm"))
         trl_common.say(f"step {step}/{self._options.max_steps}  {shown}  {told.get('samples_per_second', 0):.4g} samples/s")
         last = step == self._options.max_steps

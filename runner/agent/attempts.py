@@ -246,11 +246,11 @@ def _date(path: str, then: int) -> None:
             os.utime(each, ns=(then, then), follow_symlinks=False)
 
 
-def read(request: Request, path: str, offset: int, limit: int) -> None:
-    """Bytes of a file from `offset` on, at most `limit`; none where there is no file."""
+def read(request: Request, path: str, offset: int, limit: int) -> bool:
+    """Bytes of a file from `offset` on, at most `limit`; none where there is no file.  True where something is there that is no regular file."""
+    if not is_regular(path):
+        return os.path.lexists(path)
     try:
-        if not is_regular(path):
-            return
         with open_regular(path) as file:
             file.seek(offset)
             while limit and (data := file.read(min(limit, trees.BLOCK // 2))):
@@ -258,6 +258,7 @@ def read(request: Request, path: str, offset: int, limit: int) -> None:
                 request.emit(data)
     except FileNotFoundError:
         pass
+    return False
 
 
 def send(

@@ -43,6 +43,15 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def size_of(path: str | bytes) -> int:
+    """Bytes of a regular file, or of one that a link leads to; -1 where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+
+
 def _require_regular(found: os.stat_result, path: str | os.PathLike[str]) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))

@@ -40,6 +40,7 @@ from .journal import began, escaped, line
 from .locks import free_locks, take_locks
 from .loop import Loop
 from .processes import kill, kill_group, processes, words
+from .regular import size_of
 from .remains import HOPELESS, Remains
 from .slots import Slots
 from .spawning import spawn, why_not
@@ -380,10 +381,7 @@ class Agent:
     def _finish(self, jobs: list[Job]) -> None:
         """Nothing is left of these."""
         for job in jobs:
-            try:
-                printed = os.stat(job.log).st_size if job.log else -1
-            except OSError:
-                printed = -1
+            printed = size_of(job.log) if job.log else -1
             spent = job.started, job.ended, job.cpu, job.peak, len(job.strays)
             self._over(
                 job, line(job.name, job.code, job.signal, job.reason, *spent, job.detail, printed)

@@ -181,7 +181,9 @@ def test_each_step_is_reported_once_with_the_mean_of_its_micro_batches(step: Pat
         (4, 7.5),
     ]
     metrics = [json.loads(line) for line in (step / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in metrics if "loss" in line] == [1, 2, 3, 4]
+    # Three images, as one repeats, in steps of two: the script ends an epoch with a step of one image.
+    told = [(line["step"], line["epoch"]) for line in metrics if "loss" in line]
+    assert told == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
     assert json.loads((step / "report.json").read_text()) == {
         "steps": 4, "images": 2, "held_out": 0, "mean_of_steps": 2, "loss_first": 10.0, "loss_last": 8.0,
     }  # fmt: skip
@@ -228,8 +230,8 @@ def test_batches_keep_their_order_where_a_script_finds_captions_by_it(step: Path
             "global_batch 3 is no multiple of micro_batch × 1 processes = 2; change one of them",
         ),
         (
-            {"global-batch": 4, "micro-batch": 2},
-            "no size has 2 images, so no batch of micro_batch 2 is ever full; take micro_batch=1",
+            {"global-batch": 3, "micro-batch": 3},
+            "no size has 3 images, so no batch of micro_batch 3 is ever full; take micro_batch=1",
         ),
         ({"alpha": 1.5}, "whole numbers for alpha, not 1.5"),
         (
@@ -268,11 +270,19 @@ def test_a_script_that_pairs_by_place_takes_one_device(
 
 
 def test_images_that_fill_no_batch_are_counted(trainer: Any) -> None:
-    rows = [{"width": 64, "height": 64}] * 5
-    assert trainer.skipped(rows, 2) == [
-        "train: 1 of 5 images are left out of each epoch, as a batch has 2 of one size"
-    ]
-    assert trainer.skipped(rows, 1) == []
+    rows = [{"width": 64, "height": 64, "repeats": 1}] * 5
+    left = "train: 1 of 5 images are left out of each epoch, as a batch has 2 of one size"
+    assert trainer.skipped(rows, 2, buckets=True) == [left]
+    assert trainer.skipped(rows, 1, buckets=True) == []
+    assert trainer.skipped(rows, 2, buckets=False) == []
+
+
+def test_an_image_that_repeats_fills_batches_as_several_do(trainer: Any) -> None:
+    rows = [{"width": 64, "height": 64, "repeats": 3}, {"width": 64, "height": 96, "repeats": 1}]
+    left = "train: 2 of 4 images are left out of each epoch, as a batch has 2 of one size"
+    assert trainer.skipped(rows, 2, buckets=True) == [left]
+    with pytest.raises(ValueError, match="no size has 4 images"):
+        trainer.skipped(rows, 4, buckets=True)
 
 
 def test_a_base_of_another_family_is_said_before_the_run(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.system.test_sft_trainer import launched, program
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "fixtures" / "tiny-llama"
 PROMPTS = ROOT / "fixtures" / "datasets" / "python-prompts" / "prompts.jsonl"
-STEPS = 6
+STEPS, BATCH = 6, 16
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ppo")]
 
@@ -122,7 +122,7 @@ def training(python: Path, prompts: Path, out: Path, *more: object) -> list[str]
     argv = program(
         "ppo_train.py", "--data", prompts, "--base", BASE, "--init", "random", "--reward-model", BASE, "--reward-init", "random",
         "--out", out / "learned", "--history", out / "history.jsonl", "--checkpoints", out / "checkpoints", "--tensorboard", out / "tensorboard",
-        "--max-steps", STEPS, "--save-every", 3, "--max-completion-length", 4, "--global-batch", 16, "--micro-batch", 8, "--learning-rate", 0.01,
+        "--max-steps", STEPS, "--save-every", 3, "--max-completion-length", 4, "--global-batch", BATCH, "--micro-batch", 8, "--learning-rate", 0.01,
         "--kl-coef", 0.01, "--epochs", 2, *more,
     )  # fmt: skip
     return [str(python), *argv[1:]]
@@ -139,6 +139,10 @@ def test_a_resumed_training_ends_in_the_same_bits(
     assert "ppo@1 is deprecated" in done.stdout and "rlhf@1" in done.stdout
     told = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in told] == list(range(1, STEPS + 1))
+    rows = len((prompts / "train.jsonl").read_text().splitlines())
+    assert [line["epoch"] for line in told] == [
+        round(step * BATCH / rows, 4) for step in range(1, STEPS + 1)
+    ]
     assert all(
         line["time_generation"] > 0 and line["time_model"] > 0 and line["time_optimizer"] > 0
         for line in told

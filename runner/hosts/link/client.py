@@ -233,6 +233,10 @@ class Client:
             return b""
         return await self._line.read(await self._line.log_path(job.data.get("log"), name), offset)
 
+    def has_no_log(self, job: Job) -> bool:
+        """Whether the agent told no length of the log of this job, which is over: it found none that can be read."""
+        return file_name(job.key) not in self._printed
+
     async def stop(self, job: Job, grace: timedelta) -> None:
         """SIGTERM to the whole group, SIGKILL after `grace`.  Idempotent; `wait` then reports an Exit."""
         self._enter()

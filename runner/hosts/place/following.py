@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from drivers.base import Exit, Job, Unreachable
 
 from ..link.contact import Contact
-from .host_task import FOREVER, HostTask, Paths
+from .host_task import FOREVER, HostTask, Paths, replaced_words
 
 if TYPE_CHECKING:
     from ..link.client import Client
@@ -81,18 +81,14 @@ class Follower:
         """What was printed and measured since the last look."""
         task, here, paths = self.task, self._here, self._there
         await self._append()
-        sampled = exit.ended - exit.started >= SAMPLED
-        while sampled and (
-            data := await self._host_store.read(paths.host, _size(here.host), limit=ROOM)
-        ):
-            _append(here.host, data)
+        if (log := self._job.data.get("log")) and self._host.has_no_log(self._job):
+            await self._rest_of("its log", log, here.log)
+        if exit.ended - exit.started >= SAMPLED:
+            await self._rest_of("the record of its machine", paths.host, here.host)
         if task.metrics is None or task.metrics[1]:
             return
         if not task.metrics[0]:
-            while data := await self._host_store.read(
-                paths.metrics, _size(here.metrics), limit=ROOM
-            ):
-                _append(here.metrics, data)
+            await self._rest_of("$RECIPE_METRICS", paths.metrics, here.metrics)
             return
         for name in await self._host_store.matching(paths.cwd, task.metrics[0]):
             target = Path(task.attempt.path, name)
@@ -102,6 +98,13 @@ class Follower:
                 f"{paths.cwd}/{name}", _size(str(target)), limit=ROOM
             ):
                 _append(str(target), data)
+
+    async def _rest_of(self, name: str, path: str, target: str) -> None:
+        """What a file there has more than ours; it is said if the step replaced it, as nothing can be read then."""
+        while (piece := await self._host_store.piece(path, _size(target), limit=ROOM)).data:
+            _append(target, piece.data)
+        if piece.is_replaced:
+            self.task.say(replaced_words(name))
 
     async def _append(self) -> bool:
         """All that was printed by now; whether there was anything."""

@@ -35,6 +35,11 @@ class Paths(NamedTuple):
         return cls(path, f"{path}.sh", f"{path}.log", f"{path}.metrics", f"{path}.host")
 
 
+def replaced_words(name: str) -> str:
+    """What is said of a file beside an attempt, called `name`, that its step replaced."""
+    return f"it replaced {name} by something that is no regular file: nothing is kept of it"
+
+
 @dataclass(frozen=True, slots=True)
 class TaskResult:
     """How an attempt ended, and the contents of its outputs; or, in `words`, why they cannot be taken."""

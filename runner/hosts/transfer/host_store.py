@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import Corrupt, Infrastructure
 from ...storage.content import files, tar
@@ -57,6 +57,13 @@ class Harvest:
 
     outputs: dict[str, Taken]
     changed: tuple[str, ...] = ()
+
+
+class Piece(NamedTuple):
+    """Bytes of a file there; in `is_replaced`, whether it is a pipe, a device, a folder or a link that leads nowhere, which has none."""
+
+    data: bytes
+    is_replaced: bool
 
 
 class Vanished(Corrupt):
@@ -242,8 +249,12 @@ class HostStore(Sender):
 
     async def read(self, path: str, offset: int = 0, *, limit: int = 16 << 20) -> bytes:
         """Bytes of a small file there, from `offset` on, at most `limit`; empty when there is none."""
-        _, data = await self.wire.read("read", path, offset, limit)
-        return data
+        return (await self.piece(path, offset, limit=limit)).data
+
+    async def piece(self, path: str, offset: int, *, limit: int) -> Piece:
+        """The same, and whether something else than a regular file is there.  Older agents do not say so."""
+        answer, data = await self.wire.read("read", path, offset, limit)
+        return Piece(data, answer is True)
 
     async def matching(self, path: str, pattern: str) -> list[str]:
         """Files of the attempt at `path` whose names a pattern fits."""
