@@ -3,7 +3,7 @@
 # make test    lint, types, and every test; about 20 minutes on two cores. What CI runs
 # make proof   what takes longer: kills, faults and schedules with many more examples, every library recipe at length
 # make lint    only what needs no test
-# make house   circles of imports and walls between rooms, which fail; sizes, which are printed
+# make house   circles of imports, broken walls and stale names in docs, which fail; style and sizes, which are printed
 # make clients what tests run and nothing here imports: the official clients of rented machines, llama.cpp's converter
 # make bench   the table of docs/benchmarks.md, measured here
 # make docs    write the generated parts of docs/ anew

@@ -1,17 +1,21 @@
-"""The structure of the code, measured from its syntax: imports, walls between rooms, and size.  Nothing of the project is imported.
+"""The structure of the code, measured from its syntax: imports, walls between rooms, style and size.  Nothing of the project is imported.
 
 usage: house.py
 
-Prints the figures and every break of a wall.  Exit code 1 if there is a circle of imports or a
-broken wall.  Sizes are printed as signs of where to look.
+Prints the figures, those of style beside model code bases.  Exit code 1 if there is a circle of imports, a
+broken wall, or a name in docs/design.md or CONTRIBUTING.md of a file or function that does not exist.  Style and sizes
+are printed as signs of where to look.
 """
 
 from __future__ import annotations
 
 import ast
+import gc
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,6 +79,10 @@ TALL = 100
 code that was split or folded to meet a number was harder to read than before."""
 
 
+IMPORTED = re.compile(r"^ *(?:from|import) ([\w.]+)(?: import (\([^)]*\)|.*))?", re.MULTILINE)
+"""An import as a test writes it: the module, and the names that are taken from it."""
+
+
 class Import(NamedTuple):
     """One name of one import statement.  `target` is the module, `name` what is taken from it, empty for the module itself."""
 
@@ -94,6 +102,18 @@ def modules(home: Path) -> dict[str, Path]:
     return found
 
 
+@lru_cache(maxsize=1024)
+def syntax(text: str) -> ast.Module:
+    """The syntax of a module.  Each figure asks for it, and it is parsed once."""
+    return ast.parse(text)
+
+
+@lru_cache(maxsize=1024)
+def nodes_of(text: str) -> list[ast.AST]:
+    """All nodes of the syntax of a module, in the order of `ast.walk`, which takes longer than parsing."""
+    return list(ast.walk(syntax(text)))
+
+
 def imports(home: Path, known: set[str] | None = None) -> list[Import]:
     """Every import of ours, wherever it stands: those inside functions and for types count too.  `known` are modules that lie elsewhere."""
     there = modules(home)
@@ -109,7 +129,7 @@ def _imported(
     source: str, path: Path, known: set[str] | frozenset[str]
 ) -> Iterator[tuple[int, str, str]]:
     package = source.split(".") if path.name == "__init__.py" else source.split(".")[:-1]
-    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+    for node in nodes_of(path.read_text("utf-8")):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -169,7 +189,7 @@ def faults(home: Path, known: set[str] | None = None) -> list[str]:
     ]
     for module, path in modules(home).items():
         name = path.relative_to(home).as_posix()
-        tree = ast.parse(path.read_bytes(), name)
+        tree = syntax(path.read_text("utf-8"))
         if room(module) in PURE and (name, None) not in READING:
             found += [f"{name}:{line}: {fault}" for line, fault in _touches(name, tree)]
         if room(module) in INSIDE:
@@ -305,12 +325,29 @@ def untyped(home: Path) -> Counter[str]:
     )
 
 
+def untested(home: Path) -> list[str]:
+    """Modules of `runner` and `drivers` that no test imports and no test file is named after."""
+    tests = {path.stem: path.read_text("utf-8") for path in home.glob("tests/**/*.py")}
+    named = set()
+    for text in tests.values():
+        for package, names in IMPORTED.findall(text):
+            named.add(package)
+            named |= {f"{package}.{name}" for name in re.findall(r"\w+", names)}
+    return [
+        module
+        for module, path in modules(home).items()
+        if path.stem != "__init__"
+        and module not in named
+        and f"test_{path.stem.strip('_')}" not in tests
+    ]
+
+
 def shapes(home: Path) -> tuple[dict[str, int], dict[str, int]]:
     """How many methods each class of `runner` and `drivers` has, and how many lines each function."""
     classes, functions = {}, {}
     for path in modules(home).values():
         name = path.relative_to(home).as_posix()
-        for node in ast.walk(ast.parse(path.read_bytes(), name)):
+        for node in nodes_of(path.read_text("utf-8")):
             if isinstance(node, ast.ClassDef):
                 classes[f"{name}:{node.lineno} {node.name}"] = sum(
                     isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body
@@ -323,39 +360,56 @@ def shapes(home: Path) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def main() -> int:
-    found, sizes, loose = imports(HOME), lines(HOME), untyped(HOME)
+    from benchmarks import named_files, style
+
+    gc.disable()  # trees of syntax have no circles, and looking for them takes a third of the time
+    found, sizes = imports(HOME), lines(HOME)
     rings, broken = [*circles(found), *circles_of_packages(found)], faults(HOME)
-    long = {name: count for name, count in sizes.items() if count > LONG}
+    stale = named_files.stale_names(HOME)
+    texts = [path.read_text("utf-8") for path in modules(HOME).values()]
+    figures = style.measure([style.Source(text, nodes_of(text)) for text in texts])
     print(f"{len(sizes)} files, {sum(sizes.values())} lines, {len(found)} imports")
-    by_room = Counter[str]()
-    for module, path in modules(HOME).items():
-        by_room[room(module) or "front door"] += sizes[path.relative_to(HOME).as_posix()]
-    print(
-        "lines by room: "
-        + ", ".join(
-            f"{name} {by_room[name]}"
-            for name in ("front door", *FLOORS, "drivers")
-            if by_room[name]
-        )
-    )
+    print(f"lines by room: {_lines_by_room(sizes)}")
+    print(*style.table(figures), sep="\n")
+    print(f"{len(untested(HOME))} of {len(sizes)} modules are imported by no test")
+    print(*_large(sizes), sep="\n")
     for ring in rings:
         print("circle: " + " <-> ".join(ring))
     for fault in broken:
         print(f"wall: {fault}")
-    for name, count in sorted(long.items(), key=lambda item: -item[1]):
-        print(f"long: {name} {count}")
-    broad, tall = (
-        {name: count for name, count in found.items() if count > most}
-        for found, most in zip(shapes(HOME), (BROAD, TALL), strict=True)
+    for fault in stale:
+        print(f"stale name: {fault}")
+    counts = f"{len(rings)} circles of imports, {len(broken)} broken walls"
+    print(f"{counts}, {len(stale)} stale names in {' and '.join(named_files.PAGES)}")
+    return int(bool(rings or broken or stale))
+
+
+def _lines_by_room(sizes: dict[str, int]) -> str:
+    by_room = Counter[str]()
+    for module, path in modules(HOME).items():
+        by_room[room(module) or "front door"] += sizes[path.relative_to(HOME).as_posix()]
+    rooms = ("front door", *FLOORS, "drivers")
+    return ", ".join(f"{name} {by_room[name]}" for name in rooms if by_room[name])
+
+
+def _large(sizes: dict[str, int]) -> list[str]:
+    """Lines about the largest files, classes and functions, and the least typed files."""
+    classes, functions = shapes(HOME)
+    measured = (
+        ("long", sizes, LONG),
+        ("methods", classes, BROAD),
+        ("lines", functions, TALL),
     )
-    for what, over in (("methods", broad), ("lines", tall)):
-        for name, count in sorted(over.items(), key=lambda item: -item[1]):
-            print(f"{what}: {name} {count}")
-    for name, count in loose.most_common(8):
-        print(f"dict[str, Any]: {name} {count}")
-    print(f"{len(rings)} circles of imports, {len(broken)} broken walls")
-    return int(bool(rings or broken))
+    said = []
+    for what, counts, most in measured:
+        for name, count in sorted(counts.items(), key=lambda item: -item[1]):
+            if count > most:
+                said.append(f"{what}: {name} {count}")
+    for name, count in untyped(HOME).most_common(8):
+        said.append(f"dict[str, Any]: {name} {count}")
+    return said
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(HOME))  # for `benchmarks`, when this file is run by its path
     sys.exit(main())

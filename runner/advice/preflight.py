@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..hosts.interpreters import CURRENT, chosen
 from ..planning.judge import RESTORE
-from ..planning.mentions import unspelled
+from ..planning.patterns import decode_pattern
 from ..planning.step import StepSpec
 from ..storage.git_checkout import is_fetched
 from . import prime_rl, rule_files, rules
@@ -276,13 +276,13 @@ class _Looks:
             elif path.endswith(program.CONFIGS):
                 found.append((tree, path, ""))
         brought = [
-            (self._ws.root, [unspelled(dep)[0] for dep in node.deps]),
+            (self._ws.root, [decode_pattern(dep)[0] for dep in node.deps]),
             (self._ws.root, list(self._takes(node.prefix).values())),
         ]
         brought.append(
             (
                 Path(self._found.plan.homes[node.home]),
-                [unspelled(pattern)[0] for pattern in node.code],
+                [decode_pattern(pattern)[0] for pattern in node.code],
             )
         )
         for name in dict.fromkeys(named):

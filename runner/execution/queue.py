@@ -30,7 +30,7 @@ from .reporting import LAST_WORDS, begin, no_points
 from .results import deliver, sizes, tell_warnings
 from .resume import Claimed, as_it_stood, poisoned
 from .session import look
-from .steps.work import Handover
+from .steps.control import Handover
 from .terms import (
     Listener,
     Overview,

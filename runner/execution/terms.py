@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..storage.records.runs import Event, RunRow
     from ..storage.workspace import Workspace
     from ..survey.request import Request
-    from .steps.work import Failure
+    from .steps.failing import Failure
 
 
 @dataclass(frozen=True, slots=True)

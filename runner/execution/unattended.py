@@ -18,7 +18,7 @@ from ..hosts.link.local_agents import is_reachable
 from ..planning.schedule import FINAL, Move, State
 from ..storage.records.runs import LET_GO, Beside, StepRow, settle
 from ..storage.workspace import Workspace
-from .steps.control import SAVING
+from .steps.attempt import SAVING
 from .steps.orphans import left_by
 
 END = Literal["CANCELLED", "PAUSED"]

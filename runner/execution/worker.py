@@ -27,7 +27,7 @@ from ..logs import Log, mask
 from ..planning.halving import Goal
 from ..planning.ids import bare
 from ..planning.judge import FRESH
-from ..planning.schedule import Move, State
+from ..planning.schedule import Move
 from ..planning.secret_values import all_given, of_addresses
 from ..secrets import Masker
 from ..storage.content.files import no_space
@@ -46,10 +46,10 @@ from .reporting import log_remote
 from .results import deliver, point_latest, results, sizes, tell, tell_warnings
 from .resume import Claimed
 from .signals import signals
-from .steps import loop
+from .steps.assembly import Options, assemble
 from .steps.commit import GroupCommit
-from .steps.loop import Report
-from .steps.work import Handover, Options, Work
+from .steps.control import Handover
+from .steps.loop import Loop, Report
 from .tasks import given, pattern_of
 from .terms import Listener, Overview, Settings, Since, Summary, lower
 
@@ -138,7 +138,14 @@ def _work(ours: Assignment) -> Summary | None:
         ) as runner:
             working, report = runner.run(_carried_out(ours))
         if settings.upload and report.state == "COMPLETED":
-            uploading.upload(ws, working.plan, working.made, settings.upload, listener, run)
+            uploading.upload(
+                ws,
+                working.owners.steps.plan,
+                working.owners.steps.made,
+                settings.upload,
+                listener,
+                run,
+            )
     except asyncio.CancelledError:  # no step had begun
         raise KeyboardInterrupt from None
     except BaseException as error:
@@ -151,7 +158,7 @@ def _work(ours: Assignment) -> Summary | None:
         if ours.commits is not None:
             ours.commits.keys.close()
     commits = working.commits
-    interrupted = working.control.interrupts > 0 or report.left
+    interrupted = working.owners.stopper.is_interrupted or report.left
     state = _over(
         ws, commits, report, "interrupted" if interrupted and report.state != "COMPLETED" else ""
     )
@@ -163,13 +170,15 @@ def _work(ours: Assignment) -> Summary | None:
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = results(ws, found) if report.state == "COMPLETED" else ()
-    counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.todo)}
-    wanted = found.wanted(working.plan)
-    states = working.scheduler.states()
-    skipped = [id for id, state in states.items() if state == State.SKIPPED]
+    counts = {
+        **report.counts,
+        "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.owners.steps.todo),
+    }
+    wanted = found.wanted(working.owners.steps.plan)
+    skipped = working.owners.schedule.skipped()
     summary = Summary(
         state,
-        with_skipped(counts, working.plan, wanted),
+        with_skipped(counts, working.owners.steps.plan, wanted),
         ours.since.seconds,
         report.failures,
         made,
@@ -177,7 +186,7 @@ def _work(ours: Assignment) -> Summary | None:
         interrupted,
         report.abandoned,
         empty_warnings(ws, found) if report.state == "COMPLETED" else (),
-        skipped_steps(working.plan, skipped, wanted),
+        skipped_steps(working.owners.steps.plan, skipped, wanted),
     )
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)
@@ -186,7 +195,7 @@ def _work(ours: Assignment) -> Summary | None:
     return summary
 
 
-async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
+async def _carried_out(ours: Assignment) -> tuple[Loop, Report]:
     """Open the places, begin the run, and work until nothing is left to do."""
     ws, found, settings = ours.ws, ours.found, ours.settings
     host_pool = _places(ours)
@@ -222,20 +231,20 @@ async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
             goal,
             settings.jobs,
         )
-        working = Work(
+        working = assemble(
             ws, found, ours.commits, host_pool, options, begins, ours.listener.tick, ours.handover
         )
     except BaseException:
         await host_pool.close(leave=True)
         raise
-    report = await loop.run(working)
+    report = await working.run()
     if noting is not None:
         noting.join(run_environment.PATIENCE)
     if report.state == "COMPLETED" and found.library:
-        loop.publish_all(working)
+        working.publish_all()
         point_latest(ws, found)
     if report.state == "COMPLETED":
-        deliver(ws, begins.id, begins.fence, working.plan, working.made)
+        deliver(ws, begins.id, begins.fence, working.owners.steps.plan, working.owners.steps.made)
     return working, report
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from runner.storage.records.runs import Event
     from runner.storage.workspace import Workspace
 
-    from ..execution.steps.work import Failure
+    from ..execution.steps.failing import Failure
 
 Line: TypeAlias = tuple[str, str]  # text and style
 Clock: TypeAlias = Callable[[], float]

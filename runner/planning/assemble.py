@@ -12,7 +12,6 @@ from ..paths import heads
 from .choices import chosen
 from .drafts import UNKNOWN_PATH, Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
-from .mentions import in_order
 from .plan import SELECT, SKIP, Ahead, Node, Plan
 from .step import (
     TEMPORARY,
@@ -24,6 +23,7 @@ from .step import (
     RunSettings,
     Upstream,
 )
+from .step_order import is_in_order
 
 if TYPE_CHECKING:
     from ..language.recipe import Limits, Recipe
@@ -267,7 +267,7 @@ def _sorted(sketch: Sketch) -> list[Draft]:
     needs = {
         draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts
     }
-    if in_order(needs):
+    if is_in_order(needs):
         return _numbered(sketch.drafts)
     from .graph import as_written, circle, dag
 

@@ -15,8 +15,8 @@ from ..paths import escapes, heads
 from .choices import chosen
 from .drafts import Draft, PathValue, Results, Scope, Sketch, plain_value
 from .ids import encoded
-from .mentions import excluded
 from .path_rules import WORKSPACE
+from .patterns import is_excluded
 from .plan import SKIP, Pending
 from .trial import Scene, never
 
@@ -163,7 +163,7 @@ class Axes:
             matches = [
                 match
                 for match in self.globs.get(text, ())
-                if match not in self.left_out and not excluded(match, exclude)
+                if match not in self.left_out and not is_excluded(match, exclude)
             ]
             self.found |= dict.fromkeys(matches, Found(scope.recipe, axis, where))
             if not matches:
@@ -191,7 +191,7 @@ class Axes:
                 Pending(f"{scope.prefix}{step.id}", producer.id, output, below)
             )
             return None
-        below_it = [match for match in known if not excluded(f"{path}/{match}", exclude)]
+        below_it = [match for match in known if not is_excluded(f"{path}/{match}", exclude)]
         if not below_it:
             self._empty(scope, step, given, text, where)
         return [

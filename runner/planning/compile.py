@@ -48,22 +48,18 @@ from .drafts import (
     resource_spec,
 )
 from .leaves import LeafReader, take
-from .mentions import (
-    Makes,
-    Near,
+from .mentions import mentions_step, templates
+from .path_rules import BELOW, WORKSPACE, misplaced, unfit
+from .patterns import (
+    MadePaths,
     as_pattern,
-    automatic,
-    excluded,
+    encode_automatic,
+    encode_pattern,
+    is_excluded,
     is_glob,
-    may_make,
-    mentions_step,
-    ordered,
     python_path,
     reaches,
-    spelled,
-    templates,
 )
-from .path_rules import BELOW, WORKSPACE, misplaced, unfit
 from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
 from .selection import add_select
 from .step import (
@@ -79,6 +75,7 @@ from .step import (
     StepSpec,
     SyncSpec,
 )
+from .step_order import PathIndex, may_make, order_steps
 from .uses import UsedRecipes
 
 if TYPE_CHECKING:
@@ -164,12 +161,12 @@ class _Compiler:
         """By prefix and step: the steps that its matrix needs, and may need."""
         self.uses = UsedRecipes(self.sketch, self.axes, used, bind, self.depth, self.add)
 
-    def makes(self) -> Makes:
+    def makes(self) -> MadePaths:
         """Every path that a step makes, if there is a match that may be one."""
         return (
-            Makes(d.prefix + path for d in self.sketch.drafts for path, _ in d.outputs.values())
+            MadePaths(d.prefix + path for d in self.sketch.drafts for path, _ in d.outputs.values())
             if self.axes.found or self.left_out
-            else Makes(())
+            else MadePaths(())
         )
 
     # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
@@ -199,7 +196,7 @@ class _Compiler:
         self.sketch.problems += [
             found for found in misplaced(recipe) if found not in self.sketch.problems
         ]
-        order, loops = ordered(recipe)
+        order, loops = order_steps(recipe)
         for loop in loops:
             path = " -> ".join(loop)
             self.sketch.problem(
@@ -221,7 +218,7 @@ class _Compiler:
                 for output, (path, _) in d.outputs.items()
             }
             inside = {folder: path for path in made for folder in heads(path)[1:]}
-            near = Near(made)
+            near = PathIndex(made)
             for draft in [*self.sketch.drafts[begun:], *self.sketch.ghosts]:
                 if draft.recipe is recipe and draft.prefix == prefix:
                     self._deps(scope, draft, made, inside, near)
@@ -603,7 +600,7 @@ class _Compiler:
         draft: Draft,
         made: Mapping[str, tuple[Draft, str]],
         inside: Mapping[str, str],
-        near: Near,
+        near: PathIndex,
     ) -> None:
         """Turn `deps` into edges and files of the workspace.
 
@@ -656,7 +653,8 @@ class _Compiler:
                 makers = [
                     name
                     for name, flags in others
-                    if reaches(path, name, bool(flags & DIRECTORY)) and not excluded(name, exclude)
+                    if reaches(path, name, bool(flags & DIRECTORY))
+                    and not is_excluded(name, exclude)
                 ]
             else:
                 makers = [head for head in heads(path) if head in made]
@@ -675,11 +673,13 @@ class _Compiler:
                 continue  # what another step that waits will make
             allowed = None if isinstance(dep, str) else dep.allow_empty
             if pattern and not makers and not allowed and not draft.flags & SKIP:
-                self.sketch.globs[f"{draft.prefix}{step.id}", spelled(path, exclude)] = allowed
+                self.sketch.globs[f"{draft.prefix}{step.id}", encode_pattern(path, exclude)] = (
+                    allowed
+                )
             if draft.ghost and allowed:
                 continue
             if not makers or pattern:
-                draft.deps.append(spelled(path, exclude))
+                draft.deps.append(encode_pattern(path, exclude))
 
     def _dep(
         self, scope: Scope, draft: Draft, dep: str | Glob, where: Where
@@ -835,8 +835,8 @@ def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
 def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object]) -> str:
     """An item of `code` as a node holds it."""
     if isinstance(item, AutoCode):
-        return automatic(started(step.run, step.accelerate), python_path(env))
-    return item if isinstance(item, str) else spelled(item.pattern, item.exclude)
+        return encode_automatic(started(step.run, step.accelerate), python_path(env))
+    return item if isinstance(item, str) else encode_pattern(item.pattern, item.exclude)
 
 
 def _boolean(leaf: str, names: Mapping[str, Any]) -> bool | None:

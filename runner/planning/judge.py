@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from ..digest import Digest
 from . import fingerprint
 from .ids import bare
-from .mentions import code_name
+from .patterns import code_name
 from .plan import ALLOW_FAILURE, PAIRED, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, Target
 from .step import MetricAsked, MetricsSpec, StepSpec
 

@@ -21,8 +21,8 @@ from .drafts import (
     plain_value,
 )
 from .ids import encoded
-from .mentions import as_pattern
 from .pairs import SAME, Pair, is_same, pair, shared_axes
+from .patterns import as_pattern
 from .plan import PAIRED
 from .step import MetricAsked, Source
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .drafts import Draft, Results, Scope, Sketch, output_flags, output_of, resource_spec
-from .mentions import Misnamed, selected, steps_of
+from .mentions import Misnamed, find_selected, steps_of
 from .plan import SELECT, SKIP
 from .step import SelectSpec, StepSpec
 
@@ -22,7 +22,7 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
         sketch.wait(scope, step, steps_of(step))
         return
     scope.results[step.id] = {}
-    compared = selected(scope.recipe, used, step.select.step)
+    compared = find_selected(scope.recipe, used, step.select.step)
     if isinstance(compared, Misnamed):
         sketch.problem(
             scope.recipe,

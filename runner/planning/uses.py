@@ -21,7 +21,7 @@ from .choices import (
     wanted_steps,
 )
 from .drafts import LATE_NAMES, Draft, Instance, PathValue, Results, Scope, Sketch, is_path_value
-from .mentions import templates, walk, which
+from .mentions import resolve_recipe, templates, walk
 from .plan import SKIP
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class UsedRecipes:
     def add(self, scope: Scope, step: Step, uses: Uses, preset: str | None) -> None:
         """Add the steps of the recipe that a step uses, once for each of its instances."""
         recipe = scope.recipe
-        other = self.used.get(which(recipe, uses))
+        other = self.used.get(resolve_recipe(recipe, uses))
         where = (*step.origin, "uses")
         scope.results[step.id] = {}
         if other is None:

@@ -28,18 +28,18 @@ class Endpoint(NamedTuple):
     address: str
 
 
-def resolved(host: str, port: int) -> Sequence[str]:
+def resolve_host(host: str, port: int) -> Sequence[str]:
     """The addresses of a name, by the resolver of this machine.  Raises OSError."""
     return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
-def public_endpoint(url: str, resolve: Resolve = resolved) -> Endpoint:
+def public_endpoint(url: str, resolve: Resolve = resolve_host) -> Endpoint:
     """Where a request to a stranger's URL goes.  Raises Invalid for one that is not https, or that is not on the public internet alone."""
-    parts = _split(url)
+    parts = _split_url(url)
     if parts.scheme != "https":
-        raise _bad("is not https://")
+        raise _bad_address("is not https://")
     if parts.username is not None or parts.password is not None:
-        raise _bad("has a login in it")
+        raise _bad_address("has a login in it")
     host, port = parts.hostname or "", parts.port or 443
     try:
         found: Sequence[str] = [
@@ -47,28 +47,28 @@ def public_endpoint(url: str, resolve: Resolve = resolved) -> Endpoint:
         ]  # written out, in its usual form; decimal, octal and short ones are none
     except ValueError:
         if not _NAME.fullmatch(host):
-            raise _bad("names no host of the internet") from None
+            raise _bad_address("names no host of the internet") from None
         try:
             found = resolve(host, port)
         except OSError as error:
-            raise _bad("has a host that cannot be found") from error
+            raise _bad_address("has a host that cannot be found") from error
     if not found or not all(map(public, found)):
-        raise _bad("leads to a private address")
+        raise _bad_address("leads to a private address")
     return Endpoint(host, port, found[0])
 
 
-def _split(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     if any(ord(letter) < 33 or ord(letter) > 126 or letter == "\\" for letter in url):
-        raise _bad("has characters that no address has")
+        raise _bad_address("has characters that no address has")
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        raise _bad("is not written as an address") from error
+        raise _bad_address("is not written as an address") from error
     return parts
 
 
-def _bad(words: str) -> Invalid:
+def _bad_address(words: str) -> Invalid:
     return Invalid(
         [
             Problem(

@@ -30,6 +30,8 @@ GIVE_UP: Final = sum(BACKOFF)
 LOOK: Final = 1.0
 FAR_LOOK: Final = 3.0
 """Seconds between two looks where the runs are in a database that many share."""
+SOON: Final = 0.05
+"""Seconds between two looks while letters are due."""
 AT_ONCE: Final = 8
 """Receivers that are served at the same time."""
 
@@ -49,7 +51,7 @@ class Verdict(NamedTuple):
     """The kind of what `reason` says."""
 
 
-def verdict(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdict:
+def judge_answer(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdict:
     """What an answer means.  `chance` is between 0 and 1."""
     if 200 <= answer.status < 300:
         return Verdict(delivered=True)
@@ -70,7 +72,7 @@ def verdict(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdi
     return Verdict(wait=wait, reason=reason, failure=failure)
 
 
-class _Tried(NamedTuple):
+class _FinishedTry(NamedTuple):
     letter: Waiting
     answer: Answer | None  # None: there was no time left for it
 
@@ -82,13 +84,13 @@ class Delivery(Thread):
         self,
         root: Path,
         environ: Mapping[str, str],
-        backoff: Callable[[Answer, Waiting, float, float], Verdict] = verdict,
+        backoff: Callable[[Answer, Waiting, float, float], Verdict] = judge_answer,
     ) -> None:
         super().__init__(name="delivery", daemon=True)
         self._root, self._environ, self._verdict = root, environ, backoff
         self._over = Event()
         self._drain_until = 0.0
-        self._tried: queue.SimpleQueue[_Tried | str | None] = queue.SimpleQueue()
+        self._tried: queue.SimpleQueue[_FinishedTry | str | None] = queue.SimpleQueue()
         self._busy: set[str] = set()
 
     def end(self, seconds: float = 0.0) -> None:
@@ -110,6 +112,7 @@ class Delivery(Thread):
                     return
 
     def _deliver(self, ws: Workspace) -> None:
+        """Send what is due and store what comes of it, until nothing is left to do at the end."""
         receivers, outbox = Receivers(ws), ws.store.runs.outbox
         watch = Watch(ws) if ws.letters is not None else None
         look = FAR_LOOK if ws.store.runs.shared else LOOK
@@ -118,17 +121,18 @@ class Delivery(Thread):
             if watch is not None and not self._over.is_set():
                 watch.look()
             due = outbox.due(receivers.known, self._busy)
-            now = due is not None and due <= 0
-            if now and len(self._busy) < AT_ONCE:
+            is_due = due is not None and due <= 0
+            if is_due and len(self._busy) < AT_ONCE:
                 self._send(ws, receivers, outbox)
-            if self._over.is_set() and (
-                time.monotonic() > self._drain_until or not (now or self._busy)
-            ):
-                return
-            self._settle(
-                outbox,
-                0.05 if now or self._over.is_set() else look if due is None else min(look, due),
-            )
+            if self._over.is_set():
+                is_late = time.monotonic() > self._drain_until
+                if is_late or not (is_due or self._busy):
+                    return
+            if is_due or self._over.is_set():
+                wait = SOON
+            else:
+                wait = look if due is None else min(look, due)
+            self._settle(outbox, wait)
 
     def _send(self, ws: Workspace, receivers: Receivers, outbox: Outbox) -> None:
         """Send what is due to the receivers that are free."""
@@ -136,7 +140,7 @@ class Delivery(Thread):
         rows: dict[str, RunRow | None] = {}
         for letter in outbox.take(receivers.known, self._busy):
             if letter.run not in rows:
-                rows[letter.run] = _row(ws, letter.run)
+                rows[letter.run] = _run_row(ws, letter.run)
             by_receiver[letter.receiver].append(
                 (letter, receivers.to_send(letter, rows[letter.run]))
             )
@@ -156,7 +160,7 @@ class Delivery(Thread):
                     answer = attempt()
                 except Exception as error:  # what a library of others raises is this receiver's trouble alone; its words may have a secret
                     answer = Answer(0, f"it could not be sent: {type(error).__name__}")
-            self._tried.put(_Tried(letter, answer))
+            self._tried.put(_FinishedTry(letter, answer))
         self._tried.put(receiver)
 
     def _settle(self, outbox: Outbox, wait: float) -> None:
@@ -172,7 +176,7 @@ class Delivery(Thread):
         except queue.Empty:
             return
 
-    def _store(self, outbox: Outbox, tried: _Tried) -> None:
+    def _store(self, outbox: Outbox, tried: _FinishedTry) -> None:
         letter, answer = tried
         if answer is None:
             outbox.put_off(letter, 0.0, letter.reason, letter.failure, counts=False)
@@ -198,7 +202,7 @@ def deliver(root: Path, environ: Mapping[str, str]) -> None:
     delivery.end(HOLD)
 
 
-def _row(ws: Workspace, run: str) -> RunRow | None:
+def _run_row(ws: Workspace, run: str) -> RunRow | None:
     try:
         return ws.store.runs.get(run)
     except NotFound:

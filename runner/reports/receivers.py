@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -29,43 +29,44 @@ Try: TypeAlias = Callable[[], Answer]
 
 
 class Receivers:
-    """Those that this process can tell, by its settings and environment."""
+    """The receivers that this process can tell, by its settings and environment."""
 
     def __init__(self, ws: Workspace) -> None:
         self._root, self._environ = ws.own, ws.environ
-        settings = ws.letters
-        config = ws.config if settings is not None and ws.has_settings else None
-        self._webhooks: Mapping[str, Receiver] = (
-            {each.url: each for each in config.webhooks} if config else {}
-        )
+        config = ws.config if ws.letters is not None and ws.has_settings else None
+        webhooks = config.webhooks if config is not None else ()
+        self._webhooks: Mapping[str, Receiver] = {each.url: each for each in webhooks}
         self._spend = ws.spend
-        backend = self._environ.get("BACKEND_URL", "").rstrip("/")
-        known = {f"webhook POST {url} " for url in self._webhooks} | {
-            f"notify {each.url} " for each in (config.notify if config else ())
-        }
-        known |= (
-            {f"{kind} {backend}{LOCAL}/" for kind in ("status PATCH", "metrics PUT", "logs POST")}
-            if backend
-            else set()
-        )
-        known |= {
-            f"{kind} POST {url} " for kind, name in _NAMED if (url := self._environ.get(name))
-        }
-        known |= {f"{points.receiver(self._spend)} "} if self._spend else set()
-        self.known: frozenset[str] = frozenset(known | {"hook POST "})
+        self.known = frozenset(self._prefixes(config.notify if config is not None else ()))
         """What `Outbox.take` is asked for."""
 
+    def _prefixes(self, notify: Iterable[Receiver]) -> Iterator[str]:
+        """Yield how the names of the known receivers begin."""
+        yield "hook POST "
+        yield from (f"webhook POST {url} " for url in self._webhooks)
+        yield from (f"notify {each.url} " for each in notify)
+        backend = self._environ.get("BACKEND_URL", "").rstrip("/")
+        if backend:
+            for kind in ("status PATCH", "metrics PUT", "logs POST"):
+                yield f"{kind} {backend}{LOCAL}/"
+        for kind, variable in _NAMED:
+            url = self._environ.get(variable)
+            if url:
+                yield f"{kind} POST {url} "
+        if self._spend:
+            yield f"{points.receiver(self._spend)} "
+
     def to_send(self, letter: Waiting, run: RunRow | None) -> Try:
-        """How a letter is sent.  `run` is None where it is stored no more."""
+        """Return how a letter is sent; `run` is None if it is no longer stored."""
         kind, _, rest = letter.receiver.partition(" ")
         if kind == "notify":
-            return lambda: self._notified(letter, rest)
+            return lambda: self._notify(letter, rest)
         if kind == "spend":
             return lambda: points.ask(self._spend, letter.body, self._root, self._environ)
         method, _, url = rest.partition(" ")
-        return lambda: self._sent(letter, run, kind, method, url)
+        return lambda: self._send(letter, run, kind, method, url)
 
-    def _sent(
+    def _send(
         self, letter: Waiting, run: RunRow | None, kind: str, method: str, url: str
     ) -> Answer:
         try:
@@ -81,32 +82,31 @@ class Receivers:
         return send(method, url, headers, letter.body.encode(), endpoint)
 
     def _secrets(self, kind: str, url: str, run: RunRow | None) -> Sequence[str]:
-        """What a receiver is shown, or what is signed with.  Raises CannotRun."""
+        """Return what a receiver is shown, or what is signed with. Raises CannotRun."""
         if kind == "webhook":
-            name = self._webhooks[url].secret
-            if name and not self._environ.get(name):
-                raise CannotRun(f"{name}, which has the secret of the webhook, is not set here")
-            return self._environ.get(name, "").split() if name else ()
+            return self._webhook_secrets(url)
         if kind == "hook":
-            own = run.data.get("webhooks") if run is not None else None
-            sealed = (
-                next((each.get("secret") for each in own if each["url"] == url), "")
-                if isinstance(own, list)
-                else ""
-            )
+            sealed = _sealed_secret(run, url)
             return unseal(sealed, SECRET, self._environ).split() if sealed else ()
         if kind == "alert":
             return [self._environ.get("INTERNAL_API_KEY", "").strip()]
-        job = run.data.get("job") if run is not None else None
-        sealed = job.get("token") if isinstance(job, dict) else None
-        return [
-            unseal(sealed, TOKEN, self._environ)
-            if sealed
-            else (self._environ.get("JOB_TOKEN") or self._environ.get("API_KEY", "")).strip()
-        ]
+        sealed = _sealed_token(run)
+        if sealed:
+            return [unseal(sealed, TOKEN, self._environ)]
+        return [(self._environ.get("JOB_TOKEN") or self._environ.get("API_KEY", "")).strip()]
 
-    def _notified(self, letter: Waiting, name: str) -> Answer:
-        """Notified by chat or mail."""
+    def _webhook_secrets(self, url: str) -> Sequence[str]:
+        """Return the secrets that the settings name for a webhook. Raises CannotRun."""
+        name = self._webhooks[url].secret
+        if not name:
+            return ()
+        secrets = self._environ.get(name)
+        if not secrets:
+            raise CannotRun(f"{name}, which has the secret of the webhook, is not set here")
+        return secrets.split()
+
+    def _notify(self, letter: Waiting, name: str) -> Answer:
+        """Send a letter by chat or mail, to the address in the variable `name`."""
         address = self._environ.get(name, "")
         if not address:
             return Answer(0, f"{name} is not set here")
@@ -117,11 +117,25 @@ class Receivers:
         service = apprise.Apprise()
         if not service.add(address):
             return Answer(0, f"{name} is no address that apprise knows")
-        return (
-            Answer(DONE)
-            if service.notify(title=letter.type, body=_sentence(letter))
-            else Answer(0, "the service did not take it")
-        )
+        if not service.notify(title=letter.type, body=_describe(letter)):
+            return Answer(0, "the service did not take it")
+        return Answer(DONE)
+
+
+def _sealed_secret(run: RunRow | None, url: str) -> str:
+    """Return the sealed secret of a run's own webhook; empty if it has none."""
+    webhooks = run.data.get("webhooks") if run is not None else None
+    if isinstance(webhooks, list):
+        for each in webhooks:
+            if each["url"] == url:
+                return str(each.get("secret") or "")
+    return ""
+
+
+def _sealed_token(run: RunRow | None) -> str:
+    """Return the sealed reporting token of a platform's job; empty if it has none."""
+    job = run.data.get("job") if run is not None else None
+    return str(job.get("token") or "") if isinstance(job, dict) else ""
 
 
 _NAMED: Final = (("metrics", "METRICS_API_URL"), ("alert", "ALERT_API_URL"))
@@ -155,9 +169,9 @@ def _signature(secret: str, letter: Waiting, now: datetime) -> str:
         raise CannotRun("the secret of a webhook is not written as whsec_ and base64") from error
 
 
-def _sentence(letter: Waiting) -> str:
+def _describe(letter: Waiting) -> str:
+    """Return a letter in a sentence, for people."""
     facts = json.loads(letter.body)["data"]
+    state = facts.get("state") or facts.get("alert")
     about = facts.get("message") or facts.get("error") or facts.get("reason") or ""
-    return f"{facts['recipe']} {facts['run']}: {facts.get('state') or facts.get('alert')}" + (
-        f" ({about})" if about else ""
-    )
+    return f"{facts['recipe']} {facts['run']}: {state}" + (f" ({about})" if about else "")

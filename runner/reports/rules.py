@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
-from ..storage.records.ledger import Ledger, of_user
+from ..storage.records.ledger import LeaseRow, Ledger, of_user
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 
@@ -17,7 +17,7 @@ LOOKED_AT: Final = 200
 """Runs, the newest, among which those that work are looked for."""
 
 
-class Seen(NamedTuple):
+class RunCondition(NamedTuple):
     """What is known of a run at one look."""
 
     coming: float = 0.0  # minutes since a machine was asked for that is not up
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     waits: float = 0.0  # minutes that the oldest message has waited
 
 
-class Rule(NamedTuple):
+class AlertRule(NamedTuple):
     """An alert where a value of `Seen` is above a limit."""
 
     name: str
@@ -38,12 +38,12 @@ class Rule(NamedTuple):
 
 
 RULES: Final = (
-    Rule("provisioning", "coming", 10.0, "its machine has been coming up for {:.0f} minutes"),
-    Rule("no_beat", "silent", 5.0, "no worker has been seen on it for {:.0f} minutes"),
-    Rule("timeout_warning", "hours", 0.8, "{:.0%} of its time is used"),
-    Rule("timeout_warning", "cost", 0.8, "{:.0%} of what it may cost is spent"),
-    Rule("disk_low", "full", 0.9, "the disk of its workspace is {:.0%} full"),
-    Rule(
+    AlertRule("provisioning", "coming", 10.0, "its machine has been coming up for {:.0f} minutes"),
+    AlertRule("no_beat", "silent", 5.0, "no worker has been seen on it for {:.0f} minutes"),
+    AlertRule("timeout_warning", "hours", 0.8, "{:.0%} of its time is used"),
+    AlertRule("timeout_warning", "cost", 0.8, "{:.0%} of what it may cost is spent"),
+    AlertRule("disk_low", "full", 0.9, "the disk of its workspace is {:.0%} full"),
+    AlertRule(
         "outbox_stuck",
         "waits",
         60.0,
@@ -52,7 +52,7 @@ RULES: Final = (
 )
 
 
-def noticed(seen: Seen) -> dict[str, str]:
+def find_alerts(seen: RunCondition) -> dict[str, str]:
     """The alerts that a look gives, by name, with words."""
     found: dict[str, str] = {}
     for rule in RULES:
@@ -77,21 +77,22 @@ class Watch:
             self.judge(time.time())
 
     def judge(self, now: float) -> None:
-        """Judge every run that works."""
+        """Post the alerts of every run that works, each once."""
         runs, letters = self._ws.store.runs, self._ws.letters
         working = [row for row in runs.latest(last=LOOKED_AT) if row.state == "ACTIVE"]
         self._alive = {row.id: self._alive[row.id] for row in working if row.id in self._alive}
         if not working or letters is None:
             return
-        for row, seen in self._seen(working, now):
-            for name, words in noticed(seen).items():
+        for row, condition in self._look_at(working, now):
+            for name, words in find_alerts(condition).items():
                 id = f"{row.id}-{name}"
-                if not runs.outbox.knows(row.id, id) and (
-                    alerts := letters.alert(row, name, id, now, words)
-                ):
+                if runs.outbox.knows(row.id, id):
+                    continue
+                alerts = letters.alert(row, name, id, now, words)
+                if alerts:
                     runs.outbox.post(row.id, alerts)
 
-    def _seen(self, working: list[RunRow], now: float) -> Iterator[tuple[RunRow, Seen]]:
+    def _look_at(self, working: list[RunRow], now: float) -> Iterator[tuple[RunRow, RunCondition]]:
         runs = self._ws.store.runs
         disk = os.statvfs(self._ws.home)
         full = 1 - disk.f_bavail / disk.f_blocks if disk.f_blocks else 0.0
@@ -102,35 +103,46 @@ class Watch:
                 if row.id not in self._alive or runs.live(row.id):
                     self._alive[row.id] = now
                 leases = ledger.of_run(row.id)
-                coming = max(
-                    (
-                        (now - lease.asked) / 60
-                        for lease in leases
-                        if lease.state in ("ASKED", "COMING")
+                yield (
+                    row,
+                    RunCondition(
+                        coming=_minutes_coming(leases, now),
+                        silent=(now - self._alive[row.id]) / 60,
+                        hours=self._share_of_time(row, now),
+                        cost=_share_of_cost(row, ledger, leases),
+                        full=full,
+                        waits=waits,
                     ),
-                    default=0.0,
                 )
-                found = row.data.get("limits")
-                limits = found if isinstance(found, dict) else {}
-                cost = (
-                    sum(
-                        spent.usd
-                        for spent in ledger.costs([lease.key for lease in leases]).values()
-                    )
-                    if limits.get("cost")
-                    else 0.0
-                )
-                hours = (now - self._began(row)) / limits["time"] if limits.get("time") else 0.0
-                share = cost / limits["cost"] if limits.get("cost") else 0.0
-                yield row, Seen(coming, (now - self._alive[row.id]) / 60, hours, share, full, waits)
+
+    def _share_of_time(self, row: RunRow, now: float) -> float:
+        """Return how much of its time limit a run has used, 0 without one."""
+        limit = _limits(row).get("time")
+        return (now - self._began(row)) / float(limit) if limit else 0.0
 
     def _began(self, row: RunRow) -> float:
-        """When work on a run began."""
-        return next(
-            (
-                each.at
-                for each in self._ws.store.runs.events(row.id, 0, 5)
-                if each.after == "ACTIVE"
-            ),
-            row.created,
-        )
+        """Return when work on a run began."""
+        for event in self._ws.store.runs.events(row.id, 0, 5):
+            if event.after == "ACTIVE":
+                return event.at
+        return row.created
+
+
+def _limits(row: RunRow) -> Mapping[str, Any]:
+    limits = row.data.get("limits")
+    return limits if isinstance(limits, dict) else {}
+
+
+def _minutes_coming(leases: Iterable[LeaseRow], now: float) -> float:
+    """Return the longest time since a machine was asked for that is not up yet."""
+    asked = [lease.asked for lease in leases if lease.state in ("ASKED", "COMING")]
+    return (now - min(asked)) / 60 if asked else 0.0
+
+
+def _share_of_cost(row: RunRow, ledger: Ledger, leases: Iterable[LeaseRow]) -> float:
+    """Return how much of its cost limit a run has spent, 0 without one."""
+    limit = _limits(row).get("cost")
+    if not limit:
+        return 0.0
+    costs = ledger.costs([lease.key for lease in leases]).values()
+    return sum(spent.usd for spent in costs) / float(limit)

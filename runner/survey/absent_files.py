@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from ..language.recipe import AutoCode, GitCode, Glob
 from ..paths import escapes, heads
-from ..planning.mentions import fixed_folder, is_glob, may_make, spelled, steps_of
+from ..planning.mentions import steps_of
+from ..planning.patterns import encode_pattern, fixed_folder, is_glob
+from ..planning.step_order import may_make
 from . import code_files
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def _absent_code(
             continue
         pattern = item if isinstance(item, str) else item.pattern
         exclude = () if isinstance(item, str) else item.exclude
-        if escapes(pattern) or code_files.code_matches(base, spelled(pattern, exclude)):
+        if escapes(pattern) or code_files.code_matches(base, encode_pattern(pattern, exclude)):
             continue
         where = (*origin, "code", n) if isinstance(item, str) else (*origin, "code", n, "glob")
         yield _absent(recipe, f'"{pattern}" in `code` matches no file', where, base)

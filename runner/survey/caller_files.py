@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..errors import RecipeError
 from ..paths import heads
-from ..planning.mentions import Makes, excluded, unspelled
+from ..planning.patterns import MadePaths, decode_pattern, is_excluded
 from ..planning.plan import Plan
 from ..storage.workspace import Workspace
 
@@ -169,16 +169,18 @@ class CallerFiles:
         self._matcher, self._earlier = GlobMatcher(ws.root), EarlierOutputs(ws, plan.recipe)
 
     @cached_property
-    def _outputs(self) -> Makes:
-        return Makes(
+    def _outputs(self) -> MadePaths:
+        return MadePaths(
             node.prefix + output.path for node in self._plan.nodes for output in node.outputs
         )
 
     def matches(self, dep: str) -> list[str]:
         """Return the sorted matches of a glob of `deps`."""
-        pattern, exclude = unspelled(dep)
+        pattern, exclude = decode_pattern(dep)
         matches = self._matcher.matches(pattern)
-        return self.among([match.rstrip("/") for match in matches if not excluded(match, exclude)])
+        return self.among(
+            [match.rstrip("/") for match in matches if not is_excluded(match, exclude)]
+        )
 
     def among(self, paths: list[str]) -> list[str]:
         """Return those of `paths` that are the caller's, in their order."""

@@ -7,7 +7,7 @@ import os
 import posixpath
 from collections.abc import Iterator
 
-from ..planning.mentions import excluded, is_glob, unspelled
+from ..planning.patterns import decode_pattern, is_excluded, is_glob
 
 HEAVY = 10_000_000
 """Bytes of a file above which it is unlikely to be code."""
@@ -15,7 +15,7 @@ HEAVY = 10_000_000
 
 def code_matches(base: str, text: str) -> list[str]:
     """The files below `base` that an entry of `code` names, sorted: a pattern's matches; all of a folder but what `below` leaves out."""
-    pattern, exclude = unspelled(text)
+    pattern, exclude = decode_pattern(text)
     found = glob.glob(pattern, root_dir=base, recursive=True) if is_glob(pattern) else [pattern]
     names: set[str] = set()
     for name in found:
@@ -24,7 +24,7 @@ def code_matches(base: str, text: str) -> list[str]:
         elif not is_glob(pattern) or pattern.endswith("/"):
             names.update(files_below(base, name))
     return sorted(
-        name for name in names if "__pycache__" not in name and not excluded(name, exclude)
+        name for name in names if "__pycache__" not in name and not is_excluded(name, exclude)
     )
 
 
@@ -49,5 +49,5 @@ def _may_hold_code(at: str, folder: str) -> bool:
 
 def is_folder(base: str, text: str) -> bool:
     """Whether an entry of `code` is a folder, all of which is taken."""
-    pattern, _ = unspelled(text)
+    pattern, _ = decode_pattern(text)
     return not is_glob(pattern) and os.path.isdir(f"{base}/{pattern}")

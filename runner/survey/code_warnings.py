@@ -12,7 +12,7 @@ from ..language.imports import Imports, Start, started
 from ..language.recipe import AutoCode, GitCode
 from ..language.units import about
 from ..paths import escapes, heads
-from ..planning.mentions import is_glob, python_path, spelled
+from ..planning.patterns import encode_pattern, is_glob, python_path
 from . import code_files
 from .imports import ImportedFiles, follow_imports
 
@@ -124,7 +124,7 @@ def _listed_code(base: str, recipe: Recipe, step: Step) -> _StepCode:
     for item in code:
         if isinstance(item, (GitCode, AutoCode)):
             continue
-        text = item if isinstance(item, str) else spelled(item.pattern, item.exclude)
+        text = item if isinstance(item, str) else encode_pattern(item.pattern, item.exclude)
         files += code_files.code_matches(base, text)
     return _StepCode(where, files, any(isinstance(item, AutoCode) for item in code))
 
@@ -132,7 +132,10 @@ def _listed_code(base: str, recipe: Recipe, step: Step) -> _StepCode:
 def _unlisted_imports(
     base: str, recipe: Recipe, step: Step, listed: _StepCode, needed: ImportedFiles
 ) -> Iterator[Problem]:
-    deps = [dep if isinstance(dep, str) else spelled(dep.pattern, dep.exclude) for dep in step.deps]
+    deps = [
+        dep if isinstance(dep, str) else encode_pattern(dep.pattern, dep.exclude)
+        for dep in step.deps
+    ]
     brought = {
         posixpath.normpath(name)
         for text in deps

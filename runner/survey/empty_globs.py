@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..planning.ids import bare
-from ..planning.mentions import fixed_folder, unspelled
+from ..planning.patterns import decode_pattern, fixed_folder
 from ..planning.plan import SKIP
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
     asked = {bare(plan.nodes[n].id) for n in found.wanted(plan) if not plan.nodes[n].flags & SKIP}
     for step, text, allowed in plan.globs:
         if bare(step) in asked and not found.facts.matches.get(text):
-            pattern = unspelled(text)[0]
+            pattern = decode_pattern(text)[0]
             refused = _no_folder(ws, pattern)
             if not refused and allowed is False:
                 refused = "matches nothing"

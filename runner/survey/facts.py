@@ -12,7 +12,7 @@ from typing import Any
 from ..digest import of_value
 from ..errors import CannotRun
 from ..planning.judge import Facts
-from ..planning.mentions import AUTO, is_glob, parts_of_automatic, unspelled
+from ..planning.patterns import AUTO, decode_automatic, decode_pattern, is_glob
 from ..planning.plan import Plan
 from ..planning.step import MetricsSpec
 from ..reading import unfit
@@ -120,9 +120,9 @@ def _code_contents(
 ) -> list[tuple[str, str]]:
     """Return the names and contents of the files that an entry of `code` matches."""
     base = os.path.realpath(home)
-    is_auto = unspelled(pattern)[0] == AUTO
+    is_auto = decode_pattern(pattern)[0] == AUTO
     if is_auto:
-        needed = follow_imports(base, *parts_of_automatic(pattern), imports.read)
+        needed = follow_imports(base, *decode_automatic(pattern), imports.read)
         names = sorted(needed.files)
     else:
         names = code_files.code_matches(base, pattern)

@@ -151,11 +151,11 @@ class UsedRecipes:
     def _load_for(self, recipe: Recipe, step: Step) -> None:
         from ..language import document, parse
         from ..language.library import find
-        from ..planning.mentions import which
+        from ..planning.mentions import resolve_recipe
 
         if step.uses is None:
             return
-        place = which(recipe, step.uses)
+        place = resolve_recipe(recipe, step.uses)
         if place in self.by_place:
             return
         name = step.uses.recipe

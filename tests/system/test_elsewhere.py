@@ -501,7 +501,7 @@ def test_what_a_dead_run_left_on_a_host_that_cannot_be_asked_stays_for_the_next_
         raise Unreachable("host-1 does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Orphans, "goes_on", silent)
+        patch.setattr(Orphans, "is_running", silent)
         space.run(settings=LOOPBACK, choice=Choice(again=("s",)))
     assert left.exists()
     space.run(settings=LOOPBACK, choice=Choice(again=("s",)))

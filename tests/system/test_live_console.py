@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.execution.steps.work import Failure
+from runner.execution.steps.failing import Failure
 from runner.execution.terms import Overview, Summary
 from runner.interface.console import Live
 from runner.interface.tail import LogTail, MetricsTail

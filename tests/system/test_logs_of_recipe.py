@@ -18,13 +18,13 @@ steps:
 """
 DRIVER = """
 import logging, sys
-from runner.execution.steps import loop
+from runner.execution.steps.ending import Ender
 from runner.interface.cli.main import main
-end = loop.end
-async def tells(work, id, how):
+end = Ender.end
+async def tells(ender, id, how):
     logging.getLogger("drivers.local").debug("the token is %s", "hunter2-hunter2")
-    await end(work, id, how)
-loop.end = tells
+    await end(ender, id, how)
+Ender.end = tells
 sys.exit(main(["run", "./one.yaml", "--python", "current"]))
 """
 

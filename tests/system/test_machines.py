@@ -25,7 +25,7 @@ from runner.errors import CannotRun, Corrupt, Invalid
 from runner.execution.queue import serve
 from runner.execution.results import collect
 from runner.execution.steps import attempt_result, chunks
-from runner.execution.steps.work import Handover
+from runner.execution.steps.control import Handover
 from runner.execution.terms import Choice, Settings
 from runner.execution.unattended import end_unattended
 from runner.interface.cli.report import described

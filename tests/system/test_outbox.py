@@ -19,8 +19,8 @@ from standardwebhooks.webhooks import Webhook
 
 from runner.errors import Invalid
 from runner.reports.addresses import Endpoint, public_endpoint
-from runner.reports.delivery import BACKOFF, Delivery, Verdict, deliver, verdict
-from runner.reports.rules import Seen, Watch, noticed
+from runner.reports.delivery import BACKOFF, Delivery, Verdict, deliver, judge_answer
+from runner.reports.rules import RunCondition, Watch, find_alerts
 from runner.reports.sending import Answer, send
 from runner.storage.records.outbox import Waiting
 from runner.storage.records.runs import RunRow, RunState, StepRow
@@ -63,7 +63,7 @@ def moved(ws: Workspace, count: int, runs: int = 1) -> None:
 
 def quick(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdict:
     """The rule with its waits shortened."""
-    found = verdict(answer, letter, now, chance)
+    found = judge_answer(answer, letter, now, chance)
     return found._replace(wait=min(found.wait, 0.01)) if found.wait is not None else found
 
 
@@ -218,22 +218,29 @@ def letter(tries: int = 0, created: float = 0.0) -> Waiting:
 def test_a_receiver_that_fails_is_tried_after_the_times_that_are_promised_and_then_given_up() -> (
     None
 ):
-    assert [verdict(Answer(500), letter(n), 0.0, 0.5).wait for n in range(8)] == [*BACKOFF, None]
-    assert [verdict(Answer(0), letter(), 0.0, chance).wait for chance in (0.0, 1.0)] == [4.5, 5.5]
-    assert verdict(Answer(302), letter(), 0.0, 0.5).wait == 5.0
-    assert verdict(Answer(204), letter(), 0.0, 0.5).delivered
-    gone = verdict(Answer(410), letter(), 0.0, 0.5)
+    assert [judge_answer(Answer(500), letter(n), 0.0, 0.5).wait for n in range(8)] == [
+        *BACKOFF,
+        None,
+    ]
+    assert [judge_answer(Answer(0), letter(), 0.0, chance).wait for chance in (0.0, 1.0)] == [
+        4.5,
+        5.5,
+    ]
+    assert judge_answer(Answer(302), letter(), 0.0, 0.5).wait == 5.0
+    assert judge_answer(Answer(204), letter(), 0.0, 0.5).delivered
+    gone = judge_answer(Answer(410), letter(), 0.0, 0.5)
     assert gone.stops and gone.wait is None
 
 
 def test_a_receiver_that_asks_for_time_gets_it_and_not_for_ever() -> None:
     for status in (429, 503):
-        assert verdict(Answer(status, retry_after=77.0), letter(7), 1.0, 0.5) == Verdict(
+        assert judge_answer(Answer(status, retry_after=77.0), letter(7), 1.0, 0.5) == Verdict(
             wait=77.0, counts=False, reason=f"HTTP {status}", failure="server-error"
         )
-        assert verdict(Answer(status), letter(), 1.0, 0.5).wait == 5.0
+        assert judge_answer(Answer(status), letter(), 1.0, 0.5).wait == 5.0
         assert (
-            verdict(Answer(status, retry_after=77.0), letter(7), sum(BACKOFF) + 1, 0.5).wait is None
+            judge_answer(Answer(status, retry_after=77.0), letter(7), sum(BACKOFF) + 1, 0.5).wait
+            is None
         )
 
 
@@ -409,16 +416,16 @@ def reachable(port: int) -> bool:
 @pytest.mark.parametrize(
     ("seen", "names"),
     [
-        (Seen(), set()),
-        (Seen(coming=9.9, silent=4.9, hours=0.8, cost=0.8, full=0.9, waits=60), set()),
-        (Seen(coming=10.1), {"provisioning"}),
-        (Seen(silent=5.1, full=0.95), {"no_beat", "disk_low"}),
-        (Seen(hours=0.81), {"timeout_warning"}),
-        (Seen(cost=0.81, hours=0.9, waits=61), {"timeout_warning", "outbox_stuck"}),
+        (RunCondition(), set()),
+        (RunCondition(coming=9.9, silent=4.9, hours=0.8, cost=0.8, full=0.9, waits=60), set()),
+        (RunCondition(coming=10.1), {"provisioning"}),
+        (RunCondition(silent=5.1, full=0.95), {"no_beat", "disk_low"}),
+        (RunCondition(hours=0.81), {"timeout_warning"}),
+        (RunCondition(cost=0.81, hours=0.9, waits=61), {"timeout_warning", "outbox_stuck"}),
     ],
 )
-def test_an_alert_is_what_is_above_its_limit(seen: Seen, names: set[str]) -> None:
-    assert noticed(seen).keys() == names
+def test_an_alert_is_what_is_above_its_limit(seen: RunCondition, names: set[str]) -> None:
+    assert find_alerts(seen).keys() == names
 
 
 @pytest.mark.usefixtures("room")

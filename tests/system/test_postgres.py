@@ -15,8 +15,7 @@ import pytest
 from runner.api.submitting import Ticket, submit
 from runner.errors import Infrastructure, Unusable
 from runner.execution.queue import serve
-from runner.execution.steps.control import heed
-from runner.execution.steps.work import Handover, Work
+from runner.execution.steps.control import Handover, Stopper
 from runner.execution.terms import Choice, Settings
 from runner.reports.delivery import deliver
 from runner.storage.records import postgres_claims, postgres_database, processes
@@ -294,15 +293,17 @@ def test_a_database_that_was_silent_for_long_is_heard_again(
 ) -> None:
     failed: list[Infrastructure] = []
 
-    def heard(work: Work) -> None:
+    poll = Stopper.poll_requests
+
+    def heard(stopper: Stopper) -> None:
         try:
-            heed(work)
+            poll(stopper)
         except Infrastructure as error:
             failed.append(error)
             raise
 
     monkeypatch.setattr(postgres_database, "PATIENCE", 0.1)
-    monkeypatch.setattr("runner.execution.steps.loop.heed", heard)
+    monkeypatch.setattr(Stopper, "poll_requests", heard)
     space.recipe(TWO.format(root=space.root))
     space.write("slow", "")
     env = {**os.environ, "RECIPE_RUNS": url}

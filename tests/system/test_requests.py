@@ -17,10 +17,9 @@ from runner.errors import CannotAsk, Infrastructure
 from runner.execution import unattended, worker
 from runner.execution.queue import serve
 from runner.execution.resume import Claimed
-from runner.execution.steps import control, loop
 from runner.execution.steps.commit import GroupCommit
-from runner.execution.steps.loop import Report
-from runner.execution.steps.work import Handover, Work
+from runner.execution.steps.control import Handover
+from runner.execution.steps.loop import Loop, Report
 from runner.execution.terms import Choice, Settings
 from runner.execution.unattended import end_unattended
 from runner.hosts.link import control_file
@@ -164,10 +163,12 @@ def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was
     space.recipe(LISTENS.format(root=space.root))
     space.write("slow", "")
 
+    whole = control_file.asked
+
     async def answered_late(
         host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]
     ) -> bool:
-        answer = await control_file.asked(host, cwd, what)
+        answer = await whole(host, cwd, what)
         await asyncio.wait([task for task in asyncio.all_tasks() if "_carry" in repr(task)])
         return answer
 
@@ -176,7 +177,7 @@ def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was
         with Store.open(Path(space.root, ".recipe")) as other:
             assert other.runs.request(runs(space)[0][0], "pause")
 
-    monkeypatch.setattr(control, "asked", answered_late)
+    monkeypatch.setattr(control_file, "asked", answered_late)
     asking_thread = Thread(target=ask)
     asking_thread.start()
     space.attempt()
@@ -228,15 +229,15 @@ def test_what_is_asked_in_the_last_moment_is_answered_by_the_end(
     space: Space, monkeypatch: pytest.MonkeyPatch, what: str, state: str
 ) -> None:
     space.recipe("steps: {a: {run: echo one > a.txt, outputs: {o: a.txt}}}")
-    whole = loop.run
+    whole = Loop.run
 
-    async def asked(work: Work) -> Report:
-        report = await whole(work)
+    async def asked(loop: Loop) -> Report:
+        report = await whole(loop)
         with Store.open(Path(space.root, ".recipe")) as other:
-            assert other.runs.request(work.commits.run, what)
+            assert other.runs.request(loop.commits.run, what)
         return report
 
-    monkeypatch.setattr(loop, "run", asked)
+    monkeypatch.setattr(Loop, "run", asked)
     space.attempt()
     assert space.summary is not None and space.summary.state == state
     assert [found for _, found in runs(space)] == [state]
@@ -245,21 +246,21 @@ def test_what_is_asked_in_the_last_moment_is_answered_by_the_end(
 def test_a_resume_that_comes_when_all_has_stopped_is_not_lost(
     trained: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, turns = loop.run, [0]
+    whole, turns = Loop.run, [0]
 
-    async def asked(work: Work) -> Report:
+    async def asked(loop: Loop) -> Report:
         turns[0] += 1
         if turns[0] == 1:
-            work.scheduler.pause()
-            work.commits.answers = "pause"
-        report = await whole(work)
+            loop.owners.schedule.pause()
+            loop.commits.answers = "pause"
+        report = await whole(loop)
         if turns[0] == 1:
             (trained.root / "slow").unlink()
             with Store.open(Path(trained.root, ".recipe")) as other:
-                assert other.runs.request(work.commits.run, "resume")
+                assert other.runs.request(loop.commits.run, "resume")
         return report
 
-    monkeypatch.setattr(loop, "run", asked)
+    monkeypatch.setattr(Loop, "run", asked)
     trained.attempt()
     assert (
         turns == [2]
@@ -273,12 +274,12 @@ def test_an_error_of_the_run_is_reported_though_something_was_asked_for_meanwhil
 ) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
 
-    async def broken(work: Work) -> Report:
+    async def broken(loop: Loop) -> Report:
         with Store.open(Path(space.root, ".recipe")) as other:
-            assert other.runs.request(work.commits.run, "cancel")
+            assert other.runs.request(loop.commits.run, "cancel")
         raise Infrastructure("the host went away")
 
-    monkeypatch.setattr(loop, "run", broken)
+    monkeypatch.setattr(Loop, "run", broken)
     with pytest.raises(Infrastructure, match="the host went away"):
         space.attempt()
     assert [state for _, state in runs(space)] == ["CANCELLED"]

@@ -18,7 +18,7 @@ from runner.errors import Invalid
 from runner.execution import queue
 from runner.execution.queue import serve
 from runner.execution.resume import POISON
-from runner.execution.steps.work import Handover
+from runner.execution.steps.control import Handover
 from runner.execution.terms import Choice, Listener, Settings
 from runner.execution.unattended import end_unattended
 from runner.storage.records import database

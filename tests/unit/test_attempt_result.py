@@ -56,7 +56,7 @@ def test_the_last_words_are_the_programs_and_not_those_of_what_launched_it(
         check=False,
     )
     assert ran.returncode == 1
-    told = attempt_result.words(ran.stdout)
+    told = attempt_result.without_launcher(ran.stdout)
     assert b"launch.py" in ran.stdout and b"launch.py" not in told
     assert told.startswith(b"first\n") and b"row 3 is no number\n" in told
     assert told.count(b"Traceback") in (
@@ -69,14 +69,14 @@ def test_of_what_a_pattern_of_metrics_files_fits_only_files_are_read(tmp_path: P
     os.mkfifo(tmp_path / "m" / "pipe")
     (tmp_path / "m" / "z").symlink_to("nowhere")
     (tmp_path / "m" / "it").write_text('{"loss": 0.5}\n')
-    assert attempt_result.measured(str(tmp_path), "", MetricsSpec("m/*", None), MASKER) == {
+    assert attempt_result.read_metrics(str(tmp_path), "", MetricsSpec("m/*", None), MASKER) == {
         "loss": 0.5
     }
 
 
 def test_a_programs_own_traceback_stays() -> None:
     own = b"Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\n    run()\nsubprocess.CalledProcessError: Command 'x' failed\n"
-    assert attempt_result.words(own) == own
+    assert attempt_result.without_launcher(own) == own
 
 
 TOKEN = "hf_0123456789abcdefghijklmnopqrstuvwx"
@@ -88,7 +88,7 @@ def test_a_tail_that_begins_inside_a_secret_shows_nothing_of_it(cut: int, tmp_pa
     log = tmp_path / "log"
     after = b"\n" + b"x" * (attempt_result.TAIL - len(TOKEN) + cut - 1)
     log.write_bytes(b"-" * 5000 + TOKEN.encode() + after)
-    tail = attempt_result.tail(str(log), MASKER)
+    tail = attempt_result.read_tail(str(log), MASKER)
     assert tail.replace(b"***", b"") == after[-attempt_result.TAIL :]
 
 
@@ -99,7 +99,7 @@ def test_a_log_that_is_cut_inside_secrets_keeps_nothing_of_them(
     log = tmp_path / "attempt.log"
     half = b"a" * 980 + TOKEN.encode() + b"b" * 980
     log.write_bytes(half + b"dropped " * 500 + half)
-    kept = attempt_result.keep(str(log), "", str(tmp_path / "kept"), MASKER)
+    kept = attempt_result.keep_log(str(log), "", str(tmp_path / "kept"), MASKER)
     text = Path(kept).read_bytes()
     assert re.fullmatch(
         rb"a{980}\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n(\*\*\*)?b{980}", text

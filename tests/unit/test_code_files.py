@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.planning.mentions import spelled
+from runner.planning.patterns import encode_pattern
 from runner.survey.code_files import code_matches
 
 FILES = (
@@ -35,7 +35,7 @@ def base(tmp_path: Path) -> str:
         ("pkg/*.py", ["pkg/__init__.py", "pkg/m.py"]),
         ("p*/", WHOLE),
         ("a.py", ["a.py"]),
-        (spelled("pkg", ["deep", "*.json"]), ["pkg/__init__.py", "pkg/m.py"]),
+        (encode_pattern("pkg", ["deep", "*.json"]), ["pkg/__init__.py", "pkg/m.py"]),
         (".", ["a.py", *WHOLE]),
         ("nowhere/", []),
     ],

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.execution.steps.work import Failure
+from runner.execution.steps.failing import Failure
 from runner.execution.terms import Overview, Summary
 from runner.interface import console
 from runner.interface.tail import Guarded, fit, lines, shown, span, sparkline, width

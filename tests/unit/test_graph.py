@@ -11,10 +11,10 @@ from hypothesis import given, settings
 
 from runner.digest import Digest
 from runner.planning.graph import as_written, circle, dag, needs_first
-from runner.planning.mentions import in_order
 from runner.planning.plan import Node, Plan
 from runner.planning.schedule import Task, priorities
 from runner.planning.step import RunSettings
+from runner.planning.step_order import is_in_order
 
 Needs = dict[int, list[int]]
 """What each node needs, the nodes as written."""
@@ -80,7 +80,7 @@ def test_what_a_step_needs_stands_before_it_and_nothing_is_lost(needs: Needs) ->
 @given(needs=any_needs())
 def test_steps_that_are_in_order_as_written_need_no_sorting(needs: Needs) -> None:
     """Then both orders are the one as written, and there is no circle; any other has a need that stands later, or in a circle."""
-    if in_order(needs):
+    if is_in_order(needs):
         assert circle(dag(needs)) == [] and as_written(dag(needs)) == needs_first(
             dag(needs)
         ) == list(needs)

@@ -14,7 +14,9 @@ import pytest
 
 from drivers.base import Unreachable
 from runner.execution.signals import preparing
-from runner.execution.steps import control
+from runner.execution.steps.attempt import GRACE, Attempt
+from runner.execution.steps.bell import Bell
+from runner.execution.steps.control import Stopper
 from tests.virtual import virtual
 
 
@@ -25,12 +27,15 @@ from tests.virtual import virtual
 def test_of_a_step_elsewhere_it_is_not_known_which_checkpoint_is_kept(
     elsewhere: str, words: str
 ) -> None:
-    running = Of(node=Of(id="train"), state=None, place=Of(elsewhere=elsewhere))
-    work: Any = Of(
-        running={"train": running},
-        spec=lambda _id: Of(state=[Of(name="kept", checkpoint="step-*")]),
-    )
-    assert control._kept(work) == f" (train {words})"
+    running = Of(id="train", state=None, place=Of(elsewhere=elsewhere))
+    none: Any = None
+    attempts: Any = {"train": running}
+    steps: Any = Of(spec=lambda _id: Of(state=[Of(name="kept", checkpoint="step-*")]))
+    said: list[str] = []
+    schedule: Any = Of(disturb=lambda: None, drain=lambda: None)
+    commits: Any = Of(say=said.append)
+    Stopper(none, steps, schedule, commits, attempts, (), Bell(), None).interrupt()  # type: ignore[arg-type]
+    assert said[0].endswith(f"press Ctrl-C again to stop now (train {words})")
 
 
 def test_an_interrupt_waits_for_the_end_of_an_import(
@@ -120,13 +125,13 @@ def test_a_run_that_is_ended_waits_for_no_rented_machine_that_cannot_be_reached(
             is_rented=rented, lost="", stop=asked, wait=waited, paths=lambda _attempt: Of(cwd="/")
         )
         task = Of(job=object(), states=())
-        running: Any = Of(
-            stopped=False, asked=False, task=task, carried=carried, place=place, attempt=None
-        )
+        none: Any = None
+        attempt = Attempt(0, none, none, None, {}, place)  # type: ignore[arg-type]
+        attempt.directory, attempt.task, attempt.carrier = none, task, carried  # type: ignore[assignment]
         began = asyncio.get_running_loop().time()
-        await control.stop(running)
+        await attempt.stop()
         took = asyncio.get_running_loop().time() - began
-        assert took == pytest.approx(2 * control.GRACE.total_seconds() if rented else 0, abs=1)
+        assert took == pytest.approx(2 * GRACE.total_seconds() if rented else 0, abs=1)
         await asyncio.wait({carried}, timeout=0.01)
         assert carried.cancelled() is rented and bool(place.lost) is rented
         carried.cancel()

@@ -26,7 +26,6 @@ import pytest
 from drivers.base import Need
 from drivers.fakes.faults import Fault
 from drivers.fakes.vastai import FOREIGN
-from runner.execution.steps import control
 from runner.hosts.pool import HostPool
 from runner.hosts.renting.money import kept_back
 from tests.unit.test_rented_model import SCHEDULES, wrong
@@ -62,6 +61,14 @@ class MoneyWorker(Worker):
         super().__init__(schedule, run, kept)
         given = {"least": LEAST, "market": schedule.market}
         self.ws.config.driver = lambda _name: given
+        whole = self.stopper.money_is_spent
+
+        def is_spent(limit: float) -> None:
+            if not self.stopper.limit:
+                schedule.stopped(self.host_pool)
+            whole(limit)
+
+        self.stopper.money_is_spent = is_spent  # type: ignore[method-assign]
 
 
 class MoneyRuns(ScheduledRuns):
@@ -126,20 +133,14 @@ class MoneyRuns(ScheduledRuns):
             self.wrong.append(f"{pool.run} is stopped with ${self.left(pool.run):.4f} left")
 
     async def all(self) -> None:
-        schedule, refuse, spent = self, HostPool.refuse, control.money_is_spent
+        schedule, refuse = self, HostPool.refuse
 
         def refused(pool: HostPool, need: Need, why: str) -> None:
             schedule.given_up(pool, need, why)
             refuse(pool, need, why)
 
-        def is_spent(work: Any, limit: float) -> None:
-            if not work.control.limit:
-                schedule.stopped(work.host_pool)
-            spent(work, limit)
-
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(HostPool, "refuse", refused)
-            patched.setattr("runner.execution.steps.renting.money_is_spent", is_spent)
             await super().all()
 
 

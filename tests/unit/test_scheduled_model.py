@@ -11,9 +11,8 @@ and a worker that is not killed comes to an end.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -27,8 +26,12 @@ from drivers.base import HostLost, Lease, Need, Offer
 from drivers.devices import Device
 from runner.errors import RecipeError
 from runner.execution.steps import renting
-from runner.execution.steps.failing import lose
-from runner.execution.steps.work import Control, Options, Work
+from runner.execution.steps.attempt import Attempt
+from runner.execution.steps.bell import Bell
+from runner.execution.steps.control import Stopper
+from runner.execution.steps.renting import Machines
+from runner.execution.steps.run_schedule import RunSchedule
+from runner.execution.steps.running_attempts import RunningAttempts
 from runner.failures import StepFailure
 from runner.hosts import pool as pools
 from runner.hosts.place.place import Place, Shell
@@ -83,19 +86,6 @@ class Job:
 
 
 @dataclass
-class Attempt:
-    """What a worker knows of a step that runs."""
-
-    place: Rented
-    task: Any
-    node: Any
-    carried: Any = None
-    attempt: Any = None
-    stopped: bool = False
-    asked: bool = False
-
-
-@dataclass
 class Kept:
     """What of a run outlives its workers: its steps, what it began, and how long each takes."""
 
@@ -146,6 +136,16 @@ def _told(heard: Heard, *words: Any) -> KeptLeases:
     return made
 
 
+class _NoHooks:
+    """A recipe without setup, health and cleanup commands."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def of(self, _place: Place) -> Any:
+        return SimpleNamespace(setup=_nothing)
+
+
 class Shared:
     """The ledger in memory, which no worker closes."""
 
@@ -159,7 +159,7 @@ class Shared:
         return getattr(self._ledger, name)
 
 
-class Worker(Work):
+class Worker:
     """The worker of one run, from its claim on."""
 
     def __init__(self, schedule: ScheduledRuns, run: str, kept: Kept) -> None:
@@ -172,68 +172,76 @@ class Worker(Work):
         ws: Any = SimpleNamespace(
             config=config, environ={}, home=Path("/nowhere"), root=Path("/ws"), delivers=False
         )
+        ws.objects = None
         local: Any = SimpleNamespace(aclose=_nothing)
         self.ws = ws
         self.host_pool = HostPool(
             ws, run, local, schedule.name, limit=schedule.limit, driver=schedule.driver()
         )
-        self.options = Options(jobs=4)
-        self.todo = set(kept.takes)
-        self.plan: Any = SimpleNamespace(
-            index=dict.fromkeys(kept.takes, 0),
-            nodes=[SimpleNamespace(id="", upstream=(), outputs=(), flags=0)],
+        node = SimpleNamespace(id="", upstream=(), outputs=(), flags=0)
+        steps: Any = SimpleNamespace(
+            todo=set(kept.takes),
+            node=lambda _id: node,
+            spec=lambda _id: SPEC,
+            is_local=lambda _id: False,
+            survey=SimpleNamespace(request=SimpleNamespace(current_python=False)),
+            left_on_hosts=lambda _objects: set(),
         )
-        self.plan.specs = lambda: [SPEC]
-        self.survey: Any = SimpleNamespace(request=SimpleNamespace(current_python=False))
-        self.attempts: Any = SimpleNamespace(
-            hooks_of=lambda _place: SimpleNamespace(setup=_nothing), hooks=()
-        )
-        self.commits: Any = SimpleNamespace(say=lambda _words: None, run=run)
-        self.groups: Any = SimpleNamespace(record=self.record)
-        self.orphans: Any = SimpleNamespace(
+        hooks: Any = _NoHooks()
+        commits: Any = SimpleNamespace(say=lambda _words: None, run=run)
+        orphans: Any = SimpleNamespace(
             places=lambda: {
                 place for place in self.host_pool.inventory.places if self._left(place) is not None
             }
         )
-        self.control, self.running, self.resting = Control(), {}, {}
-        self.replacing, self.rented_at = 0, 0.0
-        self.ended, self._bell, self._beside = deque(), None, set()
+        self.bell = Bell()
+        self.running = RunningAttempts(self.bell)
+        self.moves = RunSchedule(
+            Scheduler(kept.tasks, {}, jobs=4, keep_going=False, states=kept.states), self
+        )
+        self.stopper = Stopper(ws, steps, self.moves, commits, self.running, hooks, self.bell, None)
+        self.machines = Machines(
+            ws,
+            self.host_pool,
+            steps,
+            self.moves,
+            self,
+            commits,
+            self.running,
+            hooks,
+            orphans,
+            self.stopper,
+            self.bell,
+            most_for_a_need=0,
+        )
 
     def record(self, moves: Sequence[Move]) -> None:
         for move in moves:
             if move.subject == "step":
                 self.kept.states[move.id] = State(move.after)
 
-    def stayed(self) -> set[str]:
-        return set()
-
     async def work(self) -> None:
         """As `worker` and `loop` do: open, take over, judge, start, rent, and give everything back."""
         wanted = {Need(gpus=1): pools.Takes()}
         await self.host_pool.open(want=1)
         await self.host_pool.offered(wanted)
-        self.scheduler = Scheduler(
-            self.kept.tasks, {}, jobs=4, keep_going=False, states=self.kept.states
-        )
-        self.record(self.scheduler.opening)
         for id, state in [*self.kept.states.items()]:
             if state is State.RUNNING:
-                self.record(self.scheduler.end(id, Outcome(False, ORPHANED)))
-        while not self.scheduler.finished:
-            while self.ended:
-                self._end(*self.ended.popleft())
-            renting.rent(self)
-            for id in self.scheduler.ready():
-                self.record(self.scheduler.judge(id, "run"))
-            for id in self.scheduler.startable(
-                [id for id, at in self.resting.items() if at > time.monotonic()]
-            ):
+                self.moves.end(id, Outcome(False, ORPHANED))
+        while not self.moves.is_finished:
+            while self.running.has_ended:
+                self._end(*self.running.next_end())
+            self.machines.rent()
+            for id in self.moves.ready():
+                self.moves.judge(id, "run", "")
+            for id in self.moves.startable():
                 if not self._start(id):
                     break  # a failure: what may be started is another question now
-            self._bell = asyncio.get_running_loop().create_future()
-            await asyncio.wait({self._bell}, timeout=LOOK)
-        await self.settle(30.0)
-        self.leave()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
+                    await self.bell.wait()
+        await self.bell.settle(30.0)
+        self.bell.cancel_background()
         await self.host_pool.close()
 
     def _left(self, place: Any, step: str = "") -> Job | None:
@@ -259,9 +267,9 @@ class Worker(Work):
             key=lambda place: self._left(place, id) is None,
         )
         if not fit:
-            if not self.replacing and not self.host_pool.hopes(SPEC):
-                self.record([self.scheduler.start(id)])
-                self.record(self.scheduler.end(id, Outcome(False, StepFailure.UNPLACED)))
+            if not self.machines.are_coming and not self.host_pool.hopes(SPEC):
+                self.moves.start(id)
+                self.moves.end(id, Outcome(False, StepFailure.UNPLACED))
                 return False
             return True
         place = fit[0]
@@ -270,11 +278,13 @@ class Worker(Work):
             self.schedule.begins(self.kept, id, now)
             job = Job(id, place.machine, now + self.kept.takes[id])
             self.kept.jobs.append(job)
-        self.record([self.scheduler.start(id)])
-        place.capacity.enter({"gpus": 1.0})
-        running: Any = Attempt(place, SimpleNamespace(job=job, states=()), SimpleNamespace(id=id))
-        self.running[id] = running
-        self.beside(self._carry(id, place, job))
+        self.moves.start(id)
+        node: Any = SimpleNamespace(id=id)
+        attempt = Attempt(0, node, SPEC, None, {}, place)
+        attempt.directory = None  # type: ignore[assignment]
+        attempt.task = SimpleNamespace(job=job, states=())  # type: ignore[assignment]
+        self.running.add(id, attempt)
+        self.bell.run_in_background(self._carry(id, place, job))
         return True
 
     async def _carry(self, id: str, place: Rented, job: Job) -> None:
@@ -283,27 +293,25 @@ class Worker(Work):
             now = asyncio.get_running_loop().time()
             self.schedule.world.account.advance(now)
             if not self.schedule.lives(job):
-                return self.ends(id, HostLost("its machine is gone"))
+                return self.running.note_end(id, HostLost("its machine is gone"))
             if job.stopped or now >= job.ends:
                 job.over = True
-                return self.ends(id, None)  # type: ignore[arg-type]
+                return self.running.note_end(id, None)  # type: ignore[arg-type]
             await asyncio.sleep(min(LOOK, max(0.01, job.ends - now)))
 
     def _end(self, id: str, end: Any) -> None:
         attempt: Any = self.running.pop(id)
-        attempt.place.capacity.leave({"gpus": 1.0})
         job = attempt.task.job
         if end is not None:
             job.over = True
-            lose(self, attempt.place, end)
+            self.machines.lose(attempt.place, end)
             outcome = Outcome(False, "lost", str(end))
         elif job.stopped and asyncio.get_running_loop().time() < job.ends:
-            outcome = Outcome(False, LIMIT if self.control.limit else "preempted", saved=True)
+            outcome = Outcome(False, LIMIT if self.stopper.limit else "preempted", saved=True)
         else:
             outcome = Outcome(True)
-        moves = self.scheduler.end(id, outcome)
-        self.record(moves)
-        self.resting[id] = time.monotonic() + 1.0
+        self.moves.end(id, outcome)
+        self.moves.rest(id, 1.0)
 
 
 class ScheduledRuns(Schedule):
@@ -378,7 +386,7 @@ class ScheduledRuns(Schedule):
         except RecipeError:
             await worker.host_pool.close(leave=True)
         finally:
-            worker.leave()
+            worker.bell.cancel_background()
             for task in worker.host_pool._upkeep._tasks:
                 task.cancel()
 

@@ -42,7 +42,7 @@ def _above(found: Survey, n: int) -> str:
 
 def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     """What a step is said to need from the disk and cannot have: the path, and what is wrong with it."""
-    from ...planning.mentions import AUTO, unspelled
+    from ...planning.patterns import AUTO, decode_pattern
     from ...storage.sources import wanted
 
     node, facts = found.plan.nodes[n], found.facts
@@ -50,7 +50,7 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     wrong = [(dep, absent) for dep in node.deps if dep in facts.files and facts.files[dep] is None]
     home = found.plan.homes[node.home]
     for pattern in (
-        unspelled(each)[0] for each in node.code if facts.code.get((node.home, each)) == []
+        decode_pattern(each)[0] for each in node.code if facts.code.get((node.home, each)) == []
     ):
         if pattern == AUTO:
             wrong.append(
@@ -84,7 +84,7 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
 
 def missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple[str, str]]:
     """The same of a step that waits for an expansion, as far as it is known."""
-    from ...planning.mentions import AUTO, is_glob, unspelled
+    from ...planning.patterns import AUTO, decode_pattern, is_glob
     from ...survey import code_files
 
     absent = "does not exist"
@@ -93,7 +93,7 @@ def missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple[str,
     named += [source.address for source in ahead.takes if source.kind == "path"]
     wrong = [(path, absent) for path in named if not os.path.lexists(ws.absolute(path))]
     for text in ahead.code:
-        pattern = unspelled(text)[0]
+        pattern = decode_pattern(text)[0]
         if pattern != AUTO and not code_files.code_matches(home, text):
             beside = _beside(found.source, home, pattern)
             wrong.append((pattern, f"matches no file below {home}{beside}"))

@@ -35,12 +35,12 @@ LOG_CAP = 64 << 20
 """Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
 
 
-def reason(exit: Exit) -> str:
+def reason_of(exit: Exit) -> str:
     """Why it is over, in one word."""
     return exit.reason if exit.reason != "exit" or exit.signal is None else "signal"
 
 
-def said(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
+def describe_exit(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
     """The same for people.  `image` is what it ran in, empty for nothing; an engine that could not run it has said why at the end of the log."""
     if image:
         from ...hosts.containers import explain
@@ -70,7 +70,7 @@ def said(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
     return f"exit {exit.code}"
 
 
-def full(said: bytes, room: tuple[int, int | None], host: str) -> str:
+def describe_full_disk(said: bytes, room: tuple[int, int | None], host: str) -> str:
     """Words for a disk that is full, if a command that failed says so, or could not even say so.  `host` is where it ran, empty for here."""
     free, inodes = room
     says_full = (
@@ -84,7 +84,7 @@ def full(said: bytes, room: tuple[int, int | None], host: str) -> str:
     return f"no space left on a disk{f' of {host}' if host else ''} ({left} for attempts)"
 
 
-def tail(path: str, masker: Masker) -> bytes:
+def read_tail(path: str, masker: Masker) -> bytes:
     """The end of a log, masked; empty when there is none."""
     try:
         with open_regular(path) as file:
@@ -94,7 +94,7 @@ def tail(path: str, masker: Masker) -> bytes:
         return b""
 
 
-def speaks(path: str, masker: Masker) -> bytes:
+def read_head_and_tail(path: str, masker: Masker) -> bytes:
     """The beginning and the end of a log, masked, in which trackers say where they keep the numbers; empty when there is none."""
     try:
         with open_regular(path) as file:
@@ -102,12 +102,12 @@ def speaks(path: str, masker: Masker) -> bytes:
             head = stream.feed(file.read(links.HEAD)) + (
                 stream.end() if size <= links.HEAD else b"\n"
             )
-            return head if size <= links.HEAD else head + tail(path, masker)
+            return head if size <= links.HEAD else head + read_tail(path, masker)
     except OSError:
         return b""
 
 
-def words(tail: bytes) -> bytes:
+def without_launcher(tail: bytes) -> bytes:
     """The end of a log without accelerate's own traceback, which follows whatever a program that it launched said and says only that it failed."""
     # Not compiled before a step fails: that takes longer than many a run.
     launcher = re.compile(
@@ -118,7 +118,7 @@ def words(tail: bytes) -> bytes:
     return launcher.sub(b"", tail)
 
 
-def executable(path: Path) -> bool:
+def is_executable(path: Path) -> bool:
     """Whether a file's mode lets it be executed, on any disk."""
     try:
         return path.is_file() and bool(path.stat().st_mode & 0o111)
@@ -143,7 +143,7 @@ def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
     return removed
 
 
-def keep(log: str, measured: str, kept: str, masker: Masker) -> str:
+def keep_log(log: str, measured: str, kept: str, masker: Masker) -> str:
     """Put what an attempt printed and measured where logs are kept, masked; it also stays where it is.
 
     Answers the path of the kept log; empty when nothing was printed, and nothing kept.
@@ -187,7 +187,7 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
 
 
-def image(spec: StepSpec, world: World) -> dict[str, object]:
+def image_of(spec: StepSpec, world: World) -> dict[str, object]:
     """What is stored of the way in which an attempt was made: the pre-image of its key, and how its metrics are read where that is not in it."""
     rule = (
         {"metrics": list(spec.metrics)}
@@ -197,13 +197,13 @@ def image(spec: StepSpec, world: World) -> dict[str, object]:
     return {"author": spec.author, "world": world, **rule}
 
 
-def add(log: str, text: str) -> None:
+def append_to_log(log: str, text: str) -> None:
     """Write something of our own at the end of what an attempt printed."""
     with open(log, "ab") as file:
         file.write(text.encode("utf-8", "surrogateescape"))
 
 
-def discard(log: str, measured: str, scrap: Scrap) -> None:
+def discard_log(log: str, measured: str, scrap: Scrap) -> None:
     """Delete what was printed and measured: it is kept, and its attempt is stored or has failed."""
     with contextlib.suppress(FileNotFoundError):
         if os.stat(log).st_size:
@@ -220,7 +220,7 @@ def _host(log: str) -> str:
     return f"{log.removesuffix('.log')}.host"
 
 
-def measured(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) -> dict[str, Any]:
+def read_metrics(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) -> dict[str, Any]:
     """The metrics that an attempt reported, masked: in files of a pattern, by lines of its log, or in the file that its environment named."""
     if how is None:
         return {}
@@ -237,7 +237,7 @@ def measured(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) ->
     return dict(masker.value(found))
 
 
-def warnings(attempt: str, how: MetricsSpec | None, masker: Masker) -> list[str]:
+def read_warnings(attempt: str, how: MetricsSpec | None, masker: Masker) -> list[str]:
     """What a step says that people have to know, beside its numbers in the file that its environment names."""
     if how is None or not how.in_environment:
         return []

@@ -21,8 +21,8 @@ from ...secrets import Stream
 from ...storage.records.exchange import Chunk
 from ...storage.records.runs import Stale
 from ...storage.workspace import Workspace
+from .attempt import Attempt
 from .attempt_result import LOG_CAP
-from .attempts import Running
 from .commit import GroupCommit
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Chunks:
         self,
         ws: Workspace,
         commits: GroupCommit,
-        running: Mapping[str, Running],
+        running: Mapping[str, Attempt],
         beside: Callable[[Coroutine[Any, Any, None]], None],
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -69,17 +69,17 @@ class Chunks:
         self._due = time.monotonic() + EVERY
         rows = [
             row
-            for id, running in self._running.items()
-            for text in self._of(id, running)
+            for id, attempt in self._running.items()
+            for text in self._of(id, attempt)
             for row in self._new(text)
         ]
         self._send(rows)
 
-    def over(self, id: str, running: Running) -> None:
+    def over(self, id: str, attempt: Attempt) -> None:
         """An attempt is over and its log is kept: send the rest, then make it one object beside all else."""
         if not self._wanted:
             return
-        texts = self._of(id, running)
+        texts = self._of(id, attempt)
         self._texts.pop(id)
         rows = []
         for text in texts:
@@ -97,7 +97,7 @@ class Chunks:
     def _wanted(self) -> bool:
         return self._ws.delivers or self._telemetry is not None
 
-    def _of(self, id: str, running: Running) -> list[_Text]:
+    def _of(self, id: str, attempt: Attempt) -> list[_Text]:
         if id not in self._texts:
             name, masker = (
                 f"{id.replace('/', '%2F')}.{self._commits.tries(id)}",
@@ -105,10 +105,10 @@ class Chunks:
             )
             logs = [
                 _Text(f"{name}.{rank}" if rank else name, "log", path, masker.stream())
-                for rank, path in enumerate(running.logs)
+                for rank, path in enumerate(attempt.logs)
             ]
             rest = [
-                _Text(name, stream, f"{running.attempt.path}.{stream}", masker.stream())
+                _Text(name, stream, f"{attempt.directory.path}.{stream}", masker.stream())
                 for stream in ("metrics", "host")
             ]
             self._texts[id] = [*logs, *rest]

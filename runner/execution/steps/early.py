@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +14,15 @@ from ...planning.halving import Goal, Stream, behind, stream
 from ...planning.ids import bare, readable
 from ...planning.schedule import State
 from ...storage import metrics
+from ...storage.workspace import Workspace
 from ...survey import stopped
 from ...survey.results import read_attempt_points
-from .attempts import Running
-from .control import SAVING, stop
-from .work import Work
+from .attempt import SAVING, Attempt
+from .bell import Bell
+from .commit import GroupCommit
+from .run_plan import RunPlan
+from .run_schedule import RunSchedule
+from .running_attempts import RunningAttempts
 
 EVERY: Final = 0.5
 """Seconds between two looks."""
@@ -26,62 +30,94 @@ SHARE: Final = 20.0
 """Times that a look may take before the next: long streams are read less often."""
 
 
-@contextlib.contextmanager
-def watched(work: Work) -> Iterator[None]:
-    """Stop what falls behind, where the caller asked for that."""
-    goal = work.options.stop_early
-    task = asyncio.get_running_loop().create_task(_watch(work, goal)) if goal is not None else None
-    try:
-        yield
-    finally:
-        if task is not None:
+class EarlyStops:
+    """Compares the instances of a step in one run, where `--stop-early` names a goal."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        steps: RunPlan,
+        schedule: RunSchedule,
+        commits: GroupCommit,
+        running: RunningAttempts,
+        bell: Bell,
+        goal: Goal | None,
+    ) -> None:
+        self._ws, self._steps, self._schedule, self._commits = ws, steps, schedule, commits
+        self._running, self._bell, self._goal = running, bell, goal
+        self._reasons: dict[str, str] = {}
+
+    def reason_for(self, id: str) -> str:
+        """Why a step is being stopped early, in words; empty: it is not."""
+        return self._reasons.get(id, "")
+
+    def forget(self, id: str) -> None:
+        """The attempt that was stopped is over."""
+        self._reasons.pop(id, None)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Stop what falls behind, where the caller asked for that."""
+        if self._goal is None:
+            yield
+            return
+        task = asyncio.get_running_loop().create_task(self._watch(self._goal))
+        try:
+            yield
+        finally:
             task.cancel()
 
+    async def _watch(self, goal: Goal) -> None:
+        known = stopped.metric_streams(self._ws, self._steps.survey, goal.metric)
+        whole = set(known)
+        while True:
+            began = time.monotonic()
+            self._read_finished(goal, known, whole)
+            for id, attempt in self._running.items():
+                known[id] = self._read(attempt, goal.metric)
+            for id, attempt in list(self._running.items()):
+                if not attempt.stop_asked:
+                    self._stop_if_behind(id, attempt, goal, known)
+            await asyncio.sleep(max(EVERY, SHARE * (time.monotonic() - began)))
 
-async def _watch(work: Work, goal: Goal) -> None:
-    known = stopped.metric_streams(work.ws, work.survey, goal.metric)
-    whole = set(known)
-    while True:
-        began = time.monotonic()
-        for id in work.todo - whole - work.running.keys():
-            # Stored in groups: a moment after it is done.
-            if work.scheduler.state(id) is State.DONE and (
-                tries := work.ws.store.runs.attempts(work.commits.run, id)
-            ):
-                whole.add(id)
-                known[id] = [
-                    each
-                    for row in tries
-                    for each in stream(read_attempt_points(work.ws, row) or (), goal.metric)
-                ]
-        for id, running in work.running.items():
-            known[id] = _read(work, running, goal.metric)
-        for id, running in list(work.running.items()):
-            others = [
-                said for other, said in known.items() if other != id and bare(other) == bare(id)
+    def _read_finished(self, goal: Goal, known: dict[str, Stream], whole: set[str]) -> None:
+        """Read once the numbers of steps that are done."""
+        for id in self._steps.todo - whole - self._running.keys():
+            if self._schedule.state(id) is not State.DONE:
+                continue
+            attempts = self._ws.store.runs.attempts(self._commits.run, id)
+            if not attempts:  # stored in groups: a moment after it is done
+                continue
+            whole.add(id)
+            known[id] = [
+                each
+                for row in attempts
+                for each in stream(read_attempt_points(self._ws, row) or (), goal.metric)
             ]
-            if not running.stopped and (words := behind(known[id], others, goal.least)):
-                work.early[id] = f"{goal.metric} {words}"
-                work.commits.say(f"{readable(id)} is stopped early: {work.early[id]}")
-                work.beside(stop(running, SAVING, may_save=True))
-        await asyncio.sleep(max(EVERY, SHARE * (time.monotonic() - began)))
 
+    def _stop_if_behind(
+        self, id: str, attempt: Attempt, goal: Goal, known: Mapping[str, Stream]
+    ) -> None:
+        others = [each for other, each in known.items() if other != id and bare(other) == bare(id)]
+        words = behind(known[id], others, goal.least)
+        if not words:
+            return
+        self._reasons[id] = f"{goal.metric} {words}"
+        self._commits.say(f"{readable(id)} is stopped early: {self._reasons[id]}")
+        self._bell.run_in_background(attempt.stop(SAVING, may_save=True))
 
-def _read(work: Work, running: Running, metric: str) -> Stream:
-    """What an attempt has reported so far."""
-    rule = work.spec(running.node.id).metrics
-    if rule is None:
+    def _read(self, attempt: Attempt, metric: str) -> Stream:
+        """What an attempt has reported so far."""
+        rule = self._steps.spec(attempt.id).metrics
+        if rule is None:
+            return ()
+        folder = Path(attempt.directory.path)
+        with contextlib.suppress(Invalid, OSError):  # a pattern that takes too long, or nothing yet
+            if rule.pattern:
+                masker = self._commits.masker
+                return stream(
+                    list(metrics.matches(Path(attempt.log), rule.pattern, masker)), metric
+                )
+            file = Path(f"{folder}.metrics") if rule.in_environment else folder / str(rule.file)
+            return stream(metrics.points(file), metric)
         return ()
-    with contextlib.suppress(Invalid, OSError):  # a pattern that takes too long, or nothing yet
-        if rule.pattern:
-            return stream(
-                list(metrics.matches(Path(running.log), rule.pattern, work.commits.masker)), metric
-            )
-        folder = Path(running.attempt.path)
-        return stream(
-            metrics.points(
-                Path(f"{folder}.metrics") if rule.in_environment else folder / str(rule.file)
-            ),
-            metric,
-        )
-    return ()

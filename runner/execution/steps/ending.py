@@ -1,465 +1,307 @@
-"""An attempt is over: take its outputs and its numbers, or find out why it failed; store that, and tidy up."""
+"""An attempt is over: take its outputs and numbers, or find out why it failed; store that."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from drivers.base import DriverError, Exit, HostLost
 
 from ...errors import Infrastructure, Invalid, RecipeError
 from ...hosts.place.host_task import TaskResult
-from ...hosts.place.staging import undeclared
-from ...language.imports import started
+from ...hosts.place.spare_dirs import Scrap
 from ...logs import Log
 from ...planning import causes
 from ...planning.halving import STOPPED
 from ...planning.ids import readable
 from ...planning.judge import NOTHING, Made
-from ...planning.schedule import BUSY, EARLY, LIMIT, PREEMPTIONS, Outcome
-from ...planning.step import StepSpec
+from ...planning.schedule import BUSY, EARLY, PREEMPTIONS, Outcome
 from ...storage import metrics
 from ...storage.content.disk import delete
-from ...storage.content.files import Content, no_space
+from ...storage.content.files import no_space
 from ...storage.crash import crashpoint
-from ...storage.records import links
-from ...storage.records.links import Link
-from ...survey import imports
-from ...survey.env_files import EnvFiles
-from . import attempt_result, hints
-from .adjusting import stand_for
-from .attempts import Running, clear_up, saved
-from .diverging import NAN, tell_diverged
-from .failing import fail, lose, wait_again
-from .groups import with_data
-from .judging import grow
-from .watches import PATIENCE
-from .work import End, Work
+from ...storage.workspace import Workspace
+from . import attempt_result
+from .adjusting import SmallerInputs
+from .attempt import Attempt
+from .attempt_records import AttemptRecords
+from .bell import Bell
+from .commit import GroupCommit
+from .diagnosis import Diagnosis, error_of
+from .diverging import NAN, DivergedLosses
+from .early import EarlyStops
+from .environments import StepEnvironments
+from .failing import Cause, Evidence, Failures
+from .failure_hints import FailureHints
+from .growth import PlanGrowth
+from .orphans import Orphans
+from .publisher import Publisher
+from .renting import Machines
+from .run_plan import RunPlan
+from .run_schedule import RunSchedule
+from .running_attempts import End, RunningAttempts
+from .tidying import Tidying
 
-UNWATCHED: Final = 3
-"""Times that the agent here is killed under a step in one run before that counts as the step's failure."""
-
-NO_OUTPUTS: Final[Mapping[str, str]] = MappingProxyType({})
 _log: Final = Log("loop")
 
 
-class _Why(NamedTuple):
-    """Why an attempt failed: the word of the scheduler, and a sentence."""
+class Ender:
+    """Looks at the ends of the attempts of one run, one after the other."""
 
-    reason: str
-    words: str
-    fix: str = ""
+    def __init__(
+        self,
+        ws: Workspace,
+        steps: RunPlan,
+        schedule: RunSchedule,
+        commits: GroupCommit,
+        running: RunningAttempts,
+        failures: Failures,
+        machines: Machines,
+        orphans: Orphans,
+        publisher: Publisher,
+        smaller_inputs: SmallerInputs,
+        growth: PlanGrowth,
+        early_stops: EarlyStops,
+        diverged: DivergedLosses,
+        environments: StepEnvironments,
+        diagnosis: Diagnosis,
+        hints: FailureHints,
+        records: AttemptRecords,
+        tidying: Tidying,
+        scrap: Scrap,
+        bell: Bell,
+    ) -> None:
+        self._ws, self._steps, self._schedule, self._commits = ws, steps, schedule, commits
+        self._running, self._failures, self._machines = running, failures, machines
+        self._orphans, self._publisher, self._smaller_inputs = orphans, publisher, smaller_inputs
+        self._growth, self._early_stops, self._diverged = growth, early_stops, diverged
+        self._environments = environments
+        self._diagnosis, self._hints, self._records = diagnosis, hints, records
+        self._tidying, self._scrap, self._bell = tidying, scrap, bell
 
+    async def end_next(self) -> bool:
+        """Look at the end of one attempt; False when there is none."""
+        if not self._running.has_ended:
+            return False
+        await self.end(*self._running.next_end())
+        return True
 
-async def end(work: Work, id: str, end: End) -> None:
-    """Take what an attempt gave, or note that it failed."""
-    running = work.running.pop(id)
-    if isinstance(end, Exit):
-        _log.info(
-            "%s ended on %s: %s %s after %.3f s",
-            readable(id),
-            running.place.name,
-            end.reason,
-            end.code,
-            end.ended - end.started,
-        )
-    running.place.capacity.leave(running.wants, running.devices)
-    for words in attempt_result.remove_replaced(running.attempt.path, running.logs):
-        work.commits.say(f"{readable(id)}: {words}")
-    spec = work.spec(id)
-    image = work.attempts.wrapped(spec, running.place)
-    try:
-        if image and isinstance(end, Exit):
-            for each, part in zip(
-                running.place.members, running.task.parts or [running.task], strict=True
-            ):
-                with contextlib.suppress(DriverError):
-                    await work.attempts.containers_of(each).over(each.paths(part.attempt).cwd, end)
-        if isinstance(end, HostLost):
-            lose(work, running.place, end)
-        if isinstance(end, Exit) and end.reason == BUSY:
-            _discard(work, running)
-            wait_again(work, id)
-        elif (why := await _why(work, id, running, spec, end)) is not None:
-            (_stopped if why.reason == EARLY else _failed)(
-                work, id, running, spec, why, end if isinstance(end, Exit) else None
+    async def end(self, id: str, end: End) -> None:
+        """Take the outputs of an attempt, or note that it failed."""
+        attempt = self._running.pop(id)
+        if isinstance(end, Exit):
+            _log_exit(id, attempt, end)
+        for words in attempt_result.remove_replaced(attempt.directory.path, attempt.logs):
+            self._commits.say(f"{readable(id)}: {words}")
+        try:
+            if isinstance(end, Exit):
+                await self._close_containers(attempt, end)
+            if isinstance(end, HostLost):
+                self._machines.lose(attempt.place, end)
+            if isinstance(end, Exit) and end.reason == BUSY:
+                self._discard(attempt)
+                self._failures.queue_again(id)
+                return
+            cause = await self._diagnosis.cause_of(id, attempt, end)
+            exit = end if isinstance(end, Exit) else None
+            if cause is not None and cause.reason == EARLY:
+                self._stop_early(id, attempt, cause, exit)
+            elif cause is not None:
+                self._fail(id, attempt, cause, exit)
+            elif exit is not None and attempt.result is not None:
+                self._succeed(id, attempt, exit, attempt.result)
+        finally:
+            self._early_stops.forget(id)
+            attempt.release_lock()
+            if attempt.key is not None:
+                self._commits.release_after_flush(attempt.key)
+
+    async def _close_containers(self, attempt: Attempt, exit: Exit) -> None:
+        if not self._environments.container_image(attempt.spec, attempt.place):
+            return
+        parts = attempt.task.parts or [attempt.task]
+        for place, part in zip(attempt.place.members, parts, strict=True):
+            containers = self._environments.containers_of(place)
+            with contextlib.suppress(DriverError):
+                await containers.over(place.paths(part.attempt).cwd, exit)
+
+    def _discard(self, attempt: Attempt) -> None:
+        """Delete what there is of an attempt that did not begin."""
+        self._bell.run_in_background(attempt.place.clear_after(attempt.task, ()))
+        attempt.clear_up(self._scrap)
+
+    # -- it ended well
+
+    def _succeed(self, id: str, attempt: Attempt, exit: Exit, result: TaskResult) -> None:
+        seconds = (exit.ended - exit.started) if exit.ended else time.time() - attempt.started
+        crashpoint("outputs-stored")
+        values = self._values_of(id, attempt)
+        warnings = self._warnings_of(attempt)
+        diverged = self._records.close_numbers(id, attempt, values)
+        if diverged:
+            with contextlib.suppress(Infrastructure):  # the warning stays
+                self._diverged.tell(id, attempt, diverged)
+            if attempt.spec.ends_on_nan:
+                return self._fail(id, attempt, Cause(NAN, diverged), exit)
+            warnings.append(diverged)
+        self._say_if_went_back(id, attempt)
+        made = Made(True, result.outputs, values)
+        self._steps.set_made(attempt.number, made)
+        data: dict[str, object] = {"seconds": round(seconds, 3)}
+        stale = attempt.directory.stale(self._ws.cache)
+        if stale:
+            where = str(self._ws.root / stale[0]).removeprefix(f"{self._ws.root}/")
+            data["note"] = (
+                f"{where} changed while it ran: its result is used now, and it will run again"
             )
-        elif isinstance(end, Exit) and running.brought is not None:
-            _succeeded(work, id, running, spec, end, running.brought)
-    finally:
-        work.early.pop(id, None)
-        if running.lock is not None:
-            running.lock.release()
-        if running.key is not None:
-            work.commits.release_after_flush(running.key)
+        else:
+            self._trace(id, attempt, made, exit, warnings)
+        if not self._steps.survey.library:
+            try:
+                self._publisher.publish(attempt.number, made)
+            except RecipeError as error:
+                return self._fail(id, attempt, Cause("publish", str(error)), None)
+            crashpoint("published")
+        links = self._records.links_of(id, attempt, result.outputs)
+        self._records.store(id, attempt, "done", "", exit, links=links)
+        self._records.keep_log(id, attempt)
+        if values:
+            data["metrics"] = values
+        if warnings:
+            data["warnings"] = warnings
+        if exit.strays:
+            data["strays"] = exit.strays
+        self._schedule.end(id, Outcome(True), data)
+        self._tidying.tidy(attempt, success=True)
+        self._growth.grow()
+        return None
 
+    def _values_of(self, id: str, attempt: Attempt) -> dict[str, object]:
+        """The metrics that an attempt reported; none, saying so, where they cannot be read."""
+        masker, how = self._commits.masker, attempt.spec.metrics
+        try:
+            return attempt_result.read_metrics(attempt.directory.path, attempt.log, how, masker)
+        except Invalid as error:  # what it made is good: a better pattern reads the numbers later
+            words = error.problems[0].message
+            self._commits.say(f"{id}: {words}: its numbers are not read")
+            return {}
 
-async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) -> _Why | None:
-    """Why an attempt failed; None when it ended well."""
-    if isinstance(end, RecipeError):
-        if work.control.limit:
-            return _limit(work)
-        return _Why("error", str(end), end.fix)
-    if isinstance(end, DriverError):
-        if isinstance(end, HostLost):
-            return _Why(
-                "preempted" if work.host_pool.spot.preemptible(running.place) else "lost", str(end)
-            )
-        return _Why("driver", str(end))
-    if end.reason == "stopped" and id in work.early and not work.control.stopping:
-        return _Why(EARLY, work.early[id])
-    if end.reason == "stopped" and work.control.limit:
-        return _limit(work)
-    if end.reason == "stopped" and spec.ends_on_nan and running.name in work.diverged:
-        return _Why(NAN, work.diverged[running.name])
-    if end.reason == "stopped" and end.detail:
-        running.place.ending(end.detail)
-    if (
-        end.reason == "stopped"
-        and not work.control.stopping
-        and (taken := [place for place in running.place.members if place.leaving])
-    ):
-        return _Why("preempted", f"{taken[0].name}: {taken[0].leaving}")
-    if end.reason == "stopped" and id in work.sick:
-        work.sick.discard(id)
-        return _Why("health", f"the recipe's health check failed {PATIENCE} times in a row")
-    if end.reason == "stopped" and end.detail and not work.control.stopping:
-        return _Why("lost", f"{running.place.name} ended it: {end.detail}")
-    if running.taken_up and end.reason == "stopped" and not work.control.stopping:
-        return _Why("lost", "an earlier run, which is gone, had asked it to stop")
-    if end.code == 0 and end.reason == "exit":
-        return _not_taken(running)
-    return await _exit(work, id, running, spec, end)
+    def _warnings_of(self, attempt: Attempt) -> list[str]:
+        masker = self._commits.masker
+        return attempt_result.read_warnings(attempt.directory.path, attempt.spec.metrics, masker)
 
-
-def _limit(work: Work) -> _Why:
-    return _Why(LIMIT, f"stopped: {work.control.limit}")
-
-
-def _not_taken(running: Running) -> _Why | None:
-    """What is wrong with what a command left that ended well."""
-    assert running.brought is not None
-    problem, words = running.brought.problem, running.brought.words
-    if problem == "input":
-        return _Why("input", f"{words}; what is declared as an input is only to be read")
-    if problem == "output":
-        return _Why("lost" if running.taken_up else "output", f"{words} (exit 0)")
-    if problem == "full":
-        return _Why("disk", words)
-    return _Why(problem, words) if problem else None
-
-
-async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> _Why:
-    """What a bad exit means, by what the step printed and by where it ran."""
-    tail, image = (
-        attempt_result.tail(running.last_log, work.commits.masker),
-        work.attempts.wrapped(spec, running.place),
-    )
-    reason, words = attempt_result.reason(exit), attempt_result.said(exit, spec, image, tail)
-    node = running.brought.node if running.brought is not None else 0
-    where = running.place.members[node].elsewhere
-    if len(running.place.members) > 1:
-        words += f" on node {node} ({where})"
-    if exit.reason == "lost" and where:
-        words += f" ({where} was restarted, or it was killed there)"
-    elif exit.reason == "lost":
-        # This machine runs on, or we would not: what ends with it each time is not bad luck, and counts as the step's failure.
-        work.unwatched[id] += 1
-        if work.unwatched[id] >= UNWATCHED:
-            return _Why(
-                "unwatched", f"the agent of this machine was killed {UNWATCHED} times while it ran"
-            )
-    if reason == "exit":
-        if where and exit.code == 127 and not image:
-            words += (
-                f" on {where}; `recipe doctor --driver {work.host_pool.name}` shows what there is"
-            )
-        if full := attempt_result.full(
-            tail, await running.place.members[node].folder.free(), where
-        ):
-            return _Why("disk", f"{words}: {full}")
-    if (
-        exit.signal == signal.SIGTERM
-        and where
-        and work.host_pool.spot.preemptible(running.place)
-        and not running.stopped
-    ):
-        return _Why("preempted", f"{words}: {where} is being taken away")
-    if reason in ("timeout", "idle") and causes.is_stalled(
-        *metrics.pace(Path(f"{running.attempt.path}.metrics"))
-    ):
-        reason = "stalled"
-    return _Why(causes.of_exit(reason, tail.decode(errors="replace")), words)
-
-
-def _succeeded(
-    work: Work, id: str, running: Running, spec: StepSpec, exit: Exit, brought: TaskResult
-) -> None:
-    node, attempt = running.node, running.attempt
-    seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
-    outputs = brought.outputs
-    crashpoint("outputs-stored")
-    try:
-        values = attempt_result.measured(
-            attempt.path, running.log, spec.metrics, work.commits.masker
-        )
-    except Invalid as error:  # what it made is good: a better pattern reads the numbers later
-        work.commits.say(f"{id}: {error.problems[0].message}: its numbers are not read")
-        values = {}
-    warnings = attempt_result.warnings(attempt.path, spec.metrics, work.commits.masker)
-    if diverged := work.numbers.over(id, running, values):
-        with contextlib.suppress(Infrastructure):  # the warning stays
-            tell_diverged(work, id, running, diverged)
-        if spec.ends_on_nan:
-            return _failed(work, id, running, spec, _Why(NAN, diverged), exit)
-        warnings.append(diverged)
-    if running.goes_on is not None:
+    def _say_if_went_back(self, id: str, attempt: Attempt) -> None:
+        if attempt.resumed_step is None:
+            return
         from ...storage import checkpoints
 
-        if words := checkpoints.went_back(
-            running.goes_on, metrics.first_step(Path(f"{attempt.path}.metrics"))
-        ):
-            work.commits.say(f"{id}: {words}")
-    made = Made(True, outputs, values)
-    work.made[running.number] = made
-    data: dict[str, object] = {"seconds": round(seconds, 3)}
-    if stale := attempt.stale(work.ws.cache):
-        where = str(work.ws.root / stale[0]).removeprefix(f"{work.ws.root}/")
-        data["note"] = (
-            f"{where} changed while it ran: its result is used now, and it will run again"
-        )
-    elif running.key is not None:
-        again = work.facts.traces.get(running.key) is not None
-        facts = _facts(work, running, spec) | ({"warnings": warnings} if warnings else {})
-        trace = work.commits.trace(running.key, node, outputs, values, exit, facts, again=again)
-        stand_for(work, id, trace)
-    if not work.survey.library:
-        try:
-            work.publisher.publish(running.number, made)
-        except RecipeError as error:
-            return _failed(work, id, running, spec, _Why("publish", str(error)))
-        crashpoint("published")
-    python = work.attempts.interpreter(node, spec, running.place)
-    image = attempt_result.image(spec, running.world)
-    work.commits.attempt(
-        id,
-        running.name,
-        running.key,
-        running.started,
-        "done",
-        "",
-        image,
-        exit,
-        python,
-        links=_links(work, id, running, outputs),
-    )
-    work.tidying.keep_log(id, running, spec)
-    work.chunks.over(id, running)
-    if values:
-        data["metrics"] = values
-    if warnings:
-        data["warnings"] = warnings
-    if exit.strays:
-        data["strays"] = exit.strays
-    work.groups.record(with_data(work.scheduler.end(id, Outcome(True)), id, data))
-    work.tidying.tidy(running, spec, success=True)
-    grow(work)
-    return None
+        first = metrics.first_step(Path(attempt.metrics_file))
+        words = checkpoints.went_back(attempt.resumed_step, first)
+        if words:
+            self._commits.say(f"{id}: {words}")
 
-
-def _links(
-    work: Work, id: str, running: Running, outputs: Mapping[str, str] = NO_OUTPUTS
-) -> list[Link]:
-    """Where else the numbers of an attempt can be looked at.  `outputs` are the contents of what it made."""
-    trees = {name: Content(content) for name, content in outputs.items() if content[0] == "t"}
-    boards = [
-        Link(id, "TensorBoard", f"{id}.{name}")
-        for name, content in trees.items()
-        if work.ws.objects.manifests.mentions(content, links.EVENTS)
-    ]
-    paths = {output.name: output.path for output in running.node.outputs if output.name in trees}
-    return [
-        *links.printed(id, attempt_result.speaks(running.log, work.commits.masker), paths),
-        *boards,
-    ]
-
-
-def _facts(work: Work, running: Running, spec: StepSpec) -> dict[str, object]:
-    """What happened to be so, and is no part of the key."""
-    found: dict[str, object] = {}
-    if running.place.elsewhere:
-        found["host"] = running.place.elsewhere
-    if image := work.attempts.wrapped(spec, running.place):
-        found["image"] = work.attempts.containers_of(running.place.members[0]).digest(image)
-    elif image := work.attempts.image(spec):
-        found["image"] = image
-    if python := work.attempts.interpreter(running.node, spec, running.place):
-        found["python"] = python
-    if running.goes_on is not None:
-        found["continued_from"] = running.goes_on
-    if running.saved:
-        found["checkpoint_bytes"] = running.saved
-    return found
-
-
-def _stopped(
-    work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None
-) -> None:
-    """Keep what an attempt reported that others had left behind, and its state, from which a later run goes on."""
-    work.numbers.over(id, running, {})
-    work.tidying.keep_log(id, running, spec)
-    work.chunks.over(id, running)
-    python, image = (
-        work.attempts.interpreter(running.node, spec, running.place),
-        attempt_result.image(spec, running.world),
-    )
-    found = _links(work, id, running)
-    work.commits.attempt(
-        id,
-        running.name,
-        running.key,
-        running.started,
-        STOPPED,
-        f"{why.reason}: {why.words}",
-        image,
-        exit,
-        python,
-        links=found,
-    )
-    attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
-    work.tidying.tidy(running, spec, success=False)
-    work.made[running.number] = NOTHING
-    work.groups.record(work.scheduler.end(id, Outcome(False, EARLY, why.words)))
-
-
-def _is_kept(running: Running) -> bool:
-    """Whether an attempt here ended well and there was no room to take what it made: the next one takes it up, as after a kill."""
-    return (
-        running.brought is not None
-        and running.brought.problem == "full"
-        and running.key is not None
-        and not running.place.elsewhere
-    )
-
-
-def _failed(
-    work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None
-) -> None:
-    """Keep what a failed attempt printed and wrote, with what helps to mend it."""
-    attempt, (reason, words, hint) = running.attempt, why
-    tail = attempt_result.tail(running.last_log, work.commits.masker)
-    warnings = attempt_result.warnings(attempt.path, spec.metrics, work.commits.masker)
-    if diverged := work.numbers.over(id, running, {}):
-        warnings.append(diverged)
-    if _is_kept(running):
-        work.orphans.look_again()
-        words += "; what it made is kept in its attempt, and is taken when there is room"
-        return fail(work, id, reason, words, causes.REMEDIES["disk"], tail, running.log)
-    if reason == "disk":
-        delete(
-            Path(attempt.path)
-        )  # what it wrote is likely what fills the disk, and there has to be room to say so
-    found = _links(work, id, running)
-    try:
-        log = work.tidying.keep_log(id, running, spec)
-        work.chunks.over(id, running)
-        attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
-    except OSError as error:
-        log, words = (
-            running.log,
-            f"{words}; its log stays where it is ({no_space(error, running.log)})",
-        )
-    if reason == "unwatched":
-        hint = "let the step end only processes that it started, by their ids"
-    if reason in ("exit", "output"):
-        declared = [
-            *attempt.staged,
-            *attempt.links,
-            *attempt.objects,
-            *(output.path for output in running.node.outputs),
-        ]
-        said, base = tail.decode(errors="replace"), work.plan.homes[running.node.home]
-        hint = imports.import_advice(said, id, base, declared, started(spec.run, spec.accelerate))
-        missing = (
-            undeclared(said, work.ws.root, running.place.paths(attempt).cwd, declared)
-            if not hint
-            else None
-        )
-        hint = (
-            f"{missing} is in the workspace but not declared: add it to `deps` of {id}"
-            if missing
-            else hint
-        )
-    python = work.attempts.interpreter(running.node, spec, running.place)
-    if exit is not None and not hint:
-        lock = "" if work.survey.request.current_python else running.node.lock
-        ran = hints.Ran(
-            python,
-            lock,
-            work.attempts.wrapped(spec, running.place),
-            running.place.elsewhere,
-            given_files=bool(attempt.objects or attempt.links),
-            executable=lambda path: attempt_result.executable(work.ws.root / path),
-        )
-        hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
-        hint = hint or hints.fix(
+    def _trace(
+        self, id: str, attempt: Attempt, made: Made, exit: Exit, warnings: list[str]
+    ) -> None:
+        """Remember a result under its key."""
+        if attempt.key is None:
+            return
+        facts = self._records.facts_of(attempt)
+        if warnings:
+            facts["warnings"] = warnings
+        trace = self._commits.trace(
+            attempt.key,
+            attempt.node,
+            made.outputs,
+            made.metrics,
             exit,
-            tail.decode(errors="replace"),
-            spec,
-            ran,
-            work.ws.environ,
-            EnvFiles(work.ws.own).names(".env"),
+            facts,
+            again=self._steps.facts.traces.get(attempt.key) is not None,
         )
-    image = attempt_result.image(spec, running.world)
-    advanced = reason in PREEMPTIONS and saved(running, spec)
-    name = work.tidying.failed_name(id)
-    work.commits.attempt(
-        id,
-        name,
-        running.key,
-        running.started,
-        "failed",
-        reason,
-        image,
-        None,
-        python,
-        saved=advanced,
-        links=found,
+        self._smaller_inputs.note_result(id, trace)
+
+    # -- it did not
+
+    def _stop_early(self, id: str, attempt: Attempt, cause: Cause, exit: Exit | None) -> None:
+        """Keep what an attempt reported that others had left behind, and its state.
+
+        A later run resumes from there.
+        """
+        self._records.close_numbers(id, attempt)
+        self._records.keep_log(id, attempt)
+        links, words = self._records.links_of(id, attempt), f"{cause.reason}: {cause.words}"
+        self._records.store(id, attempt, STOPPED, words, exit, links=links)
+        self._tidying.discard_log(attempt)
+        self._tidying.tidy(attempt, success=False)
+        self._steps.set_made(attempt.number, NOTHING)
+        self._schedule.end(id, Outcome(False, EARLY, cause.words))
+
+    def _fail(self, id: str, attempt: Attempt, cause: Cause, exit: Exit | None) -> None:
+        """Keep what a failed attempt printed and wrote, with what helps to mend it."""
+        tail = attempt_result.read_tail(attempt.last_log, self._commits.masker)
+        warnings = self._warnings_of(attempt)
+        diverged = self._records.close_numbers(id, attempt)
+        if diverged:
+            warnings.append(diverged)
+        if _is_kept(attempt):
+            return self._keep_for_next(id, attempt, cause, tail)
+        if cause.reason == "disk":
+            # What it wrote likely fills the disk, and there has to be room to say so.
+            delete(Path(attempt.directory.path))
+        links = self._records.links_of(id, attempt)
+        words = cause.words
+        try:
+            log = self._records.keep_log(id, attempt)
+            self._tidying.discard_log(attempt)
+        except OSError as error:
+            full = no_space(error, attempt.log)
+            log, words = attempt.log, f"{words}; its log stays where it is ({full})"
+        text = tail.decode(errors="replace")
+        hint = self._hints.hint_for(id, attempt, cause, text, exit)
+        saved = cause.reason in PREEMPTIONS and attempt.left_checkpoint()
+        name = self._tidying.failed_name(id)
+        self._records.store(
+            id, attempt, "failed", cause.reason, None, links=links, name=name, saved=saved
+        )
+        self._tidying.tidy(attempt, success=False)
+        cause = Cause(cause.reason, words, hint)
+        shown = attempt_result.without_launcher(tail)
+        found = error_of(cause, shown) if exit is not None else ""
+        left = self._tidying.left(attempt)
+        evidence = Evidence(shown, log, left, found, warnings, exit, saved)
+        return self._failures.fail(id, cause, evidence)
+
+    def _keep_for_next(self, id: str, attempt: Attempt, cause: Cause, tail: bytes) -> None:
+        """Leave an attempt where it is, for the next one to take up."""
+        self._orphans.look_again()
+        words = (
+            f"{cause.words}; what it made is kept in its attempt, and is taken when there is room"
+        )
+        kept = Cause(cause.reason, words, causes.REMEDIES["disk"])
+        self._failures.fail(id, kept, Evidence(tail, attempt.log))
+
+
+def _log_exit(id: str, attempt: Attempt, exit: Exit) -> None:
+    _log.info(
+        "%s ended on %s: %s %s after %.3f s",
+        readable(id),
+        attempt.place.name,
+        exit.reason,
+        exit.code,
+        exit.ended - exit.started,
     )
-    work.tidying.tidy(running, spec, success=False)
-    fail(
-        work,
-        id,
-        reason,
-        words,
-        hint,
-        attempt_result.words(tail),
-        log,
-        work.tidying.left(running),
-        _error(reason, words, attempt_result.words(tail)) if exit is not None else "",
-        saved=advanced,
-        exit=exit,
-        warnings=warnings,
+
+
+def _is_kept(attempt: Attempt) -> bool:
+    """Whether an attempt here ended well and there was no room to take what it made.
+
+    The next one takes it up, as after a kill.
+    """
+    return (
+        attempt.result is not None
+        and attempt.result.problem == "full"
+        and attempt.key is not None
+        and not attempt.place.elsewhere
     )
-
-
-def _error(reason: str, words: str, tail: bytes) -> str:
-    """The error of a command that ended badly, by the end of its log; empty where that shows none, or something else ended it."""
-    if reason not in ("exit", "oom", "nan", "signal", "disk"):
-        return ""
-    text = tail.decode(errors="replace")
-    if error := causes.error_in(text):
-        return error
-    last = causes.last_line(text)
-    return f"{words}: {last}" if last and reason == "exit" else ""
-
-
-def _discard(work: Work, running: Running) -> None:
-    """Delete what there is of an attempt that did not begin."""
-    work.beside(running.place.clear_after(running.task, ()))
-    clear_up(running, work.scrap)

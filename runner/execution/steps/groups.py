@@ -1,4 +1,7 @@
-"""When what a run has noted is stored: in groups, large enough for the disk and small enough for who watches."""
+"""When the notes of a run are stored: in groups.
+
+They are large enough for the disk and small enough for a person who watches.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from ...errors import Corrupt, Infrastructure
 from ...logs import Log
 from ...planning.ids import readable
 from ...planning.schedule import Move
-from .attempts import Running
 from .commit import GroupCommit
 
 _log: Final = Log("loop")
@@ -25,7 +27,7 @@ class Groups:
     """The groups of one run.  `wake` is called when one is on the disk."""
 
     def __init__(
-        self, commits: GroupCommit, running: Mapping[str, Running], wake: Callable[[], None]
+        self, commits: GroupCommit, running: Collection[str], wake: Callable[[], None]
     ) -> None:
         self.commits, self.running, self._wake = commits, running, wake
         self.landed = False  # the last group is on the disk, and `land` was not called yet
@@ -74,7 +76,8 @@ class Groups:
         except Infrastructure as error:
             if not self.running or isinstance(error, Corrupt):
                 raise
-            # What fills the disk may be a running step, which will fail for it and give its space back: what is noted is stored then.
+            # A running step may fill the disk. It will fail for that and give its space back, and
+            # the notes are stored then.
             self._pace, self._dirty = 1.0, time.monotonic()
             if not self._strained:
                 self.commits.say(f"waiting for the running steps: {error}")
@@ -95,13 +98,3 @@ class Groups:
         for move in moves:
             _log.debug("%s: %s → %s %s", readable(move.id), move.before, move.after, move.reason)
             self.commits.move(move)
-
-
-def with_data(moves: Sequence[Move], id: str, data: Mapping[str, object]) -> list[Move]:
-    """The same moves, with more to say of the step `id`."""
-    return [
-        move._replace(data={**move.data, **data})
-        if move.id == id and move.subject == "step"
-        else move
-        for move in moves
-    ]

@@ -1,273 +1,253 @@
-"""What a step needs is final: must it run, or is its result here already?  Asks the planner, and notes the answer."""
+"""What a step needs is final: must it run, or is its result here already?
+
+Asks the planner, and notes the answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from ...errors import RecipeError
+from ...hosts.pool import HostPool
 from ...planning.judge import FRESH, NOTHING, RESTORE, Made, Verdict, judge
 from ...planning.plan import SELECT
-from ...planning.schedule import State
-from ...planning.secret_values import all_given
+from ...planning.schedule import FINAL, State
 from ...storage.content.files import Content
 from ...storage.records.index import warnings_in
 from ...storage.remote.cache import Downloads
-from ...survey.facts import collect_facts
-from ...survey.plan_cache import compile_request
-from ...survey.survey import find_expansions
-from .adjusting import smaller, stand_for
-from .groups import with_data
-from .work import Work
+from ...storage.workspace import Workspace
+from .adjusting import SmallerInputs
+from .commit import GroupCommit
+from .failing import Cause
+from .growth import PlanGrowth
+from .publisher import Publisher
+from .run_plan import RunPlan
+from .run_schedule import RunSchedule
 
 
-def judge_ready(work: Work) -> bool:
-    """Judge every step whose needs are final; True when something moved."""
-    moved = False
-    for id in work.scheduler.ready():
-        if work.downloads is not None and (work.downloads.awaited(id) or _behind(work, id)):
-            continue
-        _judge(work, id, work.plan.index[id])
-        moved = True
-    return moved
+class Judge:
+    """Judges the steps of one run, each when its needs are final.
 
+    A step that cannot even be judged is refused: it fails when it is its turn to start.
+    """
 
-def _judge(work: Work, id: str, n: int) -> None:
-    for need in (
-        work.plan.needs(n) - work.made.keys()
-    ):  # skipped because of another, or failed under an earlier worker, and left out
-        if (other := work.plan.nodes[need].id) in work.todo and work.scheduler.state(other) in (
-            State.SKIPPED,
-            State.FAILED,
-        ):
-            work.made[need] = NOTHING
-    try:
-        verdict = _verdict(work, n)
-        for _ in range(work.short.pop(id, 0)):
-            work.verdicts[id] = verdict if id not in work.asked else work.verdicts[id]
-            if smaller(work, id):
-                verdict = _verdict(work, n)
-    except RecipeError as error:
-        return _refuse(work, id, "when", str(error), error.fix)
-    work.verdicts[id] = verdict
-    if work.downloads is not None and _sent_for(work, work.downloads, id, n, verdict):
-        return None
-    reasons = "; ".join(verdict.reasons)
-    if verdict.answer in (FRESH, RESTORE):
-        assert verdict.made is not None
-        return _reuse(work, id, n, verdict, verdict.made)
-    if verdict.answer == "skip":
-        work.made[n] = NOTHING
-        work.groups.record(work.scheduler.judge(id, "skip", reasons))
-    elif work.plan.nodes[n].flags & SELECT:
-        _refuse(work, id, "select", reasons)
-    else:
-        work.groups.record(work.scheduler.judge(id, "run", reasons))
-    return None
+    def __init__(
+        self,
+        ws: Workspace,
+        steps: RunPlan,
+        schedule: RunSchedule,
+        commits: GroupCommit,
+        publisher: Publisher,
+        smaller_inputs: SmallerInputs,
+        growth: PlanGrowth,
+        pool: HostPool,
+        downloads: Downloads | None,
+    ) -> None:
+        """`downloads` bring what the shared store has; None without one."""
+        self._ws, self._steps, self._schedule, self._commits = ws, steps, schedule, commits
+        self._publisher, self._smaller_inputs, self._growth = publisher, smaller_inputs, growth
+        self._pool, self._downloads = pool, downloads
+        self._refusals: dict[str, Cause] = {}
+        self._waits_for: dict[str, set[str]] = {}  # steps found to have to run again, by consumer
 
+    def judge_ready(self) -> bool:
+        """Judge every step whose needs are final; True when something moved."""
+        moved = False
+        for id in self._schedule.ready():
+            if self._is_waiting(id):
+                continue
+            self._judge(id)
+            moved = True
+        return moved
 
-def _reuse(work: Work, id: str, n: int, verdict: Verdict, made: Made) -> None:
-    """A step need not run: what it made earlier is taken, if the steps that need it can have it."""
-    if not _can_be_taken(work, n, made):
-        gone = "its stored output is gone"
-        if work.downloads is None or not _sent_for(
-            work, work.downloads, id, n, Verdict("run", verdict.key, (gone,), None)
-        ):
-            work.groups.record(work.scheduler.judge(id, "run", gone))
-        return
-    work.made[n] = made
-    if (
-        id in work.asked
-        and verdict.key is not None
-        and (trace := work.ws.store.index.trace(verdict.key)) is not None
-    ):
-        stand_for(work, id, trace)
-    if verdict.answer == RESTORE:
+    def refuse(self, id: str, cause: Cause) -> None:
+        """A step that is chosen to run fails when it is its turn."""
+        self._refusals[id] = cause
+
+    def refusal_of(self, id: str) -> Cause | None:
+        """Why a step fails before it starts; None: it does not."""
+        return self._refusals.get(id)
+
+    def is_made(self, n: int) -> bool:
+        """Whether a step that was to run need not any more."""
+        verdict = self._verdict(n)
+        if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
+            return False
+        return self._can_be_taken(n, verdict.made)
+
+    # -- one step
+
+    def _judge(self, id: str) -> None:
+        self._note_needs_without_result(id)
         try:
-            work.publisher.publish(n, made)
+            verdict = self._verdict_after_earlier_attempts(id)
         except RecipeError as error:
-            return _refuse(work, id, "publish", str(error), error.fix)
-    moves = work.scheduler.judge(id, "fresh", "; ".join(verdict.reasons))
-    data: dict[str, object] = {"restored": True} if verdict.answer == RESTORE else {}
-    metrics = work.spec(id).metrics
-    if metrics is not None and metrics.in_environment and verdict.key is not None:
-        trace = work.ws.store.index.trace(verdict.key)
-        if trace is not None and (warnings := warnings_in(trace)):
-            data["warnings"] = warnings
-    work.groups.record(with_data(moves, id, data) if data else moves)
-    grow(work)
+            return self._refuse_ready(id, Cause("when", str(error), error.fix))
+        self._steps.judged(id, verdict)
+        if self._downloads is not None and self._is_sent_for(self._downloads, id, verdict):
+            return None
+        reasons = "; ".join(verdict.reasons)
+        if verdict.answer in (FRESH, RESTORE):
+            assert verdict.made is not None
+            return self._reuse(id, verdict, verdict.made)
+        if verdict.answer == "skip":
+            self._steps.set_failed(id)
+            return self._schedule.judge(id, "skip", reasons)
+        if self._steps.node(id).flags & SELECT:
+            return self._refuse_ready(id, Cause("select", reasons))
+        return self._schedule.judge(id, "run", reasons)
 
+    def _note_needs_without_result(self, id: str) -> None:
+        """A need that was skipped, or that failed under an earlier worker, left nothing."""
+        steps = self._steps
+        for need in steps.plan.needs(steps.number(id)) - steps.made.keys():
+            other = steps.plan.nodes[need].id
+            if other in steps.todo and self._schedule.state(other) in (
+                State.SKIPPED,
+                State.FAILED,
+            ):
+                steps.set_made(need, NOTHING)
 
-def _refuse(work: Work, id: str, reason: str, words: str, fix: str = "") -> None:
-    """A step that cannot even be judged fails, when it is its turn."""
-    work.refused[id] = reason, words, fix
-    work.groups.record(work.scheduler.judge(id, "run", ""))
+    def _verdict_after_earlier_attempts(self, id: str) -> Verdict:
+        """The verdict of a step, with smaller inputs where it ran out of memory before."""
+        n = self._steps.number(id)
+        verdict = self._verdict(n)
+        for _ in range(self._smaller_inputs.take_earlier(id)):
+            if not self._smaller_inputs.are_used_by(id):
+                self._steps.judged(id, verdict)
+            if self._smaller_inputs.divide(id):
+                verdict = self._verdict(n)
+        return verdict
 
+    def _verdict(self, n: int) -> Verdict:
+        steps, survey = self._steps, self._steps.survey
+        force = survey.forces(steps.plan.nodes[n].id)
+        verdict = judge(steps.plan, n, steps.facts, steps.made, force=force, targets=survey.targets)
+        if verdict.forced and verdict.key in self._commits.made:
+            # This run has made it anew already.
+            return judge(steps.plan, n, steps.facts, steps.made, targets=survey.targets)
+        return verdict
 
-def _verdict(work: Work, n: int) -> Verdict:
-    id = work.plan.nodes[n].id
-    verdict = judge(
-        work.plan,
-        n,
-        work.facts,
-        work.made,
-        force=work.survey.forces(id),
-        targets=work.survey.targets,
-    )
-    if verdict.forced and verdict.key in work.commits.made:
-        # This run has made it anew already.
-        return judge(work.plan, n, work.facts, work.made, targets=work.survey.targets)
-    return verdict
+    def _refuse_ready(self, id: str, cause: Cause) -> None:
+        """A step that cannot even be judged fails, when it is its turn."""
+        self.refuse(id, cause)
+        self._schedule.judge(id, "run", "")
 
+    # -- results that are there already
 
-def is_made(work: Work, n: int) -> bool:
-    """Whether a step that was to run need not any more."""
-    verdict = _verdict(work, n)
-    return (
-        verdict.answer in (FRESH, RESTORE)
-        and verdict.made is not None
-        and _can_be_taken(work, n, verdict.made)
-    )
+    def _reuse(self, id: str, verdict: Verdict, made: Made) -> None:
+        """A step need not run, if the steps that need its result can have it."""
+        n = self._steps.number(id)
+        if not self._can_be_taken(n, made):
+            gone = "its stored output is gone"
+            runs = Verdict("run", verdict.key, (gone,), None)
+            if self._downloads is None or not self._is_sent_for(self._downloads, id, runs):
+                self._schedule.judge(id, "run", gone)
+            return
+        self._steps.set_made(n, made)
+        if self._smaller_inputs.are_used_by(id) and verdict.key is not None:
+            trace = self._ws.store.index.trace(verdict.key)
+            if trace is not None:
+                self._smaller_inputs.note_result(id, trace)
+        if verdict.answer == RESTORE:
+            try:
+                self._publisher.publish(n, made)
+            except RecipeError as error:
+                return self._refuse_ready(id, Cause("publish", str(error), error.fix))
+        reasons = "; ".join(verdict.reasons)
+        self._schedule.judge(id, "fresh", reasons, self._facts_of_reuse(id, verdict))
+        self._growth.grow()
 
+    def _facts_of_reuse(self, id: str, verdict: Verdict) -> dict[str, object]:
+        """What is stored of a step that need not run."""
+        facts: dict[str, object] = {}
+        if verdict.answer == RESTORE:
+            facts["restored"] = True
+        metrics = self._steps.spec(id).metrics
+        if metrics is not None and metrics.in_environment and verdict.key is not None:
+            trace = self._ws.store.index.trace(verdict.key)
+            warnings = warnings_in(trace) if trace is not None else ()
+            if warnings:
+                facts["warnings"] = warnings
+        return facts
 
-def _can_be_taken(work: Work, n: int, made: Made) -> bool:
-    contents = [made.outputs[name] for name in _taken(work, n) if name in made.outputs]
-    cache = work.ws.remote_cache
-    there = {
-        each
-        for each in contents
-        if cache is not None and work.ws.delivers and cache.has(Content(each))
-    }
-    return all(
-        each in there
-        or work.ws.objects.has(Content(each))
-        or any(place.folder.holds(each) for place in work.host_pool.places)
-        for each in contents
-    )
+    def _can_be_taken(self, n: int, made: Made) -> bool:
+        """Whether the outputs that other steps take of step number `n` can be had."""
+        taken = self._outputs_taken(n)
+        contents = [made.outputs[name] for name in taken if name in made.outputs]
+        return all(self._can_be_had(Content(content)) for content in contents)
 
+    def _can_be_had(self, content: Content) -> bool:
+        cache = self._ws.remote_cache
+        if cache is not None and self._ws.delivers and cache.has(content):
+            return True
+        if self._ws.objects.has(content):
+            return True
+        return any(place.folder.holds(content) for place in self._pool.places)
 
-def _taken(work: Work, n: int) -> set[str]:
-    """The outputs of a step that others of this run take."""
-    return {
-        u.output
-        for id in work.consumers(n)
-        for u in work.plan.nodes[work.plan.index[id]].upstream
-        if u.producer == n
-    }
-
-
-def _sent_for(work: Work, downloads: Downloads, id: str, n: int, verdict: Verdict) -> bool:
-    """Whether the shared store is asked for something that this step needs, or what made it runs again: it is judged anew when that is there."""
-    node, contents = work.plan.nodes[n], dict[str, int]()
-    if verdict.made is not None:
-        shown = [
-            output
-            for output, path in work.survey.targets.get(n, ())
-            if work.facts.there.get(path) != verdict.made.outputs.get(output)
-        ]
-        contents = {
-            verdict.made.outputs[name]: n
-            for name in {*shown, *_taken(work, n)}
-            if name in verdict.made.outputs
+    def _outputs_taken(self, n: int) -> set[str]:
+        """The outputs of a step that others of this run take."""
+        return {
+            each.output
+            for id in self._steps.consumers(n)
+            for each in self._steps.node(id).upstream
+            if each.producer == n
         }
-    elif verdict.answer == "run":
-        contents = {
-            work.made[u.producer].outputs[u.output]: u.producer
-            for u in node.upstream
-            if u.output in work.made[u.producer].outputs
-        }
-    missing = [
-        Content(content) for content in contents if not work.ws.objects.has(Content(content))
-    ]
-    if downloads.ask(id, node, verdict, missing):
-        return True
-    lost = {contents[content] for content in missing} if verdict.made is None else set()
-    for producer in lost:
-        _revive(work, work.plan.nodes[producer].id)
-    work.held[id] = {work.plan.nodes[producer].id for producer in lost}
-    return bool(lost)
 
+    # -- results that a shared store has
 
-def _revive(work: Work, id: str) -> None:
-    """What a step made cannot be had any more: it is judged again, and runs."""
-    if id in work.todo:
-        if work.scheduler.state(id) in (State.FRESH, State.DONE):
-            work.groups.record(work.scheduler.gone(id, "its stored output is gone"))
-            work.groups.record(work.scheduler.adopt(id, "what it needs may have to be brought"))
-        return
-    work.add({id})
+    def _is_waiting(self, id: str) -> bool:
+        """Whether a step that could be judged waits for the shared store, or for another step."""
+        if self._downloads is None:
+            return False
+        if self._downloads.awaited(id):
+            return True
+        # These were found to have to run again.
+        others = self._waits_for.get(id, ())
+        return any(self._schedule.state(other) not in FINAL for other in others)
 
+    def _is_sent_for(self, downloads: Downloads, id: str, verdict: Verdict) -> bool:
+        """Whether a step is judged again later.
 
-def _behind(work: Work, id: str) -> bool:
-    """Whether a step that could be judged waits for one that was found to have to run again."""
-    return any(
-        work.scheduler.state(other) in (State.WAITING, State.READY, State.QUEUED, State.RUNNING)
-        for other in work.held.get(id, ())
-    )
+        The shared store is asked for what it needs, or what made that runs again.
+        """
+        steps = self._steps
+        producers = self._contents_needed(id, verdict)
+        contents = [Content(content) for content in producers]
+        missing = [content for content in contents if not self._ws.objects.has(content)]
+        if downloads.ask(id, steps.node(id), verdict, missing):
+            return True
+        if verdict.made is not None:
+            missing = []
+        lost = {steps.plan.nodes[producers[content]].id for content in missing}
+        for producer in lost:
+            self._make_again(producer)
+        self._waits_for[id] = lost
+        return bool(lost)
 
+    def _contents_needed(self, id: str, verdict: Verdict) -> dict[str, int]:
+        """Contents that have to be here for a step, each with the number of the step that made it."""
+        steps, n = self._steps, self._steps.number(id)
+        if verdict.made is not None:
+            outputs = verdict.made.outputs
+            published = {
+                output
+                for output, path in steps.survey.targets.get(n, ())
+                if steps.facts.there.get(path) != outputs.get(output)
+            }
+            names = published | self._outputs_taken(n)
+            return {outputs[name]: n for name in names if name in outputs}
+        if verdict.answer != "run":
+            return {}
+        contents: dict[str, int] = {}
+        for each in steps.node(id).upstream:
+            content = steps.made[each.producer].outputs.get(each.output)
+            if content is not None:
+                contents[content] = each.producer
+        return contents
 
-def grow(work: Work) -> None:
-    """A pending matrix whose files are known by now becomes its instances."""
-    if not work.plan.pending:
-        return
-    grown = find_expansions(work.ws, work.plan, work.made)
-    fresh = {k: v for k, v in grown.items() if k not in work.survey.globs}
-    if not fresh:
-        return
-    work.survey.globs.update(fresh)
-    old = work.plan
-    work.plan = compile_request(work.ws, work.survey.source, work.survey.request, work.survey.globs)
-    made = {
-        work.plan.index[old.nodes[n].id]: m
-        for n, m in work.made.items()
-        if old.nodes[n].id in work.plan.index
-    }
-    work.made.clear()
-    work.made.update(made)
-    for id, running in work.running.items():  # nodes have other numbers now
-        running.number = work.plan.index[id]
-        running.node = work.plan.nodes[running.number]
-    work.survey.plan = work.plan
-    work.commits.masker.learn(all_given(work.plan, work.ws.environ))
-    before = {path for targets in work.survey.targets.values() for _, path in targets}
-    work.survey.targets = work.survey.targets_of(work.ws, work.plan)
-    facts = collect_facts(work.ws, work.plan, work.survey.request)
-    facts.there = dict(
-        work.ws.cache.contents(
-            path for targets in work.survey.targets.values() for _, path in targets
-        )
-    )
-    facts.ours = work.ws.published()
-    work.facts = work.survey.facts = facts
-    known = {node.id for node in old.nodes}
-    wanted = {work.plan.nodes[n].id for n in work.survey.wanted(work.plan)}
-    new = wanted - known | wanted & work.survey.aside
-    work.survey.aside -= new
-    if work.survey.begin:
-        work.survey.forced |= {
-            work.plan.nodes[n].id for n in work.plan.after(work.plan.named(work.survey.begin))
-        }
-    work.commits.expanded(fresh, len(new))
-    work.add(new | _unpublished(work, before) & wanted)
-
-
-def _unpublished(work: Work, before: Container[str]) -> set[str]:
-    """Fresh steps that are to be published where it was not known `before` that they are.  What this run made is published at once."""
-    found = set()
-    for n, targets in work.survey.targets.items():
-        left = work.made.get(n)
-        if (
-            left is None
-            or not left.ok
-            or work.survey.library
-            or all(path in before for _, path in targets)
-        ):
-            continue
-        id = work.plan.nodes[n].id
-        if id not in work.todo:
-            found.add(id)
-            continue
-        try:
-            work.publisher.publish(n, left)
-        except RecipeError as error:
-            work.commits.say(f"{id}: {error}")
-    return found
+    def _make_again(self, id: str) -> None:
+        """What a step made cannot be had any more: it is judged again, and runs."""
+        if id not in self._steps.todo:
+            return self._growth.add({id})
+        if self._schedule.state(id) in (State.FRESH, State.DONE):
+            self._schedule.make_again(id, "its stored output is gone")
+            self._schedule.judge_again(id, "what it needs may have to be brought")

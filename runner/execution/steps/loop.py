@@ -2,33 +2,47 @@
 
     judge what is ready · start what fits · when neither moved, wait for one end
 
-Order against kill -9: an output is stored, then its trace and the step's move are committed together, then its attempt directory goes.  A worker
-that dies leaves its jobs to their agent; the next run with the same key finds the attempt by its name, which is the key's and takes its result.
+Order against kill -9: an output is stored, then its trace and the step's move are committed
+together, then its attempt directory goes. A worker that dies leaves its jobs to their agent. The
+next run with the same key finds the attempt by its name, which is the key's, and takes its result.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ...errors import CannotRun, Infrastructure
 from ...hosts.link.local_agents import forget_claims
-from ...hosts.place.place import Place
+from ...hosts.place.spare_dirs import Scrap
+from ...hosts.pool import HostPool
+from ...storage.workspace import Workspace
 from ..signals import signals
-from .control import GRACE, hand_over, heed, interrupt, stop, terminate, time_is_up
-from .diverging import tell_diverged
-from .early import watched
-from .ending import end
-from .groups import GROUP_SECONDS
-from .judging import judge_ready
-from .orphans import left_by
-from .renting import note, rent
-from .starting import start_ready
-from .watches import watch
-from .work import Failure, Work
+from .attempt import GRACE
+from .bell import Bell
+from .chunks import Chunks
+from .commit import GroupCommit
+from .control import Stopper
+from .diverging import DivergedLosses
+from .early import EarlyStops
+from .ending import Ender
+from .environments import StepEnvironments
+from .failing import Failure, Failures
+from .groups import GROUP_SECONDS, Groups
+from .health import HealthChecks
+from .host_hooks import HostHooks
+from .judging import Judge
+from .orphans import Orphans, left_by
+from .publisher import Publisher
+from .renting import Machines
+from .run_plan import RunPlan
+from .run_schedule import RunSchedule
+from .running_attempts import RunningAttempts
+from .silence import Silences
+from .starting import Starter
+from .training_numbers import TrainingNumbers
 
 
 @dataclass(slots=True)
@@ -43,167 +57,202 @@ class Report:
     """The run is not over: another worker goes on with it."""
 
 
-async def run(work: Work) -> Report:
-    """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
-    ours = work.handover is None  # else signals end the worker, which does more than this run
-    with (
-        signals(functools.partial(interrupt, work), functools.partial(terminate, work))
-        if ours
-        else contextlib.nullcontext()
-    ):
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """The owners of one run that the loop calls; `assembly` makes them."""
+
+    steps: RunPlan
+    schedule: RunSchedule
+    running: RunningAttempts
+    bell: Bell
+    judge: Judge
+    starter: Starter
+    ender: Ender
+    machines: Machines
+    stopper: Stopper
+    failures: Failures
+    groups: Groups
+    chunks: Chunks
+    numbers: TrainingNumbers
+    silences: Silences
+    early_stops: EarlyStops
+    diverged: DivergedLosses
+    health: HealthChecks
+    environments: StepEnvironments
+    hooks: HostHooks
+    orphans: Orphans
+    publisher: Publisher
+    scrap: Scrap
+
+
+class Loop:
+    """The loop of one run, from its first judgement to its last move.
+
+    `tick` is called ten times a second. `handles_signals`: of a process that has this run alone.
+    """
+
+    def __init__(
+        self,
+        ws: Workspace,
+        commits: GroupCommit,
+        pool: HostPool,
+        owners: Owners,
+        tick: Callable[[], None] | None,
+        *,
+        handles_signals: bool,
+    ) -> None:
+        self.ws, self.commits, self.pool, self.owners = ws, commits, pool, owners
+        self._tick, self._handles_signals = tick, handles_signals
+
+    async def run(self) -> Report:
+        """Work until every step is final, or nothing may start any more.
+
+        Raises Infrastructure when the store or the host fails.
+        """
+        own, stopper = self.owners, self.owners.stopper
+        handlers: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._handles_signals:
+            handlers = signals(stopper.interrupt, stopper.terminate)
+        with handlers:
+            try:
+                with self._time_limit():
+                    await self._set_up()
+                    with own.health.watching(), own.early_stops.watching(), self._pulse():
+                        await self._turn()
+            finally:
+                await self._close()
+            self.commits.flush()
+            own.scrap.clear()
+        left = stopper.is_abandoned
+        return Report(
+            own.schedule.result,
+            own.schedule.counts,
+            own.failures.final,
+            sorted(own.running) if left else [],
+            left,
+        )
+
+    def publish_all(self) -> None:
+        """Publish the results of a library recipe, at the end."""
+        self.owners.publisher.publish_all(self.owners.steps.made)
+        self.commits.flush()
+
+    async def _turn(self) -> None:
+        own = self.owners
+        while not self._is_over():
+            # One end at a time: what takes its place runs while the next is looked at.
+            moved = await own.ender.end_next()
+            own.machines.rent()
+            moved |= own.judge.judge_ready()
+            moved |= await own.starter.start_ready()
+            if not moved and not own.running.has_ended:
+                await own.bell.wait()
+            if own.groups.landed:
+                own.groups.land()
+            if own.groups.due:
+                own.groups.send()
+        own.stopper.leave_unfinished()
+
+    def _is_over(self) -> bool:
+        schedule = self.owners.schedule
+        if schedule.is_finished or schedule.result == "PAUSED":
+            return True
+        return self.owners.stopper.is_abandoned
+
+    # -- before and after
+
+    async def _set_up(self) -> None:
+        """Make every host ready.
+
+        A setup that we stopped ourselves has not failed: its steps are cancelled already, with
+        the true reason.
+        """
+        own, pool = self.owners, self.pool
+        here = {own.machines.stays_here(id) for id in own.steps.todo}
+        places = [*pool.head.places, *pool.places] if pool.away and False in here else []
+        if True in here:
+            places.append(pool.here)
         try:
-            with _clock(work):
-                await _set_up(work)
-                with _looks(work), watched(work), _pulse(work):
-                    await _turn(work)
+            await asyncio.gather(*(own.hooks.of(place).setup() for place in places))
+        except CannotRun:
+            if not own.stopper.is_stopping:
+                raise
+        left = own.steps.left_on_hosts(self.ws.objects)
+        if left:
+            await asyncio.gather(*(place.folder.look_for(left) for place in places))
+
+    async def _close(self) -> None:
+        own = self.owners
+        kept = own.stopper.keeps_hosts and own.schedule.result == "PAUSED"
+        try:
+            await self._leave_hosts()
+        finally:  # whatever went wrong, no machine is paid for any longer
+            await self.pool.close(leave=own.stopper.is_abandoned or kept)
+        own.machines.note_moves()
+        own.scrap.clear()
+
+    async def _leave_hosts(self) -> None:
+        """Let go of what the run has on its hosts."""
+        own, schedule = self.owners, self.owners.schedule
+        if schedule.is_finished or schedule.result == "PAUSED":
+            with contextlib.suppress(Infrastructure):  # raised again by the last flush
+                self.commits.flush()
+            await own.bell.settle(GRACE.total_seconds())
+        own.bell.cancel_background()
+        if not own.stopper.is_abandoned:
+            await own.environments.end_installs()
+            for hooks in own.hooks:
+                for problem in await hooks.cleanup() if not hooks.place.lost else ():
+                    self.commits.say(problem)
+        # Else a step that ended well may still wait to be collected.
+        if schedule.is_finished and schedule.result == "COMPLETED":
+            await own.orphans.sweep()
+            if not left_by(self.ws.home, self.commits.run)[0]:
+                forget_claims(self.ws.home, self.commits.run)
+
+    # -- timers
+
+    @contextlib.contextmanager
+    def _time_limit(self) -> Iterator[None]:
+        """End the run when it reaches its `limits.time`."""
+        limit = self.owners.steps.plan.settings.limits.time
+        if not limit:
+            yield
+            return
+        time_is_up = self.owners.stopper.time_is_up
+        timer = asyncio.get_running_loop().call_later(limit, time_is_up, limit)
+        try:
+            yield
         finally:
-            await _close(work)
-        work.commits.flush()
-        work.scrap.clear()
-    counts = {str(state): count for state, count in work.scheduler.counts.items() if count}
-    left = work.control.abandoned
-    return Report(
-        work.scheduler.result, counts, work.failures, sorted(work.running) if left else [], left
-    )
+            timer.cancel()
 
+    @contextlib.contextmanager
+    def _pulse(self) -> Iterator[None]:
+        """End the loop's waits now and then; one timer for all of them costs less than one each."""
+        timer: asyncio.TimerHandle
 
-def publish_all(work: Work) -> None:
-    """A library recipe's results, at the end."""
-    work.publisher.publish_all(work.made)
-    work.commits.flush()
+        def beat() -> None:
+            nonlocal timer
+            timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
+            self._beat()
 
-
-async def _turn(work: Work) -> None:
-    while (
-        not work.scheduler.finished
-        and not work.control.abandoned
-        and work.scheduler.result != "PAUSED"
-    ):
-        # One end at a time: what takes its place runs while the next is looked at.
-        moved = bool(work.ended)
-        if moved:
-            await end(work, *work.ended.popleft())
-        rent(work)
-        if not (judge_ready(work) | await start_ready(work) | moved | bool(work.ended)):
-            await work.rest()
-        if work.groups.landed:
-            work.groups.land()
-        if work.groups.due:
-            work.groups.send()
-    if work.control.handing_over and work.control.request not in ("pause", "cancel"):
-        work.control.left |= not work.scheduler.finished
-
-
-async def _close(work: Work) -> None:
-    kept = work.control.keep_hosts and work.scheduler.result == "PAUSED"
-    try:
-        await _leave(work)
-    finally:  # whatever went wrong, no machine is paid for any longer
-        await work.host_pool.close(leave=work.control.abandoned or kept)
-    note(work)
-    work.scrap.clear()
-
-
-async def _leave(work: Work) -> None:
-    """Let go of what the run has on its hosts."""
-    if work.scheduler.finished or work.scheduler.result == "PAUSED":
-        with contextlib.suppress(Infrastructure):  # raised again by the last flush
-            work.commits.flush()
-        await work.settle(GRACE.total_seconds())
-    work.leave()
-    if not work.control.abandoned:
-        await work.attempts.end_installs()
-        for hooks in work.attempts.hooks:
-            for problem in await hooks.cleanup() if not hooks.place.lost else ():
-                work.commits.say(problem)
-    if (
-        work.scheduler.finished and work.scheduler.result == "COMPLETED"
-    ):  # else a step that ended well may still wait to be collected
-        await work.orphans.sweep()
-        if not left_by(work.ws.home, work.commits.run)[0]:
-            forget_claims(work.ws.home, work.commits.run)
-
-
-async def _set_up(work: Work) -> None:
-    """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
-    here = {work.stays(id) for id in work.todo}
-    pool = work.host_pool
-    places = [
-        *([*pool.head.places, *pool.places] if pool.away and False in here else ()),
-        *([pool.here] if True in here else ()),
-    ]
-    try:
-        await asyncio.gather(*(work.attempts.hooks_of(place).setup() for place in places))
-    except CannotRun:
-        if not work.control.stopping:
-            raise
-    if stayed := work.stayed():
-        await asyncio.gather(*(place.folder.look_for(stayed) for place in places))
-
-
-@contextlib.contextmanager
-def _clock(work: Work) -> Iterator[None]:
-    """End the run when it reaches its `limits.time`."""
-    limit = work.plan.settings.limits.time
-    clock = (
-        asyncio.get_running_loop().call_later(limit, functools.partial(time_is_up, work), limit)
-        if limit
-        else None
-    )
-    try:
-        yield
-    finally:
-        if clock is not None:
-            clock.cancel()
-
-
-@contextlib.contextmanager
-def _looks(work: Work) -> Iterator[None]:
-    """Look now and then at the hosts' health, if the recipe says how."""
-    health = work.plan.settings.health
-    if health is None:
-        yield
-        return
-    looks = watch(work.attempts.hooks, health.run, health.every, functools.partial(_end_sick, work))
-    task = asyncio.get_running_loop().create_task(looks)
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-async def _end_sick(work: Work, place: Place) -> None:
-    """Stop what runs on a host whose health check failed."""
-    there = [running for running in work.running.values() if place in running.place.members]
-    work.sick |= {running.node.id for running in there}
-    for running in there:
-        await stop(running)
-
-
-@contextlib.contextmanager
-def _pulse(work: Work) -> Iterator[None]:
-    """End the loop's waits now and then; one timer for all of them costs less than one each."""
-    timer: asyncio.TimerHandle
-
-    def beat() -> None:
-        nonlocal timer
         timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
-        work.wake()
-        hand_over(work)
-        with contextlib.suppress(
-            Infrastructure
-        ):  # a database that does not answer: the next beat asks again
-            heed(work)
-            work.commits.let_go()
-            work.chunks.tick()
-            for id, words in work.numbers.tick().items():
-                tell_diverged(work, id, work.running[id], words)
-            work.silences.look()
-        if work.tick:
-            work.tick()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
-    timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
-    try:
-        yield
-    finally:
-        timer.cancel()
+    def _beat(self) -> None:
+        own = self.owners
+        own.bell.wake()
+        own.stopper.hand_over()
+        # A database that does not answer: the next beat asks again.
+        with contextlib.suppress(Infrastructure):
+            own.stopper.poll_requests()
+            self.commits.let_go()
+            own.chunks.tick()
+            for id, words in own.numbers.tick().items():
+                own.diverged.tell(id, own.running[id], words)
+            own.silences.look()
+        if self._tick:
+            self._tick()

@@ -23,9 +23,9 @@ from ...planning.plan import Node
 from ...storage.content.disk import delete_whole
 from ...storage.records.runs import FINAL
 from ...storage.workspace import Workspace
+from .attempt import GRACE
 from .commit import GroupCommit
 
-GRACE = timedelta(seconds=10)
 _LEFT = re.compile(
     r"(?:spare[.-]|[0-9a-f]{24}-|[a-z]+-)?(\d{8}-\d{6}-[0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\d+)?(?:\.\w+)?"
 )
@@ -57,21 +57,25 @@ class Orphans:
         """Whether there is an attempt whose key begins so."""
         return head in self._found
 
-    def out_of_reach(self, head: str) -> bool:
-        """Whether an attempt whose key begins so may go on where it can be neither seen nor ended; said once."""
+    def has_unreachable(self, head: str) -> bool:
+        """Whether an unreachable agent may be working on an attempt whose key begins so.
+
+        It can be neither seen nor ended. Said once.
+        """
         for name in self._found.get(head, ()):
-            if self.is_out_of_reach(name):
+            if self.is_unreachable(name):
                 if name not in self._awaited:
                     self._awaited.add(name)
                     self.commits.say(
-                        f"waiting for {self._run_of(name)}, which began this step in another container or on another machine: its agent "
-                        "lives, and cannot be reached from here; to end it, run `recipe cancel` there"
+                        f"waiting for {self._run_of(name)}, which began this step in another container "
+                        "or on another machine: its agent lives, and cannot be reached from here; "
+                        "to end it, run `recipe cancel` there"
                     )
                 return True
         return False
 
-    def is_out_of_reach(self, name: str) -> bool:
-        """Whether an attempt was begun by an agent of this workspace that lives and cannot be reached from here."""
+    def is_unreachable(self, name: str) -> bool:
+        """Whether the agent of an attempt lives in this workspace and cannot be reached from here."""
         return not os.path.exists(f"{self._attempts}/{name}.site") and not is_reachable(
             self._root_of(name)
         )
@@ -86,21 +90,23 @@ class Orphans:
         own = Path(self.host_pool.local.root)
         return root_of(Path(self.ws.home), tag[1], tag[2]) if tag is not None else own
 
-    def pop(self, head: str) -> list[str]:
+    def take(self, head: str) -> list[str]:
         """The attempts whose key begins so; they are not reported again."""
         return self._found.pop(head, [])
 
-    async def taken_up(self, node: Node, name: str, always: bool) -> tuple[Job, Place] | None:
-        """The job of an attempt that an earlier worker left, if it runs still, ended well unseen, or failed unseen in this very run.
+    async def find_job(self, node: Node, name: str, always: bool) -> tuple[Job, Place] | None:
+        """The job that an earlier worker left and where, if it is worth to go on with it.
 
-        Else what is left of it goes: an attempt that was cut off, or one that failed in a run that is over, costs this run no retry.
+        It runs still, ended well unseen, or failed unseen in this very run. Else its files are
+        deleted: an attempt that was cut off, or that failed in a run that is over, costs no retry.
         Raises HostLost when its host cannot be asked for long.
         """
         path = f"{self._attempts}/{name}"
         place = self.place_of(name)
         if place is None:
             self.commits.say(
-                f"{node.id} was begun by an earlier run on a host that this one does not use; what it makes there is not waited for"
+                f"{node.id} was begun by an earlier run on a host that this one does not use; "
+                "what it makes there is not waited for"
             )
             clear(path)
             return None
@@ -128,9 +134,10 @@ class Orphans:
         return None
 
     async def end(self, node: Node, job: Job, place: Place) -> None:
-        """Stop an attempt that an earlier worker left with other inputs than its key says, and delete it."""
+        """Stop an attempt whose inputs are not what its key says, and delete it."""
         self.commits.say(
-            f"{node.id} was begun by an earlier run, and an input that it was given was changed since: it is started anew"
+            f"{node.id} was begun by an earlier run, and an input that it was given was changed "
+            "since: it is started anew"
         )
         await place.stop(job, GRACE)
         await place.contact.insist(lambda: place.wait(job, 2 * GRACE))
@@ -140,12 +147,15 @@ class Orphans:
         await place.folder.clear(place.paths(Attempt(path)))
         clear(path)
 
-    async def goes_on(self, name: str) -> bool:
-        """Whether the job of an attempt that an earlier worker left is still running.  Raises DriverError while its host cannot be asked."""
+    async def is_running(self, name: str) -> bool:
+        """Whether the job of an attempt is still running.
+
+        Raises DriverError while its host cannot be asked.
+        """
         place = self.place_of(name)
         if place is None:
             return False
-        if self.is_out_of_reach(name):
+        if self.is_unreachable(name):
             raise Unreachable(f"the agent that began {name} cannot be reached from here")
         over = await place.wait(Job(name), timedelta(0))
         if over is not None:
@@ -169,7 +179,8 @@ class Orphans:
     async def sweep(self) -> None:
         """Delete what dead workers of this recipe left and no worker took up.
 
-        What still runs is only spoken of.  What is on a host that cannot be asked now stays for the next run of the recipe.
+        What still runs is only spoken of. The files of a host that cannot be asked now stay for
+        the next run of the recipe.
         """
         folder, own = self._attempts, self.commits.run
         left: dict[str, list[str]] = {}
@@ -190,7 +201,7 @@ class Orphans:
             going, unseen = list[str](), set[str]()
             for name in sorted(begun):
                 try:
-                    if await self.goes_on(name):
+                    if await self.is_running(name):
                         going.append(name)
                 except DriverError:
                     unseen.add(name)
@@ -198,14 +209,15 @@ class Orphans:
                 place = self.place_of(name)
                 where = (place.elsewhere if place is not None else "") or "this machine"
                 self.commits.say(
-                    f"{where} still runs a job of {run}, a run that is gone, and this run does not need it: start that one again to take it over"
+                    f"{where} still runs a job of {run}, a run that is gone, and this run does not "
+                    "need it: start that one again to take it over"
                 )
             for name in names:
                 if name.partition(".")[0] not in unseen.union(going):
                     await asyncio.to_thread(delete_whole, Path(folder, name))
 
     def _is_abandoned(self, run: str) -> bool:
-        """Whether a run is one of this recipe that no worker has, or will take up with what it left."""
+        """Whether a run of this recipe has no worker, and will have none."""
         try:
             row = self.ws.store.runs.get(run)
         except NotFound:
@@ -214,7 +226,10 @@ class Orphans:
         return row.recipe == self.commits.recipe and not waits and not self.ws.store.runs.live(run)
 
     def _look(self) -> dict[str, list[str]]:
-        """Attempt directories that are there already, by the beginning of their keys: of workers that died, or that live and hold the key."""
+        """The attempt directories that are there already, by the beginning of their keys.
+
+        Their workers died, or live and hold the key.
+        """
         found: dict[str, list[str]] = {}
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(os.listdir(self._attempts)):
@@ -224,7 +239,10 @@ class Orphans:
 
 
 def left_by(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]]:
-    """The attempts of a run in a workspace: those of this machine by the roots of their agents, and those of others with the names of their hosts."""
+    """The attempts of a run in a workspace.
+
+    Returns those of this machine by the roots of their agents, and the hosts of the others by name.
+    """
     folder = f"{home}/attempts"
     here: dict[Path, list[str]] = {}
     elsewhere = {}

@@ -38,14 +38,28 @@ class Publisher:
         )
         self._top = str(ws.root)
 
-    def conflicts(self, n: int) -> list[str]:
-        """Where step `n` publishes, and something is that is not ours."""
-        return [
-            path for _, path in self.survey.targets.get(n, ()) if self.survey.facts.strange(path)
-        ]
+    def check_targets(self, n: int) -> None:
+        """Raise CannotRun where step number `n` publishes and something is there that is not ours.
+
+        With `overwrite` nothing is asked.
+        """
+        if self.overwrite:
+            return
+        for _, path in self.survey.targets.get(n, ()):
+            if self.survey.facts.strange(path):
+                from ...survey.explain import describe_replaced
+
+                (words,) = describe_replaced(self.ws, [path])
+                raise CannotRun(
+                    f"it would replace {words}",
+                    fix="move it away, give --overwrite, or `recipe adopt` it",
+                )
 
     def publish(self, n: int, made: Made) -> None:
-        """Publish what step `n` made.  Raises CannotRun where something was changed by hand, and Infrastructure."""
+        """Publish the outputs of step number `n`.
+
+        Raises CannotRun where something was changed by hand, and Infrastructure.
+        """
         facts = self.survey.facts
         flags = {output.name: output.flags for output in self.survey.plan.nodes[n].outputs}
         for output, path in self.survey.targets.get(n, ()):
@@ -63,7 +77,10 @@ class Publisher:
                 there = os.path.lexists(path if path[0] == "/" else f"{self._top}/{path}")
                 facts.there[path] = self.ws.cache.content_of(path) if there else None
                 if facts.strange(path):
-                    why = f"{path} was edited, or was put there, while the step ran, and is left as it is"
+                    why = (
+                        f"{path} was edited, or was put there, while the step ran, "
+                        "and is left as it is"
+                    )
                     raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
             self.ws.publish(Content(content), path, link=self.link, spare=self.scrap.take_file)
             self.commits.published(path, content, self.survey.plan.nodes[n].id)

@@ -1,165 +1,261 @@
-"""Machines that cost money: asked for when the first step that needs one is QUEUED, given back when no unfinished step has a use for them."""
+"""The machines of a run: rented for the first QUEUED step that needs one, replaced, given back."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Final
 
-from drivers.base import DriverError, Need
+from drivers.base import DriverError, HostLost, Need
 
 from ...errors import RecipeError
 from ...hosts.connect import same_packages
 from ...hosts.place.place import Place
-from ...planning.schedule import FINAL, Move, State
+from ...hosts.pool import HostPool
+from ...planning.schedule import Move, State
 from ...planning.step import TEMPORARY
 from ...storage.records.ledger import LeaseRow
+from ...storage.workspace import Workspace
 from ..reporting import log_remote
-from .control import money_is_spent, stop
-from .failing import replaced
-from .work import Work
+from .bell import Bell
+from .commit import GroupCommit
+from .control import Stopper
+from .host_hooks import HostHooks
+from .orphans import Orphans
+from .run_plan import RunPlan
+from .run_schedule import Journal, RunSchedule
+from .running_attempts import RunningAttempts
 
 LOOK: Final = 0.2
 """Seconds between two looks at what is needed."""
 
 
-def rent(work: Work) -> None:
-    """Ask for what QUEUED steps need, beside the loop, and give back what is not needed."""
-    pool = work.host_pool
-    if pool.moves:
-        note(work)
-    if not pool.away or work.rented_at + LOOK > (now := time.monotonic()):
-        return
-    work.rented_at = now
-    if pool.limit is not None and pool.leases is not None and pool.money_is_over():
-        money_is_spent(work, pool.limit)
-    if not pool.priced:
-        return _succeed_in_time(work)
-    _save_in_time(work)
-    states = work.scheduler.states()
-    queued: Counter[Need] = Counter()
-    crews: dict[Need, int] = {}  # the most machines that one step takes at once
-    pool.together = {
-        pool.need(work.spec(id))
-        for id in work.todo
-        if states[id] not in FINAL and pool.joins(work.spec(id))
-    }
-    for id in work.todo:
-        if states[id] not in FINAL:
-            crew = pool.head.workers(work.spec(id)) if states[id] is State.QUEUED else 0
-            for need in _needs(work, id):
+class Machines:
+    """Asks for the hosts that steps need beside the loop, and gives back those without use."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        pool: HostPool,
+        steps: RunPlan,
+        schedule: RunSchedule,
+        journal: Journal,
+        commits: GroupCommit,
+        running: RunningAttempts,
+        hooks: HostHooks,
+        orphans: Orphans,
+        stopper: Stopper,
+        bell: Bell,
+        *,
+        most_for_a_need: int,
+    ) -> None:
+        self._ws, self._pool, self._steps, self._schedule = ws, pool, steps, schedule
+        self._journal, self._commits, self._running = journal, commits, running
+        self._hooks, self._orphans, self._stopper, self._bell = hooks, orphans, stopper, bell
+        self._most = most_for_a_need
+        self._coming = 0
+        self._looked = 0.0
+
+    @property
+    def are_coming(self) -> bool:
+        """Whether a host is being asked for, or replaced."""
+        return self._coming > 0
+
+    def stays_here(self, id: str) -> bool:
+        """Whether a step runs on this machine, whatever others there are."""
+        return self._steps.is_local(id) or self._pool.stays(self._steps.spec(id))
+
+    def rent(self) -> None:
+        """Ask for what QUEUED steps need, and give back what is not needed."""
+        pool = self._pool
+        if pool.moves:
+            self.note_moves()
+        now = time.monotonic()
+        if not pool.away or self._looked + LOOK > now:
+            return
+        self._looked = now
+        if pool.limit is not None and pool.leases is not None and pool.money_is_over():
+            self._stopper.money_is_spent(pool.limit)
+        self._save_in_time()
+        if not pool.priced:
+            return self._succeed_in_time()
+        self._rent_what_is_needed()
+
+    def lose(self, place: Place, error: HostLost) -> None:
+        """A host is gone, or some of a place with several: nothing starts there any more.
+
+        Others take their place if there are any.
+        """
+        for gone, why in (place.gone or {place: str(error)}).items():
+            if gone.lost:
+                continue
+            gone.lost = why
+            self._commits.say(f"{gone.name} is lost: {why}")
+            self._take_instead(gone, self._pool.replace(gone))
+
+    def note_moves(self) -> None:
+        """Note the moves of leases among those of the run."""
+        moves, self._pool.moves = self._pool.moves, []
+        for _before, row in moves:
+            instance = str(row.lease.get("id", ""))
+            log_remote(self._ws, self._commits.run, row.driver, instance, row.state)
+        self._journal.record(
+            [
+                Move("lease", row.key, before, row.state, row.reason, self._facts_of(row))
+                for before, row in moves
+            ]
+        )
+
+    # -- machines with a price
+
+    def _rent_what_is_needed(self) -> None:
+        pool, specs = self._pool, [self._steps.spec(id) for id in self._open_steps()]
+        pool.together = {pool.need(spec) for spec in specs if pool.joins(spec)}
+        queued, crews = self._needs()
+        for need, count in queued.items():
+            wanted = min(count, max(crews[need], self._most))
+            while (
+                not self._schedule.starts_nothing
+                and need not in pool.refused
+                and not pool.full
+                and pool.inventory.machines(need) < wanted
+            ):
+                pool.inventory.coming.append(need)
+                self._coming += 1
+                self._bell.run_in_background(self._get(need))
+        for place, reason in pool.inventory.spare(queued, self._orphans.places()):
+            self._bell.run_in_background(self._give_back(place, reason))
+
+    def _needs(self) -> tuple[Counter[Need], dict[Need, int]]:
+        """How many machines QUEUED steps want for each need, and the most that one takes at once.
+
+        A need of steps that are not QUEUED is there with a count of 0: its machines are kept.
+        """
+        queued: Counter[Need] = Counter()
+        crews: dict[Need, int] = {}
+        for id in self._open_steps():
+            crew = 0
+            if self._schedule.state(id) is State.QUEUED:
+                crew = self._pool.head.workers(self._steps.spec(id))
+            for need in self._needs_of(id):
                 queued[need] += crew
                 crews[need] = max(crews.get(need, 1), crew)
-    for need, count in queued.items():
-        wanted = min(count, max(crews[need], work.options.machines))
-        while (
-            not work.scheduler.held
-            and need not in pool.refused
-            and not pool.full
-            and pool.inventory.machines(need) < wanted
-        ):
-            pool.inventory.coming.append(need)
-            work.replacing += 1
-            work.beside(_get(work, need))
-    for place, reason in pool.inventory.spare(queued, work.orphans.places()):
-        work.beside(_give_back(work, place, reason))
-    return None
+        return queued, crews
 
-
-def _save_in_time(work: Work) -> None:
-    """Have what runs on a machine that is about to be taken away save and end: the next attempt resumes from there."""
-    for place in work.host_pool.inventory.leaving():
-        for running in work.running.values():
-            if place in running.place.members and not running.stopped:
-                work.commits.say(
-                    f"{place.name} is about to be taken away: {running.node.id} saves, and continues elsewhere"
-                )
-                running.stopped = True
-                work.beside(stop(running, place.notice))
-
-
-def _succeed_in_time(work: Work) -> None:
-    """Have what runs on an allocation that is about to end save, ask for the next one meanwhile, and give back the one on which nothing runs."""
-    _save_in_time(work)
-    pool = work.host_pool
-    if not pool.inventory.leaving():
-        return
-    states = work.scheduler.states()
-    needed = not (work.scheduler.held or work.control.stopping) and any(
-        states[id] not in FINAL and not work.stays(id) for id in work.todo
-    )
-    for place in pool.inventory.ending() if needed else ():
-        work.replacing += 1
-        work.beside(replaced(work, place, pool.allocate()))
-    for place in pool.inventory.unused_leases():
-        work.beside(_give_back(work, place, place.leaving))
-
-
-def note(work: Work) -> None:
-    """Note the moves of leases among those of the run."""
-    moves, work.host_pool.moves = work.host_pool.moves, []
-    for _before, row in moves:
-        log_remote(work.ws, work.commits.run, row.driver, str(row.lease.get("id", "")), row.state)
-    work.groups.record(
-        [
-            Move("lease", row.key, before, row.state, row.reason, _facts(work, row))
-            for before, row in moves
-        ]
-    )
-
-
-def _facts(work: Work, row: LeaseRow) -> dict[str, object]:
-    """What is said of a lease: of one that costs nothing also what a worker of another machine needs to take it over."""
-    found: dict[str, object] = {
-        "driver": row.driver,
-        "offer": row.offer.get("id", ""),
-        "price": row.price,
-    }
-    if work.ws.delivers and not work.host_pool.priced:
-        found |= {"offered": dict(row.offer), "need": dict(row.need), "until": row.until}
-    return found
-
-
-def _needs(work: Work, id: str) -> Iterator[Need]:
-    """What a step needs a rented machine for: to run there, or to have what another left there."""
-    if not work.stays(id):
-        yield work.host_pool.need(work.spec(id))
-    for each in work.plan.nodes[work.plan.index[id]].upstream:
-        node = work.plan.nodes[each.producer]
-        if any(
-            name == each.output and flags & TEMPORARY for name, _, flags in node.outputs
-        ) and not work.stays(node.id):
-            yield work.host_pool.need(work.spec(node.id))
-
-
-async def _get(work: Work, need: Need) -> None:
-    pool = work.host_pool
-
-    async def ready(place: Place) -> None:
-        await work.attempts.hooks_of(place).setup()
-        if work.survey.request.current_python:
-            await same_packages([place])
-        if stayed := work.stayed():
-            await place.folder.look_for(stayed)
-
-    try:
-        await pool.rent(need, ready)
-    except (RecipeError, DriverError) as error:
-        pool.refuse(need, str(error))
-    except Exception as error:  # whatever it was: another try would rent another machine
-        pool.refuse(need, f"internal error of recipe: {type(error).__name__}: {error}")
-    finally:
-        pool.inventory.coming.remove(need)
-        work.replacing -= 1
-        work.wake()
-
-
-async def _give_back(work: Work, place: Place, reason: str) -> None:
-    try:
-        if not await work.host_pool.give_back(place, reason):
-            work.commits.say(
-                f"{place.name} is not given back yet; it is asked again at the end of the run"
+    def _needs_of(self, id: str) -> Iterator[Need]:
+        """What a step needs a rented machine for: to run there, or to have what another left there."""
+        if not self.stays_here(id):
+            yield self._pool.need(self._steps.spec(id))
+        for each in self._steps.node(id).upstream:
+            node = self._steps.plan.nodes[each.producer]
+            is_left_there = any(
+                name == each.output and flags & TEMPORARY for name, _, flags in node.outputs
             )
-    except (RecipeError, DriverError) as error:
-        work.commits.say(f"{place.name} could not be given back: {error}; `recipe reap` asks again")
+            if is_left_there and not self.stays_here(node.id):
+                yield self._pool.need(self._steps.spec(node.id))
+
+    def _open_steps(self) -> list[str]:
+        """The steps of this run that are not over."""
+        open_steps = self._schedule.open_steps()
+        return [id for id in self._steps.todo if id in open_steps]
+
+    async def _get(self, need: Need) -> None:
+        pool = self._pool
+        try:
+            await pool.rent(need, self._make_ready)
+        except (RecipeError, DriverError) as error:
+            pool.refuse(need, str(error))
+        except Exception as error:  # whatever it was: another try would rent another machine
+            pool.refuse(need, f"internal error of recipe: {type(error).__name__}: {error}")
+        finally:
+            pool.inventory.coming.remove(need)
+            self._coming -= 1
+            self._bell.wake()
+
+    async def _make_ready(self, place: Place) -> None:
+        await self._hooks.of(place).setup()
+        if self._steps.survey.request.current_python:
+            await same_packages([place])
+        left = self._steps.left_on_hosts(self._ws.objects)
+        if left:
+            await place.folder.look_for(left)
+
+    async def _give_back(self, place: Place, reason: str) -> None:
+        try:
+            if not await self._pool.give_back(place, reason):
+                self._commits.say(
+                    f"{place.name} is not given back yet; it is asked again at the end of the run"
+                )
+        except (RecipeError, DriverError) as error:
+            self._commits.say(
+                f"{place.name} could not be given back: {error}; `recipe reap` asks again"
+            )
+
+    # -- machines that end by themselves
+
+    def _save_in_time(self) -> None:
+        """Have what runs on a machine that is about to be taken away save and end.
+
+        The next attempt resumes from there.
+        """
+        for place in self._pool.inventory.leaving():
+            for attempt in self._running.values():
+                if place not in attempt.place.members or attempt.stop_asked:
+                    continue
+                self._commits.say(
+                    f"{place.name} is about to be taken away: {attempt.id} saves, "
+                    "and continues elsewhere"
+                )
+                self._bell.run_in_background(attempt.stop(place.notice))
+
+    def _succeed_in_time(self) -> None:
+        """Ask for an allocation in place of one that is about to end.
+
+        The one on which nothing runs is given back.
+        """
+        inventory = self._pool.inventory
+        if not inventory.leaving():
+            return
+        if self._needs_hosts():
+            for place in inventory.ending():
+                self._take_instead(place, self._pool.allocate())
+        for place in inventory.unused_leases():
+            self._bell.run_in_background(self._give_back(place, place.leaving))
+
+    def _needs_hosts(self) -> bool:
+        """Whether a step that is not over is to run on another host."""
+        if self._schedule.starts_nothing or self._stopper.is_stopping:
+            return False
+        return any(not self.stays_here(id) for id in self._open_steps())
+
+    def _take_instead(self, place: Place, asking: Awaitable[Sequence[Place]]) -> None:
+        self._coming += 1
+        self._bell.run_in_background(self._replace(place, asking))
+
+    async def _replace(self, place: Place, asking: Awaitable[Sequence[Place]]) -> None:
+        """Take the hosts that are being asked for instead of one that is lost or about to end."""
+        try:
+            for found in await asking:
+                await self._hooks.of(found).setup()
+                instead = "its place" if place.lost else f"the place of {place.name}"
+                self._commits.say(f"{found.name} takes {instead}")
+        except (RecipeError, DriverError) as error:
+            self._commits.say(str(error))
+        finally:
+            self._coming -= 1
+            self._bell.wake()
+
+    def _facts_of(self, row: LeaseRow) -> dict[str, object]:
+        """What is stored of a lease.
+
+        Of one that costs nothing also what a worker of another machine needs to take it over.
+        """
+        facts: dict[str, object] = {
+            "driver": row.driver,
+            "offer": row.offer.get("id", ""),
+            "price": row.price,
+        }
+        if self._ws.delivers and not self._pool.priced:
+            facts |= {"offered": dict(row.offer), "need": dict(row.need), "until": row.until}
+        return facts

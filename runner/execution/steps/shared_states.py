@@ -12,88 +12,122 @@ from typing import Final, TypeAlias
 
 from ...errors import RecipeError
 from ...hosts.place.checkpoint_sync import SETTLE, period
+from ...planning.fingerprint import World
 from ...planning.step import StateSpec, StepSpec
 from ...storage import checkpoints
 from ...storage.content.objects import Objects
-from .attempts import Running
-from .work import Work
+from ...storage.remote.cache import RemoteCache
+from ...storage.workspace import Workspace
+from .attempt import Attempt
+from .commit import GroupCommit
 
-_Found: TypeAlias = "Mapping[str, tuple[str, tuple[object, ...]]]"
-"""The newest checkpoint of each state, by its name, and what the disk says of its files."""
 FIRST: Final = 1.0
 """Seconds until the first look at a training, which may have resumed from a checkpoint that the store lacks."""
 
 
-def shared(work: Work, spec: StepSpec) -> Sequence[StateSpec]:
-    """The states of a step whose checkpoints are in the shared store: all of a run for another machine, else those that say `to: store`."""
-    cache = work.ws.remote_cache
-    if cache is None:
-        return ()
-    return (
-        spec.state
-        if work.ws.delivers or cache.checkpoints
-        else [state for state in spec.state if state.shared]
-    )
+_Found: TypeAlias = "Mapping[str, tuple[str, tuple[object, ...]]]"
+"""The newest checkpoint of each state, by its name, and what the disk says of its files."""
 
 
-async def restore(work: Work, id: str, spec: StepSpec, key: str, root: Path) -> None:
-    """Bring what the shared store has of a state.  What cannot be had is said: the training starts over then, or where this machine left it."""
-    cache = work.ws.remote_cache
-    if any(state.shared for state in spec.state) and (cache is None or not cache.pushes):
-        why = (
-            "no shared store is named"
-            if cache is None
-            else f"the store {cache.name} is only read (`push = true` in its settings)"
-        )
-        work.commits.say(
+class SharedStates:
+    """The checkpoints of one run in the shared store, if there is one."""
+
+    def __init__(self, ws: Workspace, commits: GroupCommit) -> None:
+        self._ws, self._commits = ws, commits
+
+    def _states_of(self, spec: StepSpec) -> Sequence[StateSpec]:
+        """The states of a step whose checkpoints are in the shared store.
+
+        All states of a run for another machine, else those that say `to: store`.
+        """
+        cache = self._ws.remote_cache
+        if cache is None:
+            return ()
+        if self._ws.delivers or cache.checkpoints:
+            return spec.state
+        return [state for state in spec.state if state.shared]
+
+    async def restore(self, id: str, spec: StepSpec, key: str, root: Path) -> None:
+        """Bring the checkpoints that the shared store has of a state.
+
+        What cannot be had is said: the training starts over then, or where this machine left it.
+        """
+        cache = self._ws.remote_cache
+        self._say_if_none_is_put(id, spec)
+        if cache is None or not self._states_of(spec):
+            return
+        try:
+            brought = await asyncio.to_thread(self._fetch, cache, key, root)
+        except RecipeError as error:
+            self._commits.say(
+                f"{id}: its checkpoint in the store {cache.name} cannot be had: {error}"
+            )
+            return
+        if brought:
+            self._commits.say(f"{id}: {', '.join(brought)} fetched from the store {cache.name}")
+
+    def _say_if_none_is_put(self, id: str, spec: StepSpec) -> None:
+        cache = self._ws.remote_cache
+        if not any(state.shared for state in spec.state):
+            return
+        if cache is None:
+            why = "no shared store is named"
+        elif not cache.pushes:
+            why = f"the store {cache.name} is only read (`push = true` in its settings)"
+        else:
+            return
+        self._commits.say(
             f"{id}: its checkpoints stay here, though its state says `to: store`: {why}"
         )
-    if not shared(work, spec) or cache is None:
-        return
-    from ...storage.remote import states as remote_states
 
-    def bring() -> list[str]:
+    def _fetch(self, cache: RemoteCache, key: str, root: Path) -> list[str]:
+        from ...storage.remote import states as remote_states
+
         note = remote_states.load(cache.remote, key)
-        return (
-            remote_states.restore(cache.remote, note, root, Objects(work.ws.home))
-            if note is not None
-            else []
+        if note is None:
+            return []
+        return remote_states.restore(cache.remote, note, root, Objects(self._ws.home))
+
+    @contextlib.asynccontextmanager
+    async def sent(self, attempt: Attempt, spec: StepSpec) -> AsyncIterator[None]:
+        """Put new checkpoints into the shared store while an attempt is carried out.
+
+        The last one is put when it is over.
+        """
+        states, cache = self._states_of(spec), self._ws.remote_cache
+        if not states or attempt.state is None or cache is None or not cache.pushes:
+            yield
+            return
+        sender = _CheckpointSender(
+            cache, self._commits, attempt.id, attempt.state, states, attempt.world, spec
         )
-
-    try:
-        if brought := await asyncio.to_thread(bring):
-            work.commits.say(f"{id}: {', '.join(brought)} fetched from the store {cache.name}")
-    except RecipeError as error:
-        work.commits.say(f"{id}: its checkpoint in the store {cache.name} cannot be had: {error}")
-
-
-@contextlib.asynccontextmanager
-async def sent(work: Work, running: Running, spec: StepSpec) -> AsyncIterator[None]:
-    """Put new checkpoints into the shared store while an attempt is carried out, and the last one when it is over."""
-    states, cache = shared(work, spec), work.ws.remote_cache
-    if not states or running.state is None or cache is None or not cache.pushes:
-        yield
-        return
-    sender = _Sender(work, running, spec, states)
-    task = asyncio.get_running_loop().create_task(sender.rounds())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        await sender.round()
+        task = asyncio.get_running_loop().create_task(sender.rounds())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await sender.last_round()
 
 
-class _Sender:
+class _CheckpointSender:
     """The checkpoints of one attempt that the store has, and those that it lacks."""
 
     def __init__(
-        self, work: Work, running: Running, spec: StepSpec, states: Sequence[StateSpec]
+        self,
+        cache: RemoteCache,
+        commits: GroupCommit,
+        id: str,
+        generation: checkpoints.Generation,
+        states: Sequence[StateSpec],
+        world: World,
+        spec: StepSpec,
     ) -> None:
-        self._work, self._running, self._states = work, running, states
+        self._cache, self._commits, self._id = cache, commits, id
+        self._generation, self._states = generation, states
         self._sent: _Found = {}
-        self._key = checkpoints.key(spec, running.world, running.node.id)
+        self._key = checkpoints.key(spec, world, id)
 
     async def rounds(self) -> None:
         """Look as often as the recipe says; what is the same at two looks is whole."""
@@ -132,7 +166,7 @@ class _Sender:
             _seen(self._folder(state) / name) == files for state, (name, files) in found.items()
         )
 
-    async def round(self) -> None:
+    async def last_round(self) -> None:
         """The last one: nothing is being written any more."""
         found = await asyncio.to_thread(self._look)
         if found != self._sent:
@@ -141,19 +175,17 @@ class _Sender:
     async def _put(self, found: _Found) -> None:
         from ...storage.remote import states as remote_states
 
-        cache, generation = self._work.ws.remote_cache, self._running.state
-        assert cache is not None and generation is not None
         names = {state: name for state, (name, _) in found.items()}
         try:
             if not self._sent:
-                await asyncio.to_thread(cache.remote.mark)
+                await asyncio.to_thread(self._cache.remote.mark)
             await asyncio.to_thread(
-                remote_states.save, cache.remote, self._key, generation.path, names
+                remote_states.save, self._cache.remote, self._key, self._generation.path, names
             )
             self._sent = found
         except (RecipeError, OSError) as error:
-            self._work.commits.say(
-                f"{self._running.node.id}: its checkpoint is not put into the store {cache.name}: {error}"
+            self._commits.say(
+                f"{self._id}: its checkpoint is not put into the store {self._cache.name}: {error}"
             )
 
     def _look(self) -> dict[str, tuple[str, tuple[object, ...]]]:
@@ -171,9 +203,7 @@ class _Sender:
         return found
 
     def _folder(self, state: str) -> Path:
-        generation = self._running.state
-        assert generation is not None
-        return generation.folder(state)
+        return self._generation.folder(state)
 
 
 def _seen(path: Path) -> tuple[object, ...]:

@@ -1,493 +1,261 @@
-"""Start steps: find a place, hold the key, the GPUs and the state, make the attempt ready, begin it.  Every hold is given back on every way out."""
+"""Start steps: find a host, hold the key, the GPUs and the state, make the attempt ready, begin it.
+
+Every hold is given back on every way out.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
-from drivers.base import DriverError, Exit, HostLost, Job, Unreachable
+from drivers.base import DriverError, HostLost
 
-from ...digest import Digest
-from ...errors import CannotRun, Infrastructure, RecipeError
-from ...failures import StepFailure
-from ...hosts.place.place import Place
-from ...hosts.place.staging import Attempt
-from ...logs import Log
-from ...planning.fingerprint import World
-from ...planning.ids import readable
+from ...errors import CannotRun, RecipeError
 from ...planning.judge import world_of
-from ...planning.plan import LOCAL, UNCACHED, Node
 from ...planning.schedule import LIMIT
 from ...planning.step import StepSpec
 from ...secrets import tokenlike
 from ...storage.content.files import no_space
-from ...storage.locks import Lock
-from . import attempt_result, shared_states, stayed
-from .attempts import Running
-from .control import GRACE, stop
-from .failing import fail, fail_unstarted, lose, wait_again
-from .judging import is_made
-from .work import End, Work
+from .attempt import Attempt
+from .bell import Bell
+from .carrying import Carrier
+from .claims import KeyClaims, StateClaims
+from .commit import GroupCommit
+from .control import Stopper
+from .failing import Cause, Failures
+from .judging import Judge
+from .placement import Placement
+from .preparing import Preparer
+from .publisher import Publisher
+from .reattaching import NotNow, Reattacher
+from .renting import Machines
+from .run_plan import RunPlan
+from .run_schedule import RunSchedule
 
-if TYPE_CHECKING:
-    from drivers.devices import Device
-
-    from ...storage import checkpoints
-
-FOREVER: Final = timedelta(days=3650)
 NO_ROOM: Final = 0.2
-"""Seconds until a step that found no place, or its state in use, is tried again."""
-KEY_IN_USE: Final = 0.1
-"""Seconds until a step that another run is making is looked at again."""
-KEY_ELSEWHERE: Final = 1.0
-"""The same where another machine may be making it."""
+"""Seconds until a step that found no host, or its state in use, is tried again."""
 
 
-_log: Final = Log("loop")
+class Starter:
+    """Begins the attempts of one run."""
 
+    def __init__(
+        self,
+        steps: RunPlan,
+        schedule: RunSchedule,
+        commits: GroupCommit,
+        judge: Judge,
+        placement: Placement,
+        keys: KeyClaims,
+        states: StateClaims,
+        reattacher: Reattacher,
+        preparer: Preparer,
+        publisher: Publisher,
+        carrier: Carrier,
+        failures: Failures,
+        machines: Machines,
+        stopper: Stopper,
+        bell: Bell,
+        environ: Mapping[str, str],
+        folder: str,
+    ) -> None:
+        """`environ` is the caller's environment, `folder` that of all attempts."""
+        self._steps, self._schedule, self._commits, self._judge = steps, schedule, commits, judge
+        self._placement, self._keys, self._states = placement, keys, states
+        self._reattacher, self._preparer, self._publisher = reattacher, preparer, publisher
+        self._carrier, self._failures, self._machines = carrier, failures, machines
+        self._stopper, self._bell, self._environ, self._folder = stopper, bell, environ, folder
+        self._names: dict[str, int] = {}  # attempts that were named, by key or by step without one
 
-class _Taken(Exception):
-    """The GPUs that there seemed to be are another run's by now, or the host that had begun the step is lost."""
+    async def start_ready(self) -> bool:
+        """Start every step that there is room for; True when something moved."""
+        moved = False
+        for id in self._schedule.startable():
+            moved |= await self._start(id)
+        return moved
 
+    # -- one step
 
-@dataclass(slots=True)
-class Held:
-    """What a step holds before it begins."""
+    async def _start(self, id: str) -> bool:
+        """Begin an attempt of a step; True when something moved."""
+        refusal = self._judge.refusal_of(id)
+        if refusal is not None:
+            self._failures.fail_unstarted(id, refusal)
+            return True
+        steps, n = self._steps, self._steps.number(id)
+        node, spec, key = steps.node(id), steps.spec(id), steps.verdicts[id].key
+        if key is not None and self._keys.is_out_of_reach(id, key):
+            return False
+        place = self._placement.find(node, spec)
+        if place is None:
+            self._schedule.rest(id, NO_ROOM)
+            return self._placement.settle_unplaced(node, spec)
+        world, _ = world_of(node, steps.facts, steps.made)
+        attempt = Attempt(n, node, spec, key, world, place)
+        # One that an earlier worker left may hold its GPUs.
+        if _gpus_of(spec) and not self._keys.has_orphan(key):
+            has_moved = await self._pick_gpus(attempt)
+            if not attempt.devices:
+                return has_moved
+        if key is not None and not self._keys.claim(id, n, key):
+            return True  # its place is free for others
+        return await self._open_and_launch(id, attempt)
 
-    n: int
-    node: Node
-    spec: StepSpec
-    key: Digest | None
-    world: World
-    place: Place
-    gpus: tuple[Device, ...] = ()
-    state: checkpoints.Generation | None = None
-    lock: Lock | None = None  # of the state
-    restored: Mapping[str, checkpoints.Newest] = field(default_factory=dict)
-    name: str = ""
-
-
-async def start_ready(work: Work) -> bool:
-    """Start every step that there is room for; True when something moved."""
-    now = time.monotonic()
-    for id in [id for id, at in work.resting.items() if at <= now]:
-        del work.resting[id]
-    moved = False
-    work.control.disturbed = False
-    for id in work.scheduler.startable(work.resting):
-        moved |= await _start(work, id)
-        if work.control.disturbed:
-            break  # a failure or an interrupt: what may be started is another question now
-    return moved
-
-
-async def _start(work: Work, id: str) -> bool:
-    """Begin an attempt; True when something moved."""
-    if id in work.refused:
-        fail_unstarted(work, id, *work.refused[id])
-        return True
-    n = work.plan.index[id]
-    node, spec, key = work.plan.nodes[n], work.plan.specs()[n], work.verdicts[id].key
-    wants = spec.resources.room
-    if key is not None and work.orphans.out_of_reach(key[:24]):
-        work.resting[id] = time.monotonic() + KEY_ELSEWHERE
-        return False
-    place = _place_for(work, node, spec)
-    if place is None:
-        work.resting[id] = time.monotonic() + NO_ROOM
-        return _without_room(work, id, node)
-    gpus: tuple[Device, ...] = ()
-    if wants.get("gpus") and not (
-        key is not None and key[:24] in work.orphans
-    ):  # what an earlier worker left may hold its own
+    async def _pick_gpus(self, attempt: Attempt) -> bool:
+        """Take free GPUs of the host.  Where there are none: whether something moved."""
         try:
-            gpus = await _pick(work, id, place, int(wants["gpus"]))
+            attempt.devices = await self._placement.pick_gpus(
+                attempt.id, attempt.place, _gpus_of(attempt.spec)
+            )
         except HostLost as error:
-            lose(work, place, error)
+            self._machines.lose(attempt.place, error)
             return True
         except DriverError as error:
-            fail_unstarted(work, id, "error", str(error))
+            self._failures.fail_unstarted(attempt.id, Cause("error", str(error)))
             return True
-        if not gpus:
-            return False
-    if key is not None and (moved := _hold(work, id, n, key)) is not None:
-        return moved
-    world, _ = world_of(node, work.facts, work.made)
-    held = Held(n, node, spec, key, world, place, gpus)
-    try:
-        opened = await _open_state(work, held)
-    except OSError as error:
-        _give_back(work, held)
-        fail_unstarted(work, id, "disk", str(no_space(error, error.filename or "")))
-        return True
-    if not opened:
-        # Another attempt holds the state, under other `continues` values: two trainers in one folder would spoil it.
-        work.resting[id] = time.monotonic() + NO_ROOM
-    if (
-        not opened or work.control.disturbed
-    ):  # an interrupt or the run's limit came meanwhile: nothing new starts
-        _give_back(work, held)
         return False
-    await _launch(work, id, held)
-    return True
 
-
-def _give_back(work: Work, held: Held) -> None:
-    """A step does not begin after all."""
-    if held.lock is not None:
-        held.lock.release()
-    if held.key is not None:
-        work.commits.release(held.key)
-
-
-def _hold(work: Work, id: str, n: int, key: Digest) -> bool | None:
-    """Hold the key of a step.  None: it is held, and the step is to be made; else whether something moved."""
-    if not work.commits.hold(key, id):
-        # Another run here, or another step of this one, is making the same thing: wait, then judge again and find it made.
-        work.resting[id] = time.monotonic() + (KEY_ELSEWHERE if work.ws.delivers else KEY_IN_USE)
-        work.contended |= not work.commits.holds(key)
-        return True  # its place is free for others
-    contended = work.contended or work.ws.delivers or not work.commits.keys.alone()
-    if contended:
-        work.orphans.look_again()  # the run that held the key may have died with its attempt running
-    if work.ws.delivers and work.ws.remote_cache is not None and key not in work.commits.made:
-        work.ws.remote_cache.look_again(key)  # another machine may have made it meanwhile
-    if (contended or key in work.commits.made) and is_made(work, n):
-        work.commits.release(key)
-        work.groups.record(
-            work.scheduler.adopt(
-                id, f"another {'step of this run' if key in work.commits.made else 'run'} made it"
-            )
-        )
-        return True
-    return None
-
-
-async def _launch(work: Work, id: str, held: Held) -> None:
-    """Begin the attempt of a step that holds all it needs, or fail it."""
-    held.name = name_of(work, held)
-    conflicts = [] if work.options.overwrite else work.publisher.conflicts(held.n)
-    taken: Running | None = None
-    trouble: Exception | None = None
-    try:
-        if not conflicts:
-            taken = await _taken_up(work, held)
-    except (_Taken, RecipeError, OSError, DriverError) as error:
-        trouble = error
-    _record(work, id, held, taken)
-    try:
-        if trouble is not None:
-            raise trouble
-        if conflicts:
-            from ...survey.explain import describe_replaced
-
-            (words,) = describe_replaced(work.ws, conflicts[:1])
-            raise CannotRun(
-                f"it would replace {words}",
-                fix="move it away, give --overwrite, or `recipe adopt` it",
-            )
-        running = taken or await _begin(work, held)
-    except (_Taken, RecipeError, OSError, DriverError) as error:
-        if held.lock is not None:
-            held.lock.release()
-        if isinstance(error, HostLost):
-            lose(work, held.place, error)
-        if isinstance(error, (_Taken, HostLost)):
-            return wait_again(work, id, held.key)
-        if held.key is not None:
-            work.commits.release_after_flush(held.key)
-        trouble = (
-            no_space(error, error.filename or held.name) if isinstance(error, OSError) else error
-        )
-        if work.control.limit:
-            return fail(work, id, LIMIT, f"stopped: {work.control.limit}")
-        if work.control.interrupts and isinstance(
-            error, CannotRun
-        ):  # an install that we ended ourselves has not failed
-            return fail(work, id, "stopped", "interrupted")
-        return fail(work, id, "error", str(trouble), getattr(trouble, "fix", ""))
-    work.running[id] = running
-    running.place.capacity.enter(running.wants, running.devices)
-    running.carried = asyncio.get_running_loop().create_task(_carry(work, id, running))
-    if work.control.stopping:  # asked for while this job was being started
-        work.beside(stop(running))
-    return None
-
-
-def _record(work: Work, id: str, held: Held, taken: Running | None) -> None:
-    """Note that the step's next attempt begins; one that this run began under an earlier worker is still the same."""
-    if taken is None or not work.commits.tries(id):
-        work.commits.next_attempt(id)
-    data = shown(work, id, taken.name if taken is not None else held.name, held.spec)
-    if taken is None:
-        if held.state is not None and (
-            note := "; ".join(
-                filter(None, (held.state.note, *(found.words for found in held.restored.values())))
-            )
-        ):
-            data["note"] = note
-        for found in held.restored.values():
-            if found.passed and found.name is None:
-                work.commits.say(f"{id}: {found.words}")
-    else:
-        data["taken_up"] = True
-    place = taken.place if taken is not None else held.place
-    if place.elsewhere:
-        data["site"] = place.elsewhere
-        if held.state is not None:
-            data["generation"] = held.state.id
-    work.groups.record([work.scheduler.start(id, data)])
-
-
-def shown(work: Work, id: str, name: str, spec: StepSpec) -> dict[str, object]:
-    """What is said of an attempt that begins."""
-    log = f"{work.folder}/{name}.log"
-    data: dict[str, object] = {"log": log, "attempt": work.commits.tries(id)}
-    if spec.metrics is not None and spec.metrics.in_environment:
-        data["metrics"] = log[:-4] + ".metrics"
-    elif spec.metrics is not None and spec.metrics.pattern:
-        data["pattern"] = spec.metrics.pattern
-    # Names, so that a reader of the raw log can mask it.
-    hidden = [secret.source for secret in spec.secrets if work.ws.environ.get(secret.source)]
-    hidden += [name for name in spec.pass_env if tokenlike(name, work.ws.environ.get(name, ""))]
-    if hidden:
-        data["secrets"] = hidden
-    if spec.env_files:
-        data["env_files"] = list(spec.env_files)
-    return data
-
-
-def name_of(work: Work, held: Held) -> str:
-    """An attempt's name: its key's, so that the next worker finds it; without a key, the run's."""
-    run, what = work.commits.run, held.key or held.node.id
-    work.named[what] = number = work.named.get(what, 0) + 1
-    # A job is known by its name: none of this worker's is one of a worker that had the run before.
-    ordinal = f"{work.commits.fence}-{number}"
-    return (
-        f"{held.key[:24]}-{run}-{ordinal}" if held.key is not None else f"{run}-{held.n}-{ordinal}"
-    )
-
-
-async def _begin(work: Work, held: Held) -> Running:
-    """Prepare an attempt to be carried out."""
-    node, spec, place = held.node, held.spec, held.place
-    wants = spec.resources.room
-    if wants.get("gpus") and not held.gpus:
-        held.gpus = await _pick(work, node.id, place, int(wants["gpus"]))
-        if not held.gpus:
-            raise _Taken
-    pythons = [await work.attempts.python(node, spec, each) for each in place.members]
-    for each in place.members:
-        if image := work.attempts.wrapped(spec, each):
-            await work.attempts.containers_of(each).image(image)
-    running = _running(work, held, held.name, pythons)
-    if held.state is not None:
-        from ...storage import checkpoints
-
-        checkpoints.hold(held.state.path.parent, held.name)
-    if place.elsewhere:
-        Path(f"{running.attempt.path}.site").write_text(
-            "\n".join(each.name for each in place.members), encoding="utf-8"
-        )
-    return running
-
-
-def _running(
-    work: Work, held: Held, name: str, pythons: Sequence[str], place: Place | None = None
-) -> Running:
-    attempt = Attempt(f"{work.folder}/{name}")
-    running = Running(
-        held.node,
-        held.n,
-        held.key,
-        held.world,
-        attempt,
-        name,
-        attempt.path + ".log",
-        time.time(),
-        held.state,
-        held.lock,
-        place or held.place,
-        held.spec.resources.room,
-        held.gpus,
-    )
-    running.task = work.attempts.task(running, held.spec, pythons, held.restored)
-    return running
-
-
-async def _taken_up(work: Work, held: Held) -> Running | None:
-    """The attempt of an earlier worker with the same key, if it runs still or ended well unseen."""
-    if held.key is None:
-        return None
-    # Although it was made already.
-    always = work.verdicts[held.node.id].forced or bool(held.node.flags & UNCACHED)
-    for name in work.orphans.pop(held.key[:24]):
+    async def _open_and_launch(self, id: str, attempt: Attempt) -> bool:
+        """Begin an attempt that holds its key, if it can have its state; True when it moved."""
         try:
-            found = await work.orphans.taken_up(held.node, name, always)
-        except HostLost as error:
-            lose(work, work.orphans.place_of(name) or held.place, error)
-            raise _Taken from error
-        except Unreachable as error:  # its agent went, or another is just beginning there
-            work.orphans.look_again()
-            raise _Taken from error
-        if found is None:
-            continue
-        job, place = found
-        running = _running(work, held, name, [sys.executable] * len(place.members), place)
-        if name not in work.inherited and not work.attempts.recall(held.node, running.attempt):
-            await work.orphans.end(held.node, job, place)
-            continue
-        running.devices, running.taken_up = (), True
-        running.task.job, running.task.rejoined = job, True
-        return running
-    return None
-
-
-async def _carry(work: Work, id: str, running: Running) -> None:
-    """Put the end of an attempt into the queue, whatever happens."""
-    end: End
-    try:
-        async with shared_states.sent(work, running, work.spec(id)):
-            running.brought = await running.place.carry(running.task)
-        end = running.brought.exit
-        if running.asked and end.reason in ("exit", "signal") and end.code != 0:
-            end = end._replace(reason="stopped")  # it saved, and ended itself
-    except asyncio.CancelledError:
-        if not running.stopped:
-            raise
-        lost = running.place.lost
-        end = HostLost(lost) if lost else Exit(None, reason="stopped")
-    except (DriverError, RecipeError) as error:
-        end = error
-    except OSError as error:
-        end = no_space(error, error.filename or running.name)
-    except Exception as error:
-        end = await _internal(id, running, error)
-    work.ends(id, end)
-
-
-async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
-    """The end of an attempt that an error of our own cut off: its job is stopped, and its log has the traceback."""
-    import traceback
-
-    text = "".join(traceback.format_exception(error))
-    _log.error("%s: %s", readable(id), text)
-    with contextlib.suppress(OSError):
-        attempt_result.add(running.log, text)
-    if running.task.job is not None:
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(stop(running), 2 * GRACE.total_seconds())
-    words = f"internal error of recipe: {type(error).__name__}: {error}"
-    return Infrastructure(
-        words, fix="run again; if it comes back, report it with the end of this step's log"
-    )
-
-
-# -- places, GPUs and state
-
-
-def _place_for(work: Work, node: Node, spec: StepSpec) -> Place | None:
-    """Where a step may start now: where what it needs is already, else where there is room; for several nodes that many hosts, or none."""
-    wants, local = spec.resources.room, bool(node.flags & LOCAL)
-    places = work.host_pool.places_of(spec, local=local)
-    absent = stayed.absent(work, node)
-    if absent:
-        places = [] if local else stayed.holders(work, absent, wants)
-        if not places:
-            stayed.send_for(work, node.id, absent)
-            return None
-    elif len(places) == 1 and not places[0].elsewhere and not work.host_pool.priced:
-        return places[0]  # the scheduler has seen to it that there is room on this machine
-    places = sorted(
-        (place for place in places if place.has_room(wants)), key=lambda place: place.contact.silent
-    )
-    if spec.node_count > 1:
-        from ...hosts.place.group import group_of
-
-        crew = work.host_pool.head.crew(spec, places)
-        return group_of(crew) if crew else None
-    return places[0] if places else None
-
-
-def _without_room(work: Work, id: str, node: Node) -> bool:
-    """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
-    absent = stayed.absent(work, node)
-    for content in absent:
-        if not stayed.holders(work, [content]):
-            producer = next(
-                each.producer
-                for each in node.upstream
-                if work.made[each.producer].outputs.get(each.output) == content
-            )
-            name = work.plan.nodes[producer].id
-            work.made.pop(producer)
-            work.groups.record(
-                work.scheduler.gone(name, "its output stayed on a host that is lost")
-            )
+            is_open = await self._states.open(attempt)
+        except OSError as error:
+            self._give_back(attempt)
+            full = no_space(error, error.filename or "")
+            self._failures.fail_unstarted(id, Cause("disk", str(full)))
             return True
-    if work.coming.intersection(absent) or work.replacing or work.host_pool.hopes(work.spec(id)):
-        return False
-    fix = f"`recipe offers --driver {work.host_pool.name}` shows what there is, `recipe doctor --driver {work.host_pool.name}` the account"
-    words = (
-        f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}"
-    )
-    fail_unstarted(work, id, StepFailure.UNPLACED, words, fix if work.host_pool.priced else "")
-    return True
-
-
-async def _pick(work: Work, id: str, place: Place, count: int) -> tuple[Device, ...]:
-    """Free GPUs of a place; none when the step has to wait for them, which is said once.  Raises DriverError."""
-    found = await place.capacity.pick(count)
-    if not found.devices:
-        work.resting[id] = time.monotonic() + found.again
-        if found.others and place.name not in work.queued_for:
-            work.queued_for.add(place.name)
-            what = "a GPU" if count == 1 else f"{count} GPUs"
-            where = f" on {place.elsewhere}" if place.elsewhere else ""
-            held = f"{found.others} of {len(place.capacity.devices)} {'is' if found.others == 1 else 'are'}"
-            work.commits.say(f"waiting for {what}{where}: {held} in use by another run")
-    return found.devices
-
-
-async def _open_state(work: Work, held: Held) -> bool:
-    """Hold the state of a step that keeps one, and choose where it resumes.  False: another attempt holds it.  Raises OSError."""
-    spec = held.spec
-    if not spec.state:
+        if not is_open:
+            self._schedule.rest(id, NO_ROOM)
+        # An interrupt or the run's limit came meanwhile: nothing new starts.
+        if not is_open or self._schedule.is_disturbed:
+            self._give_back(attempt)
+            return False
+        await self._launch(id, attempt)
         return True
-    from ...storage import checkpoints
 
-    processes = work.attempts.processes(spec, held.n, held.place)
-    key = checkpoints.key(spec, held.world, held.node.id)
-    lock = work.ws.locks.try_hold(f"state-{key}")
-    if lock is None:
-        return False
-    root, own = work.ws.home / "states" / key, (held.key or "-")[:24]
-    holder = checkpoints.holder(root)
-    another = bool(holder) and not holder.startswith(own)
-    if another and work.orphans.is_out_of_reach(holder):
-        lock.release()
-        return False
-    there = work.orphans.place_of(holder) if another else None
-    if there is not None and await there.contact.insist(lambda: work.orphans.goes_on(holder)):
-        # Its worker is gone but it writes there still, under other `continues` values: it has to end before another may begin.
-        await there.stop(Job(holder), GRACE)
-        lock.release()
-        return False
-    held.lock = lock
-    await shared_states.restore(work, held.node.id, spec, key, root)
-    for begun in (
-        left.generation
-        for name, left in work.inherited.items()
-        if left.generation and name.startswith(own)
-    ):
-        checkpoints.adopt(root, {"continues": dict(spec.continues), "id": begun})
-    held.state = checkpoints.choose(root, spec.continues, world=processes)
-    held.restored = await asyncio.to_thread(work.attempts.restored, spec, held.state, processes)
-    return True
+    def _give_back(self, attempt: Attempt) -> None:
+        """A step does not begin after all."""
+        attempt.release_lock()
+        if attempt.key is not None:
+            self._commits.release(attempt.key)
+
+    # -- an attempt that holds all it needs
+
+    async def _launch(self, id: str, attempt: Attempt) -> None:
+        """Begin an attempt, or one that an earlier worker began with its key, or fail the step."""
+        attempt.name = self._name_of(attempt)
+        found: Attempt | None = None
+        trouble: Exception | None = None
+        try:
+            self._publisher.check_targets(attempt.number)
+            found = await self._reattacher.find(attempt)
+        except (NotNow, RecipeError, OSError, DriverError) as error:
+            trouble = error
+        self._note_start(id, found or attempt)
+        try:
+            if trouble is not None:
+                raise trouble
+            if found is None:
+                await self._prepare(attempt)
+        except (NotNow, RecipeError, OSError, DriverError) as error:
+            return self._fail_to_launch(id, attempt, error)
+        begun = found or attempt
+        self._carrier.begin(id, begun)
+        if self._stopper.is_stopping:  # asked for while this attempt was being prepared
+            self._bell.run_in_background(begun.stop())
+        return None
+
+    async def _prepare(self, attempt: Attempt) -> None:
+        # An earlier worker left an attempt that is of no use, and GPUs were not picked for it.
+        if _gpus_of(attempt.spec) and not attempt.devices:
+            attempt.devices = await self._placement.pick_gpus(
+                attempt.id, attempt.place, _gpus_of(attempt.spec)
+            )
+            if not attempt.devices:
+                raise NotNow
+        await self._preparer.prepare(attempt)
+
+    def _fail_to_launch(self, id: str, attempt: Attempt, error: Exception) -> None:
+        """An attempt does not begin: its step waits for another one, or fails."""
+        attempt.release_lock()
+        if isinstance(error, HostLost):
+            self._machines.lose(attempt.place, error)
+        if isinstance(error, NotNow | HostLost):
+            return self._failures.queue_again(id, attempt.key)
+        if attempt.key is not None:
+            self._commits.release_after_flush(attempt.key)
+        if isinstance(error, OSError):
+            error = no_space(error, error.filename or attempt.name)
+        cause = Cause("error", str(error), getattr(error, "fix", ""))
+        if self._stopper.limit:
+            cause = Cause(LIMIT, f"stopped: {self._stopper.limit}")
+        elif self._stopper.is_interrupted and isinstance(error, CannotRun):
+            # An install that we ended ourselves has not failed.
+            cause = Cause("stopped", "interrupted")
+        return self._failures.fail(id, cause)
+
+    # -- names and notes
+
+    def _name_of(self, attempt: Attempt) -> str:
+        """Its key's name, so that the next worker finds it; without a key, the run's."""
+        run, what = self._commits.run, attempt.key or attempt.id
+        self._names[what] = number = self._names.get(what, 0) + 1
+        # A job is known by its name: none of this worker's is one of an earlier worker of the run.
+        ordinal = f"{self._commits.fence}-{number}"
+        if attempt.key is not None:
+            return f"{attempt.key[:24]}-{run}-{ordinal}"
+        return f"{run}-{attempt.number}-{ordinal}"
+
+    def _note_start(self, id: str, attempt: Attempt) -> None:
+        """Note that the step's next attempt begins.
+
+        One that this run began under an earlier worker is still the same.
+        """
+        if not attempt.is_reattached or not self._commits.tries(id):
+            self._commits.next_attempt(id)
+        data: dict[str, object] = {
+            "log": f"{self._folder}/{attempt.name}.log",
+            "attempt": self._commits.tries(id),
+            **_facts_of_log(attempt, self._folder, self._environ),
+        }
+        if attempt.is_reattached:
+            data["taken_up"] = True
+        else:
+            data |= self._notes_of_state(id, attempt)
+        if attempt.place.elsewhere:
+            data["site"] = attempt.place.elsewhere
+            if attempt.state is not None:
+                data["generation"] = attempt.state.id
+        self._schedule.start(id, data)
+
+    def _notes_of_state(self, id: str, attempt: Attempt) -> dict[str, object]:
+        """Where a training resumes, in words, and what was passed over."""
+        for found in attempt.restored.values():
+            if found.passed and found.name is None:
+                self._commits.say(f"{id}: {found.words}")
+        if attempt.state is None:
+            return {}
+        words = [attempt.state.note, *(found.words for found in attempt.restored.values())]
+        note = "; ".join(filter(None, words))
+        return {"note": note} if note else {}
+
+
+def _gpus_of(spec: StepSpec) -> int:
+    """How many GPUs of its host a step takes."""
+    return int(spec.resources.room.get("gpus", 0))
+
+
+def _facts_of_log(attempt: Attempt, folder: str, environ: Mapping[str, str]) -> dict[str, object]:
+    """What a reader of the raw log has to know: where numbers are, and which secrets to mask."""
+    spec, facts = attempt.spec, dict[str, object]()
+    if spec.metrics is not None and spec.metrics.in_environment:
+        facts["metrics"] = f"{folder}/{attempt.name}.metrics"
+    elif spec.metrics is not None and spec.metrics.pattern:
+        facts["pattern"] = spec.metrics.pattern
+    hidden = [secret.source for secret in spec.secrets if environ.get(secret.source)]
+    hidden += [name for name in spec.pass_env if tokenlike(name, environ.get(name, ""))]
+    if hidden:
+        facts["secrets"] = hidden
+    if spec.env_files:
+        facts["env_files"] = list(spec.env_files)
+    return facts

@@ -15,7 +15,7 @@ from ...secrets import Masker
 from ...storage import metrics
 from ...survey.survey import Survey
 from ...survey.trainings import training_length
-from .attempts import Running
+from .attempt import Attempt
 from .groups import Groups
 
 EVERY: Final = 1.0
@@ -27,39 +27,39 @@ MOST: Final = 1 << 18
 class TrainingNumbers:
     """The numbers of the running steps of one run."""
 
-    def __init__(self, found: Survey, groups: Groups, running: Mapping[str, Running]) -> None:
+    def __init__(self, found: Survey, groups: Groups, running: Mapping[str, Attempt]) -> None:
         self._found, self._groups, self._running = found, groups, running
         self._steps: dict[str, _Reports] = {}
         self._due = 0.0
 
     def tick(self) -> Mapping[str, str]:
-        """Look once a second at what running steps report, and have it stored if there is anything new.
+        """Look once a second at what running steps report, and have it stored if it is new.
 
-        Return which loss is no number, in words, of the steps that have such a one.
+        Returns which loss is no number, in words, by the id of its step.
         """
         now = time.monotonic()
         if now < self._due:
             return {}
         self._due = now + EVERY
-        for id, running in self._running.items():
-            self._look(id, running)
+        for id, attempt in self._running.items():
+            self._look(id, attempt)
         found = {id: self._steps[id].diverged for id in self._running if id in self._steps}
         return {id: words for id, words in found.items() if words}
 
-    def over(self, id: str, running: Running, last: Mapping[str, object]) -> str:
-        """An attempt is over: have stored what it reported `last`, or what its file says if that is not known.
+    def over(self, id: str, attempt: Attempt, last: Mapping[str, object]) -> str:
+        """An attempt is over: store what it reported `last`, or what its file says.
 
-        Return which loss was no number, in words; empty where none was.
+        Returns which loss was no number, in words; empty where none was.
         """
-        self._look(id, running)
+        self._look(id, attempt)
         if last:
-            self._reports(id, running).take([last])
+            self._reports(id, attempt).take([last])
             self._store(id)
         reports = self._steps.pop(id, None)
         return reports.diverged if reports is not None else ""
 
-    def _look(self, id: str, running: Running) -> None:
-        if self._how(id) is not None and self._reports(id, running).read():
+    def _look(self, id: str, attempt: Attempt) -> None:
+        if self._how(id) is not None and self._reports(id, attempt).read():
             self._store(id)
 
     def _store(self, id: str) -> None:
@@ -70,17 +70,17 @@ class TrainingNumbers:
         plan = self._found.plan
         return plan.specs()[plan.index[id]].metrics
 
-    def _reports(self, id: str, running: Running) -> _Reports:
+    def _reports(self, id: str, attempt: Attempt) -> _Reports:
         reports = self._steps.get(id)
-        if reports is None or reports.attempt != running.name:
+        if reports is None or reports.attempt != attempt.name:
             how = self._how(id)
             pattern = how.pattern if how is not None else None
-            path = running.log if pattern else f"{running.attempt.path}.metrics"
-            if how is not None and how.file and not running.place.elsewhere:
-                path = f"{running.attempt.path}/{how.file}"
+            path = attempt.log if pattern else attempt.metrics_file
+            if how is not None and how.file and not attempt.place.elsewhere:
+                path = f"{attempt.directory.path}/{how.file}"
             masker = self._groups.commits.masker
             total = training_length(self._found, id)
-            reports = self._steps[id] = _Reports(running.name, path, masker, total, pattern)
+            reports = self._steps[id] = _Reports(attempt.name, path, masker, total, pattern)
         return reports
 
 

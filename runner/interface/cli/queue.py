@@ -16,7 +16,7 @@ from pathlib import Path
 from ...api.submitting import Ticket
 from ...errors import Invalid, Problem
 from ...execution.queue import serve
-from ...execution.steps.work import Handover
+from ...execution.steps.control import Handover
 from ...execution.terms import Listener, Settings
 from ...paths import data_folder
 from ...storage.records.runs import LIMITED, Offer

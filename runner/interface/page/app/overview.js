@@ -23,16 +23,21 @@ function LastLines({ lines }) {
   return html`<pre class="last-lines" ref=${box} tabindex="0" role="region" aria-label="last lines">${lines.map((line, n) => html`<span key=${n}>${painter.paint(line).map(part => html`<span class=${part.look}>${part.text}</span>`)}${"\n"}</span>`)}</pre>`;
 }
 
+/** The exit code or signal of a step, in words; empty if it was not started. */
+function exitOf(failure) {
+  if (failure.signal) return "signal " + failure.signal;
+  return typeof failure.exit === "number" ? "exit " + failure.exit : "";
+}
+
 /** How a step ended, in a few words. */
 function ending(failure) {
-  const how = failure.signal ? "signal " + failure.signal : typeof failure.exit === "number" ? "exit " + failure.exit : "";
-  return [failure.kind, how].filter((each, n, all) => each && all.indexOf(each) === n).join(", ");
+  return [failure.kind, exitOf(failure)].filter((each, n, all) => each && all.indexOf(each) === n).join(", ");
 }
 
 function FailureBox({ run, failure }) {
   return html`<article class="failure" data-step=${failure.step}>
     <h3>✗ ${failure.step ? readable(failure.step) : "The run"} <small>${ending(failure)}</small></h3>
-    ${failure.words && html`<p class="reason">${failure.words}</p>`}
+    ${failure.words && failure.words !== exitOf(failure) && html`<p class="reason">${failure.words}</p>`}
     <${LastLines} lines=${failure.lines} />
     ${failure.fix && html`<p class="fix"><b>Fix:</b> ${failure.fix}</p>`}
     <p class="ways">${failure.step && html`<a href=${addressOf(run.id, "log", { step: failure.step })}>Whole log</a>`}

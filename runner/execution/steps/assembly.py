@@ -1,0 +1,336 @@
+"""Put the owners of a run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ...hosts.place.spare_dirs import Scrap
+from ...hosts.pool import HostPool
+from ...planning.halving import Goal
+from ...planning.plan import Plan
+from ...planning.schedule import Scheduler
+from ...storage.remote.cache import Downloads
+from ...storage.workspace import Workspace
+from ...survey.survey import Survey
+from .. import takeover
+from ..reporting import telemetry
+from ..resume import Claimed
+from ..tasks import tasks_of
+from .adjusting import SmallerInputs, count_out_of_memory
+from .attempt_records import AttemptRecords
+from .bell import Bell
+from .carrying import Carrier
+from .chunks import Chunks
+from .claims import KeyClaims, StateClaims
+from .commands import CommandBuilder
+from .commit import GroupCommit
+from .control import Handover, Stopper
+from .diagnosis import Diagnosis
+from .diverging import DivergedLosses
+from .early import EarlyStops
+from .ending import Ender
+from .environments import StepEnvironments
+from .failing import Failures
+from .failure_hints import FailureHints
+from .groups import GROUP_MOVES, Groups
+from .growth import PlanGrowth
+from .health import HealthChecks
+from .host_hooks import HostHooks
+from .host_outputs import HostOutputs
+from .inputs import InputStager
+from .judging import Judge
+from .loop import Loop, Owners
+from .orphans import Orphans
+from .placement import Placement
+from .preparing import Preparer
+from .publisher import Publisher
+from .reattaching import Reattacher
+from .renting import Machines
+from .run_plan import RunPlan
+from .run_schedule import RunSchedule
+from .running_attempts import RunningAttempts
+from .shared_states import SharedStates
+from .silence import Silences
+from .starting import Starter
+from .tidying import Tidying
+from .training_numbers import TrainingNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a run is worked on."""
+
+    jobs: int
+    keep_going: bool = False
+    overwrite: bool = False
+    link: bool = False
+    pools: Mapping[str, float] = field(default_factory=dict)
+    contended: bool = False
+    """Another run stored something since this one began to look."""
+    stop_early: Goal | None = None
+    """Instances that fall behind in this are stopped."""
+    machines: int = 0
+    """Rented for one need at most; 0: one."""
+
+
+def assemble(
+    ws: Workspace,
+    survey: Survey,
+    commits: GroupCommit,
+    pool: HostPool,
+    options: Options,
+    claimed: Claimed,
+    tick: Callable[[], None] | None,
+    handover: Handover | None = None,
+) -> Loop:
+    """The loop of a claimed run.  What an earlier worker began is noted at once."""
+    if not options.contended:
+        ws.traces.rely(survey.plan.recipe, commits.keys.alone)
+    made = _Assembly(ws, survey, commits, pool, options, claimed, handover)
+    owners = made.owners()
+    return Loop(ws, commits, pool, owners, tick, handles_signals=handover is None)
+
+
+class _Assembly:
+    """The owners of one run while they are put together, each after those that it calls."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        survey: Survey,
+        commits: GroupCommit,
+        pool: HostPool,
+        options: Options,
+        claimed: Claimed,
+        handover: Handover | None,
+    ) -> None:
+        self.ws, self.survey, self.commits, self.pool, self.options = (
+            ws,
+            survey,
+            commits,
+            pool,
+            options,
+        )
+        self.folder = f"{ws.home}/attempts"
+        resumed = claimed.resumed
+        earlier = ws.store.runs.attempts(claimed.id) if resumed else ()
+        # Before the orphans are looked for: each gets a folder here.
+        self.inherited = takeover.attempts(ws, claimed.id) if resumed and ws.delivers else {}
+        self.bell = Bell()
+        self.steps = RunPlan(survey, claimed.states)
+        self.running = RunningAttempts(self.bell)
+        self.groups = Groups(commits, self.running, self.bell.wake)
+        self.orphans = Orphans(ws, commits, pool)
+        self.scrap = Scrap(self.folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
+        self.schedule = self._schedule(claimed)
+        self.hooks = HostHooks(self.steps, commits.run, commits.fence)
+        self.environments = StepEnvironments(ws, self.steps, commits, pool, self.hooks)
+        self.smaller_inputs = SmallerInputs(ws, self.steps, commits, count_out_of_memory(earlier))
+        self.failures = Failures(self.steps, self.schedule, commits, self.smaller_inputs)
+        self.publisher = Publisher(
+            ws, survey, commits, self.scrap, overwrite=options.overwrite, link=options.link
+        )
+        self.growth = PlanGrowth(
+            ws, self.steps, self.schedule, commits, self.running, self.publisher
+        )
+        self.stopper = Stopper(
+            ws,
+            self.steps,
+            self.schedule,
+            commits,
+            self.running,
+            self.hooks,
+            self.bell,
+            handover,
+        )
+        self.machines = self._machines()
+        self.judge = self._judge()
+        self.early_stops = EarlyStops(
+            ws,
+            self.steps,
+            self.schedule,
+            commits,
+            self.running,
+            self.bell,
+            options.stop_early,
+        )
+        self.health = HealthChecks(self.steps, self.running, self.hooks)
+        self.diverged = DivergedLosses(ws, commits, self.groups, self.running, self.bell)
+        self.numbers = TrainingNumbers(survey, self.groups, self.running)
+        self.chunks = Chunks(
+            ws,
+            commits,
+            self.running,
+            self.bell.run_in_background,
+            telemetry(ws, commits.run, survey, commits.say),
+        )
+
+    def owners(self) -> Owners:
+        """All that the loop calls."""
+        return Owners(
+            steps=self.steps,
+            schedule=self.schedule,
+            running=self.running,
+            bell=self.bell,
+            judge=self.judge,
+            starter=self._starter(),
+            ender=self._ender(),
+            machines=self.machines,
+            stopper=self.stopper,
+            failures=self.failures,
+            groups=self.groups,
+            chunks=self.chunks,
+            numbers=self.numbers,
+            silences=Silences(self.ws, self.commits, self.pool),
+            early_stops=self.early_stops,
+            diverged=self.diverged,
+            health=self.health,
+            environments=self.environments,
+            hooks=self.hooks,
+            orphans=self.orphans,
+            publisher=self.publisher,
+            scrap=self.scrap,
+        )
+
+    def _schedule(self, claimed: Claimed) -> RunSchedule:
+        todo, options = self.steps.todo, self.options
+        scheduler = Scheduler(
+            tasks_of(self.survey.plan, todo, todo, self.commits.expected),
+            _capacity_of(self.survey.plan, self.pool, options.pools),
+            jobs=options.jobs,
+            keep_going=options.keep_going,
+            states=claimed.states,
+            attempts=claimed.spent,
+        )
+        schedule = RunSchedule(scheduler, self.groups)
+        schedule.take_over(claimed.states)
+        self.ws.objects.tiny.inherit()
+        return schedule
+
+    def _machines(self) -> Machines:
+        return Machines(
+            self.ws,
+            self.pool,
+            self.steps,
+            self.schedule,
+            self.groups,
+            self.commits,
+            self.running,
+            self.hooks,
+            self.orphans,
+            self.stopper,
+            self.bell,
+            most_for_a_need=self.options.machines,
+        )
+
+    def _judge(self) -> Judge:
+        cache, downloads = self.ws.remote_cache, None
+        if cache is not None:
+            downloads = Downloads(cache, self.bell.wake, self.commits.say)
+        return Judge(
+            self.ws,
+            self.steps,
+            self.schedule,
+            self.commits,
+            self.publisher,
+            self.smaller_inputs,
+            self.growth,
+            self.pool,
+            downloads,
+        )
+
+    def _starter(self) -> Starter:
+        ws, steps, schedule, commits = self.ws, self.steps, self.schedule, self.commits
+        stager = InputStager(ws, steps, commits, self.environments)
+        commands = CommandBuilder(ws, steps, commits, self.environments)
+        preparer = Preparer(
+            ws, steps, commits, self.pool, self.environments, stager, commands, self.scrap
+        )
+        host_outputs = HostOutputs(
+            ws.objects, steps, self.pool, self.machines, self.judge, self.bell
+        )
+        shared_states = SharedStates(ws, commits)
+        return Starter(
+            steps,
+            schedule,
+            commits,
+            self.judge,
+            Placement(
+                steps, schedule, commits, self.pool, host_outputs, self.machines, self.failures
+            ),
+            KeyClaims(
+                ws,
+                schedule,
+                commits,
+                self.orphans,
+                self.judge,
+                contended=self.options.contended,
+            ),
+            StateClaims(ws, preparer, self.orphans, shared_states, self.inherited),
+            Reattacher(steps, self.orphans, preparer, stager, self.machines, self.inherited),
+            preparer,
+            self.publisher,
+            Carrier(self.running, shared_states),
+            self.failures,
+            self.machines,
+            self.stopper,
+            self.bell,
+            ws.environ,
+            self.folder,
+        )
+
+    def _ender(self) -> Ender:
+        ws, commits = self.ws, self.commits
+        tidying = Tidying(
+            ws,
+            commits,
+            self.scrap,
+            self.survey.plan.recipe,
+            self.bell.run_in_background,
+            failures_kept=self.orphans.any_failed,
+        )
+        diagnosis = Diagnosis(
+            self.pool,
+            self.environments,
+            self.stopper,
+            self.early_stops,
+            self.health,
+            self.diverged,
+            commits.masker,
+        )
+        records = AttemptRecords(
+            ws.objects, commits, self.environments, self.numbers, self.chunks, tidying
+        )
+        return Ender(
+            ws,
+            self.steps,
+            self.schedule,
+            commits,
+            self.running,
+            self.failures,
+            self.machines,
+            self.orphans,
+            self.publisher,
+            self.smaller_inputs,
+            self.growth,
+            self.early_stops,
+            self.diverged,
+            self.environments,
+            diagnosis,
+            FailureHints(ws, self.steps, self.environments),
+            records,
+            tidying,
+            self.scrap,
+            self.bell,
+        )
+
+
+def _capacity_of(plan: Plan, pool: HostPool, pools: Mapping[str, float]) -> dict[str, float]:
+    """What steps may take at once: of this machine, and of the pools that the recipe names."""
+    wanted = [spec.resources for spec in plan.specs()]
+    named = {name for wants in wanted for name in wants.pools}
+    sizes = pool.machine(
+        name for name in ("cpus", "memory", "gpus") if any(name in wants.room for wants in wanted)
+    )
+    return {**sizes, **dict.fromkeys(named, 1.0), **pools}

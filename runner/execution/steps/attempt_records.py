@@ -1,0 +1,123 @@
+"""What is stored of an attempt that is over, beside the outputs: its row, its log, its links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from drivers.base import Exit
+
+from ...storage.content.files import Content
+from ...storage.content.objects import Objects
+from ...storage.records import links
+from ...storage.records.links import Link
+from . import attempt_result
+from .attempt import Attempt
+from .chunks import Chunks
+from .commit import GroupCommit
+from .environments import StepEnvironments
+from .tidying import Tidying
+from .training_numbers import TrainingNumbers
+
+NO_OUTPUTS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class AttemptRecords:
+    """Stores the ends of the attempts of one run."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        commits: GroupCommit,
+        environments: StepEnvironments,
+        numbers: TrainingNumbers,
+        chunks: Chunks,
+        tidying: Tidying,
+    ) -> None:
+        self._objects, self._commits, self._environments = objects, commits, environments
+        self._numbers, self._chunks, self._tidying = numbers, chunks, tidying
+
+    def close_numbers(
+        self, id: str, attempt: Attempt, last: Mapping[str, object] = MappingProxyType({})
+    ) -> str:
+        """Store the numbers that an attempt reported `last`, or those of its file.
+
+        Returns which loss was no number, in words; empty where none was.
+        """
+        return self._numbers.over(id, attempt, last)
+
+    def keep_log(self, id: str, attempt: Attempt) -> str:
+        """Keep what an attempt printed and measured.  Returns the path of its log, if it has one.
+
+        Raises OSError.
+        """
+        log = self._tidying.keep_log(id, attempt)
+        self._chunks.over(id, attempt)
+        return log
+
+    def links_of(
+        self, id: str, attempt: Attempt, outputs: Mapping[str, str] = NO_OUTPUTS
+    ) -> list[Link]:
+        """Where else the numbers of an attempt can be looked at.
+
+        `outputs` are the contents of what it made.
+        """
+        trees = {name: Content(content) for name, content in outputs.items() if content[0] == "t"}
+        boards = [
+            Link(id, "TensorBoard", f"{id}.{name}")
+            for name, content in trees.items()
+            if self._objects.manifests.mentions(content, links.EVENTS)
+        ]
+        paths = {
+            output.name: output.path for output in attempt.node.outputs if output.name in trees
+        }
+        text = attempt_result.read_head_and_tail(attempt.log, self._commits.masker)
+        return [*links.printed(id, text, paths), *boards]
+
+    def store(
+        self,
+        id: str,
+        attempt: Attempt,
+        outcome: str,
+        reason: str,
+        exit: Exit | None,
+        *,
+        links: list[Link],
+        name: str = "",
+        saved: bool = False,
+    ) -> None:
+        """Note the row of an attempt.  `name`: what its directory is called by now."""
+        self._commits.attempt(
+            id,
+            name or attempt.name,
+            attempt.key,
+            attempt.started,
+            outcome,
+            reason,
+            attempt_result.image_of(attempt.spec, attempt.world),
+            exit,
+            self._environments.interpreter(attempt.node, attempt.spec, attempt.place),
+            saved=saved,
+            links=links,
+        )
+
+    def facts_of(self, attempt: Attempt) -> dict[str, object]:
+        """What happened to be so, and is no part of the key."""
+        facts: dict[str, object] = {}
+        environments, spec, place = self._environments, attempt.spec, attempt.place
+        if place.elsewhere:
+            facts["host"] = place.elsewhere
+        image = environments.container_image(spec, place)
+        if image:
+            facts["image"] = environments.containers_of(place.members[0]).digest(image)
+        elif environments.image(spec):
+            facts["image"] = environments.image(spec)
+        python = environments.interpreter(attempt.node, spec, place)
+        if python:
+            facts["python"] = python
+        if attempt.resumed_step is not None:
+            facts["continued_from"] = attempt.resumed_step
+        if attempt.checkpoint_bytes:
+            facts["checkpoint_bytes"] = attempt.checkpoint_bytes
+        return facts

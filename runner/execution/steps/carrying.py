@@ -1,0 +1,79 @@
+"""Carry attempts out beside the loop, and put their ends into the queue, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from drivers.base import DriverError, Exit, HostLost
+
+from ...errors import Infrastructure, RecipeError
+from ...logs import Log
+from ...planning.ids import readable
+from ...storage.content.files import no_space
+from . import attempt_result
+from .attempt import GRACE, Attempt
+from .running_attempts import End, RunningAttempts
+from .shared_states import SharedStates
+
+_log: Final = Log("loop")
+
+
+class Carrier:
+    """Carries out the attempts of one run."""
+
+    def __init__(self, running: RunningAttempts, shared_states: SharedStates) -> None:
+        self._running, self._shared_states = running, shared_states
+
+    def begin(self, id: str, attempt: Attempt) -> None:
+        """Carry out an attempt, which takes its part of its host from now on."""
+        self._running.add(id, attempt)
+        carrying = self._carry(id, attempt)
+        attempt.carrier = asyncio.get_running_loop().create_task(carrying)
+
+    async def _carry(self, id: str, attempt: Attempt) -> None:
+        end: End
+        try:
+            async with self._shared_states.sent(attempt, attempt.spec):
+                attempt.result = await attempt.place.carry(attempt.task)
+            end = _end_of(attempt, attempt.result.exit)
+        except asyncio.CancelledError:
+            if not attempt.stop_asked:
+                raise
+            lost = attempt.place.lost
+            end = HostLost(lost) if lost else Exit(None, reason="stopped")
+        except (DriverError, RecipeError) as error:
+            end = error
+        except OSError as error:
+            end = no_space(error, error.filename or attempt.name)
+        except Exception as error:
+            end = await _internal_error(id, attempt, error)
+        self._running.note_end(id, end)
+
+
+def _end_of(attempt: Attempt, exit: Exit) -> Exit:
+    """How an attempt ended: one that was asked to save, and ended itself, was stopped."""
+    if attempt.save_asked and exit.reason in ("exit", "signal") and exit.code != 0:
+        return exit._replace(reason="stopped")
+    return exit
+
+
+async def _internal_error(id: str, attempt: Attempt, error: Exception) -> RecipeError:
+    """The end of an attempt that an error of our own cut off.
+
+    Its job is stopped, and its log has the traceback.
+    """
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    _log.error("%s: %s", readable(id), text)
+    with contextlib.suppress(OSError):
+        attempt_result.append_to_log(attempt.log, text)
+    if attempt.task.job is not None:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(attempt.stop(), 2 * GRACE.total_seconds())
+    words = f"internal error of recipe: {type(error).__name__}: {error}"
+    return Infrastructure(
+        words, fix="run again; if it comes back, report it with the end of this step's log"
+    )

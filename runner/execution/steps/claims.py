@@ -1,0 +1,140 @@
+"""The key and the state of a step, each held by one attempt at a time, here and elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from drivers.base import Job
+
+from ...digest import Digest
+from ...storage.workspace import Workspace
+from ..takeover import Left
+from .attempt import GRACE, Attempt
+from .commit import GroupCommit
+from .judging import Judge
+from .orphans import Orphans
+from .preparing import Preparer, find_restored
+from .run_schedule import RunSchedule
+from .shared_states import SharedStates
+
+KEY_IN_USE: Final = 0.1
+"""Seconds until a step that another run is making is looked at again."""
+KEY_ELSEWHERE: Final = 1.0
+"""The same where another machine may be making it."""
+
+
+class KeyClaims:
+    """Claims the keys of one run's steps against other runs, and other steps of this one.
+
+    `contended`: another run has stored something since this one began to look.
+    """
+
+    def __init__(
+        self,
+        ws: Workspace,
+        schedule: RunSchedule,
+        commits: GroupCommit,
+        orphans: Orphans,
+        judge: Judge,
+        *,
+        contended: bool,
+    ) -> None:
+        self._ws, self._schedule, self._commits = ws, schedule, commits
+        self._orphans, self._judge = orphans, judge
+        self._contended = contended
+
+    def is_out_of_reach(self, id: str, key: Digest) -> bool:
+        """Whether a living agent that cannot be reached may be making it; the step rests then."""
+        if not self._orphans.has_unreachable(key[:24]):
+            return False
+        self._schedule.rest(id, KEY_ELSEWHERE)
+        return True
+
+    def has_orphan(self, key: Digest | None) -> bool:
+        """Whether an earlier worker left an attempt with this key."""
+        return key is not None and key[:24] in self._orphans
+
+    def claim(self, id: str, n: int, key: Digest) -> bool:
+        """Hold the key of a step that is to be made.
+
+        False: it is being made, and the step rests; or it is made by now, and is judged again.
+        """
+        commits, delivers = self._commits, self._ws.delivers
+        if not commits.hold(key, id):
+            self._schedule.rest(id, KEY_ELSEWHERE if delivers else KEY_IN_USE)
+            self._contended |= not commits.holds(key)
+            return False
+        contended = self._contended or delivers or not commits.keys.alone()
+        if contended:
+            # The run that held the key may have died with its attempt running.
+            self._orphans.look_again()
+        made_here = key in commits.made
+        if delivers and self._ws.remote_cache is not None and not made_here:
+            self._ws.remote_cache.look_again(key)  # another machine may have made it meanwhile
+        if (contended or made_here) and self._judge.is_made(n):
+            commits.release(key)
+            who = "another step of this run" if made_here else "another run"
+            self._schedule.judge_again(id, f"{who} made it")
+            return False
+        return True
+
+
+class StateClaims:
+    """Claims the states of one run's trainings, and chooses where they resume."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        preparer: Preparer,
+        orphans: Orphans,
+        shared_states: SharedStates,
+        inherited: Mapping[str, Left],
+    ) -> None:
+        """`inherited`: attempts that a worker of another machine began, by their names."""
+        self._ws, self._preparer, self._orphans = ws, preparer, orphans
+        self._shared_states, self._inherited = shared_states, inherited
+
+    async def open(self, attempt: Attempt) -> bool:
+        """Hold the state of an attempt that keeps one.  False: another attempt holds it.
+
+        Two trainers in one folder, under different `continues` values, would spoil it.
+        Raises OSError.
+        """
+        spec = attempt.spec
+        if not spec.state:
+            return True
+        from ...storage import checkpoints
+
+        processes = self._preparer.processes(spec, attempt.number, attempt.place)
+        key = checkpoints.key(spec, attempt.world, attempt.id)
+        lock = self._ws.locks.try_hold(f"state-{key}")
+        if lock is None:
+            return False
+        root, own = self._ws.home / "states" / key, (attempt.key or "-")[:24]
+        holder = checkpoints.holder(root)
+        if holder and not holder.startswith(own) and not await self._is_over(holder):
+            lock.release()
+            return False
+        attempt.lock = lock
+        await self._shared_states.restore(attempt.id, spec, key, root)
+        for name, left in self._inherited.items():
+            if left.generation and name.startswith(own):
+                note = {"continues": dict(spec.continues), "id": left.generation}
+                checkpoints.adopt(root, note)
+        attempt.state = checkpoints.choose(root, spec.continues, world=processes)
+        attempt.restored = await asyncio.to_thread(find_restored, spec, attempt.state, processes)
+        return True
+
+    async def _is_over(self, holder: str) -> bool:
+        """Whether an attempt of an earlier worker writes to the state no more; it is stopped."""
+        if self._orphans.is_unreachable(holder):
+            return False
+        place = self._orphans.place_of(holder)
+        if place is None:
+            return True
+        if await place.contact.insist(lambda: self._orphans.is_running(holder)):
+            await place.stop(Job(holder), GRACE)
+            return False
+        return True

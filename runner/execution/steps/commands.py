@@ -1,0 +1,239 @@
+"""The command of an attempt on one of its nodes, and the environment that it gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from drivers.base import Command
+
+from ...hosts.link import control_file
+from ...hosts.place import launch
+from ...hosts.place.place import Place
+from ...hosts.place.staging import Attempt as AttemptDirectory
+from ...language.template import StatePath
+from ...planning import judge as judging
+from ...planning.secret_values import Passed, given, passed
+from ...planning.step import StepSpec
+from ...secrets import passwords
+from ...storage.workspace import Workspace
+from ...survey.env_files import EnvFiles
+from ...survey.trainings import training_length
+from .attempt import Attempt
+from .commit import GroupCommit
+from .environments import StepEnvironments
+from .run_plan import RunPlan
+
+if TYPE_CHECKING:
+    from drivers.devices import Device
+
+    from ...storage import checkpoints
+
+INTERVALS: Final = (
+    "METRICS_REPORT_INTERVAL_STEPS",
+    "CHECKPOINT_INTERVAL_STEPS",
+    "GPU_MEMORY_FRACTION",
+)
+"""Of the caller's environment: how often a training reports and saves, how much of its GPU it takes.
+
+What it learns does not depend on them.
+"""
+LONG: Final = 60.0
+"""Seconds from which on a step is worth a shell that knows its end should the agent be killed.
+
+One that never ran may take longer.
+"""
+
+
+class Seat(NamedTuple):
+    """One node of an attempt."""
+
+    rank: int
+    place: Place
+    directory: AttemptDirectory
+    python: str
+    """Its interpreter."""
+    name: str
+    """What its job is called."""
+
+
+class CommandBuilder:
+    """Makes the commands of one run."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        steps: RunPlan,
+        commits: GroupCommit,
+        environments: StepEnvironments,
+    ) -> None:
+        self._ws, self._steps, self._commits = ws, steps, commits
+        self._environments = environments
+        self._env_files = EnvFiles(ws.own)
+        self._inherited: dict[tuple[object, ...], Passed] = {}  # by what attempts ask for
+
+    def build(
+        self, attempt: Attempt, seat: Seat, restored: Mapping[str, checkpoints.Newest]
+    ) -> tuple[Command, bytes | None]:
+        """The command of one node, and the script that has to be beside its directory for it.
+
+        Writes the files that the command reads. Raises CannotRun.
+        """
+        spec, place, directory = attempt.spec, seat.place, seat.directory
+        paths = place.paths(directory)
+        # After the state, below which some may lie.
+        directory.prepare_outputs(attempt.node.outputs)
+        scope: dict[str, object] = {}
+        if not launch.plain(spec):
+            scope = self._scope_of(attempt, seat, restored)
+        rendered = launch.render(spec, scope, python=seat.python)
+        for path, data in rendered.files.items():
+            directory.add_bytes(data, path)
+        directory.folder.ready()
+        script, argv = None, rendered.argv
+        if rendered.script is not None:
+            script = rendered.script.encode("utf-8", "surrogateescape")
+            argv = (*rendered.argv, paths.script)
+        image = self._environments.container_image(spec, place)
+        devices = attempt.place.capacity.share(seat.rank, attempt.devices)
+        inherited = self._inherited_by(spec, place, image)
+        secrets = (*inherited.secrets, *given(spec, self._ws.environ))
+        command = Command(
+            argv,
+            paths.cwd,
+            {
+                **self._env_of(attempt, seat, inherited.plain, image, devices),
+                **rendered.env,
+            },
+            {secret.name: secret.reveal for secret in secrets},
+            spec.timeout,
+            # Of several nodes the first one's silence counts: as a rule it alone prints.
+            None if seat.rank else spec.idle_timeout,
+            paths.log,
+            tuple(device.lock for device in devices),
+            outlives=self._commits.expected.get(attempt.id, LONG) >= LONG,
+        )
+        if image:
+            command = self._in_container(attempt, seat, command, image, devices)
+        return command, script
+
+    def _scope_of(
+        self, attempt: Attempt, seat: Seat, restored: Mapping[str, checkpoints.Newest]
+    ) -> dict[str, object]:
+        """The names that the templates of a step may use when it starts."""
+        spec, plan = attempt.spec, self._steps.plan
+        states: dict[str, StatePath] = {}
+        for each in spec.state:
+            name = restored[each.name].name
+            latest = f"{each.path}/{name}" if name else None
+            states[each.name] = StatePath(each.path, {"latest": latest})
+        addresses = _addresses_of(attempt)
+        scope = judging.scope_of(spec, plan, attempt.number, self._steps.made)
+        return scope | {
+            "state": states,
+            "run": {"id": self._commits.run, "recipe": plan.recipe},
+            "step": {"id": attempt.id, "key": attempt.key or ""},
+            "node": {"rank": seat.rank},
+            "nodes": {"count": len(addresses), "addresses": addresses},
+            "host": seat.place.capacity.seen(_gpus_of(spec, seat.place)),
+        }
+
+    def _env_of(
+        self,
+        attempt: Attempt,
+        seat: Seat,
+        inherited: Mapping[str, str],
+        image: str,
+        devices: Sequence[Device],
+    ) -> dict[str, str]:
+        """The environment of a node but for what the step itself sets."""
+        spec, place = attempt.spec, seat.place
+        gpus = _gpus_of(spec, place)
+        env = {**inherited, "RECIPE_STEP": attempt.id}
+        # A container that is given some GPUs sees no other, and counts them anew.
+        if gpus is not None and not (image and gpus):
+            from drivers.devices import assigned
+
+            env |= assigned(devices, env)
+        if not image and seat.python != place.python:
+            env["PATH"] = f"{os.path.dirname(seat.python)}:{env['PATH']}"
+        env |= self._training_env_of(attempt, seat)
+        if len(attempt.place.members) > 1:
+            addresses = _addresses_of(attempt)
+            env["NODE_RANK"] = str(seat.rank)
+            env["NNODES"] = str(len(addresses))
+            env["RECIPE_NODES"] = ",".join(addresses)
+            env["MASTER_ADDR"] = addresses[0]
+            env["MASTER_PORT"] = launch.PORT
+        return env
+
+    def _training_env_of(self, attempt: Attempt, seat: Seat) -> dict[str, str]:
+        """Where a training reports and listens, and how often."""
+        spec, paths = attempt.spec, seat.place.paths(seat.directory)
+        env: dict[str, str] = {}
+        reports = spec.metrics is not None and spec.metrics.in_environment
+        if reports:
+            env["RECIPE_METRICS"] = paths.metrics
+        if spec.state:
+            env["RECIPE_CONTROL"] = control_file.control_file(paths.cwd)
+        total = training_length(self._steps.survey, attempt.id) if reports else None
+        if total:
+            env["RECIPE_TOTAL_STEPS"] = f"{total:.0f}"
+        if spec.state or reports:
+            environ = self._ws.environ
+            env |= {name: environ[name] for name in INTERVALS if name in environ}
+        return env
+
+    def _in_container(
+        self,
+        attempt: Attempt,
+        seat: Seat,
+        command: Command,
+        image: str,
+        devices: Sequence[Device],
+    ) -> Command:
+        place, gpus = seat.place, _gpus_of(attempt.spec, seat.place)
+        visible: Sequence[Device] | None = None
+        if gpus is not None:
+            visible = devices
+        elif "CUDA_VISIBLE_DEVICES" in place.login:
+            visible = place.capacity.devices
+        mounts = place.mounts(seat.directory, command, attempt.task.states)
+        containers = self._environments.containers_of(place)
+        return containers.wrap(command, image, mounts, visible, needed=bool(gpus))
+
+    def _inherited_by(self, spec: StepSpec, place: Place, image: str) -> Passed:
+        """What an attempt gets of its host's login and of the caller's variables and files.
+
+        Raises CannotRun.
+        """
+        asked = (place.name, bool(image), *spec.pass_env, None, *spec.env_files, None, *spec.env)
+        known = self._inherited.get(asked)
+        if known is not None:
+            return known
+        more = passed(spec, self._env_files.values(spec.env_files), self._ws.environ)
+        if image:
+            from ...hosts.containers import base_env
+
+            base = base_env(place.login)
+        else:
+            base = place.env({*more.plain, *spec.env})
+        ours = {"RECIPE_RUN": self._commits.run, "NODE_RANK": "0", "NNODES": "1"}
+        found = Passed({**base, **more.plain, **ours}, more.secrets)
+        self._inherited[asked] = found
+        self._commits.masker.learn([*more.secrets, *passwords(found.plain)])
+        return found
+
+
+def _gpus_of(spec: StepSpec, place: Place) -> int | None:
+    """The GPUs that a command itself uses; those of a step under a head are its workers'."""
+    if place.port and spec.resources.gpus:
+        return 0
+    return spec.resources.gpus
+
+
+def _addresses_of(attempt: Attempt) -> list[str]:
+    """The address of each node, by rank."""
+    members = attempt.place.members
+    return [each.address for each in members] if len(members) > 1 else ["127.0.0.1"]

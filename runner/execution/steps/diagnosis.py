@@ -1,0 +1,169 @@
+"""Why an attempt failed, by how it ended, by what was asked of it and by what it printed."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from drivers.base import DriverError, Exit, HostLost
+
+from ...errors import RecipeError
+from ...hosts.pool import HostPool
+from ...planning import causes
+from ...planning.schedule import EARLY, LIMIT
+from ...secrets import Masker
+from ...storage import metrics
+from . import attempt_result
+from .attempt import Attempt
+from .control import Stopper
+from .diverging import NAN, DivergedLosses
+from .early import EarlyStops
+from .environments import StepEnvironments
+from .failing import Cause
+from .health import PATIENCE, HealthChecks
+from .running_attempts import End
+
+UNWATCHED: Final = 3
+"""Times that the agent here is killed under a step in one run before the step has failed for it."""
+
+
+class Diagnosis:
+    """Finds the causes of failed attempts of one run."""
+
+    def __init__(
+        self,
+        pool: HostPool,
+        environments: StepEnvironments,
+        stopper: Stopper,
+        early_stops: EarlyStops,
+        health: HealthChecks,
+        diverged: DivergedLosses,
+        masker: Masker,
+    ) -> None:
+        self._pool, self._environments, self._stopper = pool, environments, stopper
+        self._early_stops, self._health = early_stops, health
+        self._diverged, self._masker = diverged, masker
+        self._unwatched: Counter[str] = Counter()  # attempts whose agent was killed, by step
+
+    async def cause_of(self, id: str, attempt: Attempt, end: End) -> Cause | None:
+        """Why an attempt failed; None when it ended well."""
+        if isinstance(end, RecipeError):
+            return self._limit() or Cause("error", str(end), end.fix)
+        if isinstance(end, HostLost):
+            preempted = self._pool.spot.preemptible(attempt.place)
+            return Cause("preempted" if preempted else "lost", str(end))
+        if isinstance(end, DriverError):
+            return Cause("driver", str(end))
+        if end.reason == "stopped":
+            stopped = self._cause_of_stop(id, attempt, end)
+            if stopped is not None:
+                return stopped
+        if end.code == 0 and end.reason == "exit":
+            return _untaken(attempt)
+        return await self._cause_of_exit(id, attempt, end)
+
+    def _limit(self) -> Cause | None:
+        if not self._stopper.limit:
+            return None
+        return Cause(LIMIT, f"stopped: {self._stopper.limit}")
+
+    def _cause_of_stop(self, id: str, attempt: Attempt, end: Exit) -> Cause | None:
+        """Who stopped it, and why; None: who stopped the run."""
+        stopping = self._stopper.is_stopping
+        early = self._early_stops.reason_for(id)
+        if early and not stopping:
+            return Cause(EARLY, early)
+        limit = self._limit()
+        if limit is not None:
+            return limit
+        diverged = self._diverged.words_of(attempt)
+        if diverged and attempt.spec.ends_on_nan:
+            return Cause(NAN, diverged)
+        if end.detail:
+            attempt.place.ending(end.detail)
+        leaving = [place for place in attempt.place.members if place.leaving]
+        if leaving and not stopping:
+            return Cause("preempted", f"{leaving[0].name}: {leaving[0].leaving}")
+        if self._health.take_sick(id):
+            return Cause("health", f"the recipe's health check failed {PATIENCE} times in a row")
+        if end.detail and not stopping:
+            return Cause("lost", f"{attempt.place.name} ended it: {end.detail}")
+        if attempt.is_reattached and not stopping:
+            return Cause("lost", "an earlier run, which is gone, had asked it to stop")
+        return None
+
+    async def _cause_of_exit(self, id: str, attempt: Attempt, exit: Exit) -> Cause:
+        """What a bad exit means, by what the step printed and by where it ran."""
+        tail = attempt_result.read_tail(attempt.last_log, self._masker)
+        image = self._environments.container_image(attempt.spec, attempt.place)
+        reason = attempt_result.reason_of(exit)
+        words = attempt_result.describe_exit(exit, attempt.spec, image, tail)
+        node = attempt.result.node if attempt.result is not None else 0
+        member = attempt.place.members[node]
+        where = member.elsewhere
+        if len(attempt.place.members) > 1:
+            words += f" on node {node} ({where})"
+        if exit.reason == "lost" and where:
+            words += f" ({where} was restarted, or it was killed there)"
+        elif exit.reason == "lost" and self._is_unwatched(id):
+            return Cause(
+                "unwatched", f"the agent of this machine was killed {UNWATCHED} times while it ran"
+            )
+        if reason == "exit":
+            if where and exit.code == 127 and not image:
+                words += (
+                    f" on {where}; `recipe doctor --driver {self._pool.name}` shows what there is"
+                )
+            full = attempt_result.describe_full_disk(tail, await member.folder.free(), where)
+            if full:
+                return Cause("disk", f"{words}: {full}")
+        if exit.signal == signal.SIGTERM and where and self._is_taken_away(attempt):
+            return Cause("preempted", f"{words}: {where} is being taken away")
+        if reason in ("timeout", "idle"):
+            pace = metrics.pace(Path(attempt.metrics_file))
+            if causes.is_stalled(*pace):
+                reason = "stalled"
+        return Cause(causes.of_exit(reason, tail.decode(errors="replace")), words)
+
+    def _is_unwatched(self, id: str) -> bool:
+        """Whether the agent of this machine was killed too often under a step.
+
+        This machine runs on, or we would not: what ends with it each time is not bad luck, and
+        counts as the step's failure.
+        """
+        self._unwatched[id] += 1
+        return self._unwatched[id] >= UNWATCHED
+
+    def _is_taken_away(self, attempt: Attempt) -> bool:
+        """Whether a SIGTERM that we did not send is a spot machine's notice."""
+        return self._pool.spot.preemptible(attempt.place) and not attempt.stop_asked
+
+
+def _untaken(attempt: Attempt) -> Cause | None:
+    """What is wrong with the outputs of a command that ended well; None: nothing."""
+    assert attempt.result is not None
+    problem, words = attempt.result.problem, attempt.result.words
+    if problem == "input":
+        return Cause("input", f"{words}; what is declared as an input is only to be read")
+    if problem == "output":
+        return Cause("lost" if attempt.is_reattached else "output", f"{words} (exit 0)")
+    if problem == "full":
+        return Cause("disk", words)
+    return Cause(problem, words) if problem else None
+
+
+def error_of(cause: Cause, tail: bytes) -> str:
+    """The error of a command that ended badly, by the end of its log.
+
+    Empty where that shows none, or something else ended it.
+    """
+    if cause.reason not in ("exit", "oom", "nan", "signal", "disk"):
+        return ""
+    text = tail.decode(errors="replace")
+    error = causes.error_in(text)
+    if error:
+        return error
+    last = causes.last_line(text)
+    return f"{cause.words}: {last}" if last and cause.reason == "exit" else ""

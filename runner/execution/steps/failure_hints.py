@@ -1,0 +1,75 @@
+"""What to do about a failed attempt: from its inputs, its log and where it ran."""
+
+from __future__ import annotations
+
+from drivers.base import Exit
+
+from ...hosts.place.staging import undeclared
+from ...language.imports import started
+from ...planning import causes
+from ...storage.workspace import Workspace
+from ...survey import imports
+from ...survey.env_files import EnvFiles
+from . import attempt_result, hints
+from .attempt import Attempt
+from .environments import StepEnvironments
+from .failing import Cause
+from .run_plan import RunPlan
+
+
+class FailureHints:
+    """Finds hints for the failed attempts of one run."""
+
+    def __init__(self, ws: Workspace, steps: RunPlan, environments: StepEnvironments) -> None:
+        self._ws, self._steps, self._environments = ws, steps, environments
+
+    def hint_for(
+        self, id: str, attempt: Attempt, cause: Cause, tail: str, exit: Exit | None
+    ) -> str:
+        """A sentence that can be acted on; empty when nothing is known.
+
+        `tail` is the end of its log, `exit` None for an attempt that did not end by itself.
+        """
+        hint = cause.fix
+        if cause.reason == "unwatched":
+            hint = "let the step end only processes that it started, by their ids"
+        if cause.reason in ("exit", "output"):
+            hint = self._about_inputs(id, attempt, tail)
+        if exit is not None and not hint:
+            hint = self._about_exit(attempt, cause, tail, exit)
+        return hint
+
+    def _about_inputs(self, id: str, attempt: Attempt, tail: str) -> str:
+        """Which input the step lacks, if the log shows that."""
+        directory, spec = attempt.directory, attempt.spec
+        declared = [
+            *directory.staged,
+            *directory.links,
+            *directory.objects,
+            *(output.path for output in attempt.node.outputs),
+        ]
+        base = self._steps.plan.homes[attempt.node.home]
+        commands = started(spec.run, spec.accelerate)
+        hint = imports.import_advice(tail, id, base, declared, commands)
+        if hint:
+            return hint
+        cwd = attempt.place.paths(directory).cwd
+        missing = undeclared(tail, self._ws.root, cwd, declared)
+        if not missing:
+            return ""
+        return f"{missing} is in the workspace but not declared: add it to `deps` of {id}"
+
+    def _about_exit(self, attempt: Attempt, cause: Cause, tail: str, exit: Exit) -> str:
+        if cause.reason != "oom" and causes.REMEDIES.get(cause.reason):
+            return causes.REMEDIES[cause.reason]
+        node, spec, place = attempt.node, attempt.spec, attempt.place
+        ran = hints.Ran(
+            self._environments.interpreter(node, spec, place),
+            "" if self._steps.survey.request.current_python else node.lock,
+            self._environments.container_image(spec, place),
+            place.elsewhere,
+            given_files=bool(attempt.directory.objects or attempt.directory.links),
+            executable=lambda path: attempt_result.is_executable(self._ws.root / path),
+        )
+        dotenv = EnvFiles(self._ws.own).names(".env")
+        return hints.fix(exit, tail, spec, ran, self._ws.environ, dotenv)

@@ -1,0 +1,93 @@
+"""`temporary` outputs that stayed on their hosts: who has them, and how they come here.
+
+They come here for a step that cannot run where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from drivers.base import DriverError, HostLost
+
+from ...errors import RecipeError
+from ...hosts.place.place import Place
+from ...hosts.pool import HostPool
+from ...planning.plan import Node
+from ...storage.content.files import Content
+from ...storage.content.objects import Objects
+from .bell import Bell
+from .failing import Cause
+from .judging import Judge
+from .renting import Machines
+from .run_plan import RunPlan
+
+NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
+
+
+class HostOutputs:
+    """The outputs of one run that are on its hosts alone."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        steps: RunPlan,
+        pool: HostPool,
+        machines: Machines,
+        judge: Judge,
+        bell: Bell,
+    ) -> None:
+        self._objects, self._steps, self._pool = objects, steps, pool
+        self._machines, self._judge, self._bell = machines, judge, bell
+        self._coming: set[str] = set()  # contents on their way here
+
+    def absent(self, node: Node) -> list[str]:
+        """The contents that a step takes of earlier ones and that are not here."""
+        if not self._pool.away:
+            return []
+        contents = [
+            self._steps.made[each.producer].outputs.get(each.output) for each in node.upstream
+        ]
+        return [
+            content
+            for content in contents
+            if content is not None and not self._objects.has(Content(content))
+        ]
+
+    def holders(
+        self, contents: Collection[str], wants: Mapping[str, float] = NOTHING
+    ) -> list[Place]:
+        """The hosts that have all of these, and on which a step that takes `wants` could run."""
+        return [
+            place
+            for place in self._pool.places
+            if place.could(wants) and all(place.folder.holds(content) for content in contents)
+        ]
+
+    def are_coming(self, contents: Collection[str]) -> bool:
+        """Whether any of these is on its way here."""
+        return not self._coming.isdisjoint(contents)
+
+    def bring(self, id: str, contents: Sequence[str]) -> None:
+        """Have these come here for a step, each once, while other steps run."""
+        for content in contents:
+            if content in self._coming:
+                continue
+            places = self.holders([content])
+            if places:
+                self._coming.add(content)
+                self._bell.run_in_background(self._bring(id, content, places[0]))
+
+    async def _bring(self, id: str, content: str, place: Place) -> None:
+        try:
+            await place.folder.bring(content)
+        except HostLost as error:
+            self._machines.lose(place, error)
+        except RecipeError as error:
+            self._judge.refuse(id, Cause("error", str(error), error.fix))
+        except DriverError as error:
+            self._judge.refuse(id, Cause("driver", str(error)))
+        finally:
+            self._coming.discard(content)
+            self._bell.wake()

@@ -1,0 +1,143 @@
+"""Put the inputs of a step into the directory of its attempt."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...hosts.place.place import Place
+from ...hosts.place.staging import Attempt as AttemptDirectory
+from ...planning.plan import Node
+from ...planning.step import StepSpec
+from ...storage.content.files import Content
+from ...storage.content.inputs import StoredInputs
+from ...storage.sources import chosen, fetch
+from ...storage.workspace import Workspace
+from .commit import GroupCommit
+from .environments import StepEnvironments
+from .run_plan import RunPlan
+
+
+class InputStager:
+    """Gives attempts of one run their inputs."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        steps: RunPlan,
+        commits: GroupCommit,
+        environments: StepEnvironments,
+    ) -> None:
+        self._ws, self._steps, self._commits = ws, steps, commits
+        self._environments = environments
+        self._top = str(ws.root)
+        self._inputs = StoredInputs(ws.objects, ws.cache)
+        self._explained: set[tuple[str, str]] = set()  # inputs that are no files of ours, and why
+
+    def stage(self, node: Node, spec: StepSpec, directory: AttemptDirectory, place: Place) -> None:
+        """Put all inputs of a step into its attempt directory.
+
+        An output that is not here, but on the host where it will run, is named only.
+        """
+        cache, objects = self._ws.cache, self._ws.objects
+        directory.boxed = bool(self._environments.container_image(spec, place))
+        inputs = None if place.own_disk else self._inputs
+        add = functools.partial(directory.add_path, cache, inputs=inputs)
+        for at, content, source, name, group in self._declared(node):
+            add(at, content, source, name, copy=not group, group=group)
+        for url, commit, at in spec.git:
+            from ...storage.git_checkout import checkout, located
+
+            checkout(
+                self._ws,
+                located(url, self._steps.plan.homes[node.home]),
+                commit,
+                Path(directory.target_of(at)),
+            )
+        for taken in node.takes:
+            name, kind, address, only = taken
+            if kind == "path":
+                source = str(self._ws.absolute(address))
+                if only and os.path.isdir(source):
+                    identity, contents = chosen(cache, source, only)
+                    for path in contents:
+                        each = f"{source}/{path}"
+                        add(each, contents[path], each, f"{name}/{path}", group=name)
+                    if identity != self._steps.facts.takes[taken.asked]:
+                        directory.doubtful.append(
+                            source
+                        )  # one came, went or changed since the key was made
+                    continue
+                add(source, self._steps.facts.takes[taken.asked], source, name)
+            elif (
+                kind != "stream" and name not in directory.objects
+            ):  # else its host has it from its bucket
+                source = str(
+                    fetch(self._ws, kind, address, str(self._steps.facts.takes[taken.asked]), only)
+                )
+                if address in self._ws.addresses:
+                    self._ws.store.runs.opened(self._commits.run, address)
+                add(source, None, source, name)
+        for producer, output, name, below in node.upstream:
+            made = self._steps.made[producer].outputs.get(output)
+            if made is None:
+                continue  # an optional output that was not made
+            if below and place.own_disk:
+                source = f"{objects.path(Content(made))}/{below}"
+                add(source, None, source, name)
+            elif below:
+                directory.add_part(objects, made, below, name)
+            elif place.folder.holds(made) and not objects.has(Content(made)):
+                directory.objects[name] = made
+            else:
+                directory.add_object(objects, made, name, by_link=place.own_disk)
+        directory.give_files(cache, self._inputs)
+
+    def explain(self, node: Node, directory: AttemptDirectory) -> None:
+        """Say once a run which inputs are links, or copies for each step, and why."""
+        for name, why in directory.notices.items():
+            if (name, why) not in self._explained:
+                self._explained.add((name, why))
+                self._commits.say(f"{node.id}: input {name}: {why}")
+
+    def _declared(self, node: Node) -> Iterator[tuple[str, str | None, str, str, str]]:
+        """The caller's files and folders that a step is given.
+
+        Of each: its name in the cache, its content, its path, its name there, and its pattern.
+
+        The pattern is empty for code, which is copied.
+        """
+        facts = self._steps.facts
+        found = {path: dep for dep in node.deps for path in facts.matches.get(dep, (dep,))}
+        for path in sorted(found):  # a folder before what is in it
+            yield path, facts.files.get(path), f"{self._top}/{path}", path, found[path]
+        for pattern in node.code:
+            base = os.path.realpath(self._steps.plan.homes[node.home])
+            for name, content in facts.code.get((node.home, pattern), ()):
+                yield f"{base}/{name}", content, f"{base}/{name}", name, ""
+
+    def recall(self, node: Node, directory: AttemptDirectory) -> bool:
+        """Whether the inputs that an earlier worker staged are what the step's key says now.
+
+        From then on they are looked at as if this worker had staged them.
+        """
+        same = [
+            directory.recall_path(self._ws.cache, at, content or "", source, name)
+            for at, content, source, name, _ in self._declared(node)
+        ]
+        for name, kind, address, only in node.takes:
+            if kind == "path" and not only:
+                source, identity = (
+                    str(self._ws.absolute(address)),
+                    self._steps.facts.takes[kind, address],
+                )
+                same.append(
+                    directory.recall_path(self._ws.cache, source, identity or "", source, name)
+                )
+        for producer, output, name, below in node.upstream:
+            made = self._steps.made[producer].outputs.get(output)
+            if made is not None and not below:
+                same.append(directory.recall_object(made, name))
+        return all(same)

@@ -1,0 +1,73 @@
+"""Go on with an attempt that an earlier worker began, if it runs still or ended well unseen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+
+from drivers.base import HostLost, Unreachable
+
+from ...planning.plan import UNCACHED
+from .attempt import Attempt
+from .inputs import InputStager
+from .orphans import Orphans
+from .preparing import Preparer
+from .renting import Machines
+from .run_plan import RunPlan
+
+
+class NotNow(Exception):
+    """The host or the GPUs that an attempt was to have are gone: its step waits again."""
+
+
+class Reattacher:
+    """Looks for the attempts that earlier workers of one workspace left."""
+
+    def __init__(
+        self,
+        steps: RunPlan,
+        orphans: Orphans,
+        preparer: Preparer,
+        stager: InputStager,
+        machines: Machines,
+        inherited: Collection[str],
+    ) -> None:
+        """`inherited`: attempts that a worker of another machine began, whose inputs it staged."""
+        self._steps, self._orphans, self._preparer = steps, orphans, preparer
+        self._stager, self._machines, self._inherited = stager, machines, inherited
+
+    async def find(self, attempt: Attempt) -> Attempt | None:
+        """The attempt of an earlier worker with the same key.  None: there is none to go on with.
+
+        Raises NotNow when its host cannot be asked, and RecipeError, OSError, DriverError.
+        """
+        if attempt.key is None:
+            return None
+        # Although it was made already.
+        is_forced = self._steps.verdicts[attempt.id].forced
+        always = is_forced or bool(attempt.node.flags & UNCACHED)
+        for name in self._orphans.take(attempt.key[:24]):
+            found = await self._join(attempt, name, always)
+            if found is not None:
+                return found
+        return None
+
+    async def _join(self, attempt: Attempt, name: str, always: bool) -> Attempt | None:
+        try:
+            left = await self._orphans.find_job(attempt.node, name, always)
+        except HostLost as error:
+            self._machines.lose(self._orphans.place_of(name) or attempt.place, error)
+            raise NotNow from error
+        except Unreachable as error:  # its agent went, or another is just beginning there
+            self._orphans.look_again()
+            raise NotNow from error
+        if left is None:
+            return None
+        job, place = left
+        found = attempt.begun_by_earlier_worker(name, place)
+        self._preparer.compose_task(found, [sys.executable] * len(place.members))
+        if name not in self._inherited and not self._stager.recall(found.node, found.directory):
+            await self._orphans.end(found.node, job, place)
+            return None
+        found.task.job, found.task.rejoined = job, True
+        return found

@@ -1,0 +1,132 @@
+"""Order the steps of a recipe before anything is rendered, by the steps and paths that they name."""
+
+from __future__ import annotations
+
+import bisect
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from ..paths import heads
+from .mentions import mentions_step, steps_of
+from .patterns import is_glob, reaches
+
+if TYPE_CHECKING:
+    from ..language.recipe import Recipe, Step
+
+
+T = TypeVar("T")
+
+
+def order_steps(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
+    """Return the ids of steps, each after what it mentions; or the cycle if there is one.
+
+    Which step makes what a dep names is certain only when every path is rendered. Edges that may
+    exist are followed if they close no cycle.
+    """
+    edges = _StepEdges(recipe)
+    certain: dict[str, list[str]] = {}
+    likely: dict[str, list[str]] = {}
+    for step in recipe.steps.values():
+        certain[step.id], perhaps = edges.of(step)
+        likely[step.id] = [*certain[step.id], *perhaps]
+    if is_in_order(likely):
+        return list(likely), []
+    from .graph import circle, dag, needs_first
+
+    for needs in (likely, certain):
+        graph = dag(needs)
+        loop = circle(graph)
+        if not loop:
+            return needs_first(graph), []
+    return [], [loop]
+
+
+class _StepEdges:
+    """Which steps of a recipe make what others read, as far as the text of paths tells."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._steps = recipe.steps
+        makers = [
+            (posixpath.normpath(output.path), step.id)
+            for step in recipe.steps.values()
+            for output in step.outputs
+        ]
+        self._literal = {path: id for path, id in makers if "{{" not in path}
+        self._templates = [(path, id) for path, id in makers if "{{" in path]
+        self._near = PathIndex(self._literal)
+
+    def of(self, step: Step) -> tuple[list[str], list[str]]:
+        """Return the steps that a step needs, and those that it may need."""
+        needed = [id for id in steps_of(step) if id in self._steps]
+        perhaps: list[str] = []
+        for dep in step.reads:
+            if not mentions_step(dep):
+                certain, uncertain = self._makers(dep, step.id)
+                needed += certain
+                perhaps += uncertain
+        for axis in (step.matrix or {}).values():
+            if isinstance(axis, dict):
+                needed += self._makers_of_axis(str(axis.get("glob", "")))
+        return needed, perhaps
+
+    def _makers(self, dep: str, reader: str) -> tuple[list[str], list[str]]:
+        """Return the steps that make what a dep names, and those that may make it."""
+        path = posixpath.normpath(dep)
+        above = heads(path)
+        perhaps = [id for made, id in self._templates if id != reader and may_make(made, path)]
+        certain: list[str] = []
+        if is_glob(path) or "{{" in path:
+            for made in self._near.to(path):
+                if self._literal[made] != reader and may_make(made, path):
+                    perhaps.append(self._literal[made])
+        else:
+            certain = [self._literal[head] for head in above if head in self._literal]
+        if len(above) > 1:
+            top = self._steps.get(above[-1])
+            if top is not None and top.uses:
+                perhaps.append(top.id)
+        return certain, perhaps
+
+    def _makers_of_axis(self, pattern: str) -> list[str]:
+        """Return the steps in whose outputs the glob of an axis looks."""
+        return [id for path, id in self._literal.items() if pattern.startswith(f"{path}/")]
+
+
+def is_in_order(needs: Mapping[T, Iterable[T]]) -> bool:
+    """Whether each key stands after all that it needs: then the order as written is the order to take, and no graph has to be made."""
+    seen: set[T] = set()
+    for key, wanted in needs.items():
+        if not seen.issuperset(wanted):
+            return False
+        seen.add(key)
+    return True
+
+
+def may_make(output: str, dep: str) -> bool:
+    """Whether an output path may be what a dep names, or hold it, as far as text tells before either is rendered."""
+    output, dep = posixpath.normpath(output), posixpath.normpath(dep)
+    if "{{" in dep or ("{{" in output and is_glob(dep)):
+        one, other = (re.split(r"\{\{|[*?\[]", path, maxsplit=1)[0] for path in (output, dep))
+        return one.startswith(other) or other.startswith(one)
+    if "{{" in output:
+        shape = ".+".join(map(re.escape, re.split(r"\{\{.*?\}\}", output)))
+        return any(re.fullmatch(shape, head) for head in heads(dep))
+    return reaches(dep, output, True) if is_glob(dep) else output in heads(dep)
+
+
+class PathIndex:
+    """Paths that a pattern or template may name, lie below, or hold: found by what stands before its first unknown."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._sorted = sorted(paths)
+        self._all = set(self._sorted)
+
+    def to(self, pattern: str) -> Iterable[str]:
+        fixed = re.split(r"\{\{|[*?\[]", pattern, maxsplit=1)[0]
+        for n in range(bisect.bisect_left(self._sorted, fixed), len(self._sorted)):
+            if not self._sorted[n].startswith(fixed):
+                break
+            yield self._sorted[n]
+        yield from (head for head in heads(posixpath.dirname(fixed)) if head in self._all)
