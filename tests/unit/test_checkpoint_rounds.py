@@ -17,13 +17,12 @@ from runner.planning.step import StateSpec
 from runner.storage.checkpoints import is_due
 
 
-class Sender(shared_states._Sender):
+class Sender(shared_states._CheckpointSender):
     """One whose store is a list."""
 
     def __init__(self, folder: Path, state: StateSpec) -> None:
         self._states, self._sent, self.put = [state], {}, []
-        generation = SimpleNamespace(folder=lambda name: folder / name)
-        self._running = cast("Any", SimpleNamespace(state=generation))
+        self._generation = cast("Any", SimpleNamespace(folder=lambda name: folder / name))
 
     async def _put(self, found: Any) -> None:
         self._sent = found
