@@ -154,12 +154,19 @@ class Space:
 
     def command(self, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
         """The command line: its exit status, and what it said."""
-        alone = threading.current_thread() is threading.main_thread()
-        if words and words[0] in LOOKING and not env and alone:
+        if words and words[0] in LOOKING and not env and self._is_like_a_process():
             return self._called(words)
         process = self.start(*words, env=env)
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
+
+    def _is_like_a_process(self) -> bool:
+        """Whether a process of `start` would have the user, environment and packages of this one, and no other thread sees its folder change."""
+        return (
+            type(self).start is Space.start
+            and "PYTHONPATH" not in os.environ
+            and threading.current_thread() is threading.main_thread()
+        )
 
     def _called(self, words: Sequence[str]) -> tuple[int, str, str]:
         """The same in this process, whose folder and streams are those of the command meanwhile."""
