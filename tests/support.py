@@ -7,18 +7,28 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import runner
 from runner.errors import Invalid, Problem
 from runner.execution.terms import Choice, Settings, Summary
+from runner.interface.cli.main import main
 from runner.storage.records.runs import Event
 from runner.survey.survey import Survey
 
 RECIPE = (sys.executable, "-m", "runner.interface.cli.main")
+LOOKING = frozenset(
+    ["check", "checkpoints", "diff", "graph", "list", "logs", "path", "plan", "report", "results", "runs", "schema", "show", "status", "validate", "why"]
+)  # fmt: skip
+"""Verbs that only look: called in this process they say the same, and to start Python and import the runner costs more than they do.
+
+With an environment of its own a command gets a process: libraries read theirs once.
+"""
 
 
 class Space:
@@ -144,9 +154,33 @@ class Space:
 
     def command(self, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
         """The command line: its exit status, and what it said."""
+        if words and words[0] in LOOKING and not env and self._is_like_a_process():
+            return self._called(words)
         process = self.start(*words, env=env)
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
+
+    def _is_like_a_process(self) -> bool:
+        """Whether a process of `start` would have the user, environment and packages of this one, and no other thread sees its folder change."""
+        return (
+            type(self).start is Space.start
+            and "PYTHONPATH" not in os.environ
+            and threading.current_thread() is threading.main_thread()
+        )
+
+    def _called(self, words: Sequence[str]) -> tuple[int, str, str]:
+        """The same in this process, whose folder and streams are those of the command meanwhile."""
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8") as out,
+            tempfile.TemporaryFile("w+", encoding="utf-8") as err,
+            contextlib.chdir(self.root),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = main(words)
+            out.seek(0)
+            err.seek(0)
+            return code, out.read(), err.read()
 
 
 def calls(act: Callable[[], object]) -> int:
@@ -184,10 +218,11 @@ def old_python() -> str | None:
 
 def until(true: Callable[[], object], *, seconds: float = 120.0) -> None:
     """Wait for something that another process does.  The limit is for what never happens: it is far above what a busy machine takes."""
-    deadline = time.monotonic() + seconds
+    begun = time.monotonic()
     while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
+        waited = time.monotonic() - begun
+        assert waited < seconds, "it did not happen in time"
+        time.sleep(min(0.05, max(0.005, waited / 20)))  # what takes long is looked at less often
 
 
 class Workers(Space):

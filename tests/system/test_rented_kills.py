@@ -21,7 +21,7 @@ from tests.fake_provider import Provider, provider
 from tests.rented import TRAIN, alive, key_of_the_account, rents
 from tests.support import Space
 
-KILLS = int(os.environ.get("RECIPE_RENTED_KILLS", "18"))
+KILLS = int(os.environ.get("RECIPE_RENTED_KILLS", "5"))
 POINTS = (
     "lease-intended",
     "lease-asked",
