@@ -118,3 +118,9 @@ def test_the_tests_that_the_pages_name_are_there() -> None:
     assert (
         len(named) > 30 and sorted((page, name) for page, name in named if name not in there) == []
     )
+
+
+def test_no_two_test_files_have_the_same_name() -> None:
+    """pytest imports them by their names alone."""
+    names = [path.name for path in (HOME / "tests").rglob("test_*.py")]
+    assert not {name for name in names if names.count(name) > 1}
