@@ -106,7 +106,8 @@ class StepsReader:
         where: Where = (*path, "run")
         while isinstance(run, list) and run:
             run, where = run[0], (*where, 0)
-        is_number = isinstance(run, (bool, int, float))
+        # `true` and `false` are programs, though YAML reads them as values.
+        is_number = isinstance(run, (int, float)) and not isinstance(run, bool)
         if where[-1] == "run" or not (is_number or (isinstance(run, str) and run[:1] == "-")):
             return
         message = f"a command begins with its program, not with {run}"

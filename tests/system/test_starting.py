@@ -184,6 +184,7 @@ WORDS: list[dict[str, Any]] = [
 def test_the_command_starts_what_the_request_starts(rest: Rest, body: dict[str, Any]) -> None:
     command = planned(rest, recipe="say", **body)["command"]
     assert command.startswith(f"recipe {'sweep' if 'sweep' in body else 'run'} ./say.yaml")
+    earlier = {run["id"] for run in rest.get("/v1/runs?limit=200")["runs"]}
     typed = subprocess.run(
         ["sh", "-c", command.replace("recipe ", f"{shlex.join(RECIPE)} ", 1)],
         cwd=rest.root,
@@ -193,7 +194,8 @@ def test_the_command_starts_what_the_request_starts(rest: Rest, body: dict[str, 
         timeout=60,
     )
     assert typed.returncode == 0, typed.stderr
-    by_command = rest.get("/v1/runs?limit=1")["runs"][0]
+    runs = rest.get("/v1/runs?limit=200")["runs"]
+    by_command = next(run for run in runs if run["id"] not in earlier)
     done = rest.until(rest.submit("say", **body), "COMPLETED")
     assert done["id"] != by_command["id"] and done["recipe"] == by_command["recipe"]
     assert done["inputs"] == by_command["inputs"] and done["preset"] == by_command["preset"]
