@@ -557,10 +557,12 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
         rest.ask, "GET", f"/v1/runs/{run}/logs?follow=true&offset=2"
     )
 
-    def told() -> tuple[dict[str, object], dict[str, float]]:
+    def told() -> tuple[dict[str, object], dict[str, float | None]]:
         with Workspace.open(a.space.root, environ=a.env) as ws:
             (step,) = described(ws, ws.store.runs.get(run), None)["steps"]
-            return {name: value["last"] for name, value in step["metrics"].items()}, step["machine"]
+            numbers = {name: value["last"] for name, value in step["metrics"].items()}
+            # On a slow machine the agent adds a sample of its own, with the memory in use.
+            return numbers, {name: step["machine"].get(name) for name in ("cpu_percent",)}
 
     until(lambda: told() == ({"loss": 2.5}, {"cpu_percent": 7.0}), seconds=30)
     gate.unlink()
