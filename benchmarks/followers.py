@@ -70,7 +70,6 @@ def serve(folder: Path) -> None:
         Listening("127.0.0.1", 0),
         lambda address, _: print(address, flush=True),
         with_worker=False,
-        first=False,
     )
 
 
