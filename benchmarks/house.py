@@ -325,7 +325,7 @@ def untyped(home: Path) -> Counter[str]:
     )
 
 
-def untested(home: Path) -> list[str]:
+def find_untested_modules(home: Path) -> list[str]:
     """Modules of `runner` and `drivers` that no test imports and no test file is named after."""
     tests = {path.stem: path.read_text("utf-8") for path in home.glob("tests/**/*.py")}
     named = set()
@@ -371,7 +371,7 @@ def main() -> int:
     print(f"{len(sizes)} files, {sum(sizes.values())} lines, {len(found)} imports")
     print(f"lines by room: {_lines_by_room(sizes)}")
     print(*style.table(figures), sep="\n")
-    print(f"{len(untested(HOME))} of {len(sizes)} modules are imported by no test")
+    print(f"{len(find_untested_modules(HOME))} of {len(sizes)} modules are imported by no test")
     print(*_large(sizes), sep="\n")
     for ring in rings:
         print("circle: " + " <-> ".join(ring))

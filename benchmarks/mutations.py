@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
     make: Callable[[], str]
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """What `validate` says of a mutant."""
 
     mutant: Mutant
@@ -92,14 +92,14 @@ def at(tree: Any, path: Path_) -> Any:
     return tree
 
 
-def replaced(tree: Any, path: Path_, value: Any) -> Any:
+def replace_at(tree: Any, path: Path_, value: Any) -> Any:
     """A copy of a tree with another value at a place."""
     whole = copy.deepcopy(tree)
     at(whole, path[:-1])[path[-1]] = value
     return whole
 
 
-def renamed(tree: Any, path: Path_, name: str) -> Any:
+def rename_key(tree: Any, path: Path_, name: str) -> Any:
     """A copy of a tree with another key at a place; the order stays."""
     whole = copy.deepcopy(tree)
     above = at(whole, path[:-1])
@@ -109,7 +109,7 @@ def renamed(tree: Any, path: Path_, name: str) -> Any:
     return whole
 
 
-def without(tree: Any, path: Path_) -> Any:
+def drop_key(tree: Any, path: Path_) -> Any:
     whole = copy.deepcopy(tree)
     del at(whole, path[:-1])[path[-1]]
     return whole
@@ -124,14 +124,14 @@ def typo(word: str, rng: random.Random) -> str:
     return rng.choice([way for way in ways if way and way != word])
 
 
-def moved(tree: Any, path: Path_, into: Path_) -> Any:
+def move_key(tree: Any, path: Path_, into: Path_) -> Any:
     """A copy of a tree with a key in another mapping."""
-    whole = without(tree, path)
+    whole = drop_key(tree, path)
     at(whole, into)[path[-1]] = at(tree, path)
     return whole
 
 
-def spelled(path: Path_) -> str:
+def path_text(path: Path_) -> str:
     return "/".join(map(str, path))
 
 
@@ -141,8 +141,8 @@ def spelled(path: Path_) -> str:
 def renames_of_keys(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
     for path in places(tree):
         if isinstance(path[-1], str):
-            make = partial(renamed, tree, path, typo(path[-1], rng))
-            yield Mutant(_kind_of_key(path), spelled(path), _text(make))
+            make = partial(rename_key, tree, path, typo(path[-1], rng))
+            yield Mutant(_kind_of_key(path), path_text(path), _text(make))
 
 
 def _text(make: Callable[[], Any]) -> Callable[[], str]:
@@ -168,14 +168,14 @@ def renames_in_templates(text: str, tree: Any, rng: random.Random) -> Iterator[M
                     head, _, last = rest.rpartition(".")
                     changed = f"{first}.{head + '.' if head else ''}{typo(last, rng)}"
                 word = value[: name.start()] + changed + value[name.end() :]
-                make = partial(replaced, tree, path, word)
-                yield Mutant("rename in a template", f"{spelled(path)}: {changed}", _text(make))
+                make = partial(replace_at, tree, path, word)
+                yield Mutant("rename in a template", f"{path_text(path)}: {changed}", _text(make))
 
 
 def drops(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
     for path in places(tree):
         kind = "drop a list item" if isinstance(path[-1], int) else "drop a key"
-        yield Mutant(kind, spelled(path), _text(partial(without, tree, path)))
+        yield Mutant(kind, path_text(path), _text(partial(drop_key, tree, path)))
 
 
 def retypes(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
@@ -192,8 +192,8 @@ def retypes(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
             other = rng.choice(["x", 7, {"x": value}])
         elif isinstance(value, dict):
             other = rng.choice(["x", 7, [value]])
-        make = partial(replaced, tree, path, other)
-        yield Mutant("retype a value", f"{spelled(path)}: {other}"[:90], _text(make))
+        make = partial(replace_at, tree, path, other)
+        yield Mutant("retype a value", f"{path_text(path)}: {other}"[:90], _text(make))
 
 
 def unquotes(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
@@ -210,14 +210,14 @@ def renests(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
         if not isinstance(path[-1], str) or len(path) < 2 or not isinstance(path[-2], str):
             continue
         if isinstance(at(tree, path[:-2]), dict) and path[-1] not in at(tree, path[:-2]):
-            make = partial(moved, tree, path, path[:-2])
-            yield Mutant("nest a key too far out", spelled(path), _text(make))
+            make = partial(move_key, tree, path, path[:-2])
+            yield Mutant("nest a key too far out", path_text(path), _text(make))
         names = list(at(tree, path[:-1]))
         before = names.index(path[-1]) - 1
         sibling = at(tree, path[:-1])[names[before]] if before >= 0 else None
         if isinstance(sibling, dict) and path[-1] not in sibling:
-            make = partial(moved, tree, path, (*path[:-1], names[before]))
-            yield Mutant("nest a key too far in", spelled(path), _text(make))
+            make = partial(move_key, tree, path, (*path[:-1], names[before]))
+            yield Mutant("nest a key too far in", path_text(path), _text(make))
 
 
 def branches(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
@@ -225,12 +225,12 @@ def branches(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
         for choice in _CHOICE.finditer(value):
             swapped = f"{{{{ {choice[3]} if {choice[2]} else {choice[1]} }}}}"
             word = value[: choice.start()] + swapped + value[choice.end() :]
-            make = partial(replaced, tree, path, word)
-            yield Mutant("swap a branch", f"{spelled(path)}: {swapped}"[:120], _text(make))
+            make = partial(replace_at, tree, path, word)
+            yield Mutant("swap a branch", f"{path_text(path)}: {swapped}"[:120], _text(make))
         if path[-1] == "when" and value.startswith("{{"):
             word = f"{{{{ not ({value[2:-2].strip()}) }}}}"
-            make = partial(replaced, tree, path, word)
-            yield Mutant("swap a branch", f"{spelled(path)}: {word}"[:120], _text(make))
+            make = partial(replace_at, tree, path, word)
+            yield Mutant("swap a branch", f"{path_text(path)}: {word}"[:120], _text(make))
 
 
 def _texts(tree: Any) -> Iterator[tuple[Path_, str]]:
@@ -265,7 +265,7 @@ def mutants(path: Path, sites: int, seed: int) -> Iterator[Mutant]:
         yield from rng.sample(every, min(sites, len(every)))
 
 
-def judged(path: Path, sites: int, seed: int) -> Iterator[Verdict]:
+def judge_mutants(path: Path, sites: int, seed: int) -> Iterator[Judgement]:
     """What is found of the mistakes in one recipe, without those that change nothing."""
     plain = documents.parse(path.read_text("utf-8"), str(path)).value
     for mutant in mutants(path, sites, seed):
@@ -275,7 +275,7 @@ def judged(path: Path, sites: int, seed: int) -> Iterator[Verdict]:
         except Invalid:
             same = False
         if not same:
-            yield Verdict(mutant, bool(problems(path, text)))
+            yield Judgement(mutant, bool(problems(path, text)))
 
 
 def alarms() -> list[str]:
@@ -302,7 +302,7 @@ WHY = {
 }
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
+def table(verdicts: Sequence[Judgement]) -> str:
     """The share that is found of each kind, as a table."""
     tried = Counter(each.mutant.kind for each in verdicts)
     found = Counter(each.mutant.kind for each in verdicts if each.found)
@@ -324,7 +324,7 @@ def main(words: Sequence[str]) -> int:
     if said := alarms():
         print("\n".join(said))
         return 1
-    verdicts = [each for path in recipes() for each in judged(path, args.sites, args.seed)]
+    verdicts = [each for path in recipes() for each in judge_mutants(path, args.sites, args.seed)]
     for each in verdicts:
         if args.missed == each.mutant.kind and not each.found:
             print(each.mutant.place)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import FLOORS, untested
+from benchmarks.house import FLOORS, find_untested_modules
 from benchmarks.named_files import names_of, stale_names
 from benchmarks.style import ANCHORS, Source, is_participle, measure
 
@@ -99,7 +99,7 @@ def test_a_module_is_tested_if_a_test_imports_it_or_has_its_name(tmp_path: Path)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "tests/test_d.py").write_text("from runner import (\n    a,\n)\nimport runner.b\n")
-    assert untested(tmp_path) == ["runner.c"]
+    assert find_untested_modules(tmp_path) == ["runner.c"]
 
 
 def test_a_participle_is_one_word() -> None:

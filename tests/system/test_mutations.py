@@ -20,7 +20,7 @@ LEAST = {
 
 
 def test_mistakes_are_found_before_a_run() -> None:
-    verdicts = [each for path in EXAMPLES for each in mutations.judged(path, 1, 7)]
+    verdicts = [each for path in EXAMPLES for each in mutations.judge_mutants(path, 1, 7)]
     tried = Counter(each.mutant.kind for each in verdicts)
     found = Counter(each.mutant.kind for each in verdicts if each.found)
     missed = [each.mutant for each in verdicts if not each.found]
