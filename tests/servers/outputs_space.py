@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from runner.interface.cli.main import main
+from tests.servers.rest import Rest
 
 EVIL = "<img src=x onerror=window.__xss=1>\u202e"
 DRAW = """
@@ -136,3 +139,18 @@ def seeded(root: Path) -> None:
     assert main(["run", *here, "./paint.yaml", "hue=3", "--name", "red"]) == 0
     assert main(["run", *here, "./paint.yaml", "hue=2", "--name", "out of paint"]) == 1
     assert main(["run", *here, "./hostile.yaml"]) == 0
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Rest]:
+    """A server of the seeded workspace, below an empty folder."""
+    root = folder / "space"
+    seeded(root)
+    with Rest(root) as server:
+        yield server
+
+
+def run_ids(rest: Rest) -> dict[str, str]:
+    """The ids of its runs, by name or recipe."""
+    found = rest.get("/v1/runs?metrics=false")["runs"]
+    return {each["name"] or each["recipe"]: each["id"] for each in found}

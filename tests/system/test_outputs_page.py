@@ -10,22 +10,19 @@ import pytest
 
 from runner.server.page import PARTS
 from tests.servers.browser import Tab
-from tests.servers.outputs_space import EVIL, seeded
+from tests.servers.outputs_space import EVIL, run_ids, served
 from tests.servers.rest import Rest
 
 
 @pytest.fixture(scope="module")
 def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
-    root = tmp_path_factory.mktemp("outputs") / "space"
-    seeded(root)
-    with Rest(root) as server:
+    with served(tmp_path_factory.mktemp("outputs")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def runs(rest: Rest) -> dict[str, str]:
-    found = rest.get("/v1/runs?metrics=false")["runs"]
-    return {each["name"] or each["recipe"]: each["id"] for each in found}
+    return run_ids(rest)
 
 
 def opened(browser: Any, where: str, view: str, width: int = 1280, scheme: str = "light") -> Tab:
