@@ -141,10 +141,10 @@ class _UnknownInputs:
         for name in names & set(inputs):
             spec = inputs[name]
             made_up = scope.used_by is None and name in self._trial.made_up
-            yield name, _typed(spec, given=made_up)
+            yield name, _unknown_of(spec, given=made_up)
 
 
-def _typed(spec: Input, *, given: bool) -> Unknown:
+def _unknown_of(spec: Input, *, given: bool) -> Unknown:
     found = of_input(spec.type, spec.items, required=spec.required)
     return found.given if given else found
 

@@ -100,7 +100,7 @@ class Chosen(NamedTuple):
     late: bool
 
 
-def chosen(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]) -> Chosen:
+def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]) -> Chosen:
     """The names for a value that may choose among steps: what a skipped one would have made is null, unless it is needed."""
     leaves = [leaf for _, leaf in walk(tree, ()) if is_template(leaf)]
     try:
@@ -163,7 +163,7 @@ class _Outputs(Mapping[str, Any]):
             return _Any(ANYTHING)
         if name == SAME and SAME not in self._made:
             return self._same if not self._doubtful else _Any(_PERHAPS_A_PATH)
-        return _known(self._made[name], self._doubtful)
+        return _known_part(self._made[name], self._doubtful)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._made)
@@ -172,7 +172,7 @@ class _Outputs(Mapping[str, Any]):
         return len(self._made)
 
 
-def _known(value: Any, doubtful: bool) -> Any:
+def _known_part(value: Any, doubtful: bool) -> Any:
     """An output as far as it is known: of a recipe that is used, each may come from another step."""
     if isinstance(value, PathValue) and value.kind in ("step", "below"):
         maker: Draft = value.address[0]

@@ -26,7 +26,7 @@ from .axes import Axes, Found, instance_id
 from .choices import (
     KnownResults,
     axis_leaves,
-    chosen,
+    choose_branches,
     known_names,
     needed_steps,
     results_of,
@@ -49,7 +49,7 @@ from .drafts import (
 )
 from .leaves import LeafReader, take
 from .mentions import mentions_step, templates
-from .path_rules import BELOW, WORKSPACE, misplaced, unfit
+from .path_rules import BELOW, WORKSPACE, find_misplaced_paths, why_unfit
 from .patterns import (
     MadePaths,
     as_pattern,
@@ -194,7 +194,7 @@ class _Compiler:
         chosen = presets.chosen(recipe, preset)
         self.depth.append(recipe.id)
         self.sketch.problems += [
-            found for found in misplaced(recipe) if found not in self.sketch.problems
+            found for found in find_misplaced_paths(recipe) if found not in self.sketch.problems
         ]
         order, loops = order_steps(recipe)
         for loop in loops:
@@ -401,7 +401,7 @@ class _Compiler:
             path = posixpath.normpath(str(value)) if value else ""
             wrong = ""
             if sound:
-                wrong = "is null" if value is None else unfit(str(value))
+                wrong = "is null" if value is None else why_unfit(str(value))
             if wrong and value != raw:  # as it is written it was looked at already
                 self.sketch.problem(
                     scope.recipe,
@@ -422,7 +422,7 @@ class _Compiler:
         value = self.sketch.evaluate(scope, state.path, places, where)
         if isinstance(value, Unknown):
             return state.path
-        if value not in (None, state.path) and (wrong := unfit(str(value))):
+        if value not in (None, state.path) and (wrong := why_unfit(str(value))):
             self.sketch.problem(
                 scope.recipe,
                 "path-escape",
@@ -434,7 +434,7 @@ class _Compiler:
 
     def _fill(self, scope: Scope, draft: Draft, chosen: Preset | None, *, known: bool) -> None:
         step, recipe = draft.step, scope.recipe
-        own = _settled(scope, step, chosen)
+        own = _settle_step(scope, step, chosen)
         author = _author(step, recipe, own)
         if not step.outputs:
             # A step without outputs is there for its effect: two steps that say the same are two effects.
@@ -694,7 +694,7 @@ class _Compiler:
         text = dep if isinstance(dep, str) else dep.pattern
         if mentions_step(text):
             steps = results_of(scope, draft.matrix)
-            choice = chosen(self.sketch, scope, text, {**names, "steps": steps})
+            choice = choose_branches(self.sketch, scope, text, {**names, "steps": steps})
             if choice.late:
                 return None, []  # each of the steps that it may name is an edge
             names = choice.names
@@ -772,7 +772,7 @@ class _Settled(NamedTuple):
     metrics: MetricsSpec | None
 
 
-def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
+def _settle_step(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     recipe = scope.recipe
     preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
     gpus = recipe.resources.gpus

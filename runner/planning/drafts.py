@@ -12,7 +12,7 @@ from ..language.unknowns import BOOLEAN, Unknown, holds_unknown
 from .ids import bare
 from .mentions import templates
 from .plan import SKIP
-from .roots import moved
+from .roots import shift_at
 from .step import (
     DIRECTORY,
     NONEMPTY,
@@ -249,8 +249,8 @@ class Sketch:
         length: int | None = None,
     ) -> None:
         self.wrong.add((recipe.id, where))
-        where = _written(recipe, where)
-        at = None if offset is None else offset + moved(recipe, where)
+        where = _where_written(recipe, where)
+        at = None if offset is None else offset + shift_at(recipe, where)
         problem = recipe.document.problem(
             code, message, where, fix=fix, key=key, offset=at, length=length
         )
@@ -335,7 +335,7 @@ class Sketch:
             self.problem(
                 scope.recipe,
                 "when",
-                f'`when` of "{step.id}" is {_shown(value)}, not true or false',
+                f'`when` of "{step.id}" is {_show_value(value)}, not true or false',
                 where,
                 fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
             )
@@ -446,11 +446,11 @@ def _left_out(recipe: Recipe, path: tuple[str, ...], where: Where) -> bool:
     return not isinstance(outputs, Mapping) or names[1] in outputs
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     return value.word if isinstance(value, Unknown) else json.dumps(plain_value(value))
 
 
-def _written(recipe: Recipe, where: Where) -> Where:
+def _where_written(recipe: Recipe, where: Where) -> Where:
     """Where the recipe says what is in a step's `env`: there, or for all steps."""
     if where[2:3] != ("env",) or where[3:4] == () or where[3] not in recipe.env:
         return where

@@ -135,14 +135,14 @@ def judge(
         or not all([a in made for a in node.after])
     ):
         unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made]
-        return Verdict(MAYBE, None, (f"depends on what {_listed(unknown)} will make",), None)
+        return Verdict(MAYBE, None, (f"depends on what {_list_ids(unknown)} will make",), None)
     if (
         not all([made[u.producer].ok for u in node.upstream])
         or not all([made[m.producer].ok for m in node.late])
         or not all([made[a].ok for a in node.after])
     ):
-        skipped = _skipped(plan, node, made) or (
-            _taken_is_skipped(plan, n, made) if node.choices else ""
+        skipped = _find_skipped_need(plan, node, made) or (
+            _find_skipped_choice(plan, n, made) if node.choices else ""
         )
         if skipped:
             return Verdict(SKIPPED, None, (f"{skipped}, which it needs, is skipped",), NOTHING)
@@ -162,7 +162,7 @@ def judge(
         if not answer:
             return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
     trace, former = (
-        (None, None) if node.flags & UNCACHED else _remembered(plan, n, key, world, facts)
+        (None, None) if node.flags & UNCACHED else _find_trace(plan, n, key, world, facts)
     )
     own = targets.get(n, ()) if targets else ()
     if force:
@@ -179,7 +179,7 @@ def judge(
             words = f"{reader} reads its metric {metric}, by a rule that is new, and what it is read from is not kept"
             return Verdict(RUN, key, (words,), None, _conflicts(own, facts))
         metrics = {}
-    return _left(
+    return _judge_targets(
         Made(True, {name: content for name, _, content in trace.outputs}, metrics),
         key,
         (),
@@ -206,7 +206,7 @@ def rule_of(plan: Plan, n: int) -> MetricsSpec:
     return rule
 
 
-def _remembered(
+def _find_trace(
     plan: Plan, n: int, key: Digest, world: fingerprint.World, facts: Facts
 ) -> tuple[Remembered | None, Digest | None]:
     """The trace of a key; where there is none, that of the key which the step had while its metrics rule was part of it, and that key."""
@@ -219,7 +219,7 @@ def _remembered(
     return facts.traces.get(former), former
 
 
-def _left(
+def _judge_targets(
     left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, targets: Sequence[Target]
 ) -> Verdict:
     """Fresh if what was left is where it must, for the reason `why`; else to be put there, or made again if it is not stored."""
@@ -249,7 +249,7 @@ def _left(
     return Verdict(RESTORE, key, words, left, clashes)
 
 
-def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
+def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
     """A step that this one needs and of which nothing ran.  What failed is none: it would hold this one up, or is allowed to fail."""
     groups: dict[str, bool] = {}
     needed = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
@@ -266,7 +266,7 @@ def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
     return next((group for group, some in groups.items() if not some), "")
 
 
-def _taken_is_skipped(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
+def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
     """A step that this one chose, and of which nothing ran."""
     from .choices import ANY_STATE, LATE, leaves_of, needed_steps
 
@@ -374,10 +374,10 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
         if id in skipped:
             steps[id] = _nulls(names)
             continue
-        kept = {name: _kept(value, lost, gone) for name, value in names.items()}
+        kept = {name: _without_lost(value, lost, gone) for name, value in names.items()}
         same = names.get("same")
         if isinstance(same, Mapping):
-            kept["same"] = {name: _kept(value, lost, gone) for name, value in same.items()}
+            kept["same"] = {name: _without_lost(value, lost, gone) for name, value in same.items()}
         steps[id] = kept
     for id, wanted in spec.asks.items():
         of = steps.setdefault(id, {})
@@ -388,7 +388,7 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
     return {**spec.names._asdict(), "steps": steps}
 
 
-def _kept(value: object, lost: Collection[str], gone: Collection[object]) -> object:
+def _without_lost(value: object, lost: Collection[str], gone: Collection[object]) -> object:
     """An output without what failed instances would have made; null where the step was skipped."""
     if isinstance(value, list):
         left = [item for item in value if item not in lost]
@@ -477,7 +477,7 @@ def _select(
     why = (
         f"{plan.nodes[winner].id} has the {'least' if best == 'min' else 'greatest'} {metric}, {value:g}",
     )
-    return _left(Made(True, left.outputs, left.metrics), None, why, facts, targets)
+    return _judge_targets(Made(True, left.outputs, left.metrics), None, why, facts, targets)
 
 
 def _conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:
@@ -489,5 +489,5 @@ def _state(path: str, facts: Facts) -> str:
     return "is missing" if facts.there.get(path) is None else "is an earlier version"
 
 
-def _listed(ids: Sequence[str]) -> str:
+def _list_ids(ids: Sequence[str]) -> str:
     return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")

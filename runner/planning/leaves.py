@@ -20,7 +20,7 @@ from .drafts import (
     is_path_value,
     plain_value,
 )
-from .ids import encoded
+from .ids import encode_value
 from .pairs import SAME, Pair, is_same, pair, shared_axes
 from .patterns import as_pattern
 from .plan import PAIRED
@@ -234,7 +234,7 @@ class LeafReader:
     def _no_pair(self, mention: _Mention, id: str) -> None:
         draft = self._draft
         axes = ", ".join(
-            f"{axis}={encoded(draft.matrix[axis])}"
+            f"{axis}={encode_value(draft.matrix[axis])}"
             for axis in shared_axes(draft.step, self._scope.recipe.steps[id])
         )
         message = f'no instance of "{id}" has {axes}, as {draft.id} has'

@@ -282,7 +282,7 @@ def fold(
     """
     heard: dict[str, StepView] = {}
     for move in moves:
-        heard[move.id] = moved(heard.get(move.id, StepView(move.id)), move)
+        heard[move.id] = apply_move(heard.get(move.id, StepView(move.id)), move)
     steps = {
         id: _now(heard.get(id, StepView(id)), row, now, live=live)._replace(
             expected=expected.get(id)
@@ -292,7 +292,7 @@ def fold(
     # A worker that has claimed it may have died before it stored a move.
     begun = "ACTIVE" if run.state == "QUEUED" and run.fence and run.claim else run.state
     trains = _trains(steps, planned)
-    standing = _standing(run, steps, planned, expected, others, trains, now)
+    standing = _standing_of(run, steps, planned, expected, others, trains, now)
     word_ = _word(run, begun, standing, steps, others, leases, live=live)
     progress = progress_of(standing)
     if word_ == "NEEDS_RECOVERY":
@@ -306,13 +306,13 @@ def fold(
         steps,
         _counts(standing, steps),
         progress,
-        _failed(run, steps.values()),
+        _find_failure(run, steps.values()),
         trains,
         _training(steps.get(trains), planned),
     )
 
 
-def moved(step: StepView, move: Moved) -> StepView:
+def apply_move(step: StepView, move: Moved) -> StepView:
     """Return what a step is after a move."""
     data, after = move.data, move.after
     if after == State.RUNNING:
@@ -341,7 +341,7 @@ def moved(step: StepView, move: Moved) -> StepView:
         ended=move.at if after in FINAL else None,
     )
     if move.before == State.RUNNING:
-        step = _ended(step, move)
+        step = _end_attempt(step, move)
     if after == State.FAILED:
         failure = _failure(step.id, move)
         step = step._replace(failure=failure, detail=failure.words)
@@ -350,7 +350,7 @@ def moved(step: StepView, move: Moved) -> StepView:
     return step
 
 
-def _ended(step: StepView, move: Moved) -> StepView:
+def _end_attempt(step: StepView, move: Moved) -> StepView:
     """What a step is whose attempt is over."""
     if move.reason == BUSY:  # it never began
         return step._replace(attempts=max(0, step.attempts - 1), began=None)
@@ -479,13 +479,13 @@ def _word(
 ) -> str:
     """The word that people see for a run."""
     phases = {(step.state, step.phase) for step in steps.values()} | set(others)
-    happened = len(steps) + sum(standing.others.values()) + _restored(standing)
+    happened = len(steps) + sum(standing.others.values()) + _count_restored(standing)
     if standing.total is None or standing.total > happened:
         phases.add((State.WAITING, ""))  # one to which nothing has happened
     return word(begun, failure=run.failure, steps=phases, leases=leases, claimed=live)
 
 
-def _standing(
+def _standing_of(
     run: Run,
     steps: Mapping[str, StepView],
     planned: Planned,
@@ -534,12 +534,12 @@ def _counts(standing: Standing, steps: Mapping[str, StepView]) -> dict[str, int]
     counts = dict(standing.others)
     for step in steps.values():
         counts[step.state] = counts.get(step.state, 0) + 1
-    if restored := _restored(standing):
+    if restored := _count_restored(standing):
         counts[State.FRESH] = counts.get(State.FRESH, 0) + restored
     return {str(state): number for state, number in counts.items()}
 
 
-def _failed(run: Run, steps: Iterable[StepView]) -> Failure | None:
+def _find_failure(run: Run, steps: Iterable[StepView]) -> Failure | None:
     """The failure that ended a run; of one that goes on, the first."""
     if run.state == "COMPLETED":
         return None
@@ -596,7 +596,7 @@ def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
 def progress_of(run: Standing) -> Progress:
     """Return how far a run is: by the training's own numbers, else by the time that its steps took before."""
     over = run.state in _OVER
-    stored, restored = len(run.states) + sum(run.others.values()), _restored(run)
+    stored, restored = len(run.states) + sum(run.others.values()), _count_restored(run)
     total = max(run.total or 0, stored + restored) if run.total is not None or over else None
     ended = sum(state in FINAL for state in run.states.values()) + restored
     ended += sum(number for state, number in run.others.items() if state in FINAL)
@@ -607,7 +607,7 @@ def progress_of(run: Standing) -> Progress:
     return Progress(ended, total, _percent(run, total), eta)
 
 
-def _restored(run: Standing) -> int:
+def _count_restored(run: Standing) -> int:
     """Steps whose results were there before and that have no row; one that has is counted by its row."""
     restored = len(set(run.fresh) - run.states.keys())
     if run.others and run.total is not None:  # whose ids are not known
@@ -623,7 +623,7 @@ def _percent(run: Standing, total: int | None) -> float | None:
     parts = {id: _part(run, id, state) for id, state in run.states.items() if state not in FREE}
     others = {state: number for state, number in run.others.items() if state not in FREE}
     free = len(run.states) - len(parts) + sum(run.others.values()) - sum(others.values())
-    more = total - free - _restored(run) - len(parts)  # steps of which no more is known
+    more = total - free - _count_restored(run) - len(parts)  # steps of which no more is known
     weights = {id: _weight(run, id) if total <= WEIGHED else 1.0 for id in parts}
     usual = _usual(run, weights)
     whole = usual * more

@@ -128,7 +128,7 @@ class Spent(NamedTuple):
     preemptions: int = 0
 
 
-def spent(reasons: Iterable[str]) -> Spent:
+def budget_used(reasons: Iterable[str]) -> Spent:
     """The budget used by attempts that ended badly for these reasons.  Being stopped on request, or not begun, costs nothing."""
     failures = preemptions = 0
     for reason in reasons:

@@ -15,7 +15,7 @@ from .axes import Axes, instance_id
 from .choices import (
     KnownResults,
     axis_leaves,
-    chosen,
+    choose_branches,
     needed_steps,
     results_of,
     wanted_steps,
@@ -159,7 +159,7 @@ class UsedRecipes:
                     self._late(scope, step, ref, place, "use it in a step of this recipe")
             if spec is not None:
                 leaf = value_as_written(scope.recipe.document, spec, leaf, place)
-            choice = chosen(self.sketch, scope, leaf, names)
+            choice = choose_branches(self.sketch, scope, leaf, names)
             if choice.late:
                 self._chosen_late(scope, step, place)
             given[name] = value = self.sketch.evaluate(scope, leaf, choice.names, place)
@@ -190,7 +190,7 @@ class UsedRecipes:
             self._late(scope, step, ref, place, "use it in the `when` of a step with a command")
         if late:
             return None
-        choice = chosen(self.sketch, scope, step.when, names)
+        choice = choose_branches(self.sketch, scope, step.when, names)
         if choice.late:
             self._chosen_late(scope, step, place)
         return self.sketch.condition(scope, step, choice.names)
@@ -247,7 +247,7 @@ class UsedRecipes:
                 if inner.awaits(self.sketch.references(inner, leaf, ("outputs", name))):
                     continue
                 names = {"inputs": inner.inputs, "steps": Results(inner)}
-                choice = chosen(self.sketch, inner, leaf, names)
+                choice = choose_branches(self.sketch, inner, leaf, names)
                 value = self.sketch.evaluate(inner, leaf, choice.names, ("outputs", name))
                 if value is not None:
                     found[name] = value

@@ -11,7 +11,7 @@ import pytest
 from runner.errors import Invalid, Problem
 from runner.language import document, inputs, parse
 from runner.language.recipe import Recipe
-from runner.planning.assemble import once
+from runner.planning.assemble import drop_echoes
 from runner.planning.beforehand import Trial
 from runner.planning.compile import compile_plan
 from runner.planning.plan import SKIP, WHEN_LATE, Node, Plan
@@ -57,7 +57,7 @@ def plan(
     except Invalid as error:
         found = list(error.problems)
     if found or trial.problems:
-        raise Invalid(once([*found, *trial.problems]))
+        raise Invalid(drop_echoes([*found, *trial.problems]))
     return compiled
 
 

@@ -19,8 +19,8 @@ from runner.planning.schedule import (
     State,
     Task,
     backoff,
+    budget_used,
     priorities,
-    spent,
     word,
 )
 
@@ -43,7 +43,7 @@ class World:
     log: list[Move] = field(default_factory=list)
 
     def scheduler(self) -> Scheduler:
-        used = {id: spent(reasons) for id, reasons in self.reasons.items()}
+        used = {id: budget_used(reasons) for id, reasons in self.reasons.items()}
         return Scheduler(
             self.tasks,
             CAPACITY,
@@ -264,7 +264,7 @@ def test_the_two_budgets_never_mix() -> None:
         assert s.state("a") is state
         if state is State.QUEUED:
             s.start("a")
-    assert spent(["lost", "exit", "stopped", "oom", "preempted"]) == Spent(
+    assert budget_used(["lost", "exit", "stopped", "oom", "preempted"]) == Spent(
         failures=2, preemptions=2
     )
 
