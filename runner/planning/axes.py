@@ -83,7 +83,7 @@ class Axes:
                     fix = "let a step choose, and go over what it makes"
                     self.sketch.problem(scope.recipe, "late-name", message, where, fix=fix)
                 value, sound = (
-                    self.sketch.rendered(scope, axis, names, where)
+                    self.sketch.try_render(scope, axis, names, where)
                     if isinstance(axis, str)
                     else (self.sketch.evaluate(scope, axis, names, where), True)
                 )

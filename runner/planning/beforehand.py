@@ -121,10 +121,10 @@ class _UnknownInputs:
     def of(self, scope: Scope) -> dict[str, Unknown]:
         """The unknown inputs of one recipe, and what is known of each."""
         if scope.prefix not in self._known:
-            self._known[scope.prefix] = dict(self._found(scope))
+            self._known[scope.prefix] = dict(self._find(scope))
         return self._known[scope.prefix]
 
-    def _found(self, scope: Scope) -> Iterator[tuple[str, Unknown]]:
+    def _find(self, scope: Scope) -> Iterator[tuple[str, Unknown]]:
         inputs = {n: spec for n, spec in scope.recipe.inputs.items() if spec.type != "secret"}
         if scope.used_by is None:
             if self._open:

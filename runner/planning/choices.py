@@ -110,7 +110,7 @@ def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str,
         return Chosen(names, False)  # reported where it is evaluated
     known = {**names, "steps": KnownResults(sketch, scope, names.get("matrix"))}
     _, possible = needed_steps(leaves, known)
-    skipped = {id for id in possible if sketch.standing(scope.group(id)).skipped}
+    skipped = {id for id in possible if sketch.skip_state(scope.group(id)).skipped}
     results = names["steps"]
     steps = {id: _Any(None) if id in skipped else results[id] for id in results}
     return Chosen({**names, "steps": steps}, _is_late(leaves, known))
@@ -139,7 +139,7 @@ class KnownResults(Mapping[str, Mapping[str, Any]]):
         scope = self._scope
         if id in scope.pending:
             return _Any(_PERHAPS_PATHS if id in scope.many else _PERHAPS_A_PATH)
-        standing = self._sketch.standing(scope.group(id))
+        standing = self._sketch.skip_state(scope.group(id))
         if standing.skipped:
             return _Any(None)
         same = SameResults(scope, id, self._matrix)

@@ -235,14 +235,14 @@ class _Compiler:
             if isinstance(value, list):
                 kind = spec.items or ""
                 seen[name] = [
-                    self._named(item, f"inputs/{name}/{n}", spec, kind)
+                    self._name_path(item, f"inputs/{name}/{n}", spec, kind)
                     for n, item in enumerate(value)
                 ]
             else:
-                seen[name] = self._named(value, f"inputs/{name}", spec, spec.type)
+                seen[name] = self._name_path(value, f"inputs/{name}", spec, spec.type)
         return seen
 
-    def _named(self, value: Tree, folder: str, spec: Input, type: str) -> Tree:
+    def _name_path(self, value: Tree, folder: str, spec: Input, type: str) -> Tree:
         """One value; a path gets the name under which an attempt finds it, which keeps its last part: programs go by suffixes."""
         if isinstance(value, PathValue):
             base = _last(value.name) or spec.name
@@ -354,7 +354,7 @@ class _Compiler:
         names = {"inputs": scope.inputs, "steps": KnownResults(self.sketch, scope)}
         certain, _ = needed_steps(axis_leaves(step), names)
         groups = map(scope.group, sorted(certain))
-        return [d for group in groups if self.sketch.standing(group).skipped for d in group]
+        return [d for group in groups if self.sketch.skip_state(group).skipped for d in group]
 
     def _absent(
         self, scope: Scope, step: Step, chosen: Preset | None, makers: list[Draft], *, known: bool
@@ -394,7 +394,7 @@ class _Compiler:
                 )
             value, sound = raw, not late
             if sound:
-                value, sound = self.sketch.rendered(scope, raw, names, where)
+                value, sound = self.sketch.try_render(scope, raw, names, where)
             if isinstance(value, Unknown):
                 draft.outputs[output.name] = (UNKNOWN_PATH, output_flags(output))
                 continue
@@ -460,7 +460,7 @@ class _Compiler:
         author["reads"] = {
             name: plain_value(value)
             for name, value in reader.reads.items()
-            if not self._unkeyed(recipe, name)
+            if not self._is_unkeyed(recipe, name)
         }
         draft.author = author
 
@@ -477,7 +477,7 @@ class _Compiler:
             | (ALLOW_FAILURE if step.allow_failure else 0)
             | (LOCAL if step.local else 0)
         )
-        if any(self.sketch.standing(group).skipped for group in draft.wants):
+        if any(self.sketch.skip_state(group).skipped for group in draft.wants):
             draft.flags |= SKIP
         elif known:
             self._when(scope, draft, names)
@@ -577,7 +577,7 @@ class _Compiler:
         return (
             bool(draft.flags & WHEN_LATE)
             or (self.sketch.skips and bool(draft.step.deps))
-            or any(self.sketch.standing(group).doubtful for group in draft.wants)
+            or any(self.sketch.skip_state(group).doubtful for group in draft.wants)
             or any(p.flags & SKIP or p.doubtful for p, _, _ in draft.upstream.values())
         )
 
@@ -753,7 +753,7 @@ class _Compiler:
             )
         return value
 
-    def _unkeyed(self, recipe: Recipe, name: str) -> bool:
+    def _is_unkeyed(self, recipe: Recipe, name: str) -> bool:
         root, _, rest = name.partition(".")
         spec = recipe.inputs.get(rest) if root == "inputs" else None
         return spec is not None and not spec.key
@@ -826,7 +826,7 @@ def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
     if own.metrics is not None and own.metrics.in_environment:
         author["metrics"] = list(own.metrics)
     if own.resources.key:
-        author["resources"] = resource_spec(own.resources).asked
+        author["resources"] = resource_spec(own.resources).as_key
     if own.git:
         author["git"] = [list(each) for each in own.git]
     return author

@@ -216,7 +216,7 @@ class Sketch:
         self.skips = False  # whether a step is, or may be, skipped
         self._standings: dict[int, Standing] = {}  # by a list of drafts, which steps share
 
-    def standing(self, group: list[Draft]) -> Standing:
+    def skip_state(self, group: list[Draft]) -> Standing:
         """Whether a step is skipped, as far as that is known.  Its instances are complete."""
         if not group:
             return Standing(False, False)
@@ -307,9 +307,9 @@ class Sketch:
             return [self.evaluate(scope, item, names, (*where, n)) for n, item in enumerate(leaf)]
         if isinstance(leaf, dict):
             return {k: self.evaluate(scope, item, names, (*where, k)) for k, item in leaf.items()}
-        return self.rendered(scope, leaf, names, where)[0]
+        return self.try_render(scope, leaf, names, where)[0]
 
-    def rendered(
+    def try_render(
         self, scope: Scope, leaf: Tree, names: Namespaces, where: Where
     ) -> tuple[Any, bool]:
         """The value of a leaf, and whether it has one: else None, and a problem."""
@@ -326,7 +326,7 @@ class Sketch:
     def condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
         """The value of a `when`; None where it is not known, or with a problem."""
         where = (*step.origin, "when")
-        value, sound = self.rendered(scope, step.when, names, where)
+        value, sound = self.try_render(scope, step.when, names, where)
         if isinstance(value, bool):
             return value
         if isinstance(value, Unknown) and BOOLEAN in value.kinds:

@@ -310,7 +310,7 @@ def world_of(
         world.extend(["code", name, content] for name, content in found)
     for source in node.takes:
         name, kind, address = source.name, source.kind, source.address
-        identity = facts.takes.get(source.asked)
+        identity = facts.takes.get(source.lookup_key)
         if identity is None:
             missing.append(
                 f"{address} does not exist" if kind == "path" else f"{address} is not resolved yet"

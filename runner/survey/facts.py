@@ -44,8 +44,8 @@ def collect_facts(ws: Workspace, plan: Plan, request: Request) -> Facts:
                     ws, plan.homes[node.home], pattern, callers, imports
                 )
         for source in node.takes:
-            if source.asked not in facts.takes:
-                facts.takes[source.asked] = _source_identity(
+            if source.lookup_key not in facts.takes:
+                facts.takes[source.lookup_key] = _source_identity(
                     ws, source.kind, source.address, source.only, update=request.update
                 )
         for tool in node.tools:

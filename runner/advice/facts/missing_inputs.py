@@ -73,7 +73,7 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
         if source.kind != "path":
             continue
         path = ws.absolute(source.address)
-        if facts.takes.get(source.asked) is None:
+        if facts.takes.get(source.lookup_key) is None:
             wrong.append((source.address, absent))
         elif path.is_dir() and source.only and not wanted(str(path), source.only):
             wrong.append((source.address, f"holds no {' or '.join(source.only)}"))

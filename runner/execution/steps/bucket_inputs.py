@@ -51,7 +51,7 @@ class BucketInputs:
         """Let a host have the inputs of a step that come from buckets, as far as it can.  Raises what `HostStore.pull` does."""
         for taken in node.takes:
             if taken.in_bucket and place.folder.pulls:
-                identity = str(self._survey.facts.takes[taken.asked])
+                identity = str(self._survey.facts.takes[taken.lookup_key])
                 note = (
                     self._ws.home
                     / "cache"

@@ -65,17 +65,23 @@ class InputStager:
                     for path in contents:
                         each = f"{source}/{path}"
                         add(each, contents[path], each, f"{name}/{path}", group=name)
-                    if identity != self._steps.facts.takes[taken.asked]:
+                    if identity != self._steps.facts.takes[taken.lookup_key]:
                         directory.doubtful.append(
                             source
                         )  # one came, went or changed since the key was made
                     continue
-                add(source, self._steps.facts.takes[taken.asked], source, name)
+                add(source, self._steps.facts.takes[taken.lookup_key], source, name)
             elif (
                 kind != "stream" and name not in directory.objects
             ):  # else its host has it from its bucket
                 source = str(
-                    fetch(self._ws, kind, address, str(self._steps.facts.takes[taken.asked]), only)
+                    fetch(
+                        self._ws,
+                        kind,
+                        address,
+                        str(self._steps.facts.takes[taken.lookup_key]),
+                        only,
+                    )
                 )
                 if address in self._ws.addresses:
                     self._ws.store.runs.opened(self._commits.run, address)

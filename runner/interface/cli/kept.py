@@ -240,7 +240,7 @@ def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
         if chosen := exact or [(n, name) for n, id, name in every if word in means(id)]:
             return chosen
     known = dict.fromkeys(f"{bare(id)}.{name}" for _, id, name in every)
-    if found.plan.named(word):
+    if found.plan.nodes_named(word):
         fix = (
             "`outputs` in its step says what is kept; `recipe checkpoints` shows what is in a state"
         )
