@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..digest import Digest
-from ..errors import Invalid, Problem
+from ..errors import Invalid, Location, Problem
 from ..paths import heads
 from .choices import choose_branches
 from .drafts import UNKNOWN_PATH, Draft, PathValue, Results, Sketch, plain_value, producers
@@ -253,13 +253,16 @@ def drop_echoes(problems: Sequence[Problem]) -> Iterator[Problem]:
     """Without what the rendering of a text found in a mention that is a problem by itself: one mistake, one error."""
     mentions = [found.where for found in problems if found.code != "template" and found.where]
     for found in problems:
-        at = found.where
-        if (
-            found.code != "template"
-            or at is None
-            or not any(m[:2] == at[:2] and 0 <= at.column - m.column < m.length for m in mentions)
-        ):
+        is_echo = found.code == "template" and found.where is not None
+        if not is_echo or not any(_covers(mention, found.where) for mention in mentions):
             yield found
+
+
+def _covers(mention: Location, place: Location | None) -> bool:
+    """Whether a place lies within a mention."""
+    if place is None or mention[:2] != place[:2]:
+        return False
+    return 0 <= place.column - mention.column < mention.length
 
 
 def _sort_drafts(sketch: Sketch) -> list[Draft]:

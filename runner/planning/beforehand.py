@@ -126,22 +126,23 @@ class _UnknownInputs:
 
     def _find(self, scope: Scope) -> Iterator[tuple[str, Unknown]]:
         inputs = {n: spec for n, spec in scope.recipe.inputs.items() if spec.type != "secret"}
+        for name in self._names(scope, inputs) & set(inputs):
+            made_up = scope.used_by is None and name in self._trial.made_up
+            yield name, _unknown_of(inputs[name], given=made_up)
+
+    def _names(self, scope: Scope, inputs: Collection[str]) -> set[str]:
+        """The inputs of a recipe whose values are not known, or are derived from such."""
+        trial = self._trial
         if scope.used_by is None:
             if self._open:
-                names = set(inputs) - set(self._trial.given)
-            else:
-                names = derived(scope.recipe, self._trial.given, scope.preset, self._trial.made_up)
-        else:
-            outer, step, combination = scope.used_by
-            given = step.uses.given if step.uses is not None else {}
-            above = {("inputs", name) for name in self.of(outer)}
-            above |= {("matrix", axis) for axis in combination if _open_axis(step, axis, above)}
-            direct = {name for name, leaf in given.items() if _mentions(leaf, above)}
-            names = derived(scope.recipe, given, scope.preset, direct)
-        for name in names & set(inputs):
-            spec = inputs[name]
-            made_up = scope.used_by is None and name in self._trial.made_up
-            yield name, _unknown_of(spec, given=made_up)
+                return set(inputs) - set(trial.given)
+            return derived(scope.recipe, trial.given, scope.preset, trial.made_up)
+        outer, step, combination = scope.used_by
+        given = step.uses.given if step.uses is not None else {}
+        above = {("inputs", name) for name in self.of(outer)}
+        above |= {("matrix", axis) for axis in combination if _open_axis(step, axis, above)}
+        direct = {name for name, leaf in given.items() if _mentions(leaf, above)}
+        return derived(scope.recipe, given, scope.preset, direct)
 
 
 def _unknown_of(spec: Input, *, given: bool) -> Unknown:

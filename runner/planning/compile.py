@@ -774,30 +774,42 @@ class _Settled(NamedTuple):
 
 def _settle_step(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     recipe = scope.recipe
-    preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
-    gpus = recipe.resources.gpus
-    resources = step.resources.over(recipe.resources.of_step(step.resources, gpus))
-    for layer in (preset, scope.asked) if scope.named else (scope.asked, preset):
-        gpus = gpus if layer.gpus is None else layer.gpus
-        resources = layer.of_step(step.resources, gpus).over(resources)
     env = {**recipe.env, **step.env}
     image, python = step.image or recipe.image, step.python or recipe.python
     if chosen is not None:
-        env = {**env, **(chosen.env or {})}
+        env.update(chosen.env or {})
         image, python = chosen.image or image, chosen.python or python
-    secrets = step.secrets if step.secrets is not None else recipe.secrets
-    code = step.code if step.code is not None else recipe.code
-    git = [GitSpec(each.url, each.commit, each.at) for each in code if isinstance(each, GitCode)]
+    code = recipe.code if step.code is None else step.code
+    metrics = None
+    if step.metrics:
+        metrics = MetricsSpec(step.metrics.file, step.metrics.pattern)
     return _Settled(
-        resources,
+        _settle_resources(scope, step, chosen),
         env,
         image,
         python,
-        secrets,
+        recipe.secrets if step.secrets is None else step.secrets,
         code,
-        git,
-        MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
+        [GitSpec(each.url, each.commit, each.at) for each in code if isinstance(each, GitCode)],
+        metrics,
     )
+
+
+def _settle_resources(scope: Scope, step: Step, chosen: Preset | None) -> Resources:
+    """Return the resources of a step: its own over its recipe's, and over these what its user and a preset ask."""
+    recipe = scope.recipe
+    preset = _UNSAID
+    if chosen is not None and chosen.resources:
+        preset = chosen.resources
+    # A preset that is named beside `uses` stands nearer than what is asked there.
+    layers = (preset, scope.asked) if scope.named else (scope.asked, preset)
+    gpus = recipe.resources.gpus
+    resources = step.resources.over(recipe.resources.of_step(step.resources, gpus))
+    for layer in layers:
+        if layer.gpus is not None:
+            gpus = layer.gpus
+        resources = layer.of_step(step.resources, gpus).over(resources)
+    return resources
 
 
 def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:

@@ -413,19 +413,25 @@ class Sketch:
     ) -> bool:
         """Whether the same instance of a step can be meant here, and makes this."""
         step = scope.recipe.steps.get(str(where[1])) if where[0] == "steps" else None
-        axes = list(target.matrix or {})
-        if step is None or not set(axes) & set(step.matrix or {}):
-            message = f'"steps.{target.id}.same" is the instance with the same axes, and there is none in common'
-            fix = f"give this step the axis {axes[0]} too" if axes else "leave out `.same`"
-            self.problem(
-                scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
-            )  # fmt: skip
+        if step is None or (target.matrix or {}).keys().isdisjoint(step.matrix or {}):
+            self._report_no_common_axis(scope, target, ref, where)
             return False
-        if ref.path[3] in known or (ref.path[3] == "metrics" and not target.uses):
+        name = ref.path[3]
+        if name in known or (name == "metrics" and not target.uses):
             return True
-        names = [f"steps.{target.id}.same.{name}" for name in known]
+        names = [f"steps.{target.id}.same.{each}" for each in known]
         self.unknown(scope, ".".join(ref.path[:4]), names, where, ref)
         return False
+
+    def _report_no_common_axis(
+        self, scope: Scope, target: Step, ref: Reference, where: Where
+    ) -> None:
+        axes = list(target.matrix or {})
+        message = f'"steps.{target.id}.same" is the instance with the same axes, and there is none in common'
+        fix = f"give this step the axis {axes[0]} too" if axes else "leave out `.same`"
+        self.problem(
+            scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
+        )  # fmt: skip
 
 
 def _left_out(recipe: Recipe, path: tuple[str, ...], where: Where) -> bool:
@@ -442,7 +448,9 @@ def _left_out(recipe: Recipe, path: tuple[str, ...], where: Where) -> bool:
         written = written[name]
     if root != "steps" or len(names) < 2:
         return True
-    outputs = written.get("outputs") if isinstance(written, Mapping) else None
+    if not isinstance(written, Mapping):
+        return True
+    outputs = written.get("outputs")
     return not isinstance(outputs, Mapping) or names[1] in outputs
 
 

@@ -251,19 +251,21 @@ def _judge_targets(
 
 def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
     """A step that this one needs and of which nothing ran.  What failed is none: it would hold this one up, or is allowed to fail."""
-    groups: dict[str, bool] = {}
     needed = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
+    some_ran: dict[str, bool] = {}
     for n in needed.difference(node.choices):
-        other = plan.nodes[n]
-        id = (
-            other.id
-            if n not in node.after
-            else node.prefix + other.id.removeprefix(node.prefix).partition("/")[0]
-        )
-        group = bare(id)
-        may_fail = bool(other.flags & ALLOW_FAILURE) and not node.flags & PAIRED
-        groups[group] = groups.get(group, False) or made[n].ok or may_fail
-    return next((group for group, some in groups.items() if not some), "")
+        step = _needed_step(plan, node, n)
+        may_fail = bool(plan.nodes[n].flags & ALLOW_FAILURE) and not node.flags & PAIRED
+        some_ran[step] = some_ran.get(step, False) or made[n].ok or may_fail
+    return next((step for step, ran in some_ran.items() if not ran), "")
+
+
+def _needed_step(plan: Plan, node: Node, n: int) -> str:
+    """The step by which `node` needs node `n`: what it only waits for is named as its recipe does."""
+    id = plan.nodes[n].id
+    if n in node.after:
+        id = node.prefix + id.removeprefix(node.prefix).partition("/")[0]
+    return bare(id)
 
 
 def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
@@ -364,36 +366,53 @@ def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
 def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, object]:
     """The namespace of a step's templates, without what only an attempt knows: metrics filled in, outputs of failed instances left out."""
     node = plan.nodes[n]
-    lost = {
-        each.name for each in node.upstream if each.producer in made and not made[each.producer].ok
-    }
-    gone = _skipped_names(plan, node, made) if node.choices else set()
-    skipped = _lost_choices(plan, node, made) if node.choices else []
-    steps: dict[str, dict[str, object]] = {}
-    for id, names in spec.names.steps.items():
-        if id in skipped:
-            steps[id] = _nulls(names)
-            continue
-        kept = {name: _without_lost(value, lost, gone) for name, value in names.items()}
-        same = names.get("same")
-        if isinstance(same, Mapping):
-            kept["same"] = {name: _without_lost(value, lost, gone) for name, value in same.items()}
-        steps[id] = kept
+    steps = _known_outputs(spec, plan, node, made)
     for id, wanted in spec.asks.items():
         of = steps.setdefault(id, {})
         of["metrics"] = _metrics(wanted, node, plan, made, id)
-        if paired := [each for each in wanted if each.same]:
+        paired = [each for each in wanted if each.same]
+        if paired:
             outputs = cast("dict[str, object]", of.get("same") or {})
             of["same"] = {**outputs, "metrics": _same_metrics(paired, node, plan, made)}
     return {**spec.names._asdict(), "steps": steps}
 
 
+def _known_outputs(
+    spec: StepSpec, plan: Plan, node: Node, made: Mapping[int, Made]
+) -> dict[str, dict[str, object]]:
+    """Outputs by step, as the templates of a node find them."""
+    lost: set[str] = set()
+    for each in node.upstream:
+        if each.producer in made and not made[each.producer].ok:
+            lost.add(each.name)
+    gone: set[str] = set()
+    skipped: list[str] = []
+    if node.choices:
+        gone = _skipped_names(plan, node, made)
+        skipped = _lost_choices(plan, node, made)
+    steps: dict[str, dict[str, object]] = {}
+    for id, names in spec.names.steps.items():
+        if id in skipped:
+            steps[id] = _nulls(names)
+            continue
+        steps[id] = {name: _without_lost(value, lost, gone) for name, value in names.items()}
+        same = names.get("same")
+        if isinstance(same, Mapping):
+            left = {name: _without_lost(value, lost, gone) for name, value in same.items()}
+            steps[id]["same"] = left
+    return steps
+
+
 def _without_lost(value: object, lost: Collection[str], gone: Collection[object]) -> object:
     """An output without what failed instances would have made; null where the step was skipped."""
-    if isinstance(value, list):
-        left = [item for item in value if item not in lost]
-        return None if value and not left and all(item in gone for item in value) else left
-    return None if isinstance(value, str) and value in gone else value
+    if isinstance(value, str):
+        return None if value in gone else value
+    if not isinstance(value, list):
+        return value
+    left = [item for item in value if item not in lost]
+    if value and not left and all(item in gone for item in value):
+        return None
+    return left
 
 
 def _nulls(names: Mapping[str, object]) -> dict[str, object]:

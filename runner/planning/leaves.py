@@ -134,12 +134,14 @@ class LeafReader:
     def _value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
         """Note a value of an input, an output or an axis; a root alone means all of them."""
         known = self._names[root]
-        spec = self._scope.recipe.inputs.get(rest[0]) if root == "inputs" and rest else None
-        if spec is not None and spec.type == "secret":
-            message = f'"{rest[0]}" is a secret and may not be mentioned'
-            fix = f"list it: `secrets: [{rest[0]}]`; the command finds it as ${spec.env}"
-            self._problem(mention, "secret", message, fix)
-        elif rest and rest[0] not in known:
+        if root == "inputs" and rest:
+            spec = self._scope.recipe.inputs.get(rest[0])
+            if spec is not None and spec.type == "secret":
+                message = f'"{rest[0]}" is a secret and may not be mentioned'
+                fix = f"list it: `secrets: [{rest[0]}]`; the command finds it as ${spec.env}"
+                self._problem(mention, "secret", message, fix)
+                return
+        if rest and rest[0] not in known:
             self._unknown(mention, mention.name, [f"{root}.{name}" for name in known])
         elif mention.in_key:
             for name in rest[:1] or known:

@@ -418,19 +418,29 @@ def stored_training(
         found = None
     if not isinstance(found, dict):
         return None, ()
-    numbers = {
-        name: found[name] for name in ("step", "total", "eta", "at") if is_number(found.get(name))
-    }
-    values, said = found.get("values"), found.get("warnings")
-    others = values if isinstance(values, dict) else {}
+    said = found.get("warnings")
+    warnings = [str(each) for each in said] if isinstance(said, list) else []
     training = Training(
-        **numbers, values={str(name): each for name, each in others.items() if is_number(each)}
+        **_numbers_of(found, ("step", "total", "eta", "at")),
+        values=_numbers_of(found.get("values")),
     )
+    if training.step is None and not training.values:
+        return None, warnings
     if now is not None and training.eta is not None and training.at is not None:
         left = max(0.0, training.eta - max(0.0, now - training.at))
         training = training._replace(eta=round(left, 1))
-    warnings = [str(each) for each in said] if isinstance(said, list) else []
-    return (training if training.step is not None or training.values else None), warnings
+    return training, warnings
+
+
+def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[str, float]:
+    """The numbers of a stored mapping, those of these `names` only."""
+    if not isinstance(stored, dict):
+        return {}
+    return {
+        str(name): value
+        for name, value in stored.items()
+        if is_number(value) and (names is None or name in names)
+    }
 
 
 def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
@@ -543,18 +553,16 @@ def _find_failure(run: Run, steps: Iterable[StepView]) -> Failure | None:
     """The failure that ended a run; of one that goes on, the first."""
     if run.state == "COMPLETED":
         return None
-    failures = [
-        step.failure
-        for step in sorted(steps, key=lambda step: step.ended or 0.0)
-        if step.failure is not None
-    ]
+    in_order = sorted(steps, key=lambda step: step.ended or 0.0)
+    failures = [step.failure for step in in_order if step.failure is not None]
     if run.state != "FAILED":
         return failures[0] if failures else None
-    ended = (run.failure, run.reason)
-    alike = [each for each in failures if (of_step(each.kind), each.words) == ended]
-    if alike or failures:
-        return (alike or failures)[0]._replace(kind=run.failure)
-    return Failure(run.failure, run.reason, fix=REMEDIES.get(run.failure, ""))
+    if not failures:
+        return Failure(run.failure, run.reason, fix=REMEDIES.get(run.failure, ""))
+    for failure in failures:
+        if (of_step(failure.kind), failure.words) == (run.failure, run.reason):
+            return failure._replace(kind=run.failure)
+    return failures[0]._replace(kind=run.failure)
 
 
 def _training(step: StepView | None, planned: Planned) -> Training | None:
@@ -596,14 +604,16 @@ def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
 def progress_of(run: Standing) -> Progress:
     """Return how far a run is: by the training's own numbers, else by the time that its steps took before."""
     over = run.state in _OVER
-    stored, restored = len(run.states) + sum(run.others.values()), _count_restored(run)
-    total = max(run.total or 0, stored + restored) if run.total is not None or over else None
-    ended = sum(state in FINAL for state in run.states.values()) + restored
-    ended += sum(number for state, number in run.others.items() if state in FINAL)
+    restored = _count_restored(run)
+    total = None
+    if run.total is not None or over:
+        stored = len(run.states) + sum(run.others.values())
+        total = max(run.total or 0, stored + restored)
     if run.state == "COMPLETED":
         return Progress(total or 0, total, 100.0, 0.0)
-    left = _seconds_left(run)
-    eta = 0.0 if over else _eta(run, left, total, ended)
+    ended = restored + sum(state in FINAL for state in run.states.values())
+    ended += sum(number for state, number in run.others.items() if state in FINAL)
+    eta = 0.0 if over else _eta(run, _seconds_left(run), total, ended)
     return Progress(ended, total, _percent(run, total), eta)
 
 
@@ -620,19 +630,27 @@ def _percent(run: Standing, total: int | None) -> float | None:
     """How much is done of what the run has to do: what was there before, and what is skipped, takes no time."""
     if not total:
         return None
-    parts = {id: _part(run, id, state) for id, state in run.states.items() if state not in FREE}
-    others = {state: number for state, number in run.others.items() if state not in FREE}
-    free = len(run.states) - len(parts) + sum(run.others.values()) - sum(others.values())
-    more = total - free - _count_restored(run) - len(parts)  # steps of which no more is known
-    weights = {id: _weight(run, id) if total <= WEIGHED else 1.0 for id in parts}
+    parts: dict[str, float] = {}
+    free = 0
+    for id, state in run.states.items():
+        if state in FREE:
+            free += 1
+        else:
+            parts[id] = _part(run, id, state)
+    free += sum(number for state, number in run.others.items() if state in FREE)
+    # With each step weighed, those of which only the number is known count as usual ones.
+    is_weighed = total <= WEIGHED
+    weights = {id: _weight(run, id) if is_weighed else 1.0 for id in parts}
     usual = _usual(run, weights)
-    whole = usual * more
-    done = usual * others.get(State.DONE, 0)
+    whole = usual * (total - free - _count_restored(run) - len(parts))
+    done = usual * run.others.get(State.DONE, 0)
     for id, part in parts.items():
         weight = weights[id] or usual * (TENFOLD if bare(id) == run.trains else 1.0)
         whole += weight
         done += weight * part
-    return min(ALMOST, round(100 * done / whole, 1)) if whole > 0 else 0.0
+    if whole <= 0:
+        return 0.0
+    return min(ALMOST, round(100 * done / whole, 1))
 
 
 def _usual(run: Standing, weights: Mapping[str, float]) -> float:

@@ -418,13 +418,15 @@ class Scheduler:
 
     def _sweep(self, moves: list[Move]) -> None:
         """When the run is being given up, cancel what will not start: at once when cancelled, else when nothing runs any more."""
-        if not self._giving_up or (self._board.counts[_S.RUNNING] and not self._cancelling):
+        counts = self._board.counts
+        if not self._giving_up or (counts[_S.RUNNING] and not self._cancelling):
             return
-        if any(self._board.counts[state] for state in _NOT_STARTED):
-            reason = self._cancelling or self._draining or "a step failed"
-            for node in self._board.nodes.values():
-                if node.state in _NOT_STARTED:
-                    self._board.move(node, _S.CANCELLED, moves, reason)
+        if not any(counts[state] for state in _NOT_STARTED):
+            return  # without a walk over all steps
+        reason = self._cancelling or self._draining or "a step failed"
+        for node in self._board.nodes.values():
+            if node.state in _NOT_STARTED:
+                self._board.move(node, _S.CANCELLED, moves, reason)
 
     @property
     def _giving_up(self) -> bool:
@@ -604,15 +606,14 @@ class _Room:
         """Count this start against every waiting step from which it took; the first that was passed too often gets the reservation."""
         started = self._shape(begun)
         started.passed = 0
-        if self._reserved is started or (
-            self._reserved is not None and not len(self._reserved.queue)
-        ):
+        if self._reserved is not None and (self._reserved is started or not self._reserved.queue):
             self._reserved = None
         for shape in self._shapes.values():
-            if shape is not started and len(shape.queue) and shape.is_short_of(started, self._free):
-                shape.passed += 1
-                if shape.passed >= _PATIENCE and self._reserved is None:
-                    self._reserved = shape
+            if shape is started or not shape.queue or not shape.is_short_of(started, self._free):
+                continue
+            shape.passed += 1
+            if shape.passed >= _PATIENCE and self._reserved is None:
+                self._reserved = shape
 
     def _shape(self, node: _Node) -> _Shape:
         """What a step needs, together with all that need the same."""

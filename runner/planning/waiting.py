@@ -130,22 +130,31 @@ def _reason(
 
 def _workers_for(run: Waiting, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
     """The workers that may take a run by what they take at all; or why none may."""
-    fitting = [taker for taker in takers if taker.store == run.store]
-    if not fitting:
-        where = f"uses the shared store {run.store}" if run.store else "works in its folder"
-        fix = "`recipe worker --workspace`" if run.store else START
-        return (WaitKind.STORE, f"no worker that runs {where}", fix), []
-    fitting = [taker for taker in fitting if taker.driver in ("", run.driver)]
-    if not fitting:
+    of_store = [taker for taker in takers if taker.store == run.store]
+    if not of_store:
+        return _no_worker_of_store(run.store), []
+    of_driver = [taker for taker in of_store if taker.driver in ("", run.driver)]
+    if not of_driver:
         words = f"no worker that runs takes runs for the driver {run.driver}"
         return (WaitKind.DRIVER, words, f"`recipe worker --driver {run.driver}`"), []
-    fitting = [taker for taker in fitting if run.labels.items() <= taker.labels.items()]
-    if not fitting:
-        labels = [f"{name}={value}" for name, value in sorted(run.labels.items())]
-        words = f"no worker that may take it has the labels {', '.join(labels)}"
-        flags = " ".join(f"--label {label}" for label in labels)
-        return (WaitKind.LABELS, words, f"`recipe worker {flags}`"), []
-    return None, fitting
+    labelled = [taker for taker in of_driver if run.labels.items() <= taker.labels.items()]
+    if not labelled:
+        return _no_worker_with(run.labels), []
+    return None, labelled
+
+
+def _no_worker_of_store(store: str) -> _Refusal:
+    if not store:
+        return WaitKind.STORE, "no worker that runs works in its folder", START
+    words = f"no worker that runs uses the shared store {store}"
+    return WaitKind.STORE, words, "`recipe worker --workspace`"
+
+
+def _no_worker_with(labels: Mapping[str, str]) -> _Refusal:
+    written = [f"{name}={value}" for name, value in sorted(labels.items())]
+    words = f"no worker that may take it has the labels {', '.join(written)}"
+    flags = " ".join(f"--label {label}" for label in written)
+    return WaitKind.LABELS, words, f"`recipe worker {flags}`"
 
 
 def _able(run: Waiting, takers: Sequence[Taker], busy: Counter[tuple[str, str]]) -> list[Taker]:
