@@ -402,7 +402,7 @@ class _Looks:
             "max_steps": made["continues"].get("max_steps"),
             "torch": _torch(generation / name),
         }
-        for each, verdict in checkpoints.judged(generation / name, pattern):
+        for each, verdict in checkpoints.judge_checkpoints(generation / name, pattern):
             if verdict.ok:
                 return kept | {"checkpoint": each, "processes": verdict.world or made["world"]}
         return kept

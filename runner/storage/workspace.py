@@ -56,7 +56,7 @@ def results_place(text: str | Path) -> Path | str:
     if scheme[1] == "hf":
         from .buckets import hub
 
-        hub.named(address)
+        hub.parse_repository(address)
     else:
         from ..settings import StoreSettings
         from .buckets import opening as buckets

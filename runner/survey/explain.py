@@ -65,7 +65,7 @@ def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
         return ""
     from ..storage import checkpoints
 
-    path, note = checkpoints.chosen(
+    path, note = checkpoints.choose_folder(
         ws.home / "states" / checkpoints.key(spec, image["world"], found.plan.nodes[n].id),
         spec.continues,
     )

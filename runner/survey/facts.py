@@ -83,9 +83,9 @@ def _source_identity(
         return resolve(ws, kind, address, update=update)
     source = str(ws.absolute(address))
     if only and os.path.isdir(source):
-        from ..storage.sources import chosen
+        from ..storage.sources import identify_files
 
-        return chosen(ws.cache, source, only)[0]
+        return identify_files(ws.cache, source, only)[0]
     return ws.cache.content_of(source)
 
 

@@ -23,10 +23,10 @@ from .files import (
     content_id,
     hash_all,
     identity_of,
+    is_settled,
     read_manifest,
     regular,
     see,
-    settled,
     slack,
     stat_of,
     tree_id,
@@ -186,7 +186,7 @@ class DigestCache:
             self._rows.pop(path, None)
 
     def _remember(self, path: str, found: os.stat_result, content: Content, begun: int) -> Content:
-        if settled(identity_of(found), begun):
+        if is_settled(identity_of(found), begun):
             self._rows[path] = self._new[path] = (path, *identity_of(found), content)
         return content
 

@@ -252,7 +252,7 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
                 if found != shard.size:
                     yield f"{path.name}: {found} bytes instead of {shard.size}"
                 hasher = hashlib.sha256()
-                wrong = list(_damaged(file, shard, hasher))
+                wrong = list(_find_damage(file, shard, hasher))
                 yield from (f"{path.name}: {fault}" for fault in wrong)
                 if found == shard.size and not wrong and hasher.hexdigest() != sha256:
                     yield f"{path.name}: its SHA-256 in {MANIFEST} is another one"
@@ -274,7 +274,7 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
         yield f"{SUMS}: {error.strerror}"
 
 
-def _damaged(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
+def _find_damage(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
     """The members of a tar of ours that are not as they were written.  The place of each is known, so that one does not hide the next."""
     for entry in shard.entries:
         head = member_header(entry)
@@ -338,7 +338,7 @@ def doubts(manifest: Sequence[Entry]) -> list[str]:
     ]
     seen: dict[str, str] = {}
     for path in _every(manifest):
-        other = seen.setdefault(_folded(path), path)
+        other = seen.setdefault(_fold_case(path), path)
         if other != path:
             found.append(f"{other!r} and {path!r} are one name where case or accents do not count")
     return found
@@ -366,7 +366,7 @@ def _every(manifest: Sequence[Entry]) -> Iterator[str]:
             parent = parent.rpartition("/")[0]
 
 
-def _folded(path: str) -> str:
+def _fold_case(path: str) -> str:
     if path.isascii():
         return path.lower()
     import unicodedata

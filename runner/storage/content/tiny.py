@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ..crash import crashpoint
-from .disk import Disk, changed, fail
+from .disk import Disk, fail, raise_changed
 from .files import Content
 
 TINY = 4 << 10
@@ -93,7 +93,7 @@ class TinyContents:
         except OSError as error:
             fail(path, error)
         if len(data) != found.st_size:
-            changed(path)
+            raise_changed(path)
         content = Content(
             f"{'x' if found.st_mode & stat.S_IXUSR else 'f'}:{hashlib.sha256(data).hexdigest()}"
         )

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from ...failures import RunFailure, StepFailure
 from ...language.values import is_number
-from .links import recorded
+from .links import stored_links
 from .outbox import Letter
 from .runs import FINAL, Event, RunRow, Runs
 
@@ -116,7 +116,7 @@ def job_of(run: RunRow, environ: Mapping[str, str]) -> Job | None:
     return Job(id, environ.get("USER_ID", ""), environ.get("MODEL_NAME", "")) if id else None
 
 
-def wanted(events: Iterable[str], type: str) -> bool:
+def is_wanted(events: Iterable[str], type: str) -> bool:
     """Whether one of these patterns, such as `run.*`, is of the type."""
     return any(fnmatchcase(type, pattern) for pattern in events)
 
@@ -159,7 +159,7 @@ class Letters:
             data |= {"failure": failed.kind, "error": error}
             if view.failed is not None:
                 data["failed"] = view.failed._asdict()
-        if event.after in FINAL and (found := recorded(self._runs.attempts(run.id))):
+        if event.after in FINAL and (found := stored_links(self._runs.attempts(run.id))):
             data["links"] = [each._asdict() for each in found]
         letters = self.generic(
             run, f"run.{event.after.lower()}", f"{run.id}-{event.seq}", event.at, data
@@ -189,14 +189,14 @@ class Letters:
         receivers = [
             f"webhook POST {each.url}"
             for each in self._config.webhooks
-            if wanted(each.events, type)
+            if is_wanted(each.events, type)
         ]
         receivers += [
-            f"notify {each.url}" for each in self._config.notify if wanted(each.events, type)
+            f"notify {each.url}" for each in self._config.notify if is_wanted(each.events, type)
         ]
         own = run.data.get("webhooks")
         for each in own if isinstance(own, list) else ():
-            if wanted(each["events"], type):
+            if is_wanted(each["events"], type):
                 receivers.append(f"hook POST {each['url']}")
         return [Letter(receiver, id, type, body) for receiver in receivers]
 

@@ -113,7 +113,7 @@ class Outbox:
         """In how many seconds there is something to `take`; None: nothing waits.  Cheap."""
         rows = self._ask(
             f"SELECT min({self._with.later}) - {self._with.now} FROM outbox AS head WHERE {self._first}",  # noqa: S608
-            _asked(known, busy),
+            _match_values(known, busy),
         )
         return None if rows[0][0] is None else float(rows[0][0])
 
@@ -129,7 +129,7 @@ class Outbox:
             f"UPDATE outbox SET held_until = {words.now} + {HOLD} WHERE held_until <= {words.now} AND number IN"  # noqa: S608
             f" (SELECT number FROM outbox AS head WHERE {self._first} AND due <= {words.now} AND held_until <= {words.now}"
             f" ORDER BY due, number LIMIT :limit{words.skip}) RETURNING {_SHOWN}",
-            _asked(known, busy) | {"limit": limit},
+            _match_values(known, busy) | {"limit": limit},
         )
         return sorted(map(Waiting._make, rows), key=lambda letter: letter.number)
 
@@ -267,5 +267,5 @@ class Outbox:
                 return dropped
 
 
-def _asked(known: Collection[str], busy: Collection[str]) -> dict[str, object]:
+def _match_values(known: Collection[str], busy: Collection[str]) -> dict[str, object]:
     return {"known": json.dumps(sorted(known)), "busy": json.dumps(sorted(busy))}

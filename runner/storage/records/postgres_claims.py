@@ -15,7 +15,7 @@ import psycopg
 from psycopg import Connection
 
 from .database import Row
-from .postgres_database import PostgresDatabase, connected
+from .postgres_database import PostgresDatabase, connect
 from .processes import lives, machine, this_process
 from .runs import ELSEWHERE, Stale
 
@@ -117,7 +117,7 @@ class _Beats(Thread):
         db: Connection[Row] | None = None
         while not self.over.wait(BEAT):
             try:
-                db = db if db is not None and not db.closed else connected(self._url)
+                db = db if db is not None and not db.closed else connect(self._url)
                 since = boottime()
                 query = "UPDATE runs SET held_until = now() + %s * interval '1 second' WHERE holder = %s AND claim <> '' RETURNING id"
                 for (run,) in db.execute(query, (CLAIM, self._holder)).fetchall():

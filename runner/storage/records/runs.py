@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ...errors import Busy, Invalid, NotFound, Problem
 from ...failures import RunFailure
-from .database import Data, Json, Row, damaged_value, mapping, parsed, text
+from .database import Data, Json, Row, damaged_value, mapping, parse_stored, text
 from .exchange import Exchange, Output, outputs_of
 from .index import NOTHING, Changes
 
@@ -186,7 +186,7 @@ def run_of(row: Row) -> RunRow:
 def attempt_of(row: Row) -> AttemptRow:
     """A row of the table of attempts."""
     return AttemptRow._make(
-        (*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12]))
+        (*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parse_stored(row[12]))
     )
 
 

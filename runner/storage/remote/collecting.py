@@ -38,10 +38,10 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
     for stat in session.listed("traces/"):
         (kept if now - stat.at < keep_days * 86_400 else going).append(stat.name)
     notes = [stat.name for stat in session.listed("states/") if now - stat.at >= keep_days * 86_400]
-    needed = _needed(
-        session, [name[-69:-5] for name in kept], _noted(session, now - keep_days * 86_400)
+    needed = _find_needed(
+        session, [name[-69:-5] for name in kept], _find_noted(session, now - keep_days * 86_400)
     )
-    seen = _seen(session)
+    seen = _read_seen(session)
     idle = {name: seen.get(name, now) for name in there if name not in needed}
     # Written since it was first seen idle: somebody has put it again.
     idle = {name: since if there[name].at < since else now for name, since in idle.items()}
@@ -70,7 +70,7 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
     )
 
 
-def _noted(session: Session, since: float) -> set[str]:
+def _find_noted(session: Session, since: float) -> set[str]:
     """The objects that notes of checkpoints name which were written since then."""
     names: set[str] = set()
     for data in session.map(
@@ -84,7 +84,7 @@ def _noted(session: Session, since: float) -> set[str]:
     return names
 
 
-def _needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[str]:
+def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[str]:
     """The names of all objects that these traces rely on, and those of `noted`.  Raises Corrupt rather than to guess."""
     names = set(noted)
     for key, found in zip(keys, session.map(session.trace, keys), strict=True):
@@ -115,7 +115,7 @@ def _needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[str]:
     return names
 
 
-def _seen(session: Session) -> dict[str, float]:
+def _read_seen(session: Session) -> dict[str, float]:
     """Objects that an earlier collection saw unreferenced, and since when."""
     try:
         seen = parse_json(session.bucket.read(_UNREFERENCED) or b"{}")
