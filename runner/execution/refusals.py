@@ -190,7 +190,7 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
     estimated = estimates.of_plan(ws, found.plan, found.todo)
     earlier, made = (
-        ws.store.index.expected(found.plan.recipe, ids),
+        ws.store.index.expected_seconds(found.plan.recipe, ids),
         ws.store.index.last(found.plan.recipe, ids),
     )
     answer = {}

@@ -57,7 +57,7 @@ def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs:
     kept_runs = {run.id for run in (*live, *runs[:keep_runs])}
     kept_runs |= {run.id for run in runs if run.created >= oldest}
     attempts = [row for run in kept_runs for row in store.runs.attempts(run)]
-    published = store.index.published()
+    published = store.index.list_published()
     traces = list(store.index.every_trace())
     retention = TraceRetention(
         oldest=oldest,

@@ -15,7 +15,7 @@ from ..digest import of_value
 from ..errors import CannotRun
 from ..secrets import Secret
 from .bound import Bound
-from .sources import _changed_error, among, ask, below, open_client
+from .sources import among, ask, below, changed_error, open_client
 
 if TYPE_CHECKING:
     from .workspace import Workspace
@@ -70,7 +70,7 @@ class Signed:
         except CannotRun:
             return False
         if now != self._identity:
-            raise _changed_error(self.address)
+            raise changed_error(self.address)
         return True
 
 

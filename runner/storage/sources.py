@@ -70,7 +70,7 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     if (
         not update and known.get(address, identity) != identity
     ):  # a query may also say which of many files is meant
-        raise _changed_error(address)
+        raise changed_error(address)
     known[address] = identity
     if not ws.read_only:
         ws.write(
@@ -168,7 +168,7 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
     )
 
 
-def _changed_error(address: str) -> CannotRun:
+def changed_error(address: str) -> CannotRun:
     return CannotRun(
         f"{address} is not what it was when it was resolved",
         fix="take it as it is now: `recipe run --update`",
@@ -382,7 +382,7 @@ def among(
     """Whether what was resolved is a folder, and those of its files that are wanted.  Raises CannotRun when it is something else by now."""
     there = objects_at(ws, address)
     if identity_of(there) != identity:
-        raise _changed_error(address)
+        raise changed_error(address)
     _, path = open_client(ws, address)
     folder = [each.name for each in there] not in ([path], [address])
     return folder, [
@@ -453,7 +453,7 @@ def _download(
             store.get_file(path, str(partial), callback=counted)
         store.invalidate_cache()
         if _ask_store(ws, address) != identity:
-            raise _changed_error(address)
+            raise changed_error(address)
         partial.rename(target)
     finally:
         delete(partial)

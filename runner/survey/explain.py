@@ -77,7 +77,7 @@ def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
 
 def describe_replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
     """Each of these paths, where a step would replace something, and what that is: another recipe's, an edit, or older than recipe's."""
-    published = ws.store.index.published()
+    published = ws.store.index.list_published()
     return [f"{path}, {_whose(published, path)}" for path in paths]
 
 

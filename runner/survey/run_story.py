@@ -149,7 +149,7 @@ def _log_ends(ws: Workspace, found: Iterable[StepInstance]) -> dict[str, bytes]:
             continue
         last = each.attempts[-1]
         with suppress(OSError):
-            logs[each.id] = _read_end(ws.kept(last.run, last.step, last.n, ".log"))
+            logs[each.id] = _read_end(ws.kept_path(last.run, last.step, last.n, ".log"))
     return logs
 
 

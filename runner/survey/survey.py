@@ -185,7 +185,7 @@ def find_expansions(
         content = Content(left.outputs[pending.output])
         if ws.remote_cache is not None:
             ws.remote_cache.outline(content)
-        matches = ws.objects.manifests.matching(content, pending.pattern)
+        matches = ws.objects.manifests.match(content, pending.pattern)
         spelled = f"{pending.producer}/{pending.output}:{pending.pattern}"
         found[spelled] = tuple(entry.path for entry in matches)
     return found

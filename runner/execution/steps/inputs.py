@@ -84,7 +84,7 @@ class InputStager:
                     )
                 )
                 if address in self._ws.addresses:
-                    self._ws.store.runs.opened(self._commits.run, address)
+                    self._ws.store.runs.forget_opener(self._commits.run, address)
                 add(source, None, source, name)
         for producer, output, name, below in node.upstream:
             made = self._steps.made[producer].outputs.get(output)

@@ -511,7 +511,9 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         print(f"recipe: {notice}", file=sys.stderr)
     verdict = _checked(ws, found, args)
-    expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+    expected = ws.store.index.expected_seconds(
+        found.plan.recipe, [node.id for node in found.plan.nodes]
+    )
     if args.json:
         print(
             json.dumps(

@@ -162,7 +162,7 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
             recipe, rows = found.plan.recipe, find_stale(ws, found)
         else:
             recipe = _recipe_id(ws, request)
-            rows = [row for _, row in sorted(ws.store.index.published(recipe).items())]
+            rows = [row for _, row in sorted(ws.store.index.list_published(recipe).items())]
         demand_quiet(ws, recipe)
         going += examine_published(ws, rows)
     edited = [item.row.path for item in going if item.now == "edited" and not args.force]

@@ -224,7 +224,7 @@ class S3(CloudBucket):
 
     def _write_file(self, key: str, path: str, size: int, crew: Spread) -> None:
         length = max(PART, -(-size // _MOST_PARTS))
-        upload, there = self._unfinished(key)
+        upload, there = self._find_unfinished(key)
         if upload is None:
             begun = self._ask("create_multipart_upload", Key=key)
             assert begun is not None
@@ -268,7 +268,7 @@ class S3(CloudBucket):
                 self._ask("abort_multipart_upload", Key=key, UploadId=upload, absent=True)
             raise
 
-    def _unfinished(self, key: str) -> tuple[str | None, dict[int, tuple[int, str]]]:
+    def _find_unfinished(self, key: str) -> tuple[str | None, dict[int, tuple[int, str]]]:
         """The newest unfinished upload of this object, and its parts: number -> (bytes, MD5)."""
         begun = [(found.begun, found.id) for found in self._uploads(key) if found.key == key]
         if not begun:

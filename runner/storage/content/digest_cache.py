@@ -103,7 +103,7 @@ class DigestCache:
         """The manifest of the tree at `path`; its files are remembered."""
         sight = see(self._full(path))
         return (
-            self._rowed(path, sight)
+            self._digest_rows(path, sight)
             if sight.files <= FEW
             else self._large().entries(path, self._full(path), sight, self.progress)
         )
@@ -147,10 +147,10 @@ class DigestCache:
         """The content of the tree at `path`, without its manifest where it looks as it did."""
         sight = see(self._full(path))
         if sight.files <= FEW:
-            return tree_id(self._rowed(path, sight))
+            return tree_id(self._digest_rows(path, sight))
         return self._large().content(path, self._full(path), sight, self.progress)
 
-    def _rowed(self, path: str, sight: Sight) -> list[Entry]:
+    def _digest_rows(self, path: str, sight: Sight) -> list[Entry]:
         """The manifest of a tree with a row for each file."""
         known: dict[str, list[str]] = {}
         recall = self._rows.get

@@ -192,7 +192,7 @@ class Objects:
 
     def has(self, content: Content) -> bool:
         return (
-            self.tiny.known(content)
+            self.tiny.is_known(content)
             or os.path.lexists(self._path(content))
             or self.tiny.row(content) is not None
         )

@@ -502,7 +502,7 @@ class Runs(Protocol):
         """A number that is another one once something may have been asked or submitted, or a claim has to be kept.  Cheap."""
         ...
 
-    def requested(self, run: str, fence: int) -> str:
+    def take_request(self, run: str, fence: int) -> str:
         """What has been asked of the run that we have claimed; the claim is kept for longer.  Raises Stale."""
         ...
 
@@ -528,7 +528,7 @@ class Runs(Protocol):
         """Claim the first run that is due and that no worker has: by priority, then by how long it has been due.  None: there is none."""
         ...
 
-    def opened(self, run: str, address: str) -> None:
+    def forget_opener(self, run: str, address: str) -> None:
         """Forget what opens an address of a run, which was fetched: where no other machine can be asked to fetch it again."""
         ...
 

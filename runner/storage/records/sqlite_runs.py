@@ -104,12 +104,12 @@ class SqliteRuns(Runs):
         )
 
     def live(self, run: str) -> bool:
-        return self._locks.held(_claim_name(run))
+        return self._locks.is_held(_claim_name(run))
 
     def news(self) -> int:
         return self._database.version()
 
-    def requested(self, run: str, fence: int) -> str:
+    def take_request(self, run: str, fence: int) -> str:
         rows = self._database.all(
             "SELECT request FROM runs WHERE id = ? AND fence = ? AND claim <> ''", (run, fence)
         )
@@ -236,7 +236,7 @@ class SqliteRuns(Runs):
                 return self.get(run)
         return None
 
-    def opened(self, run: str, address: str) -> None:
+    def forget_opener(self, run: str, address: str) -> None:
         without = json.dumps({"opens": {address: None}})
         with self._database.transaction() as db:
             db.execute(

@@ -32,12 +32,14 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
     """Delete what may go; `dry`: only say what that is."""
     now = session.now()
     # Objects first: a trace that is written while we look names objects younger than any that may go.
-    there = {stat.name: stat for stat in session.listed("objects/")}
+    there = {stat.name: stat for stat in session.list_objects("objects/")}
     kept: list[str] = []
     going: list[str] = []
-    for stat in session.listed("traces/"):
+    for stat in session.list_objects("traces/"):
         (kept if now - stat.at < keep_days * 86_400 else going).append(stat.name)
-    notes = [stat.name for stat in session.listed("states/") if now - stat.at >= keep_days * 86_400]
+    notes = [
+        stat.name for stat in session.list_objects("states/") if now - stat.at >= keep_days * 86_400
+    ]
     needed = _find_needed(
         session, [name[-69:-5] for name in kept], _find_noted(session, now - keep_days * 86_400)
     )
@@ -74,7 +76,8 @@ def _find_noted(session: Session, since: float) -> set[str]:
     """The objects that notes of checkpoints name which were written since then."""
     names: set[str] = set()
     for data in session.map(
-        session.bucket.read, [stat.name for stat in session.listed("states/") if stat.at >= since]
+        session.bucket.read,
+        [stat.name for stat in session.list_objects("states/") if stat.at >= since],
     ):
         with suppress(ValueError, TypeError, AttributeError, KeyError):  # a damaged one is none
             names |= {

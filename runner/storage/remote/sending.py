@@ -37,7 +37,7 @@ def put_file(session: Session, name: str, path: str, size: int, sha256: str) -> 
         if files.scan(path)[2:] != sha256:
             raise _damage_error(path)
         session.bucket.write_file(name, path, size, lambda do, items: session.map(do, items))
-    session.moved(sent=size)
+    session.count_moved(sent=size)
     session.bad.discard(name)
 
 
@@ -63,7 +63,7 @@ def put_tree(session: Session, content: Content, objects: Source) -> None:
         name = layout.object_name(Content(f"f:{sha256}"))
         if not session.there(name, len(data)):
             session.bucket.write(name, data)
-            session.moved(sent=len(data))
+            session.count_moved(sent=len(data))
             session.bad.discard(name)
         return sha256, len(group)
 
@@ -84,7 +84,7 @@ def put_tree(session: Session, content: Content, objects: Source) -> None:
     )
     crashpoint("remote-parts")
     session.bucket.write(name, text)
-    session.moved(sent=len(text))
+    session.count_moved(sent=len(text))
     session.bad -= {name, name[: -len("json")] + "parts"}
 
 
