@@ -359,17 +359,26 @@ def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
     if not names:
         return Verdict(False, "files", step_of(path.name), None, "it is empty")
     found = recognize_layout(names, folder=path.name)
-    wrong = _why_unfinished(path.name, names) or _why_flawed(path, names, thorough=thorough)
-    if not wrong and found.missing:
-        wrong = f"it lacks {', '.join(found.missing[:3])}" + (
-            f" and {len(found.missing) - 3} more" if len(found.missing) > 3 else ""
-        )
-    if not wrong and OURS in names and (ours := _ours(path, names, thorough=thorough)) is not None:
-        return ours
-    step = (
-        _trained_steps(path) if found.kind == "transformers" and not wrong else step_of(path.name)
+    wrong = (
+        _why_unfinished(path.name, names)
+        or _why_flawed(path, names, thorough=thorough)
+        or _why_lacking(found.missing)
     )
+    if not wrong and OURS in names:
+        ours = _ours(path, names, thorough=thorough)
+        if ours is not None:
+            return ours
+    is_trained = found.kind == "transformers" and not wrong
+    step = _trained_steps(path) if is_trained else step_of(path.name)
     return Verdict(not wrong, found.kind, step, found.world, wrong)
+
+
+def _why_lacking(missing: Sequence[str]) -> str:
+    """Which files are missing, the first three by name; empty if none are."""
+    if not missing:
+        return ""
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return f"it lacks {', '.join(missing[:3])}{more}"
 
 
 def _why_unfinished(own: str, names: Sequence[str]) -> str:
@@ -385,21 +394,27 @@ def _why_flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
             return f"{name} {wrong}"
         if name.endswith(".index.json") and (wrong := _why_incomplete(path / name, name, names)):
             return wrong
-        if name.rpartition("/")[2] == ".metadata":
-            try:
-                ends = read_shard_sizes(path / name)
-            except (OSError, ValueError):
-                return f"{name} is cut off"
-            head = name[: -len(".metadata")]
-            for shard, length in ends.items():
-                if f"{head}{shard}" not in names:
-                    return f"it lacks {head}{shard}"
-                if (path / f"{head}{shard}").stat().st_size < length:
-                    return f"{head}{shard} is cut off"
+        if name.rpartition("/")[2] == ".metadata" and (wrong := _why_cut_off(path, name, names)):
+            return wrong
     if "latest" in names and any(ENGINE.search(name) for name in names):
         named = (path / "latest").read_bytes()[:200].decode(errors="replace").strip()
         if not any(name.startswith(f"{named}/") for name in names):
             return f"it lacks {named or 'what'}, which its file latest names"
+    return ""
+
+
+def _why_cut_off(path: Path, metadata: str, names: Sequence[str]) -> str:
+    """What is wrong with the shards that a `.metadata` of torch's distributed checkpoints names; empty if nothing is."""
+    try:
+        ends = read_shard_sizes(path / metadata)
+    except (OSError, ValueError):
+        return f"{metadata} is cut off"
+    head = metadata[: -len(".metadata")]
+    for shard, length in ends.items():
+        if f"{head}{shard}" not in names:
+            return f"it lacks {head}{shard}"
+        if (path / f"{head}{shard}").stat().st_size < length:
+            return f"{head}{shard} is cut off"
     return ""
 
 

@@ -403,12 +403,14 @@ def files_of(address: str, path: str, there: Sequence[Object]) -> dict[str, Obje
     names = {below(path, each): each for each in there}
     files = {name: each for name, each in names.items() if name and (name[-1] != "/" or each.size)}
     folders = {name[:at] for name in files for at, letter in enumerate(name) if letter == "/"}
-    odd = {name: why for name in files if (why := _is_no_file(name, folders))}
+    odd: list[str] = []
+    for name in sorted(files):
+        if why := _is_no_file(name, folders):
+            odd.append(f"{json.dumps(name)} {why}")
     if odd:
-        some = "; ".join(f"{json.dumps(name)} {why}" for name, why in sorted(odd.items())[:3])
         more = f"; and {len(odd) - 3} more" if len(odd) > 3 else ""
         raise CannotRun(
-            f"{address} has keys that cannot be files of one folder: {some}{more}",
+            f"{address} has keys that cannot be files of one folder: {'; '.join(odd[:3])}{more}",
             fix="copy these objects to other keys, or leave them out with `only` of the input",
         )
     return files

@@ -199,21 +199,25 @@ class Objects:
 
     def all(self, before: float = math.inf) -> Iterator[Content]:
         """Every object that is here, and was put away last before then: seconds since the epoch."""
-        rows = self.tiny.all()
+        tiny = self.tiny.all()
+        for path, content in self._files():
+            # One that is in the table, too, was put away when its row says.
+            at = tiny.pop(content, -math.inf)
+            if at < before and (before == math.inf or os.lstat(path).st_ctime < before):
+                yield content
+        yield from sorted(content for content, at in tiny.items() if at < before)
+
+    def _files(self) -> Iterator[tuple[str, Content]]:
+        """The files of objects, in the order of their digests."""
         kinds = {suffix: kind for kind, suffix in SUFFIX.items()}
         folder = f"{self._root}/objects"
         for prefix in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-            if len(prefix) == 2:
-                for name in sorted(os.listdir(f"{folder}/{prefix}")):
-                    if (kind := kinds.get(name[64:])) is not None and len(name) >= 64:
-                        content = Content(f"{kind}:{name[:64]}")
-                        row = rows.pop(content, -math.inf)
-                        if row < before and (
-                            before == math.inf
-                            or os.lstat(f"{folder}/{prefix}/{name}").st_ctime < before
-                        ):
-                            yield content
-        yield from sorted(content for content, at in rows.items() if at < before)
+            if len(prefix) != 2:
+                continue
+            for name in sorted(os.listdir(f"{folder}/{prefix}")):
+                digest, kind = name[:64], kinds.get(name[64:])
+                if kind is not None and len(digest) == 64:
+                    yield f"{folder}/{prefix}/{name}", Content(f"{kind}:{digest}")
 
     def size(self, content: Content) -> int:
         """Bytes of content, without hashing."""

@@ -309,14 +309,19 @@ def differences(before: Iterable[Entry], now: Iterable[Entry]) -> list[tuple[str
         old.keys() | new.keys(), key=lambda path: path.encode("utf-8", "surrogateescape")
     ):
         was, entry = old.get(path), new.get(path)
-        if was is None or entry is None:
-            found.append(("new" if was is None else "missing", path))
+        if was is None:
+            found.append(("new", path))
+        elif entry is None:
+            found.append(("missing", path))
         elif was != entry:
-            same = was.value == entry.value and {was.kind, entry.kind} == {"f", "x"}
-            found.append(
-                ("mode" if same else "link" if was.kind == entry.kind == "l" else "changed", path)
-            )
+            found.append((_kind_of_change(was, entry), path))
     return found
+
+
+def _kind_of_change(was: Entry, now: Entry) -> str:
+    if was.value == now.value and {was.kind, now.kind} == {"f", "x"}:
+        return "mode"
+    return "link" if was.kind == now.kind == "l" else "changed"
 
 
 def doubts(manifest: Sequence[Entry]) -> list[str]:

@@ -402,20 +402,25 @@ def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
     """A metric point of the platform's, from what a trainer reported; None where there is no step, from 0, or no number in it."""
     point: dict[str, object] = {}
     for name in POINT[:-1]:
-        value = next((line[each] for each in (name, *_ALSO.get(name, ())) if each in line), None)
+        spellings = (name, *_ALSO.get(name, ()))
+        value = next((line[each] for each in spellings if each in line), None)
         if is_number(value) and value == value and abs(value) != float("inf"):
             point[name] = value
     step = point.get("step")
     if not is_number(step) or step < 0 or len(point) < 2:
         return None
-    when = line.get("timestamp")
     point["step"] = int(step)
-    point["timestamp"] = (
-        when
-        if isinstance(when, str)
-        else moment(_seconds(when) if is_number(when) and abs(when) < _LATEST else at)
-    )
+    point["timestamp"] = _timestamp(line.get("timestamp"), at)
     return point
+
+
+def _timestamp(reported: object, at: float) -> str:
+    """When a point was, as the trainer says; else `at`, seconds since the epoch."""
+    if isinstance(reported, str):
+        return reported
+    if is_number(reported) and abs(reported) < _LATEST:
+        return moment(_seconds(reported))
+    return moment(at)
 
 
 def _seconds(when: float) -> float:
