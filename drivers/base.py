@@ -413,7 +413,7 @@ class Driver:
         raise Rejected("it carries out no run itself")
 
 
-def meant(word: str, known: Iterable[str], all: str = "known:") -> str:
+def suggest(word: str, known: Iterable[str], all: str = "known:") -> str:
     """What follows a word that is not known: the nearest that is, or all of them."""
     from difflib import get_close_matches
 

@@ -41,7 +41,7 @@ from .base import (
     Unsure,
     Wish,
     file_name,
-    meant,
+    suggest,
 )
 from .machine import enough
 from .ssh import Machine, SshHost
@@ -304,7 +304,7 @@ class Filters(NamedTuple):
         read = {}
         for name, value in more.items():
             if name not in self._fields:
-                raise Rejected(f'there is no filter "{name}"{meant(name, self._fields)}')
+                raise Rejected(f'there is no filter "{name}"{suggest(name, self._fields)}')
             read[name] = _read(name, value, getattr(self, name))
         return Filters._make(read.get(name, getattr(self, name)) for name in self._fields)
 
@@ -355,7 +355,7 @@ def priceless(offer: Offer) -> str:
     return "" if offer.price > 0 else "no price"
 
 
-def excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
+def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
     """Why an offer is left out, in a few words that fit many of them; empty when it does for the wish."""
     have, need = offer.resources, wish.need
     told = filters.gpu.lower().replace("_", " ")

@@ -32,7 +32,7 @@ from .base import (
     Traits,
     Unreachable,
     Wish,
-    meant,
+    suggest,
 )
 from .cloud import Filters, Value, harmless, markets
 from .gcp_prices import PriceList
@@ -139,7 +139,7 @@ class Gcp(cloud.Rented[Wire]):
                 offer,
                 "a larger disk than there is"
                 if disk > MOST_DISK
-                else cloud.excluded(offer, ABOUT, wish, filters),
+                else cloud.why_excluded(offer, ABOUT, wish, filters),
             )
             for offer in self._listed(await self._zones(), markets(wish.need.market), disk)
         ]
@@ -235,7 +235,9 @@ class Gcp(cloud.Rented[Wire]):
             Wish(Need(market=market)),
             self._listed({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK),
         )
-        fit = [offer for offer in listed if not cloud.excluded(offer, ABOUT, wish, self._filters)]
+        fit = [
+            offer for offer in listed if not cloud.why_excluded(offer, ABOUT, wish, self._filters)
+        ]
         if not fit:
             raise Rejected(
                 f"no machine of the {self._prices.words} in {zone} is what the stack asks for"
@@ -481,7 +483,7 @@ def _regions(prices: PriceList, filters: Filters) -> Filters:
     for asked in filters.regions:
         if not any(asked.lower() in known for known in prices.rates):
             raise NoCapacity(
-                f'no prices are known of a region "{asked}"{meant(asked, prices.rates)}'
+                f'no prices are known of a region "{asked}"{suggest(asked, prices.rates)}'
             )
     return filters
 

@@ -14,7 +14,7 @@ import httpx
 from google.auth import exceptions
 
 from .base import Denied, NoCapacity, Rejected, Throttled, Unreachable, Unsure
-from .web import Answer, Fields, Web, following, inner, number, printable, rows, wait
+from .web import Answer, Fields, Web, inner, next_page, number, printable, rows, wait
 
 API: Final = "https://compute.googleapis.com/compute/v1/"
 WHOSE: Final = "Google"
@@ -106,12 +106,12 @@ class Wire:
     async def show(self, zone: str, name: str) -> Instance | None:
         """One machine; None when Google says in its own words that there is none."""
         answer = await self._ask("GET", f"zones/{zone}/instances/{name}")
-        return None if _gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
+        return None if _is_gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
 
     async def delete(self, zone: str, name: str) -> Operation | None:
         """Have a machine deleted; None when there is none."""
         answer = await self._ask("DELETE", f"zones/{zone}/instances/{name}")
-        return None if _gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+        return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def start(self, zone: str, name: str, seconds: int) -> Operation | None:
         """Have a machine run that is stopped, for so many seconds at most; None when there is none."""
@@ -120,17 +120,17 @@ class Wire:
             "onHostMaintenance": "TERMINATE", "automaticRestart": False,
         }  # fmt: skip
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/setScheduling", limit)
-        if _gone(answer, name):
+        if _is_gone(answer, name):
             return None
         if not (limited := _operation(_good(answer, f"the time of the instance {name}"))).done:
             await self.wait(limited)
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/start")
-        return None if _gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+        return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def stop(self, zone: str, name: str) -> Operation | None:
         """Have a machine stand still; None when there is none."""
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/stop")
-        return None if _gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+        return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def rule(self, name: str) -> bool:
         """Whether there is a rule of the firewall with this name."""
@@ -255,7 +255,7 @@ class Wire:
                     )
                 scopes.append(inner(scope, where, WHOSE))
             if not (
-                token := following(
+                token := next_page(
                     fields.get("nextPageToken"), seen, f"the list of {what} of Google"
                 )
             ):
@@ -360,7 +360,7 @@ def _request(
     return _Replied(reply.status_code, reply.headers, reply.content)
 
 
-def _gone(answer: Answer, name: str) -> bool:
+def _is_gone(answer: Answer, name: str) -> bool:
     """Whether a reply says that there is no such instance: a project or a zone that is not there says 404, too."""
     return (
         answer.status == 404 and answer.code == "notFound" and f"/instances/{name}'" in answer.text

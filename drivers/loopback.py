@@ -50,7 +50,7 @@ from .base import (
     Unsure,
     Wish,
     file_name,
-    meant,
+    suggest,
 )
 
 
@@ -97,7 +97,7 @@ class Faults:
         known = {field.name: type(field.default) for field in fields(cls)}
         for name, value in given.items():
             if name not in known:
-                raise Rejected(f'there is no fault "{name}"{meant(name, known)}')
+                raise Rejected(f'there is no fault "{name}"{suggest(name, known)}')
             wanted = (int, float) if known[name] is float else known[name]
             if (
                 not isinstance(value, wanted)
@@ -214,7 +214,7 @@ class Loopback(Driver):
         self._faulty.heard()
         if self._faulty.count("offers", self._faults.no_offers) <= self._faults.no_offers:
             return ()
-        with _translated():
+        with _translate_errors():
             self._root.mkdir(parents=True, exist_ok=True)
         question = calls.call(
             machine.question(str(self._root)), NOTHING, _environment(self._root), self._root
@@ -340,7 +340,7 @@ class Loopback(Driver):
         """Every machine in turn: to look at, without a place of its own to run anything."""
         for name in self._names:
             home = self._root / name
-            with _translated():
+            with _translate_errors():
                 home.mkdir(parents=True, exist_ok=True)
             yield (
                 name,
@@ -357,7 +357,7 @@ class Loopback(Driver):
         return [each.lease for each in self._rented() if each.until > time.time() or each.state]
 
     def _rented(self) -> list[_Rented]:
-        with _translated():
+        with _translate_errors():
             paths = [
                 path
                 for path in sorted((self._root / "leases").glob("[!.]*"))
@@ -438,7 +438,7 @@ class Loopback(Driver):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other process takes or gives a place meanwhile."""
-        with _translated():
+        with _translate_errors():
             (self._root / "leases").mkdir(parents=True, exist_ok=True)
             with (self._root / "leases" / "lock").open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -585,7 +585,7 @@ def _end_all(home: Path) -> None:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

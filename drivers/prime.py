@@ -105,7 +105,7 @@ class Prime(cloud.Rented[Wire]):
             why = (
                 "on another market"
                 if ask.market not in wanted
-                else cloud.priceless(offer) or cloud.excluded(offer, about, wish, filters)
+                else cloud.priceless(offer) or cloud.why_excluded(offer, about, wish, filters)
             )
             if (
                 not why

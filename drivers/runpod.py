@@ -30,7 +30,7 @@ from .base import (
     Traits,
     Unsure,
     Wish,
-    meant,
+    suggest,
 )
 from .cloud import Filters, Value, harmless, markets
 from .runpod_wire import HOME, Gpu, Pod, Wire, none, pod, words
@@ -117,7 +117,7 @@ class Runpod(cloud.Deadman[Wire]):
                 offer = self._offer(gpu, name, count, disk, filters, keep=wish.keep)
                 about = cloud.About(name == "secure", name == "secure", 1000.0, gpu.cuda)
                 # What is wished of the disk, the region and the CUDA version is part of the order.
-                why = cloud.priceless(offer) or cloud.excluded(offer, about, wish, filters)
+                why = cloud.priceless(offer) or cloud.why_excluded(offer, about, wish, filters)
                 if disk > MOST_DISK:
                     why = "a larger disk than there is"
                 elif gpu.most[name] < count:
@@ -134,7 +134,7 @@ class Runpod(cloud.Deadman[Wire]):
         for asked in regions:
             if not any(asked.lower() in center.lower() for center in centers):
                 raise NoCapacity(
-                    f'RunPod has no data center "{asked}"{meant(asked.upper(), centers)}'
+                    f'RunPod has no data center "{asked}"{suggest(asked.upper(), centers)}'
                 )
 
     def _offer(

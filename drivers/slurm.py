@@ -149,7 +149,7 @@ class Slurm(Driver):
         """Partitions with enough nodes that do for `wish`, the named or the default one first.  `excluded` says why others do not."""
         said = await self._ask(commands.sinfo())
         if self._pattern.partition and self._pattern.partition not in commands.partitions(said):
-            raise commands.refused(
+            raise commands.why_refused(
                 "sbatch",
                 f"invalid partition specified: {self._pattern.partition}",
                 commands.partitions(said),
@@ -224,7 +224,7 @@ class Slurm(Driver):
             raise Unreachable(str(error)) from error
         self._begins[order.key] = commands.begins(said, datetime.now())
         return self._lease(
-            commands.submitted(await self._ask(commands.sbatch(asked), script)), order.key
+            commands.parse_job_id(await self._ask(commands.sbatch(asked), script)), order.key
         )
 
     async def hosts(self, lease: Lease) -> Sequence[SlurmHost] | None:
@@ -291,7 +291,7 @@ class Slurm(Driver):
         )
         job = commands.worker_job(asked, cwd, log, commands.grace(None, group.longest))
         script = commands.worker_script(job, command, f"{log.removesuffix('.log')}.sh")
-        return commands.submitted(await self._ask(job, script))
+        return commands.parse_job_id(await self._ask(job, script))
 
     async def about(self) -> Sequence[tuple[str, str]]:
         """What the cluster says of itself.  Raises Denied where it is too old."""
@@ -371,7 +371,7 @@ class Slurm(Driver):
             "-c",
             keeper,
             "call",
-            commands.kept(lease.id, node),
+            commands.keeper_name(lease.id, node),
             mark,
             *argv,
         )
@@ -407,7 +407,7 @@ class Slurm(Driver):
             if job.id == lease.id:
                 return job
         self._hosts.pop(lease.id, None)
-        raise commands.ended(
+        raise commands.why_ended(
             lease.id,
             await self._told(commands.story(lease.id)),
             await self._told(commands.record(lease.id)),
@@ -441,9 +441,9 @@ class Slurm(Driver):
                 stream = await self._run(argv, input() if script else NOTHING)
                 return b"".join([data async for data in stream]).decode("utf-8", "surrogateescape")
         except Rejected as error:
-            raise commands.refused(program or argv[0], str(error)) from error
+            raise commands.why_refused(program or argv[0], str(error)) from error
         except TimeoutError as error:
-            raise commands.refused(program or argv[0], "Socket timed out") from error
+            raise commands.why_refused(program or argv[0], "Socket timed out") from error
 
     async def _run(self, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """A program here, or on the login node.  Raises DriverError where that cannot be reached."""

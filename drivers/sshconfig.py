@@ -96,7 +96,7 @@ class Config:
         else:
             values = _read(self._home, name, user, port)
             changed = {*values}
-        return _made(
+        return _make_said(
             values,
             changed.difference(OF_NO_CONCERN.split(), FOLLOWED.split()),
             self._home,
@@ -196,7 +196,7 @@ def _read(home: Path, name: str, user: str, port: int) -> _Values:
 # --- what it means
 
 
-def _made(
+def _make_said(
     values: _Values, passed_over: set[str], home: Path, name: str, user: str, port: int
 ) -> Said:
     def one(word: str) -> str:

@@ -101,8 +101,8 @@ class Vastai(cloud.Deadman[Wire]):
                     (
                         offer,
                         cloud.priceless(offer)
-                        or _unsuited(ask, market, disk, self._bid)
-                        or cloud.excluded(offer, ask.traits, wish, filters),
+                        or _why_unsuited(ask, market, disk, self._bid)
+                        or cloud.why_excluded(offer, ask.traits, wish, filters),
                     )
                 )
         return sorted(
@@ -276,7 +276,7 @@ def _itself(api: str, keep: bool) -> str:
     return _ITSELF.format(api=api, method=method, body=body, quoted=body.replace('"', '\\"'))
 
 
-def _unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
+def _why_unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
     """Why a machine cannot be rented with so many GB of disk, or for such a bid; empty when it can."""
     if (ask.resources.disk or 0) < disk * 10**9:
         return "less disk"

@@ -23,13 +23,13 @@ from .gcp_instances import (
     UNLISTED,
     ZONES,
     Instance,
+    compile_filter,
     date,
-    filtered,
     fingerprint,
     holds,
-    listed,
-    ordered,
-    shown,
+    list_price,
+    parse_order,
+    show_instance,
     whole,
 )
 from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, document
@@ -409,7 +409,7 @@ class Lists(Part["Gcp"]):
     def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
         """The rows of one page, and the token of the next.  Raises Refused for a filter or token that cannot be read."""
         try:
-            test = filtered(call.query.get("filter", ""))
+            test = compile_filter(call.query.get("filter", ""))
             size = min(500, int(call.query.get("maxResults", "500")))
             after = base64.urlsafe_b64decode(call.query.get("pageToken", "")).decode()
             begin = int(after or 0) if self._world.amount("restless") else 0
@@ -437,7 +437,9 @@ class Lists(Part["Gcp"]):
         )
         items: dict[str, object] = {}
         for zone in ZONES:
-            here = [shown(made, self._world.address(made)) for made in page if made.zone == zone]
+            here = [
+                show_instance(made, self._world.address(made)) for made in page if made.zone == zone
+            ]
             empty = {
                 "code": "NO_RESULTS_ON_PAGE",
                 "message": f"There are no results for scope 'zones/{zone}' on this page.",
@@ -466,7 +468,7 @@ class Lists(Part["Gcp"]):
             {
                 "kind": "compute#instanceList",
                 "id": "instances",
-                "items": [shown(made, self._world.address(made)) for made in page],
+                "items": [show_instance(made, self._world.address(made)) for made in page],
                 **more,
             },
         )
@@ -713,7 +715,7 @@ class Gcp(World[Instance]):
 
     def _rates(self, machine: Instance) -> None:
         self.account.bill(
-            machine, gpu=listed(machine) if machine.up else 0.0, disk=machine.disk * DISK
+            machine, gpu=list_price(machine) if machine.up else 0.0, disk=machine.disk * DISK
         )
 
     # -- instances ---------------------------------------------------------------------------------------------------------------------------------
@@ -722,7 +724,7 @@ class Gcp(World[Instance]):
         if (before := self.asked.replayed(call)) is not None:
             return before
         zone, name = call.names["zone"], call.text("name")
-        kind, gpu, gpus, wrong = ordered(call.fields)
+        kind, gpu, gpus, wrong = parse_order(call.fields)
         if zone not in ZONES:
             return self.problem(
                 404, "notFound", f"The resource 'projects/fake/zones/{zone}' was not found"
@@ -829,7 +831,7 @@ class Gcp(World[Instance]):
 
     def show(self, call: Call) -> Reply:
         found = self.meant(call)
-        return Reply(200, shown(found, self.address(found)))
+        return Reply(200, show_instance(found, self.address(found)))
 
     def destroy(self, call: Call) -> Reply:
         if (before := self.asked.replayed(call)) is not None:

@@ -201,7 +201,7 @@ class World(ABC, Generic[M]):
         self.account.advance(now)
         found = [
             (route, match)
-            for route, path in _compiled(self.routes)
+            for route, path in _compile_routes(self.routes)
             if (match := path.fullmatch(request.path))
         ]
         if not found:
@@ -224,7 +224,7 @@ class World(ABC, Generic[M]):
         fields = (
             {"text": request.body.decode("utf-8", "replace")}
             if route.plain
-            else parsed(request.body)
+            else parse_body(request.body)
         )
         pairs = parse_qsl(request.query, keep_blank_values=True)
         query = dict(pairs)
@@ -279,7 +279,7 @@ class Part(Generic[W]):
 
 
 @cache
-def _compiled(routes: tuple[Route, ...]) -> list[tuple[Route, re.Pattern[str]]]:
+def _compile_routes(routes: tuple[Route, ...]) -> list[tuple[Route, re.Pattern[str]]]:
     return [
         (route, re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path))))
         for route in routes
@@ -300,7 +300,7 @@ def number(value: object, default: float = 0.0) -> float:
     )
 
 
-def parsed(body: bytes) -> Document | None:
+def parse_body(body: bytes) -> Document | None:
     """A request's body; None when it is no JSON object."""
     try:
         found = json.loads(body or b"{}")

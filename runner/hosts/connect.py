@@ -200,7 +200,7 @@ class Connector:
         if "hung=nvidia-smi" in words.split("\n"):
             self._say(_unused(name))
             cards = ()
-        cards = devices.listed(words) or cards
+        cards = devices.parse_cards(words) or cards
         facts = dict(line.split("=", 1) for line in words.split("\n") if line.startswith(_FACTS))
         python, path = facts.get("PYTHON") or python, facts.get("PATH", "/usr/bin:/bin")
         for folder in filter(None, (os.path.dirname(python), facts.get("CALLED"))):

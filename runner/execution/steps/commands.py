@@ -153,9 +153,9 @@ class CommandBuilder:
         env = {**inherited, "RECIPE_STEP": attempt.id}
         # A container that is given some GPUs sees no other, and counts them anew.
         if gpus is not None and not (image and gpus):
-            from drivers.devices import assigned
+            from drivers.devices import device_variables
 
-            env |= assigned(devices, env)
+            env |= device_variables(devices, env)
         if not image and seat.python != place.python:
             env["PATH"] = f"{os.path.dirname(seat.python)}:{env['PATH']}"
         env |= self._training_env_of(attempt, seat)
