@@ -112,7 +112,7 @@ class PriceList(NamedTuple):
         return f"list prices of {self.date}"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{self.words}, of {', '.join(self.rates)}"
 
     def price(self, region: str, name: str) -> Rate | None:

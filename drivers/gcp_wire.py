@@ -61,7 +61,7 @@ class Instance(NamedTuple):
     internal: str = ""  # its address in its network
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return self.status
 
 
@@ -156,7 +156,7 @@ class Wire:
         answer = await self._ask("DELETE", f"global/firewalls/{name}")
         return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
 
-    async def preempted(self, zone: str, name: str) -> bool:
+    async def was_preempted(self, zone: str, name: str) -> bool:
         """Whether Google took a machine away."""
         query = {"filter": 'operationType="compute.instances.preempted"', "maxResults": PAGE}
         found = _good(await self._ask("GET", f"zones/{zone}/operations", query=query), "operations")
@@ -186,7 +186,7 @@ class Wire:
     async def listing(self, filter: str) -> list[Instance]:
         """All machines that a filter lets through, in all zones.  Raises Unreachable when a zone did not answer: missing is not empty."""
         found = []
-        for scope in await self._aggregated("instances", filter):
+        for scope in await self._list_all("instances", filter):
             found += [
                 _instance(row) for row in rows({"instances": [], **scope}, "instances", WHOSE)
             ]
@@ -195,7 +195,7 @@ class Wire:
     async def accelerators(self) -> dict[str, set[str]]:
         """Which GPUs each zone has."""
         found: dict[str, set[str]] = {}
-        for scope in await self._aggregated("acceleratorTypes", ""):
+        for scope in await self._list_all("acceleratorTypes", ""):
             for row in rows({"acceleratorTypes": [], **scope}, "acceleratorTypes", WHOSE):
                 found.setdefault(_last(row.get("zone")), set()).add(f"{row.get('name')}")
         return found
@@ -227,7 +227,7 @@ class Wire:
             )
         return self._project
 
-    async def _aggregated(self, what: str, filter: str) -> list[Fields]:
+    async def _list_all(self, what: str, filter: str) -> list[Fields]:
         scopes: list[Fields] = []
         token, seen = "", set[str]()
         while True:
@@ -271,9 +271,9 @@ class Wire:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
         token = await self._token()
         where = f"/projects/{quote(await self.project(), safe=':.')}{path and '/'}{path}"
-        return self._checked(await self.web.ask(method, where, token, body, query))
+        return self._check(await self.web.ask(method, where, token, body, query))
 
-    def _checked(self, answer: Answer) -> Answer:
+    def _check(self, answer: Answer) -> Answer:
         if answer.status == 429 or answer.code in RATES:
             raise Throttled(
                 f"Google was asked too often: {answer.words}",
@@ -295,9 +295,9 @@ class Wire:
         """A token of the account.  Raises Denied, and names where it was looked for."""
         if token := os.environ.get(TOKEN, "").strip():
             return token
-        return await asyncio.to_thread(self._refreshed)
+        return await asyncio.to_thread(self._refresh_token)
 
-    def _refreshed(self) -> str:
+    def _refresh_token(self) -> str:
         try:
             if self._credentials is None:
                 if not _may_have():

@@ -63,7 +63,7 @@ class Pod(NamedTuple):
     price: float | None  # None: it cannot be read
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{self.status}{'' if self.ready else ', not installed yet'}{f': {self.failure}' if self.failure else ''}"
 
 

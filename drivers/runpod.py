@@ -100,10 +100,10 @@ class Runpod(cloud.Deadman[Wire]):
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The pods that do, the cheapest first.  Raises NoCapacity for a region that there is not."""
-        filters = self._filters.given(wish.filters)
+        filters = self._filters.with_more(wish.filters)
         if filters.zone:
             filters = filters._replace(regions=(filters.zone,))
-        await self._known(filters.regions)
+        await self._check_regions(filters.regions)
         judged: list[tuple[Offer, str]] = []
         if "on-demand" not in markets(wish.need.market):
             self.excluded = {"no spot market at RunPod": 1}
@@ -125,9 +125,9 @@ class Runpod(cloud.Deadman[Wire]):
                 elif not gpu.there:
                     why = why or "none to be had now"
                 judged.append((offer, why))
-        return sorted(self._fitting(judged), key=lambda offer: (offer.price, offer.id))
+        return sorted(self._choose_fitting(judged), key=lambda offer: (offer.price, offer.id))
 
-    async def _known(self, regions: Sequence[str]) -> None:
+    async def _check_regions(self, regions: Sequence[str]) -> None:
         if not regions:
             return
         centers = await harmless(self._wire.centers())
@@ -218,7 +218,7 @@ class Runpod(cloud.Deadman[Wire]):
             **({"dataCenterIds": data["centers"].split(",")} if data["centers"] else {}),
         }
 
-    async def _opened(self, lease: Lease) -> SshHost | None:
+    async def _open_machine(self, lease: Lease) -> SshHost | None:
         """The pod, once its own SSH server lets us in and has shown the host key that we gave it."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or found.address is None:

@@ -51,7 +51,7 @@ class Pod(NamedTuple):
     gpus: int  # that it has, or would have; 0 also where it runs and got none
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return self.status
 
 

@@ -228,7 +228,7 @@ class Link:
     # --- connecting
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether there is a connection, as far as we know."""
         return self._connection is not None and not self._connection.is_closed()
 
@@ -261,7 +261,7 @@ class Link:
         keys = _Keys(route)
         tunnel = await self._through.connection() if self._through is not None else ()
         try:
-            async with asyncio.timeout(route.patience), keys.offered() as offered:
+            async with asyncio.timeout(route.patience), keys.offer() as offered:
                 return await asyncssh.connect(
                     route.host,
                     route.port,
@@ -347,7 +347,7 @@ class Link:
             try:
                 await asyncio.shield(opening)
             except asyncio.CancelledError:
-                opening.add_done_callback(session.unwanted)
+                opening.add_done_callback(session.drop_opening)
                 raise
             except asyncssh.ChannelOpenError as error:
                 session.give_room()
@@ -481,9 +481,9 @@ class _Session(asyncssh.SSHClientSession[bytes]):
     def connection_lost(self, exc: Exception | None) -> None:
         # Some servers close a channel without an end of output before it; a connection that we close looks the same.
         self.whole = self.whole or (exc is None and not self._room.left)
-        self.closed()
+        self.note_closed()
 
-    def closed(self) -> None:
+    def note_closed(self) -> None:
         """The channel is no more."""
         if not self.over:
             self.over = True
@@ -522,7 +522,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
             with suppress(asyncio.CancelledError):
                 await self._feeding
 
-    def unwanted(self, opening: asyncio.Task[Any]) -> None:
+    def drop_opening(self, opening: asyncio.Task[Any]) -> None:
         """Its caller went away before it was there."""
         if opening.cancelled() or opening.exception() is not None or self.over:
             self.give_room()
@@ -664,7 +664,7 @@ class _Keys:
             self._look(Path(name).expanduser())
 
     @asynccontextmanager
-    async def offered(self) -> AsyncIterator[Any]:
+    async def offer(self) -> AsyncIterator[Any]:
         """What to offer, in its order, for as long as the block lasts; () are those in ~/.ssh."""
         route = self._route
         if route.login is not None:

@@ -45,16 +45,16 @@ class Instance(NamedTuple):
     price: float | None  # None: it cannot be read
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{self.states[0] or self.states[2]}: {self.said}".strip(": ")
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Outbid, or the account is empty: it does not run, and its disk is billed."""
         return self.states[1:] == ("stopped", "stopped", "stopped")
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether it is not there, or its container has ended, although it should run.
 
         One that is being started is `exited`, too, but not `running` in the other words.

@@ -78,7 +78,7 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
 
     async def ledger(request: HttpRequest) -> Response:
         world.account.advance(clock.now())
-        return PlainTextResponse(lines(world.account.settled()), media_type="application/x-ndjson")
+        return PlainTextResponse(lines(world.account.settle()), media_type="application/x-ndjson")
 
     async def move(request: HttpRequest) -> Response:
         seconds = number((parse_body(await request.body()) or {}).get("advance"), -1.0)
@@ -153,7 +153,7 @@ def _response(reply: Reply) -> Response:
     if reply.lost:
         return Cut()
     headers = {name: value for name, value in reply.headers.items() if name != "content-type"}
-    found = Response(reply.encoded(), reply.status, headers)
+    found = Response(reply.encode(), reply.status, headers)
     if reply.status != 204:
         found.headers["content-type"] = reply.kind
     return found

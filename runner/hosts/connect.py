@@ -154,7 +154,7 @@ class Connector:
 
         The caller takes out those that are places now; the others are let go of.
         """
-        hosts = driver.connected()
+        hosts = driver.connected_hosts()
         some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
         found = {
             name: self.reach(f"{self._name} {name}", host, host.python, driver.traits)

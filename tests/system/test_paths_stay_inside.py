@@ -180,4 +180,4 @@ def test_an_input_called_by_dots_has_a_name_of_its_own(space: Space, address: st
         }
     )
     assert inner.attempt({"d": address}) == ["a"]
-    assert inner.summary is not None and inner.summary.state == "COMPLETED", inner.summary.give_up
+    assert inner.summary is not None and inner.summary.state == "COMPLETED", inner.summary.failed

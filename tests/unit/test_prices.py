@@ -152,4 +152,4 @@ def test_an_instance_of_vastai_whose_container_has_ended_is_broken(
     from drivers.vastai_wire import _instance
 
     names = ("actual_status", "intended_status", "cur_state", "next_state")
-    assert _instance({"id": 1, **dict(zip(names, states, strict=True))}).broken is broken
+    assert _instance({"id": 1, **dict(zip(names, states, strict=True))}).is_broken is broken
