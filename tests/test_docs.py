@@ -35,6 +35,10 @@ QUESTIONS = {
     "run on my server": "--driver ssh --host",
     "share results colleague": "recipe push",
     "exit code mean": "errors.md",
+    "rent GPU cap cost": "--max-cost",
+    "use my own script": "recipe new",
+    "resume a killed training": "recipe resume",
+    "metrics artifacts python": "runner.results",
 }
 """What a newcomer types into the search, and what the answer has in it."""
 
