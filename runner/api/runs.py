@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ..errors import CannotAsk
+from ..errors import CannotAsk, Invalid, NotFound, Problem
 from ..execution.terms import settings_of_run
 from ..planning.ids import bare
 from ..planning.run_view import Failure, RunView, StepView, Training
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
-from ..storage.records.runs import AttemptRow, RunRow, Wanted
+from ..storage.records.runs import AttemptRow, RunPlace, RunRow, Wanted
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
 from ..survey import summaries
@@ -28,17 +28,37 @@ NO_TRAINING: Final = Training()
 
 
 class Page(NamedTuple):
-    """Runs of a list, the newest first; `next`: the id behind which the next page begins, None at the end."""
+    """Runs of a list, the newest first; `next`: the place behind which the next page begins, None at the end."""
 
     runs: list[Facts]
     next: str | None
 
 
-def list_runs(ws: Workspace, wanted: Wanted, limit: int, *, numbers: bool = True) -> Page:
-    """Return the first `limit` runs that are wanted; without `numbers` what they reported is left out."""
+def list_runs(
+    ws: Workspace, wanted: Wanted, limit: int, after: str = "", *, numbers: bool = True
+) -> Page:
+    """Return the first `limit` runs that are wanted; without `numbers` what they reported is left out.
+
+    `after` is the `next` of the page before, or the id of a run.  Raises Invalid if it is neither.
+    """
+    if after:
+        wanted = wanted._replace(before=_place(ws, after))
     rows = ws.store.runs.page(wanted, limit + 1)
-    next_ = rows[limit - 1].id if len(rows) > limit else None
+    next_ = f"{rows[limit - 1].created!r}~{rows[limit - 1].id}" if len(rows) > limit else None
     return Page(list_facts(ws, rows[:limit], numbers=numbers), next_)
+
+
+def _place(ws: Workspace, after: str) -> RunPlace:
+    """Where a page ends.  The time is in it, so that the run itself may be deleted meanwhile."""
+    created, tilde, run = after.partition("~")
+    try:
+        if tilde:
+            return RunPlace(float(created), run)
+        return RunPlace(ws.store.runs.get(after).created, after)
+    except (ValueError, NotFound):
+        fix = "give the `next` of the page before, or the id of a run"
+        problem = Problem("bad-value", f'"{after}" is not the end of a page', None, fix)
+        raise Invalid([problem]) from None
 
 
 def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:

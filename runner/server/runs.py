@@ -473,7 +473,7 @@ def runs(
     label: Annotated[
         str, Query(max_length=201, pattern=r"^([^=]+=[^=]+)?$", description="NAME=VALUE")
     ] = "",
-    after: Annotated[str, Query(max_length=40, description="`next` of the page before.")] = "",
+    after: Annotated[str, Query(max_length=80, description="`next` of the page before.")] = "",
     limit: Annotated[int, Query(ge=1, le=MOST)] = 50,
     tag: Annotated[str, Query(max_length=60)] = "",
     archived: Annotated[
@@ -486,9 +486,8 @@ def runs(
     name, equals, value = label.partition("=")
     wanted = RunsWanted(state or (), recipe, user, (name, value) if equals else None)
     wanted = wanted._replace(tag=tag, archived={None: "", True: "yes", False: "no"}[archived])
-    wanted = wanted._replace(before=after) if after else wanted
     with room.reading() as ws:
-        page = list_runs(ws, wanted, limit, numbers=metrics)
+        page = list_runs(ws, wanted, limit, after, numbers=metrics)
         shown = [_without_folders(ws, each) for each in page.runs]
     # What was read of the database is of these types: checking 200 runs once more would take longer than all else.
     text = json.dumps({"runs": shown, "next": page.next}, ensure_ascii=False, separators=(",", ":"))

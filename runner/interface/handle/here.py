@@ -61,10 +61,8 @@ class Here:
 
     def list_runs(self, listing: Listing) -> Page:
         wanted = Wanted(tuple(listing.states), listing.recipe, listing.user)
-        if listing.after:
-            wanted = wanted._replace(before=listing.after)
         with self._lock:
-            page = list_runs(self.ws, wanted, listing.limit, numbers=False)
+            page = list_runs(self.ws, wanted, listing.limit, listing.after, numbers=False)
         return Page([status_of(each) for each in page.runs], page.next or "")
 
     def run(self, run: str) -> Status:
