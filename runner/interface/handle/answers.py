@@ -14,13 +14,18 @@ from ...api.outcomes import Outcome
 from ...api.values import (
     Artifact,
     ArtifactFile,
+    ExpectedStep,
     Failed,
+    Forecast,
+    GpuMemory,
     LinkTo,
+    Machine,
     OutputFile,
     Point,
     Progress,
     QueuedRun,
     Reason,
+    RecipeEntry,
     Status,
     StepProgress,
     StepStatus,
@@ -91,6 +96,26 @@ def artifact_of(value: object) -> Artifact:
     found = _read(Artifact, Artifact._fields, value)
     files = [_read(ArtifactFile, ArtifactFile._fields, each) for each in found.files]
     return found._replace(files=files)
+
+
+def recipe_of(value: object) -> RecipeEntry:
+    """Return a recipe of a list."""
+    return _read(RecipeEntry, RecipeEntry._fields, value)
+
+
+def forecast_of(value: object) -> Forecast:
+    """Return what a run would do."""
+    found = _read(Forecast, Forecast._fields, value)
+    machines = [_read(Machine, Machine._fields, each) for each in found.machines]
+    return found._replace(machines=machines, steps=[_expected_of(each) for each in found.steps])
+
+
+def _expected_of(value: object) -> ExpectedStep:
+    found = _read(ExpectedStep, ExpectedStep._fields, value)
+    memory = found.memory
+    return found._replace(
+        memory=_read(GpuMemory, GpuMemory._fields, memory) if memory is not None else None
+    )
 
 
 def outcome_of(value: object) -> Outcome:

@@ -12,19 +12,43 @@ from ...api import queue, requests
 from ...api.artifacts import find_file, list_artifacts
 from ...api.events import event_facts, read_events
 from ...api.finding import find_run
+from ...api.forecasts import Asked, forecast_run
 from ...api.logs import POLL, Part, Tail, available, missing, parts, tail_of
 from ...api.metrics import read_points
 from ...api.outcomes import Outcome
+from ...api.plans import plan_run
+from ...api.recipes import last_used, list_recipes, summary_facts
 from ...api.runs import list_runs, read_run
+from ...api.starting import Start
 from ...api.submitting import submit
-from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
+from ...api.values import (
+    Artifact,
+    Forecast,
+    Point,
+    QueuedRun,
+    RecipeEntry,
+    Status,
+    WorkerStatus,
+)
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
+from ...language import parse
+from ...language.library import find
 from ...planning.ids import names
 from ...storage.content.files import Content
 from ...storage.records.runs import FINAL, Event, RunRow, Wanted
 from ...storage.workspace import Workspace
+from ...survey.bundles import fetch_packed_inputs
 from ...survey.rows import StoredStream
-from .answers import artifact_of, event_of, queued_of, status_of, worker_of
+from ..shelves import of_driver
+from .answers import (
+    artifact_of,
+    event_of,
+    forecast_of,
+    queued_of,
+    recipe_of,
+    status_of,
+    worker_of,
+)
 from .transport import (
     AsyncEvents,
     AsyncPieces,
@@ -52,6 +76,26 @@ class Here:
     def close(self) -> None:
         with self._lock:
             self.ws.close()
+
+    # -- recipes ---------------------------------------------------------------------------------------------------------------------------------
+
+    def recipes(self) -> Sequence[RecipeEntry]:
+        with self._lock:
+            used = last_used(self.ws)
+            known = list_recipes(self.ws.root, self.ws.environ, in_folder=True)
+        return [recipe_of(summary_facts(each, used.get(each.entry.id))) for each in known]
+
+    def plan(self, new: New) -> Forecast:
+        settings = new.settings
+        with self._lock:
+            self.ws.share(settings.store or None)
+            request = fetch_packed_inputs(self.ws, new.request)
+            found = plan_run(self.ws, request, new.choice)
+            shelves = of_driver(self.ws, found, settings.driver) if found.todo else {}
+            recipe = parse.load(find(new.request.recipe, self.ws.root))
+            asked = Asked(recipe, Start(new.request), settings.driver, settings.limits)
+            facts = forecast_run(self.ws, found, asked, shelves)
+        return forecast_of(facts)
 
     # -- runs ------------------------------------------------------------------------------------------------------------------------------------
 
@@ -223,6 +267,12 @@ class AsyncHere:
 
     def __init__(self, here: Here) -> None:
         self._here, self.name = here, here.name
+
+    async def recipes(self) -> Sequence[RecipeEntry]:
+        return await _apart(self._here.recipes)
+
+    async def plan(self, new: New) -> Forecast:
+        return await _apart(self._here.plan, new)
 
     async def run(self, run: str) -> Status:
         return await _apart(self._here.run, run)

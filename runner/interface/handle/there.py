@@ -13,7 +13,15 @@ from urllib.parse import urlsplit
 from drivers import install_line
 
 from ...api.outcomes import Outcome
-from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
+from ...api.values import (
+    Artifact,
+    Forecast,
+    Point,
+    QueuedRun,
+    RecipeEntry,
+    Status,
+    WorkerStatus,
+)
 from ...errors import Infrastructure, Invalid, NotFound, Problem
 from ...storage.records.runs import Event
 from . import questions
@@ -164,6 +172,12 @@ class There:
                 words = f"{word}: the oldest run at {self.name} is last~{len(rows) - 1}"
                 raise NotFound(words, fix="`recipe runs` lists them")
 
+    def recipes(self) -> Sequence[RecipeEntry]:
+        return self._answer(questions.recipes())
+
+    def plan(self, new: New) -> Forecast:
+        return self._answer(questions.plan(new))
+
     def list_runs(self, listing: Listing) -> Page:
         return self._answer(questions.list_runs(listing))
 
@@ -240,6 +254,12 @@ class AsyncThere:
         self._client = httpx.AsyncClient(
             headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT)
         )
+
+    async def recipes(self) -> Sequence[RecipeEntry]:
+        return await self._answer(questions.recipes())
+
+    async def plan(self, new: New) -> Forecast:
+        return await self._answer(questions.plan(new))
 
     async def run(self, run: str) -> Status:
         return await self._answer(questions.run(run))

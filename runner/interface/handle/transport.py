@@ -11,7 +11,15 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from ...api.outcomes import Outcome
 from ...api.submitting import Ticket
-from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
+from ...api.values import (
+    Artifact,
+    Forecast,
+    Point,
+    QueuedRun,
+    RecipeEntry,
+    Status,
+    WorkerStatus,
+)
 from ...errors import Infrastructure, RecipeError
 from ...execution.terms import Choice, Settings
 from ...storage.records.runs import Event
@@ -89,6 +97,14 @@ class Transport(Protocol):
         """The run that a word names: its name or id, a part of its id that no other has, `last`, `last~1`.  Raises NotFound."""
         ...
 
+    def recipes(self) -> Sequence[RecipeEntry]:
+        """The recipes that may be run by their names."""
+        ...
+
+    def plan(self, new: New) -> Forecast:
+        """What a run would do, take and cost; nothing is stored, run or rented.  Raises Invalid with every problem."""
+        ...
+
     def list_runs(self, listing: Listing) -> Page: ...
     def run(self, run: str) -> Status: ...
     def submit(self, new: New, key: str) -> str:
@@ -129,6 +145,8 @@ class AsyncTransport(Protocol):
 
     name: str
 
+    async def recipes(self) -> Sequence[RecipeEntry]: ...
+    async def plan(self, new: New) -> Forecast: ...
     async def run(self, run: str) -> Status: ...
     async def submit(self, new: New, key: str) -> str: ...
     async def events(self, run: str, after: int) -> Sequence[Event]: ...
