@@ -42,6 +42,15 @@ class Progress(NamedTuple):
     eta: float | None = None
 
 
+class StepCounts(NamedTuple):
+    """How many steps of a run came to which end."""
+
+    ran: int = 0
+    fresh: int = 0
+    failed: int = 0
+    other: int = 0
+
+
 class StepProgress(NamedTuple):
     """How far a step is, by what it reported last: its own step, of how many; `eta` in seconds.  None: not known."""
 
@@ -82,6 +91,8 @@ class StepStatus(NamedTuple):
     """The fingerprint of its last attempt, or of its result."""
     cost: float = 0.0
     """US dollars: its share of the run's cost, by the seconds that it ran on rented machines."""
+    machine: Mapping[str, float] = {}
+    """Of a step that is RUNNING what its machine had to do last, such as gpu_percent."""
 
 
 class Failed(NamedTuple):
@@ -168,6 +179,14 @@ class Status(NamedTuple):
     position: int | None = None
     """Its place among the runs of its workspace that wait; None where it does not."""
     waits: Reason | None = None
+    name: str = ""
+    tags: Sequence[str] = ()
+    note: str = ""
+    given: Mapping[str, object] = {}
+    """The inputs that were given; `inputs` has all."""
+    tried: Mapping[str, Sequence[str]] = {}
+    """Of a sweep the first values of each input that differs."""
+    counts: StepCounts = StepCounts()
 
     @property
     def over(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from ...api.differences import Difference, Differences, StepDifference
 from ...api.outcomes import Outcome
 from ...api.values import (
     Artifact,
@@ -27,6 +28,7 @@ from ...api.values import (
     Reason,
     RecipeEntry,
     Status,
+    StepCounts,
     StepProgress,
     StepStatus,
     Training,
@@ -64,6 +66,7 @@ def status_of(value: object) -> Status:
     failed, training, waits = facts.get("failed"), facts.get("training"), facts.get("waits")
     return found._replace(
         progress=_read(Progress, Progress._fields, facts.get("progress", {})),
+        counts=_read(StepCounts, StepCounts._fields, facts.get("counts", {})),
         failed=_read(Failed, Failed._fields, failed) if failed is not None else None,
         training=_read(Training, Training._fields, training) if training is not None else None,
         waits=_read(Reason, Reason._fields, waits) if waits is not None else None,
@@ -116,6 +119,26 @@ def _expected_of(value: object) -> ExpectedStep:
     return found._replace(
         memory=_read(GpuMemory, GpuMemory._fields, memory) if memory is not None else None
     )
+
+
+def differences_of(value: object) -> Differences:
+    """Return what differs between two runs."""
+    found = _mapping(value)
+    steps = [_step_difference_of(each) for each in found.get("steps", ())]
+    return Differences([_difference_of(each) for each in found.get("inputs", ())], steps)
+
+
+def _step_difference_of(value: object) -> StepDifference:
+    found = _read(StepDifference, StepDifference._fields, value)
+    changes = {
+        name: [_difference_of(each) for each in changes] for name, changes in found.changes.items()
+    }
+    first, second = found.states
+    return found._replace(states=(first, second), only=found.only or "", changes=changes)
+
+
+def _difference_of(value: object) -> Difference:
+    return _read(Difference, Difference._fields, value)
 
 
 def outcome_of(value: object) -> Outcome:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote
 
+from ...api.differences import Differences
 from ...api.outcomes import Outcome
 from ...api.values import (
     Artifact,
@@ -64,7 +65,12 @@ def list_runs(listing: Listing) -> Question[Page]:
         "limit": min(listing.limit, MOST),
         "metrics": "false",
     }
-    texts = {"recipe": listing.recipe, "user": listing.user, "after": listing.after}
+    texts = {
+        "recipe": listing.recipe,
+        "user": listing.user,
+        "tag": listing.tag,
+        "after": listing.after,
+    }
     query |= {name: text for name, text in texts.items() if text}
     if listing.states:
         query["state"] = list(listing.states)
@@ -129,6 +135,7 @@ def log(run: str, part: LogPart) -> Question[None]:
         "attempt": part.attempt,
         "offset": part.offset,
         **({"follow": "true"} if part.follow else {}),
+        **({"node": part.node} if part.node else {}),
     }
     return Question("GET", _of(run, "logs"), _pieces, query, nothing=404)
 
@@ -201,6 +208,15 @@ def plan(new: New) -> Question[Forecast]:
         return answers.forecast_of(answers.mapping_of(body))
 
     return Question("POST", "v1/plan", read, {}, plan_body_of(new))
+
+
+def differences(a: str, b: str) -> Question[Differences]:
+    """What differs between two runs."""
+
+    def read(body: bytes) -> Differences:
+        return answers.differences_of(answers.mapping_of(body))
+
+    return Question("GET", _of(b, "differences"), read, {"from": a})
 
 
 def workers() -> Question[Sequence[WorkerStatus]]:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from drivers import install_line
 
+from ...api.differences import Differences
 from ...api.outcomes import Outcome
 from ...api.values import (
     Artifact,
@@ -148,7 +149,9 @@ class There:
         name, tilde, back = word.partition("~")
         if name == "last" and (not tilde or back.isdecimal()):
             return self._last(word, int(back) if tilde else 0)
-        near = [row.id for row in self.list_runs(Listing(LISTED)).runs if word and word in row.id]
+        listed = self.list_runs(Listing(LISTED)).runs if word else ()
+        near = [row.id for row in listed if word == row.name]
+        near = near[:1] or [row.id for row in listed if word in row.id]
         if len(near) > 1 and word not in near:
             words = f'"{word}" may be any of {len(near)} runs: {", ".join(near[:3])}, …'
             raise NotFound(words, fix="give more of it")
@@ -215,6 +218,9 @@ class There:
 
     def prioritize(self, run: str, priority: int) -> Outcome:
         return self._answer(questions.prioritize(run, priority))
+
+    def differences(self, a: str, b: str) -> Differences:
+        return self._answer(questions.differences(a, b))
 
     def workers(self) -> Sequence[WorkerStatus]:
         return self._answer(questions.workers())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+from ...api.differences import Differences
 from ...api.outcomes import Outcome
 from ...api.submitting import Ticket
 from ...api.values import (
@@ -57,6 +58,7 @@ class Listing(NamedTuple):
     states: Sequence[str] = ()
     recipe: str = ""
     user: str = ""
+    tag: str = ""
     after: str = ""
     """The `next` of the page before."""
 
@@ -69,12 +71,13 @@ class Page(NamedTuple):
 
 
 class LogPart(NamedTuple):
-    """What an attempt printed, from a byte on; with `follow` until the attempt is over."""
+    """What an attempt printed, on one of its nodes, from a byte on; with `follow` until the attempt is over."""
 
     step: str
     attempt: int
     offset: int
     follow: bool
+    node: int = 0
 
 
 Of: TypeAlias = Literal["step", "machine"]
@@ -135,6 +138,10 @@ class Transport(Protocol):
 
     def retry(self, run: str, begin: str | None) -> Outcome: ...
     def prioritize(self, run: str, priority: int) -> Outcome: ...
+    def differences(self, a: str, b: str) -> Differences:
+        """What differs between two runs, by what each remembers."""
+        ...
+
     def workers(self) -> Sequence[WorkerStatus]: ...
     def queue(self) -> Sequence[QueuedRun]: ...
     def close(self) -> None: ...

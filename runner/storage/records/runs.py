@@ -61,6 +61,7 @@ class Wanted(NamedTuple):
     part: str = ""  # of its id
     tag: str = ""
     archived: str = ""  # "yes": only runs that are put away; "no": none of them
+    worked: bool = False  # also those that were submitted elsewhere, and carried out here
     before: RunPlace | None = None  # only runs that were created before this one: the next page
 
 
@@ -368,7 +369,8 @@ class Runs(Protocol):
         }
         if wanted.archived:
             asked["archived"] = self.words.archived[wanted.archived]
-        here = self.words.meant if wanted.name or wanted.part else self.words.listed
+        meant = wanted.name or wanted.part or wanted.worked
+        here = self.words.meant if meant else self.words.listed
         where = " AND ".join(
             [here, *(condition for name, condition in asked.items() if values[name])]
         )
