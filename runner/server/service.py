@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, Field, TypeAdapter
 
+from ..api import costs
 from ..api.artifacts import list_outputs
 from ..api.leases import end_lease, gpus_of, list_leases
 from ..api.metrics import last_samples
@@ -18,7 +19,7 @@ from ..api.stores import list_stores
 from ..api.values import moment
 from ..errors import CannotRun, NotFound
 from ..hosts.renting import offering
-from ..interface import costs, shelves
+from ..interface import shelves
 from ..interface.pairs import filters
 from ..storage.records.ledger import Ledger, of_user
 from ..storage.records.runs import FINAL, RunRow, Wanted
