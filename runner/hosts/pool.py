@@ -339,7 +339,8 @@ class HostPool:
             if offers := await self._offers(wish_for(need, self.taking, self.where)):
                 found.add(need)
                 await self._of().call(driver.solvent)
-                if short := self._of().budget.pays(need, offers[0]):
+                budget = self._of().budget
+                if short := budget.pays(need, offers[0], left=budget.at_best()):
                     raise Invalid(
                         [
                             Problem(
