@@ -52,7 +52,7 @@ from .renting.money import SAVING
 from .renting.needs import Spot, Takes, least_of, market_of, need_for, wish_for
 from .renting.offering import left_out
 from .renting.resting import RESTS, NotAsSold, resting
-from .renting.several import SeveralLeases, alternatives
+from .renting.several import SeveralLeases, alternatives, data_goes_to
 from .renting.totals import History, Pricing
 from .renting.zones import Zones, zone_of
 
@@ -234,6 +234,8 @@ class HostPool:
         self._opened.append(self.here)
         if not self.away:
             return
+        if among := data_goes_to(self.ws.config, self.name):
+            self.say(among)
         self.leases = self._leases()
         self._upkeep = LeaseUpkeep(
             self.leases, self.inventory, self.name, self.say, self.ws.environ
@@ -629,7 +631,7 @@ class HostPool:
         self.spot = Spot("on-demand" if on_demand else "any")
         found = SeveralLeases(self.name, each, self.ws.config)
         budgets = [leases.budget for leases in each.values()]
-        found.say = self.say
+        found.say, found.stack = self.say, next(iter(each.values())).stack
         least = [given for given in map(least_of, settings.values()) if given is not None]
         self._limit(found, max(least, default=None), min(budget.term for budget in budgets))
         idle = min(float(given.get("idle", IDLE)) for given in settings.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -178,7 +178,10 @@ class AskedWhere(Asked):
         default="local",
         min_length=1,
         max_length=64,
-        description="Where it runs: a driver of `recipe doctor`.",
+        description=(
+            "Where it runs: a driver of `recipe doctor`, or the cheapest of several: "
+            "`any:vastai,runpod`, or `any` for those of the setting `any`."
+        ),
     )
 
 
@@ -251,6 +254,9 @@ class PlanView(BaseModel):
     machines: list[RentedMachine] = Field(
         description="What the driver would rent; empty for one that rents nothing."
     )
+    goes_to: list[str] = Field(
+        description="Drivers to whose machines data and secrets of the run may go; with `any` all among which it chooses."
+    )
     usd_of_machines: float | None = Field(
         description="Of all machines; null where that is not known of each."
     )
@@ -286,6 +292,7 @@ def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
     This is cheap whatever is asked, and refuses at once: only a plan needs a process of its own.
     """
     from .. import extensions
+    from ..hosts.renting.several import alternatives
 
     wanted = _wanted(room, asked)
     problems = _misfits(room, wanted, asked)
@@ -295,6 +302,9 @@ def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
     if problems:
         raise Invalid(problems)
     driver = asked.driver
+    with room.working() as ws:
+        if alternatives(ws.config, driver):
+            return wanted
     if driver != "local" and driver not in (known := extensions.drivers(driver)):
         raise NotFound("there is no such driver", fix=did_you_mean(driver, known))
     return wanted
@@ -529,10 +539,13 @@ def planned(
     room: ServedWorkspace, known: Known, wanted: Wanted, asked: AskedPlan
 ) -> tuple[PlanView, list[Ask]]:
     """Return what a run would do, and what drivers have to be asked for it.  Raises Refused, or a RecipeError, with every problem."""
+    from ..hosts.renting.several import names_of
+
     with surveyed(room, wanted) as (ws, found):
         steps = [_step(ws, each) for each in step_plans(ws, found)]
-        looked = look_up(ws, found, [asked.driver] if found.todo else [], known)
-        machines = [_machine(ws, step, each[0]) for step, each in looked.by_step.items()]
+        names = names_of(ws.config, asked.driver)
+        looked = look_up(ws, found, names if found.todo else [], known)
+        machines = [_machine(ws, step, each) for step, each in looked.by_step.items()]
         command = starting.command_line(
             read_recipe(wanted.offered), wanted.start, asked.driver, asked.limits.cost
         )
@@ -542,6 +555,7 @@ def planned(
             command=None if asked.limits.time else command,
             driver=asked.driver,
             machines=machines,
+            goes_to=[name for name in names if machines and name in known.renting],
             usd_of_machines=_sum([machine.usd for machine in machines]),
             inputs=dict(_shown_inputs(ws, found)),
             steps=steps,
@@ -552,9 +566,9 @@ def planned(
     return view, looked.missing
 
 
-def _machine(ws: Workspace, step: str, shelf: Shelf) -> RentedMachine:
-    """The machine that a driver would rent for a step: the first that it offers."""
-    offer = shelf.offers[0] if shelf.offers else None
+def _machine(ws: Workspace, step: str, asked: Sequence[Shelf]) -> RentedMachine:
+    """The machine that would be rented for a step, of what the drivers of the run offer."""
+    shelf, offer = next(iter(shelves.ranking(asked)), (asked[0], None))
     none = "" if offer else shelf.failed or f"{shelf.driver} offers no machine that does"
     return RentedMachine(
         step=step,
