@@ -175,7 +175,10 @@ class AskedWhere(Asked):
         default="local",
         min_length=1,
         max_length=64,
-        description="Where it runs: a driver of `recipe doctor`.",
+        description=(
+            "Where it runs: a driver of `recipe doctor`, or the cheapest of several: "
+            "`any:vastai,runpod`, or `any` for those of the setting `any`."
+        ),
     )
 
 
@@ -248,6 +251,9 @@ class PlanView(BaseModel):
     machines: list[RentedMachine] = Field(
         description="What the driver would rent; empty for one that rents nothing."
     )
+    goes_to: list[str] = Field(
+        description="Drivers to whose machines data and secrets of the run may go; with `any` all among which it chooses."
+    )
     usd_of_machines: float | None = Field(
         description="Of all machines; null where that is not known of each."
     )
@@ -283,6 +289,7 @@ def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
     This is cheap whatever is asked, and refuses at once: only a plan needs a process of its own.
     """
     from .. import extensions
+    from ..hosts.renting.several import alternatives
 
     wanted = _wanted(room, asked)
     problems = _misfits(room, wanted, asked)
@@ -292,6 +299,9 @@ def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
     if problems:
         raise Invalid(problems)
     driver = asked.driver
+    with room.working() as ws:
+        if alternatives(ws.config, driver):
+            return wanted
     if driver != "local" and driver not in (known := extensions.drivers(driver)):
         raise NotFound("there is no such driver", fix=did_you_mean(driver, known))
     return wanted
@@ -527,12 +537,14 @@ def planned(
     room: ServedWorkspace, known: Known, wanted: Wanted, asked: AskedPlan
 ) -> tuple[PlanView, list[Ask]]:
     """Return what a run would do, and what drivers have to be asked for it.  Raises Refused, or a RecipeError, with every problem."""
+    from ..hosts.renting.several import names_of
+
     with surveyed(room, wanted) as (ws, found):
-        looked = look_up(ws, found, [asked.driver] if found.todo else [], known)
+        names = names_of(ws.config, asked.driver)
+        looked = look_up(ws, found, names if found.todo else [], known)
         limits = asked.limits.model_dump(exclude_none=True)
         what = forecasts.Asked(read_recipe(wanted.offered), wanted.start, asked.driver, limits)
-        first = {step: each[0] for step, each in looked.by_step.items()}
-        facts = forecasts.forecast_run(ws, found, what, first)
+        facts = forecasts.forecast_run(ws, found, what, looked.by_step)
         view = PlanView.model_validate(_without_folders(ws, facts))
     return view, looked.missing
 
