@@ -388,7 +388,11 @@ def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
 def _hours(found: Survey) -> float | None:
     """For how many hours hosts are needed at most, by the limits of the run and of its steps; None where they have none."""
     specs = [found.plan.specs()[n] for n in found.todo]
-    timeouts = [spec.timeout for spec in specs if spec.timeout is not None and spec.select is None]
+    timeouts = [
+        spec.options.timeout
+        for spec in specs
+        if spec.options.timeout is not None and spec.select is None
+    ]
     bounds = [
         found.plan.settings.limits.time,
         sum(timeouts) if len(timeouts) == len(specs) else None,

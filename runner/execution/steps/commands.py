@@ -107,9 +107,9 @@ class CommandBuilder:
                 **rendered.env,
             },
             {secret.name: secret.reveal for secret in secrets},
-            spec.timeout,
+            spec.options.timeout,
             # Of several nodes the first one's silence counts: as a rule it alone prints.
-            None if seat.rank else spec.idle_timeout,
+            None if seat.rank else spec.options.idle_timeout,
             paths.log,
             tuple(device.lock for device in devices),
             outlives=self._commits.expected.get(attempt.id, LONG) >= LONG,
