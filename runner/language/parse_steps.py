@@ -84,6 +84,7 @@ class StepsReader:
             timeout=self._source.unit(units.duration, raw, "timeout", path),
             idle_timeout=self._source.unit(units.duration, raw, "idle_timeout", path),
             ends_on_nan=self._ends_on_nan(raw, path),
+            nice=int(raw.get("nice", 0)),
         )
 
     def _ends_on_nan(self, raw: dict[str, Any], path: Where) -> bool:

@@ -21,6 +21,7 @@ class StepOptions(NamedTuple):
     timeout: float | None = None
     idle_timeout: float | None = None
     ends_on_nan: bool = False  # on_nan: stop
+    nice: int = 0  # niceness, added to that of the agent
 
 
 DEFAULTS = StepOptions()
