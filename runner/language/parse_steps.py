@@ -85,6 +85,7 @@ class StepsReader:
             idle_timeout=self._source.unit(units.duration, raw, "idle_timeout", path),
             ends_on_nan=self._ends_on_nan(raw, path),
             nice=int(raw.get("nice", 0)),
+            sandbox=_sandbox(raw.get("sandbox", self._source.raw.get("sandbox"))),
         )
 
     def _ends_on_nan(self, raw: dict[str, Any], path: Where) -> bool:
@@ -284,6 +285,12 @@ class StepsReader:
                 fix = "name what it finds: loss (?P<loss>[0-9.]+)"
                 self._source.problem("bad-pattern", message, where, fix)
         return Metrics(raw.get("file"), raw.get("pattern"))
+
+
+def _sandbox(raw: Any) -> str:
+    if isinstance(raw, dict):
+        return "network" if raw["network"] else "closed"
+    return "" if raw is None else "closed" if raw else "off"
 
 
 def _uses(raw: dict[str, Any]) -> Uses | None:

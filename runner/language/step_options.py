@@ -22,6 +22,15 @@ class StepOptions(NamedTuple):
     idle_timeout: float | None = None
     ends_on_nan: bool = False  # on_nan: stop
     nice: int = 0  # niceness, added to that of the agent
+    sandbox: str = ""  # off, closed or network; empty: the settings decide
+
+    def sandbox_where(self, settings: Mapping[str, object]) -> str:
+        """Return the sandbox of the step, `closed` or `network`; empty for none.
+
+        `settings` are the flags of recipe.toml, which count if neither step nor recipe says it.
+        """
+        by_settings = "closed" if settings.get("steps.sandbox") else ""
+        return "" if self.sandbox == "off" else self.sandbox or by_settings
 
 
 DEFAULTS = StepOptions()
