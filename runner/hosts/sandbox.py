@@ -31,10 +31,13 @@ FIX: Final = (
 )
 _HERE: Final = str(Path(agent.__file__).parents[1])
 _BEGIN: Final = (
-    "import os, sys; sys.path.append(sys.argv.pop(1));"
+    "import os, pwd, sys; home = pwd.getpwuid(os.getuid()).pw_dir;"
+    " sys.path.append(os.path.join(home, sys.argv.pop(1)));"  # a root may begin there
     " from agent import closed; os._exit(closed.main(sys.argv[1:]))"
 )
-_ASK: Final = 'box=$(mktemp -d) && cd / && "$@" closed "$box/box" "" 0 true 2>&1; rm -rf "$box"'
+_ASK: Final = (
+    'box=$(mktemp -d) && cd / && "$@" closed "$box/box" "" 0 echo MADE 2>&1; rm -rf "$box"'
+)
 
 
 class Sandboxes:
@@ -67,14 +70,18 @@ async def _ask(place: Place) -> str:
 def refusal_here() -> str:
     """Return why this machine makes no sandbox; empty if it does."""
     with tempfile.TemporaryDirectory() as folder:
-        asked = [sys.executable, *_words(_HERE), "closed", f"{folder}/box", "", "0", "true"]
+        asked = [sys.executable, *_words(_HERE), "closed", f"{folder}/box", "", "0", "echo", "MADE"]
         made = subprocess.run(asked, cwd="/", capture_output=True, text=True, check=False)
-    return _refusal(made.stderr)
+    return _refusal(made.stdout + made.stderr)
 
 
 def _refusal(said: str) -> str:
+    """Read what the program said that was asked for an `echo MADE`."""
     lines = said.splitlines()
-    return next((line[len(MARK) :] for line in lines if line.startswith(MARK)), "")
+    if "MADE" in lines:
+        return ""
+    last = lines[-1] if lines else "it said nothing"
+    return next((line[len(MARK) :] for line in lines if line.startswith(MARK)), last)
 
 
 def wrap(
@@ -89,8 +96,10 @@ def wrap(
 
 def _program(place: Place) -> list[str]:
     """The program and its folder, where the agent of a host is, too."""
-    root = place.host.root if place.elsewhere else ""
-    return [place.python, *_words(f"{root}/agent/{program().digest}" if root else _HERE)]
+    if not place.elsewhere:
+        return [place.python, *_words(_HERE)]
+    root = place.folder.root if place.own_disk else place.host.root
+    return [place.python, *_words(f"{root}/agent/{program().digest}")]
 
 
 def _words(folder: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.hosts.sandbox import refusal_here
 from tests.servers.receiver import Receiver
 from tests.servers.sshd import Sshd, free_port
 from tests.support import RECIPE, until
@@ -98,6 +99,23 @@ def test_what_ran_over_ssh_is_fresh_here(place: Place) -> None:
     assert (place.root / "last.txt").read_text() == "3\n"
     code, said = place.run()
     assert (code, "everything is fresh" in said) == (0, True), said
+
+
+def test_a_step_in_a_sandbox_there_sees_its_own_files_alone(place: Place) -> None:
+    if why := refusal_here():
+        pytest.skip(f"this machine makes no sandbox: {why}")
+    (place.root / "recipe.yaml").write_text(
+        "recipe: t@1\nsummary: A test\nsteps:\n"
+        "  s:\n"
+        "    sandbox: true\n"
+        f"    run: 'cat words.txt > o.txt; ls $HOME /root {place.root} >> o.txt || echo hidden >> o.txt'\n"
+        "    deps: [words.txt]\n"
+        "    outputs: {o: o.txt}\n"
+    )
+    code, said = place.run("--driver", "ssh")
+    assert code == 0, said
+    lines = (place.root / "o.txt").read_text().splitlines()
+    assert lines[0] == "a few words" and lines[-1] == "hidden" and "recipe.yaml" not in lines
 
 
 def test_a_host_that_is_down_is_left_out(place: Place) -> None:
