@@ -16,13 +16,14 @@ import pytest
 
 from runner.agent import closed
 from runner.errors import CannotRun, Invalid
-from runner.hosts.sandbox import refusal_here
 from runner.settings import load
 from tests.support import Space, until
 from tests.tools import needs
 
-if why := refusal_here():
-    pytest.skip(f"this machine makes no sandbox: {why}", allow_module_level=True)
+
+@pytest.fixture(autouse=True)
+def made_here() -> None:
+    needs("sandbox")
 
 
 def recipe(space: Space, run: str, more: str = "outputs: {made: made.txt}", top: str = "") -> None:
@@ -233,9 +234,39 @@ def test_another_user_than_root_has_it_too(anybody: Path) -> None:
     made = subprocess.run(
         [*as_user, *python, *words], cwd=folder, capture_output=True, text=True, check=False
     )
+    if closed.MARK in made.stderr and "not permitted" in made.stderr:
+        pytest.skip(f"another user than root gets no sandbox here: {made.stderr}")
     assert made.returncode == 0, made.stderr
     assert made.stdout.split() == ["65534", "CapEff:", "0" * 16, "attempt"]
     assert (folder / "here").stat().st_uid == 65534
+
+
+@pytest.mark.parametrize("users", ["4", "0"])
+def test_root_has_it_where_no_user_namespace_is_made(tmp_path: Path, users: str) -> None:
+    """`users`: how many namespaces of users may be made below one of the test's own."""
+    needs("root")
+    script = 'echo "$1" > /proc/sys/user/max_user_namespaces; shift; exec "$@"'
+    words = [
+        "closed",
+        f"{tmp_path}/box",
+        "",
+        "0",
+        "sh",
+        "-c",
+        "ls /; grep CapEff /proc/self/status",
+    ]
+    made = subprocess.run(
+        [
+            *(needs("unshare"), "-U", "-r", "sh", "-c", script, "sh", users),
+            *(sys.executable, closed.__file__, *words),
+        ],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.split()[-1] == "00000000000000fb" and "home" not in made.stdout.split()
 
 
 def test_a_machine_that_makes_none_refuses_before_anything_starts(

@@ -19,7 +19,6 @@ import runner
 from drivers import slurm as driver
 from runner.errors import Invalid, RecipeError
 from runner.execution.terms import Settings
-from runner.hosts.sandbox import refusal_here
 from tests.servers import cluster_engines
 from tests.servers.slurm import CGROUPS, Slurm, slurm  # noqa: F401  (a fixture)
 from tests.servers.sshd import Sshd
@@ -73,8 +72,7 @@ def test_a_step_on_two_nodes_is_one_allocation_and_nothing_is_left_of_it(
 
 
 def test_a_step_in_a_sandbox_on_two_nodes_sees_its_own_files_alone(space: Space) -> None:
-    if why := refusal_here():
-        pytest.skip(f"this machine makes no sandbox: {why}")
+    needs("sandbox")
     space.recipe(
         "steps:\n"
         "  a:\n"

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from runner.hosts.sandbox import refusal_here
 from tests.servers.receiver import Receiver
 from tests.servers.sshd import Sshd, free_port
 from tests.support import RECIPE, until
@@ -102,8 +101,7 @@ def test_what_ran_over_ssh_is_fresh_here(place: Place) -> None:
 
 
 def test_a_step_in_a_sandbox_there_sees_its_own_files_alone(place: Place) -> None:
-    if why := refusal_here():
-        pytest.skip(f"this machine makes no sandbox: {why}")
+    needs("sandbox")
     (place.root / "recipe.yaml").write_text(
         "recipe: t@1\nsummary: A test\nsteps:\n"
         "  s:\n"
