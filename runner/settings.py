@@ -29,7 +29,7 @@ _LISTS = (
     ("hooks", "spend"),
     ("drivers", "any"),
 )
-_FLAGS = (("server", "strict_jobs"), ("alerts", "silent_minutes"))
+_FLAGS = (("steps", "sandbox"), ("server", "strict_jobs"), ("alerts", "silent_minutes"))
 """Settings of one value each."""
 _PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # the last is the name of a variable
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
@@ -131,7 +131,7 @@ class Config:
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
     flags: Mapping[str, float] = field(
         default_factory=dict
-    )  # `server.strict_jobs`, `alerts.silent_minutes`, as far as they are said
+    )  # `steps.sandbox`, `server.strict_jobs`, `alerts.silent_minutes`, as far as they are said
     webhooks: tuple[Receiver, ...] = ()
     notify: tuple[Receiver, ...] = ()
     stacks: Mapping[str, Stack] = field(default_factory=dict)

@@ -143,7 +143,7 @@ class Ender:
         if diverged:
             with contextlib.suppress(Infrastructure):  # the warning stays
                 self._diverged.tell(id, attempt, diverged)
-            if attempt.spec.ends_on_nan:
+            if attempt.spec.options.ends_on_nan:
                 return self._fail(id, attempt, Cause(NAN, diverged), exit)
             warnings.append(diverged)
         self._say_if_went_back(id, attempt)

@@ -121,6 +121,14 @@ def _software() -> Iterator[Finding]:
     )
 
 
+def _sandbox() -> Finding:
+    from ...hosts.sandbox import refusal_here
+
+    if why := refusal_here():
+        return Finding("note", "sandbox", why, "allow user namespaces for steps with `sandbox`")
+    return Finding("ok", "sandbox", "user, mount, process and network namespaces")
+
+
 def _machine() -> Iterator[Finding]:
     cores, group = cgroups.processors()
     yield Finding(
@@ -137,6 +145,7 @@ def _machine() -> Iterator[Finding]:
         "memory",
         f"{memory / 1e9:.1f} GB (this group's limit; the machine has {text})" if group else text,
     )
+    yield _sandbox()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
     try:
