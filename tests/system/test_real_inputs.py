@@ -255,6 +255,82 @@ def test_a_copy_of_an_input_can_be_written_to_where_the_step_is_told_how(
     assert made.stat().st_size == BIG + 10
 
 
+OVERLAID = """
+set -e
+for d in ds old; do
+    test -z "$(find $d -type l ! -name l)"
+    cp -r $d out-$d; cp -p big out-$d/copy
+    for f in $(find out-$d -type f ! -name '*end*' ! -name 'line*'); do echo more >> $f; done
+    echo more >> $d/a.jpg; rm $d/big.bin; mv $d/sub $d/moved; echo c > $d/labels.cache; mkdir -p $d/empty/new
+done
+if echo more >> big; then exit 9; fi
+echo more >> small; mkdir -p out; mv out-* out
+"""
+
+
+def overlaid(space: Space) -> Path:
+    """A workspace that asks for overlays, with a data set too large for a copy."""
+    needs("mount")
+    top = dataset(space)
+    os.truncate(top / "big.bin", 65 << 20)
+    shutil.copy(top / "big.bin", space.root / "big")
+    space.write("small", "s")
+    space.write("recipe.toml", 'inputs = "overlay"')
+    return top
+
+
+def test_with_overlays_a_step_may_change_its_inputs_and_copies_of_them(person: Person) -> None:
+    top = overlaid(person)
+    made = f"mkdir -p old/sub; head -c {BIG} /dev/zero > old/big.bin; echo b > old/a.jpg; touch old/sub/b"
+    step = {"run": OVERLAID, "deps": ["ds/", "big", "small", "old/"], "outputs": {"o": "out/"}}
+    person.recipe({"steps": {"up": {"run": made, "outputs": {"o": "old/"}}, "s": step}})
+    person.command("validate")  # the workspace is whose it shall be
+    before = state_of(top)
+    code, _, said = person.command("run")
+    assert code == 0 and "symbolic" not in said, said
+    assert state_of(top) == before and (person.root / "old/big.bin").stat().st_size == BIG
+    copied = person.root / "out/out-ds/copy"
+    assert (
+        copied.stat().st_size == (65 << 20) + 5 and person.read("out/out-old/a.jpg") == "b\nmore\n"
+    )
+    assert not list((person.root / ".recipe/attempts").iterdir())
+    assert "everything is fresh" in person.command("run")[2]
+
+
+def test_overlays_that_a_machine_refuses_are_said_once(space: Space) -> None:
+    needs("unshare")
+    overlaid(space)
+    run = "cp -r ds {{ outputs.o }}"
+    steps = {n: {"run": run, "deps": ["ds/", "small"], "outputs": {"o": n + "/"}} for n in "ab"}
+    space.recipe({"steps": steps})
+    limited = 'echo 0 > /proc/sys/user/max_mnt_namespaces; exec "$@"'
+    words = ["unshare", "-Ur", "sh", "-c", limited, "-", *RECIPE, "run"]
+    ran = subprocess.run(words, cwd=space.root, capture_output=True, text=True, check=False)
+    assert (
+        "cannot be had on this machine (no namespace: there may be no more of them)" in ran.stderr
+    )
+    assert ran.stderr.count("cannot be had") == 1 and "is staged as symbolic links" in ran.stderr
+
+
+def test_an_overlay_of_a_step_whose_worker_was_killed_goes_with_the_next_run(space: Space) -> None:
+    overlaid(space)
+    os.mkfifo(space.root / "gate")
+    run = (
+        f"echo c > ds/cache; echo > {space.root}/began; read go < {space.root}/gate; cp ds/a.jpg o"
+    )
+    space.recipe({"steps": {"s": {"run": run, "deps": ["ds/"], "outputs": {"o": "o"}}}})
+    worker = space.start("run")
+    while not (space.root / "began").exists():
+        assert worker.poll() is None
+    worker.kill()
+    worker.wait()
+    second = space.start("run")
+    (space.root / "gate").write_text("go\n")
+    said = second.communicate(timeout=60)[1]
+    assert second.returncode == 0 and space.read("o") == "a", said
+    assert not list((space.root / ".recipe/attempts").iterdir())
+
+
 def test_a_step_reads_the_bytes_of_its_key_whatever_happens_to_the_original(space: Space) -> None:
     top = dataset(space)
     space.recipe(

@@ -28,6 +28,7 @@ from ...storage.content.files import Changed, Content, Unhashable, scan
 from ...storage.content.giving import FULL, link_tree
 from ...storage.content.inputs import EACH_FILE, Source, StoredInputs
 from ...storage.content.objects import Objects
+from .overlays import CHANGES, Overlays
 from .spare_dirs import Scrap, Spare
 
 Mark: TypeAlias = tuple[int, int, int]
@@ -40,6 +41,7 @@ LINKS = (
     "it is staged as symbolic links because {}. "
     "Use `tar -h` and `find -L`, or move the workspace to XFS, Btrfs, ZFS or APFS"
 )
+OVERLAY = ', or set `inputs = "overlay"` in recipe.toml'
 MOUNTED = "it is mounted read-only because {}"
 MANY_FILES = 50_000
 MANY = (
@@ -198,6 +200,7 @@ class Attempt:
         default_factory=list
     )  # caller's files that were not what the key says when they were staged
     boxed: bool = False  # it runs in a container, which can be shown a path under another name
+    overlays: Overlays | None = None  # its command may change what it is given
     _origins: dict[str, str] = field(
         default_factory=dict
     )  # name -> the path of the caller's that was given as a whole
@@ -282,9 +285,14 @@ class Attempt:
         known = Content(content or cache.content_of(at) or "")
         why = inputs.keep(Source(at, path, known), together) if known else "it is gone"
         if why:
-            self._lead_to(cache, at, path, name)
+            overlays = self.overlays
+            is_overlaid = overlays is not None and not overlays.refusal(path)
+            self._lead_to(cache, at, path, name, mounts=self.boxed or is_overlaid)
             self._note_link(cache, at, content, name)
-            self.notices[name] = MOUNTED.format(why) if self.boxed else LINKS.format(why)
+            if self.boxed:
+                self.notices[name] = MOUNTED.format(why)
+            elif not is_overlaid:
+                self.notices[name] = LINKS.format(why) + (OVERLAY if overlays is None else "")
             return
         self._add_files(inputs.objects, known, name)
 
@@ -295,10 +303,10 @@ class Attempt:
             self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
         self.objects[name] = content
 
-    def _lead_to(self, cache: DigestCache, at: str, path: str, name: str) -> None:
+    def _lead_to(self, cache: DigestCache, at: str, path: str, name: str, *, mounts: bool) -> None:
         """Show the caller's own file, or the files of its folder."""
         target, is_folder = f"{self.path}/{name}", os.path.isdir(path)
-        if self.boxed:
+        if mounts:
             self.mounted[name] = path
             if is_folder:
                 os.mkdir(target)
@@ -308,6 +316,11 @@ class Attempt:
             link_tree(cache.entries(at), path, target)
         else:
             os.symlink(path, target)
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Folders and files that it was given as a whole, and the path of what each shows, its own or the caller's."""
+        return {name: f"{self.path}/{name}" for name in self.objects} | self.mounted
 
     def _note_link(self, cache: DigestCache, at: str, content: str | None, name: str) -> None:
         now = cache.content_of(at)
@@ -364,7 +377,9 @@ class Attempt:
                 json.dump(given, file)
 
     def forget_given(self) -> None:
-        """Delete that."""
+        """Delete that, and what the command changed of its inputs."""
+        if self.overlays is not None:
+            delete(Path(self.path + CHANGES))
         if self.objects or self.links:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self.path}.given")
@@ -435,7 +450,9 @@ class Attempt:
         It alone can have changed a copy or an object, and it or its caller what it read in place.
         """
         changed = [
-            name for name, mark in self.staged.items() if _look(f"{self.path}/{name}") != mark
+            name
+            for name, mark in self.staged.items()
+            if self.overlays is None and _look(f"{self.path}/{name}") != mark
         ]
         changed += [
             name
