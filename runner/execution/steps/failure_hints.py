@@ -63,12 +63,13 @@ class FailureHints:
         if cause.reason != "oom" and causes.REMEDIES.get(cause.reason):
             return causes.REMEDIES[cause.reason]
         node, spec, place = attempt.node, attempt.spec, attempt.place
+        directory = attempt.directory
         ran = hints.Ran(
             self._environments.interpreter(node, spec, place),
             "" if self._steps.survey.request.current_python else node.lock,
             self._environments.container_image(spec, place),
             place.elsewhere,
-            given_files=bool(attempt.directory.objects or attempt.directory.links),
+            given_files=bool(directory.staged or directory.objects or directory.links),
             executable=lambda path: attempt_result.is_executable(self._ws.root / path),
         )
         dotenv = EnvFiles(self._ws.own).names(".env")

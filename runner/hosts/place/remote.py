@@ -314,7 +314,7 @@ def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
                     waiting.append(name)
                 else:
                     with open(item.path, "rb") as file:
-                        parcel.files[name] = file.read(), bool(item.stat().st_mode & stat.S_IXUSR)
+                        parcel.files[name] = file.read(), stat.S_IMODE(item.stat().st_mode)
         if empty and folder:
             parcel.folders.append(folder)
     return parcel

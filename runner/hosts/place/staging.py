@@ -23,7 +23,7 @@ from ...errors import CannotRun
 from ...paths import escapes, heads
 from ...planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
 from ...storage.content.digest_cache import DigestCache
-from ...storage.content.disk import WRITABLE, delete, overwrite
+from ...storage.content.disk import MODE, WRITABLE, delete, overwrite
 from ...storage.content.files import Changed, Content, Unhashable, scan
 from ...storage.content.giving import FULL, link_tree
 from ...storage.content.inputs import EACH_FILE, Source, StoredInputs
@@ -142,19 +142,15 @@ class Workdir:
                 os.mkdir(folder)
         self._made[folder] = None
 
-    def put(self, target: str, data: bytes, *, executable: bool) -> Mark:
+    def put(self, target: str, data: bytes, mode: int) -> Mark:
         """A small file of our own making."""
-        if self._scrap is not None and not executable:
+        if self._scrap is not None and not mode & stat.S_IXUSR:
             if self._spare:
                 os.rename(self._spare.pop(), target)
-                return _mark(overwrite(target, data))
+                return _mark(overwrite(target, data, mode))
             if self._scrap.take_file(target):
-                return _mark(overwrite(target, data))
-        handle = os.open(
-            target,
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
-            0o755 if executable else 0o644,
-        )
+                return _mark(overwrite(target, data, mode))
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             view = memoryview(data)
             while view:
@@ -236,6 +232,7 @@ class Attempt:
     ) -> None:
         """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything.
 
+        `copy`: it is code, a copy of any size that may be written to, though a step that does so fails.
         Without `inputs` a folder or a large file is a link, for a host to make of it what it is.  Large files of one `group`
         are there after `give_files`.
         """
@@ -249,9 +246,8 @@ class Attempt:
                 data = file.read(found.st_size + 1)
                 if len(data) != found.st_size:
                     data += file.readall()
-            self.staged[name] = self.folder.put(
-                target, data, executable=bool(found.st_mode & 0o100)
-            )
+            executable = bool(found.st_mode & stat.S_IXUSR)
+            self._put_small(name, target, data, executable, writable=copy)
             if content is not None:
                 self.sources[at] = content
             return
@@ -263,6 +259,15 @@ class Attempt:
             self._waiting.setdefault(group or name, []).append((at, content, source, name))
         else:
             self._give(cache, inputs, (at, content, source, name))
+
+    def _put_small(
+        self, name: str, target: str, data: bytes, executable: bool, *, writable: bool = False
+    ) -> None:
+        """Put a small file there, read-only unless it may be written to."""
+        mode = MODE["x" if executable else "f"]
+        if writable or self.overlays is not None:
+            mode |= stat.S_IWUSR
+        self.staged[name] = self.folder.put(target, data, mode)
 
     def give_files(self, cache: DigestCache, inputs: StoredInputs) -> None:
         """Put the large files of the caller's there that `add_path` was told of."""
@@ -343,7 +348,7 @@ class Attempt:
         target, known = self.target_of(name), Content(content)
         small = objects.small(known)
         if small is not None:
-            self.staged[name] = self.folder.put(target, small, executable=content[0] == "x")
+            self._put_small(name, target, small, content[0] == "x")
             return
         objects.demand(known)
         if by_link:
@@ -360,7 +365,7 @@ class Attempt:
         if stat.S_ISREG(found.st_mode) and found.st_size <= SMALL:
             data = Path(source).read_bytes()
             executable = bool(found.st_mode & stat.S_IXUSR)
-            self.staged[name] = self.folder.put(target, data, executable=executable)
+            self._put_small(name, target, data, executable)
         else:
             self._add_files(objects, Content(content), name, below)
 
@@ -433,8 +438,9 @@ class Attempt:
     def add_bytes(self, data: bytes, name: str) -> None:
         """A file of the recipe's, also in place of an input: that one is never written to."""
         target = self.target_of(name)
-        if name in self.objects or name in self.links:
+        if name in self.objects or name in self.links or name in self.staged:
             os.unlink(target)
+            self.staged.pop(name, None)
         with open(target, "wb") as file:
             file.write(data)
 

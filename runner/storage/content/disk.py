@@ -233,7 +233,11 @@ def delete_whole(path: Path) -> None:
 
 def overwrite(path: str, data: bytes, mode: int = 0o644) -> os.stat_result:
     """Make an existing file hold `data`.  Never truncated to nothing first: file systems take that for a replacement and write it out at once."""
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except PermissionError:  # it was an input, which is read-only
+        os.chmod(path, 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(handle, data)
         found = os.fstat(handle)
