@@ -388,6 +388,21 @@ def test_a_large_input_that_cannot_be_cloned_is_a_folder_of_links_and_that_is_sa
     assert space.read("a") == space.read("b") == ("7\n" if what == "folder" else "1\n")
 
 
+def test_links_to_a_large_input_are_made_once_and_no_step_can_change_them(space: Space) -> None:
+    top = dataset(space)
+    os.truncate(top / "big.bin", 65 << 20)
+    look = "find ds -type l -links +1 | wc -l > {{ outputs.o }}; rm -r ds/sub ds/a.jpg; echo c > ds/new"
+    steps = {n: {"run": look, "deps": ["ds/"], "outputs": {"o": n}} for n in "ab"}
+    space.recipe({"steps": steps})
+    code, _, said = space.command("run", "-j", "1")
+    if "staged as symbolic links" not in said:
+        pytest.skip("this file system can clone files")
+    assert code == 0 and space.read("a") == space.read("b") == "7\n", said
+    assert (top / "a.jpg").stat().st_nlink == 1, "never to the caller's own"
+    gone = json.loads(space.command("gc", "--json", "--keep-days", "0")[1])
+    assert gone["counts"]["input"] == 1, "the folder of links is a stored input"
+
+
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])
 def test_a_large_input_is_cloned_where_the_file_system_can(
     space: Space, tmp_path: Path, kind: str

@@ -25,7 +25,7 @@ from ...planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
 from ...storage.content.digest_cache import DigestCache
 from ...storage.content.disk import MODE, WRITABLE, delete, overwrite
 from ...storage.content.files import Changed, Content, Unhashable, scan
-from ...storage.content.giving import FULL, link_tree
+from ...storage.content.giving import FULL
 from ...storage.content.inputs import EACH_FILE, Source, StoredInputs
 from ...storage.content.objects import Objects
 from .overlays import CHANGES, Overlays
@@ -46,7 +46,7 @@ MOUNTED = "it is mounted read-only because {}"
 MANY_FILES = 50_000
 MANY = (
     "it has {} files, and staging them takes about {:.0f} s for each step. "
-    "Use a glob in `deps`, or pack them with `recipe pack`"
+    "Name fewer of them by a glob in `deps`, or pack them with `recipe pack`"
 )
 SECONDS_PER_FILE = 2e-5
 HEAVY = 8 << 20
@@ -292,12 +292,14 @@ class Attempt:
         if why:
             overlays = self.overlays
             is_overlaid = overlays is not None and not overlays.refusal(path)
-            self._lead_to(cache, at, path, name, mounts=self.boxed or is_overlaid)
-            self._note_link(cache, at, content, name)
-            if self.boxed:
-                self.notices[name] = MOUNTED.format(why)
-            elif not is_overlaid:
+            if self.boxed or is_overlaid:
+                self._mount(path, name)
+                if self.boxed:
+                    self.notices[name] = MOUNTED.format(why)
+            else:
                 self.notices[name] = LINKS.format(why) + (OVERLAY if overlays is None else "")
+                self._link(inputs, Source(at, path, known), name)
+            self._note_link(cache, at, content, name)
             return
         self._add_files(inputs.objects, known, name)
 
@@ -308,19 +310,24 @@ class Attempt:
             self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
         self.objects[name] = content
 
-    def _lead_to(self, cache: DigestCache, at: str, path: str, name: str, *, mounts: bool) -> None:
-        """Show the caller's own file, or the files of its folder."""
-        target, is_folder = f"{self.path}/{name}", os.path.isdir(path)
-        if mounts:
-            self.mounted[name] = path
-            if is_folder:
-                os.mkdir(target)
-            else:
-                self.add_bytes(b"", name)
-        elif is_folder:
-            link_tree(cache.entries(at), path, target)
+    def _link(self, inputs: StoredInputs, source: Source, name: str) -> None:
+        """Have a link to the caller's own file under a name, or a folder of such links."""
+        target = f"{self.path}/{name}"
+        if not os.path.isdir(source.path):
+            os.symlink(source.path, target)
+            return
+        count = inputs.link_to(source, target)
+        if count > MANY_FILES:
+            words = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
+            self.notices[name] += f". I{words[1:]}"
+
+    def _mount(self, path: str, name: str) -> None:
+        """Have the caller's own file or folder shown under a name when the command begins."""
+        self.mounted[name] = path
+        if os.path.isdir(path):
+            os.mkdir(f"{self.path}/{name}")
         else:
-            os.symlink(path, target)
+            self.add_bytes(b"", name)
 
     @property
     def shown(self) -> dict[str, str]:

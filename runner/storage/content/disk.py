@@ -369,7 +369,7 @@ def total(path: str | Path) -> int:
 def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
     """Bytes, and what the file system says in one string; empty when there is nothing.
 
-    A read-only file is known by its mode, any other by the time of its last change: hard links to it, which
+    A link is known by its inode, a read-only file also by its mode, any other by the time of its last change: hard links to it, which
     attempts are given, move that time.  `moves`: only what a chmod and a rename leave as it is.
     """
     size, marks = 0, []
@@ -394,6 +394,8 @@ def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
 
 def _last(found: os.stat_result) -> str:
     """What shows that a file was written to, beside its size and the time of its last writing."""
+    if stat.S_ISLNK(found.st_mode):
+        return "l"  # none can be written to
     if found.st_mode & WRITABLE or not stat.S_ISREG(found.st_mode):
         return str(found.st_ctime_ns)
     return f"{stat.S_IMODE(found.st_mode):o}"
