@@ -89,7 +89,7 @@ def hear(event: Event, found: list[Part], going: dict[str, Part], node: int = 0)
 
 def kept(ws: Workspace, run: str, part: Part) -> Path:
     """Where the log of an attempt is when it is over."""
-    return ws.kept(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
+    return ws.kept_path(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
 
 
 class LogTail(Protocol):

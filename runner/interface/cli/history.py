@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 from ...api.finding import find_run
 from ...api.logs import parts
 from ...errors import NotFound, did_you_mean
-from ...planning.ids import names, readable, stored
+from ...planning.ids import names, readable, stored_form
 from ...survey.comparison import matrix_values
 from ...survey.input_manifests import load_manifest
 from .. import costs
@@ -369,7 +369,7 @@ def earlier(ended: float, run: str) -> str:
 
 def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
     """What is meant: a step of the last run by its own name, else a run, else a run and a step of it."""
-    word = stored(word)
+    word = stored_form(word)
     rows = (
         ws.store.runs.latest(last=1) if word.partition("/")[0].partition("~")[0] != "last" else []
     )

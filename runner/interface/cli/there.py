@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import NotFound
 from ...language.units import about
 from ...paths import beside
-from ...planning.ids import stored
+from ...planning.ids import stored_form
 from ...storage.records.runs import FINAL
 from ..handle.shells import Run, runs_of
 from ..handle.there import LISTED, There
@@ -84,7 +84,7 @@ def _status(there: There, args: argparse.Namespace) -> int:
 
 
 def _logs(there: There, args: argparse.Namespace) -> int:
-    name, _, step = stored(args.run).partition("/")
+    name, _, step = stored_form(args.run).partition("/")
     run = _run(there, name)
     writer, last = for_stdout(), ""
     for line in run.logs(follow=args.follow, step=step, attempt=args.attempt or 0):
