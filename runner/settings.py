@@ -121,6 +121,7 @@ class Config:
     """Settings in force.  `said` has each as it is written, and where: (path of keys) -> its value, `file:line`."""
 
     store: str = ""
+    inputs: str = ""  # `overlay`: steps may change what they are given, where the machine can
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
@@ -322,6 +323,7 @@ def _merged(files: list[_File]) -> Config:
                 }
         single = [
             ("store",),
+            ("inputs",),
             *_LISTS,
             *_FLAGS,
             *((kind, name) for kind in ("prices", "limits") for name in file.value.get(kind, ())),
@@ -351,6 +353,7 @@ def _merged(files: list[_File]) -> Config:
         )
     return Config(
         said.get(("store",), ("",))[0],
+        said.get(("inputs",), ("",))[0],
         stores,
         tables["drivers"],
         prices,

@@ -184,6 +184,21 @@ def _extensions() -> Iterator[Finding]:
         yield Finding("note", "packages", problem.message, problem.fix)
 
 
+def _overlay(folder: Path) -> Finding:
+    """Whether steps here may change their inputs."""
+    from ...hosts.place.overlays import BREAKS, refusal
+
+    what = 'inputs = "overlay"'
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as trial:
+            why = refusal(trial, trial)
+    except OSError as error:
+        why = f"{error.strerror}"
+    if why:
+        return Finding("note", what, f"cannot be had: {why}", "inputs are staged as without it")
+    return Finding("ok", what, f"can be had; {BREAKS}")
+
+
 def _workspace(root: Path) -> Iterator[Finding]:
     from ...storage.content.disk import file_system
     from ...storage.records.store import home
@@ -221,6 +236,7 @@ def _workspace(root: Path) -> Iterator[Finding]:
             "file system",
             f"{kind}, {'shares bytes between copies' if _reflinks(place) else 'copies are copies (no reflinks)'}",
         )
+    yield _overlay(place)
     free = shutil.disk_usage(place).free
     text = f"{free / 1e9:.1f} GB free"
     yield (
