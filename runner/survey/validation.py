@@ -21,7 +21,7 @@ from ..language.values import Tree, Where, is_number
 from ..planning.assemble import once
 from ..planning.beforehand import Trial
 from ..planning.compile import compile_plan
-from . import code_warnings
+from . import code_warnings, script_warnings
 from .absent_files import absent_files
 from .caller_files import WorkspaceGlobs
 from .disk_names import as_disk
@@ -50,6 +50,7 @@ def find_problems(
     found += _check_scripts(recipe)
     found += unread.warnings(recipe)
     found += code_warnings.warnings(recipe, read_imports)
+    found += script_warnings.warnings(recipe, read_imports)
     used = UsedRecipes(root)
     try:
         used.load(recipe)

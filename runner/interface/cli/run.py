@@ -721,7 +721,7 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     if args.quiet or found.source.stat().st_size > LARGE:
         return
     from ...language import document, parse, unread
-    from ...survey import code_warnings
+    from ...survey import code_warnings, script_warnings
     from ...survey.imports import ImportCache
     from ...survey.recipes import place_recipe
 
@@ -730,7 +730,9 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     warnings = [*read.warnings, *unread.warnings(recipe)]
     if not found.library:
         cache = ImportCache(ws)
-        warnings += code_warnings.warnings(place_recipe(recipe, found.source, ws.root), cache.read)
+        recipe = place_recipe(recipe, found.source, ws.root)
+        warnings += code_warnings.warnings(recipe, cache.read)
+        warnings += script_warnings.warnings(recipe, cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render
