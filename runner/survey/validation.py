@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..digest import of_value
 from ..errors import Invalid, Problem
 from ..language import document as documents
-from ..language import inputs, parse, shell, unread
+from ..language import empty_reads, inputs, parse, shell, unread
 from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where, is_number
@@ -49,6 +49,7 @@ def find_problems(
         return list(once([*found, *wrong, *_check_readable_part(recipe, root, given)]))
     found += _check_scripts(recipe)
     found += unread.warnings(recipe)
+    found += empty_reads.warnings(recipe)
     found += code_warnings.warnings(recipe, read_imports)
     found += script_warnings.warnings(recipe, read_imports)
     used = UsedRecipes(root)

@@ -720,14 +720,14 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
     if args.quiet or found.source.stat().st_size > LARGE:
         return
-    from ...language import document, parse, unread
+    from ...language import document, empty_reads, parse, unread
     from ...survey import code_warnings, script_warnings
     from ...survey.imports import ImportCache
     from ...survey.recipes import place_recipe
 
     read = document.read(found.source)
     recipe = parse.recipe(read)
-    warnings = [*read.warnings, *unread.warnings(recipe)]
+    warnings = [*read.warnings, *unread.warnings(recipe), *empty_reads.warnings(recipe)]
     if not found.library:
         cache = ImportCache(ws)
         recipe = place_recipe(recipe, found.source, ws.root)
