@@ -440,9 +440,11 @@ def _doubts(manifest: dict[str, Any], reading: Reading, counts: Counts) -> Itera
     if counts.rows_also_held_out:
         yield f"{counts.rows_also_held_out} rows left out: they are among the held-out ones too"
     if reading.others:
-        yield f"the rows are read as {reading.layout or reading.format}, and have the columns of {' and of '.join(reading.others)}, too: say format=NAME"
+        others = " and of ".join(reading.others)
+        yield f"the rows are read as {reading.layout or reading.format}, and have the columns of {others}, too: say format=NAME"
     if reading.marks:
-        yield f"the column {' and the column '.join(sorted(reading.marks))} is not read: each row is learned; take out those that are not to be learned"
+        marks = " and the column ".join(sorted(reading.marks))
+        yield f"the column {marks} is not read: each row is learned; take out those that are not to be learned"
     if counts.turns_not_learned:
         yield f"{counts.turns_not_learned} turns are read but not learned: the chat template writes them differently once others follow"
 

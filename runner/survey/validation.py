@@ -74,7 +74,8 @@ def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -
         found += error.problems
     known = {name: value for name, value in given.items() if name in recipe.inputs}
     rest = _check_preset(recipe, used.by_place, root, known, None)
-    return list(dict.fromkeys([*found, *(each for each in rest if each.code in _OF_TEXT)]))
+    found += [each for each in rest if each.code in _OF_TEXT]
+    return list(dict.fromkeys([*found, *absent_files(recipe, root)]))
 
 
 def _readable_part(recipe: Recipe) -> Recipe:

@@ -399,7 +399,7 @@ def test_captions_with_other_endings_are_read(
         == "a teapot"
     )
     write(tmp_path / "data", {"x.txt": b"a kettle"})
-    with pytest.raises(SystemExit, match="x.png: has two captions beside it"):
+    with pytest.raises(SystemExit, match=r"x\.png: has two captions beside it"):
         prepare(tmp_path / "data")
 
 
