@@ -713,17 +713,19 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
     if args.quiet or found.source.stat().st_size > LARGE:
         return
-    from ...language import document, parse, unread
-    from ...survey import code_warnings
+    from ...language import document, empty_reads, parse, unread
+    from ...survey import code_warnings, script_warnings
     from ...survey.imports import ImportCache
     from ...survey.recipes import place_recipe
 
     read = document.read(found.source)
     recipe = parse.recipe(read)
-    warnings = [*read.warnings, *unread.warnings(recipe)]
+    warnings = [*read.warnings, *unread.warnings(recipe), *empty_reads.warnings(recipe)]
     if not found.library:
         cache = ImportCache(ws)
-        warnings += code_warnings.warnings(place_recipe(recipe, found.source, ws.root), cache.read)
+        recipe = place_recipe(recipe, found.source, ws.root)
+        warnings += code_warnings.warnings(recipe, cache.read)
+        warnings += script_warnings.warnings(recipe, cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render
