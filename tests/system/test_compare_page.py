@@ -119,7 +119,7 @@ def test_results_open_where_their_runs_are_compared(rest: Rest, browser: Any, sw
     assert url.startswith(f"{rest.url}/#token=rcp_") and url.endswith(f"&compare={sweep}")
     tab = Tab(browser, 1280, "light")
     tab.page.goto(url)
-    assert tab.page.wait_for_selector("#compare h1").inner_text() == "20 compared"
+    assert tab.page.wait_for_selector("#compare h1").inner_text() == "Compare 20 trials"
 
 
 def test_a_sweep_is_compared_from_the_table_by_keys(browser: Any, where: str, sweep: str) -> None:
@@ -128,7 +128,7 @@ def test_a_sweep_is_compared_from_the_table_by_keys(browser: Any, where: str, sw
     tab.until("window.ready")
     for key in "jxc":
         tab.page.keyboard.press(key)
-    assert tab.page.wait_for_selector("#compare h1").inner_text() == "20 compared"
+    assert tab.page.wait_for_selector("#compare h1").inner_text() == "Compare 20 trials"
     tab.page.wait_for_selector(".multiple[data-metric=val_loss] canvas")
     tab.page.reload()
     tab.page.wait_for_selector(".multiple[data-metric=val_loss] canvas")

@@ -107,7 +107,7 @@ def test_a_failure_comes_first_with_its_last_lines_and_the_way_on(
     assert page.inner_text(".last-lines .ansi-red") == "Traceback (most recent call last):"
     page.wait_for_selector("#failed >> text=Start again with changes")
     assert page.get_attribute("#failed a[href*=new]", "href") == f"#new&like={failed}"
-    assert page.inner_text("#tally") == "Of 3 steps: 1 failed, 1 done, 1 blocked"
+    assert page.inner_text("#tally") == "3 steps: 1 failed, 1 done, 1 blocked"
     assert page.inner_text("#warnings li").startswith("train rows were cut </script><img")
     page.wait_for_selector("#steps [aria-label^='✗ train failed, oom it had not run here']")
     page.click("#failed >> text=Whole log")
@@ -207,7 +207,7 @@ def test_a_run_goes_on_before_ones_eyes_and_after_a_reload_in_each_tab(
         page.reload()
         page.wait_for_selector(".log-line")
     page.click("#tab-machine")
-    page.wait_for_selector("[data-metric=Processors] canvas")
+    page.wait_for_selector("[data-metric=CPU] canvas")
     page.reload()
     page.wait_for_selector("[data-metric=Memory] canvas")
     assert "tab=machine" in page.url and tab.fits() and tab.said == []

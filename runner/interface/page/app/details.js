@@ -10,7 +10,7 @@ import { Inputs } from "./inputs.js";
 const { useEffect, useRef, useState } = Hooks;
 const ROWS = 200;
 const SOON = 1000;
-const HEADS = ["step", "state", "attempts", "began", "took", "where", "why"];
+const HEADS = ["step", "state", "attempts", "started", "took", "host", "why it ran"];
 
 /** A moment in the reader's own time. */
 function clock(moment) {
@@ -31,7 +31,7 @@ function Steps({ run, steps, why }) {
         <td>${(why[id] || []).join("; ") || each.reason}</td>
       </tr>`)}</tbody>
     </table></div>
-    ${all.length > ROWS && html`<p class="quiet">The first ${ROWS} of ${all.length} steps.</p>`}
+    ${all.length > ROWS && html`<p class="quiet">Showing ${ROWS} of ${all.length} steps.</p>`}
   </section>`;
 }
 
@@ -57,7 +57,7 @@ function Events({ feed, run }) {
       ${events.map(each => html`<tr key=${each.seq}><td class="quiet">${clock(each.at)}</td><th scope="row">${each.subject === "step" ? readable(each.id) : each.subject}</th>
         <td>${each.before === each.after ? "" : words(each.after)}</td><td>${each.reason}</td></tr>`)}
     </tbody></table></div>
-    ${run.seq > ROWS && html`<p class="quiet">The last ${ROWS} of ${run.seq} events.</p>`}
+    ${run.seq > ROWS && html`<p class="quiet">Showing the last ${ROWS} of ${run.seq} events.</p>`}
   </section>`;
 }
 

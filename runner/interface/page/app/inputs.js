@@ -31,9 +31,9 @@ export function Inputs({ feed }) {
   if (!found || !found.inputs.length) return null;
   const isShort = chosen ?? found.inputs.length > MANY;
   const shown = found.inputs.filter(each => !isShort || differs(each)), count = found.inputs.filter(differs).length;
-  return html`<section id="given"><h2>Inputs <small>${`${count} of ${found.inputs.length} are no defaults`}</small></h2>
+  return html`<section id="given"><h2>Inputs <small>${`${count} of ${found.inputs.length} differ from the default`}</small></h2>
     ${found.words && html`<p class="quiet">${found.words}</p>`}
-    <p class="controls"><label><input id="only-other" type="checkbox" checked=${isShort} onChange=${event => choose(event.target.checked)} /> only what is no default</label></p>
+    <p class="controls"><label><input id="only-other" type="checkbox" checked=${isShort} onChange=${event => choose(event.target.checked)} /> only values that differ</label></p>
     ${shown.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="inputs"><table>
       <thead><tr>${["input", "value", "default", "set by"].map(name => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
       <tbody>${shown.map(each => html`<${Row} key=${each.name} each=${each} />`)}</tbody>

@@ -5,8 +5,10 @@ import { address, go, route } from "./route.js";
 import { mayOperate } from "./me.js";
 import { Field } from "./fields.js";
 import { asked, axesOf, begin, forget, keep, keyOf, missing, preset, reset, restored, ticket, toggle, type } from "./form.js";
+import { useLoaded } from "./loaded.js";
 import { Offered } from "./offered.js";
 import { Offers, Plan } from "./planned.js";
+import { Typed } from "./typed.js";
 
 const { useEffect, useRef, useState } = Hooks;
 const AFTER = 400;
@@ -50,7 +52,7 @@ function usePlan(form) {
 function Presets({ form, set }) {
   const names = Object.keys(form.recipe.presets);
   if (!names.length) return null;
-  if (form.like) return form.preset ? html`<p class="quiet">Preset ${form.preset}, as that run had it.</p>` : null;
+  if (form.like) return form.preset ? html`<p class="quiet">Preset ${form.preset}, from that run.</p>` : null;
   return html`<fieldset class="presets"><legend>Preset</legend>
     ${["", ...names].map(name => html`<label key=${name} class=${name === form.preset ? "on" : ""}>
       <input type="radio" name="preset" value=${name} checked=${name === form.preset} onChange=${() => set(preset(form, name))} /> ${name || "none"}</label>`)}
@@ -72,7 +74,7 @@ function Inputs({ form, set, wrong }) {
     ${first.filter(hit).map(field)}
     ${more.length > 0 && html`<div class="find-input"><input id="find-input" type="search" aria-label="find an input" placeholder="Find an input" spellcheck="false" value=${query} onInput=${event => setQuery(event.target.value)} /></div>
       <details class="more" open=${open}><summary>${more.length} more inputs</summary>${more.filter(hit).map(field)}
-        ${!more.some(hit) && html`<p class="quiet">None of these is like this.</p>`}</details>`}
+        ${!more.some(hit) && html`<p class="quiet">No input matches.</p>`}</details>`}
   </div>`;
 }
 
@@ -88,13 +90,28 @@ function Count({ form }) {
 function Command({ plan }) {
   const [done, setDone] = useState(false);
   if (!plan) return null;
-  if (plan.command === null) return html`<p class="quiet">No command line says exactly this.</p>`;
+  if (plan.command === null) return html`<p class="quiet">No command line does exactly this.</p>`;
   const copy = () => navigator.clipboard.writeText(plan.command).then(() => {
     setDone(true);
     setTimeout(() => setDone(false), 2000);
   }, () => getSelection().selectAllChildren(document.getElementById("command")));
-  return html`<div class="command"><h2>The same in a terminal</h2><pre id="command" tabindex="0">${plan.command}</pre>
+  return html`<div class="command"><h2>Command line</h2><pre id="command" tabindex="0">${plan.command}</pre>
     <button type="button" id="copy" onClick=${copy}>${done ? "Copied" : "Copy"}</button></div>`;
+}
+
+/** The driver: of those that the server knows, the ones that can be used. */
+function Driver({ chosen, choose }) {
+  const { value: found } = useLoaded(() => json("/drivers").then(all => all.drivers), []);
+  const known = found || [], usable = known.filter(each => !each.lacks || each.name === chosen);
+  const names = usable.some(each => each.name === chosen) ? usable : [{ name: chosen }, ...usable];
+  const option = each => html`<option key=${each.name} value=${each.name}>${each.name}${each.configured ? " (in settings)" : ""}</option>`;
+  const others = known.filter(each => !names.includes(each)), picked = names.find(each => each.name === chosen);
+  return html`<label class="field"><b>Driver</b>
+    <select id="driver" value=${chosen} onChange=${event => choose(event.target.value)}>
+      ${names.map(option)}
+      ${others.length > 0 && html`<optgroup label="Not set up">${others.map(each => html`<option key=${each.name} value=${each.name} disabled title=${each.lacks}>${each.name}</option>`)}</optgroup>`}
+    </select>
+    ${picked.lacks && html`<small class="worse"><${Typed} text=${picked.lacks} /></small>`}</label>`;
 }
 
 function Where({ form, set, body, fits, tell }) {
@@ -102,22 +119,22 @@ function Where({ form, set, body, fits, tell }) {
     <input id=${name} value=${form[name]} spellcheck="false" autocomplete="off" ...${more} onInput=${event => set({ ...form, [name]: event.target.value })} /></label>`;
   const needs = Object.entries(form.recipe.resources[form.preset] || form.recipe.resources[""] || {}).filter(([, each]) => each !== 0);
   const secrets = Object.values(form.recipe.secrets);
-  return html`<section><h2>Where</h2>
-    ${needs.length > 0 && html`<p class="quiet">Needs ${needs.map(([name, each]) => `${name.replaceAll("_", " ")} ${each}`).join(", ")}.</p>`}
-    ${secrets.length > 0 && html`<p class="quiet">Secrets come from variables of the worker: ${secrets.join(", ")}.</p>`}
-    ${place("driver", "Driver")}
+  return html`<section><h2>Execution</h2>
+    ${needs.length > 0 && html`<p class="quiet">Requires ${needs.map(([name, each]) => `${name.replaceAll("_", " ")} ${each}`).join(", ")}.</p>`}
+    ${secrets.length > 0 && html`<p class="quiet">Secrets, from the worker's environment: ${secrets.join(", ")}.</p>`}
+    <${Driver} chosen=${form.driver} choose=${driver => set({ ...form, driver })} />
     <${Offers} body=${body} stale=${!fits} take=${driver => set({ ...form, driver })} tell=${tell} />
-    ${place("cost", "Stop at US $", { inputmode: "decimal", placeholder: "no limit" })}
-    <details class="more"><summary>for whom, how soon</summary>${place("user", "User")}${place("priority", "Priority", { inputmode: "numeric" })}</details>
+    ${place("cost", "Cost limit, US $", { inputmode: "decimal", placeholder: "no limit" })}
+    <details class="more"><summary>User and priority</summary>${place("user", "User")}${place("priority", "Priority", { inputmode: "numeric" })}</details>
   </section>`;
 }
 
 function Title({ form }) {
   const about = form.recipe.doc?.trim();
-  return html`<p class="back-row"><a class="back" href=${address({ new: "list" })}>‹ other recipes</a></p>
+  return html`<p class="back-row"><a class="back" href=${address({ new: "list" })}>‹ all recipes</a></p>
     <h1>${form.recipe.id}${form.like && html` <small>like <a href=${address({ run: form.like.id })}>${form.like.name}</a></small>`}</h1>
     <p id="summary">${form.recipe.summary}</p>
-    ${about && html`<details class="more"><summary>more about it</summary><p class="doc">${about}</p></details>`}`;
+    ${about && html`<details class="more"><summary>Description</summary><p class="doc">${about}</p></details>`}`;
 }
 
 /** What is wrong with a field; that something is missing is said of one that was touched, or once all was asked for. */
@@ -163,7 +180,7 @@ function Form({ form, set, tell }) {
       <${Command} plan=${fits ? plan : null} />
       <div class="start-go">${mayOperate()
         ? html`<button type="submit" class="main wide" id="go" disabled=${busy}>${count > 1 ? `Start ${count} combinations` : "Start"}</button>`
-        : html`<p class="quiet">This token may look, and start nothing.</p>`}</div>
+        : html`<p class="quiet">This token is read-only.</p>`}</div>
     </aside>
   </form>`;
 }
@@ -182,7 +199,7 @@ export function Start({ tell }) {
     return () => { gone = true; };
   }, [id, like]);
   if (!chosen) return html`<${Offered} tell=${tell} />`;
-  if (!form) return html`<section><h1>New run</h1><p class="quiet" role="status">Reading the recipe…</p></section>`;
+  if (!form) return html`<section><h1>New run</h1><p class="quiet" role="status">Loading the recipe…</p></section>`;
   const set = next => {
     keep(next);
     setForm(next);
