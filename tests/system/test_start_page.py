@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -37,6 +38,15 @@ steps:
     run: echo {{{{ inputs.rate }}}} {{{{ inputs.word }}}} {{{{ inputs.kind }}}} {{{{ inputs.loud }}}} {{{{ inputs.sizes | tojson }}}} {{{{ inputs.more | tojson }}}} {{{{ inputs.a1 }}}} {{{{ inputs.a2 }}}} {{{{ steps.read.o }}}} > {{{{ outputs.o }}}}
     outputs: {{o: learnt.txt}}
 """
+REPORT = """\
+recipe: report@1
+summary: Report a loss.
+inputs:
+  rate: {type: number, default: 0.5, exclusiveMinimum: 0, maximum: 1}
+  kind: {type: choice, choices: [calm, loud], default: calm}
+steps:
+  learn: {run: 'echo loss={{ inputs.rate }} {{ inputs.kind }}', metrics: {pattern: 'loss=(?P<loss>[0-9.]+)'}}
+"""
 RENT = """\
 recipe: rent@1
 summary: Needs a machine.
@@ -53,8 +63,9 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
     (root.parent / "far off.txt").write_text("far\n")
     (root / "learn.yaml").write_text(LEARN)
     (root / "rent.yaml").write_text(RENT)
+    (root / "report.yaml").write_text(REPORT)
     (root / "recipe.toml").write_text(
-        '[recipes]\nallow = ["./learn.yaml", "./rent.yaml"]\n[data]\nroots = ["data"]\n'
+        '[recipes]\nallow = ["./learn.yaml", "./rent.yaml", "./report.yaml"]\n[data]\nroots = ["data"]\n'
         '[drivers.loopback]\nprice = 1.2\ngpus = 1\nroot = "cloud"\n'
     )
     far = root.parent / "far off.txt"
@@ -166,6 +177,35 @@ def test_a_sweep_is_built_counted_and_the_same_by_its_command(
         timeout=60,
     )
     assert (typed.returncode, typed.stderr) == (0, "everything is fresh (12 steps)\n")
+
+
+def test_a_range_makes_a_search_whose_command_is_to_copy(
+    rest: Rest, browser: Any, where: str
+) -> None:
+    tab = opened(browser, where, "new=report%401")
+    page = tab.page
+    page.click("[data-several=rate]")
+    page.fill("#input-rate", "0.9..0.1")
+    page.wait_for_selector("#needed:has-text('metric of the search')")
+    page.fill("#search-metric", "loss")
+    assert "is not below" in page.wait_for_selector("[data-wrong=rate]").inner_text()
+    page.fill("#input-rate", "0.01..1:log")
+    page.fill("#search-trials", "12")
+    page.click("[data-several=kind]")
+    page.check(".ticks label >> nth=1")
+    page.wait_for_selector("#tallied-steps:has-text('12 trials. For each, 1 of 1 steps')")
+    command = page.inner_text("#command")
+    assert command == (
+        "recipe sweep ./report.yaml rate=0.01..1:log kind=calm,loud --tpe=12 --min=loss"
+    )
+    assert page.locator("#go").count() == 0 and "terminal" in page.inner_text("#in-terminal")
+    assert not (faults := tab.faults()), "\n".join(faults)
+    checked = [*RECIPE, *shlex.split(command)[1:], "--dry-run"]
+    done = subprocess.run(checked, cwd=rest.root, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.count("trial ")) == (0, 4), done.stderr
+    page.fill("#input-rate", "0.1, 0.2")
+    page.wait_for_selector("#go:has-text('Start 4 combinations')")
+    assert quiet(tab)
 
 
 def test_a_run_is_started_again_with_changes_and_keeps_its_path(

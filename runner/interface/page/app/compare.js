@@ -12,12 +12,13 @@ import { follow, loading, rows } from "./store.js";
 const { useEffect, useMemo, useState } = Hooks;
 const CHARTS = 12;
 
-function Legend({ members, remove, lit, light, inside }) {
+function Legend({ members, metric, remove, lit, light, inside }) {
   return html`<ul class="legend" aria-label="compared">
     ${members.map(member => html`<li key=${member.key} class=${inside(member) ? "" : "out"} onMouseEnter=${() => light(member.n)} onMouseLeave=${() => light(null)}>
       <${Key} n=${member.n} />
       <a href=${address({ run: member.row.id })} class=${lit === member.n ? "lit" : ""} onFocus=${() => light(member.n)} onBlur=${() => light(null)} title=${member.row.recipe + " " + member.row.id}>${member.label}</a>
       <span class=${"sign " + kind(member.leaf.word || member.leaf.state)} title=${words(member.leaf.word || member.leaf.state)}>${sign(kind(member.leaf.word || member.leaf.state))}</span>
+      ${typeof member.leaf.metrics[metric]?.best === "number" && html`<small title=${"best " + metric}>${short(member.leaf.metrics[metric].best)}</small>`}
       <button type="button" class="plain" aria-label=${"leave out " + member.label} onClick=${() => remove(member.key)}>×</button>
     </li>`)}
   </ul>`;
@@ -133,7 +134,7 @@ export function Compare() {
       ${zoom && html`<button type="button" id="unzoom" onClick=${() => setZoom(null)}>${`${short(zoom[0])} – ${short(zoom[1])} ×`}</button>`}
     </div>
     <div class="compare">
-      <${Legend} members=${members} remove=${remove} lit=${lit} light=${light} inside=${inside} />
+      <${Legend} members=${members} metric=${main} remove=${remove} lit=${lit} light=${light} inside=${inside} />
       <div class="multiples">${shown.filter(name => lines.get(name).length).map(name => html`<${Multiple} key=${name} metric=${name} lines=${lines.get(name)} ...${given} />`)}
         ${axis === "seconds" && !shown.length && html`<p class="quiet">No run reports <code>time_step</code>, the seconds per step.</p>`}</div>
     </div>

@@ -99,7 +99,7 @@ function Control({ name, schema, needed, state, wrong, set }) {
   };
   if (state.several) {
     if (Array.isArray(state.text)) return html`<${Ticks} name=${name} schema=${schema} values=${state.text} set=${set} />`;
-    return html`<textarea ...${given} value=${state.text} rows="3" placeholder=${isNumber(schema) ? "1e-4, 3e-4, 1e-3" : "one value per line"}></textarea>`;
+    return html`<textarea ...${given} value=${state.text} rows="3" placeholder=${isNumber(schema) ? "1e-4, 3e-4, 1e-3, or a range to search: 1e-5..1e-2:log" : "one value per line"}></textarea>`;
   }
   if (Array.isArray(schema.enum)) {
     return html`<select ...${given} value=${state.text}>

@@ -51,14 +51,14 @@ function totals(plan) {
   return [time, cost ? `about ${usd(cost)}` : ""].filter(Boolean).join(", ");
 }
 
-/** The plan; `missing` are fields that are needed still, `general` the problems of no field. */
-export function Plan({ plan, busy, missing, general, instances }) {
+/** The plan; `missing` are fields that are needed still, `general` the problems of no field; of a search it is that of one trial. */
+export function Plan({ plan, busy, missing, general, instances, isSearch }) {
   const would = plan ? plan.steps.filter(each => ["run", "maybe"].includes(each.answer)).length : 0;
   return html`<section id="planned" aria-busy=${busy ? "true" : "false"}><h2>Plan</h2>
     <div role="status">
       ${missing.length > 0 && html`<p id="needed">Missing inputs: ${missing.join(", ")}</p>`}
       ${general.map((each, n) => html`<p key=${n} class="worse">✗ ${each.message}${each.fix && html` — <${Typed} text=${each.fix} />`}</p>`)}
-      ${plan && html`<p id="tallied-steps">${instances > 1 ? `${instances} combinations. ` : ""}${would ? `${would} of ${plan.steps.length} steps would run` : "Everything is up to date"}${totals(plan) && `; ${totals(plan)}`}.</p>`}
+      ${plan && html`<p id="tallied-steps">${isSearch ? `${instances} trials. For each, ` : instances > 1 ? `${instances} combinations. ` : ""}${would ? `${would} of ${plan.steps.length} steps would run` : "Everything is up to date"}${totals(plan) && `; ${totals(plan)}`}.</p>`}
       ${!plan && busy && html`<p class="quiet">Planning…</p>`}
     </div>
     ${plan && html`<${Steps} steps=${plan.steps} /><${Memory} steps=${plan.steps} /><${Machines} plan=${plan} />`}

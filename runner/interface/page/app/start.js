@@ -4,7 +4,7 @@ import { Refusal, json, part } from "./api.js";
 import { address, go, route } from "./route.js";
 import { mayOperate } from "./me.js";
 import { Field } from "./fields.js";
-import { asked, axesOf, begin, forget, keep, keyOf, missing, preset, reset, restored, ticket, toggle, type } from "./form.js";
+import { asked, axesOf, begin, betterOf, forget, keep, keyOf, missing, preset, rangesOf, reset, restored, ticket, toggle, type } from "./form.js";
 import { useLoaded } from "./loaded.js";
 import { Offered } from "./offered.js";
 import { Offers, Plan } from "./planned.js";
@@ -78,10 +78,23 @@ function Inputs({ form, set, wrong }) {
   </div>`;
 }
 
+/** What a search over ranges tries, and what of it is better. */
+function Search({ form, set }) {
+  const { search } = form, known = Object.keys(form.recipe.metrics || {});
+  const change = changes => set({ ...form, search: { ...search, ...changes } });
+  return html`<fieldset id="search"><legend>A search over ${rangesOf(form).join(", ")}</legend>
+    <label>trials <input id="search-trials" inputmode="numeric" value=${search.trials} onInput=${event => change({ trials: event.target.value })} /></label>
+    <label>goal <select id="search-better" value=${search.better} onChange=${event => change({ better: event.target.value })}><option value="min">lowest</option><option value="max">highest</option></select></label>
+    <label>metric <input id="search-metric" list="search-metrics" placeholder="eval_loss" spellcheck="false" value=${search.metric} onInput=${event => change({ metric: event.target.value, ...(known.includes(event.target.value) ? { better: betterOf(form.recipe, event.target.value) } : {}) })} /></label>
+    <datalist id="search-metrics">${known.map(name => html`<option key=${name} value=${name} />`)}</datalist>
+  </fieldset>`;
+}
+
 /** How many runs the several values make. */
-function Count({ form }) {
+function Count({ form, set }) {
   const axes = Object.entries(axesOf(form));
   if (!axes.length) return null;
+  if (rangesOf(form).length) return html`<${Search} form=${form} set=${set} />`;
   const count = axes.reduce((product, [, values]) => product * values.length, 1);
   return html`<p id="count" role="status"><b>A sweep:</b> ${axes.map(([name, values]) => `${values.length} of ${name}`).join(" × ")} = ${count} ${count === 1 ? "combination" : "combinations"}</p>`;
 }
@@ -149,12 +162,15 @@ function faults(problems, form, pressed) {
 
 function Form({ form, set, tell }) {
   const [busy, setBusy] = useState(false), [pressed, setPressed] = useState(false);
-  const { plan, problems, busy: planning, fits } = usePlan(form), { wrong, general } = faults(problems, form, pressed);
+  const found = usePlan(form), { plan, busy: planning } = found;
+  const isSearch = rangesOf(form).length > 0, isUnnamed = isSearch && !form.search.metric.trim();
+  const problems = isUnnamed ? [] : found.problems, fits = found.fits && !isUnnamed, { wrong, general } = faults(problems, form, pressed);
   const open = missing(form), empty = Object.entries(axesOf(form)).filter(([, values]) => !values.length).map(([name]) => name);
   const start = async event => {
     event.preventDefault();
     setPressed(true);
     tell(null);
+    if (isSearch) return;
     const name = open[0] || empty[0] || problems.find(each => each.input)?.input;
     if (name) {
       document.getElementById("input-" + name)?.focus();
@@ -173,12 +189,12 @@ function Form({ form, set, tell }) {
   };
   const count = plan ? plan.instances : 1;
   return html`<form id="form" class="start" onSubmit=${start}>
-    <div class="start-inputs"><${Title} form=${form} /><${Presets} form=${form} set=${set} /><${Count} form=${form} /><${Inputs} form=${form} set=${set} wrong=${wrong} /></div>
+    <div class="start-inputs"><${Title} form=${form} /><${Presets} form=${form} set=${set} /><${Count} form=${form} set=${set} /><${Inputs} form=${form} set=${set} wrong=${wrong} /></div>
     <aside class="start-plan" aria-label="plan">
-      <${Plan} plan=${fits ? plan : null} busy=${planning} missing=${open} general=${general} instances=${count} />
+      <${Plan} plan=${fits ? plan : null} busy=${planning} missing=${isUnnamed ? [...open, "metric of the search"] : open} general=${general} instances=${count} isSearch=${isSearch} />
       <${Where} form=${form} set=${set} body=${() => asked(form)} fits=${fits && plan !== null} tell=${tell} />
       <${Command} plan=${fits ? plan : null} />
-      <div class="start-go">${mayOperate()
+      <div class="start-go">${isSearch ? html`<p class="quiet" id="in-terminal">A search runs in a terminal, in rounds that use the results so far. Copy its command above.</p>` : mayOperate()
         ? html`<button type="submit" class="main wide" id="go" disabled=${busy}>${count > 1 ? `Start ${count} combinations` : "Start"}</button>`
         : html`<p class="quiet">This token is read-only.</p>`}</div>
     </aside>

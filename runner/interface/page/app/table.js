@@ -11,7 +11,7 @@ export function Table({ label, heads, rows, head = 0 }) {
   const cell = (each, n) => (n === head
     ? html`<th scope="row">${each}</th>`
     : html`<td data-head=${heads[n]}>${each}</td>`);
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="wide-table">
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="wide-table stacked">
     <thead><tr>${heads.map(each => html`<th key=${each} scope="col">${each || html`<span class="unseen">actions</span>`}</th>`)}</tr></thead>
     <tbody>${rows.map(({ key, look = "", cells }) => html`<tr key=${key} class=${look}>${cells.map(cell)}</tr>`)}</tbody>
   </table></div>`;
