@@ -325,7 +325,7 @@ class Driver:
         return ()
 
     def lacks(self) -> str:
-        """Return what is missing before the provider can be asked, such as a key, and what to do; empty: nothing.  Asks nobody."""
+        """Return what is missing before the provider can be asked, such as a key, and what to do; empty: nothing.  Sends no request."""
         return ""
 
     async def unusable(self) -> Sequence[tuple[str, str]]:

@@ -48,15 +48,13 @@ class Tab:
         return bool(self.page.evaluate("document.documentElement.scrollWidth === innerWidth"))
 
     def faults(self) -> list[str]:
-        """What axe-core finds against WCAG 2.2 AA and its best practices, in light and in dark."""
+        """What axe-core finds against WCAG 2.2 AA and its best practices, in light and in dark; and whether something is wider than the window."""
         self.page.evaluate(f"() => {{ {_axe()} }}")
         found = self._violations(TAGS)
         self.page.emulate_media(color_scheme="dark" if self._scheme == "light" else "light")
         found += self._violations(COLOURS)
-        if not self.fits():
-            found.append("in its other colours the page is wider than the window")
         self.page.emulate_media(color_scheme=self._scheme)
-        return found
+        return found + ([] if self.fits() else ["the page is wider than the window"])
 
     def _violations(self, rules: list[str]) -> list[str]:
         found = self.page.evaluate(

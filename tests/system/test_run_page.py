@@ -318,6 +318,27 @@ READY = {
 }
 
 
+def test_each_field_that_finds_takes_words_and_a_regex(browser: Any) -> None:
+    page = browser.new_page()
+    script = (
+        bundle.script("find").removesuffix("})();\n") + "window.found = findModule.matcher;\n})();"
+    )
+    page.evaluate(f"() => {{ {script} }}")
+    names = ["eval_loss", "loss", "grad norm", "lr"]
+    for typed, left in {
+        "": names,
+        "LOSS": names[:2],
+        "loss -eval": ["loss"],
+        "/^l/": ["loss", "lr"],
+        "-/o/": ["lr"],
+        '"d n"': ["grad norm"],
+        "/(/": [],
+        "-": [],
+    }.items():
+        assert page.evaluate("([all, typed]) => all.filter(found(typed))", [names, typed]) == left
+    page.close()
+
+
 def test_a_curve_in_memory_keeps_its_extremes_and_stays_small(browser: Any) -> None:
     page = browser.new_page()
     script = (

@@ -1,6 +1,7 @@
 // With what a run was carried out: commit and diff of its code, packages, machines.
 import { Hooks, html } from "./lib.js";
 import { json } from "./api.js";
+import { matcher } from "./find.js";
 import { useLoaded } from "./loaded.js";
 
 const { useState } = Hooks;
@@ -32,7 +33,7 @@ function Code({ code }) {
 
 function Packages({ python }) {
   const [wanted, want] = useState("");
-  const shown = python.packages.filter(each => each.includes(wanted.toLowerCase()));
+  const shown = python.packages.filter(matcher(wanted));
   return html`<details class="packages"><summary>${`Python ${python.version || python.path}: ${python.packages.length} packages, ${python.words}`}</summary>
     <p class="facts"><code>${python.path}</code>${` for ${python.steps.join(", ")}`}</p>
     ${python.packages.length > 0 && html`<p class="controls"><label>packages <input type="search" placeholder="all" aria-label="packages that are shown" value=${wanted} onInput=${event => want(event.target.value)} /></label></p>

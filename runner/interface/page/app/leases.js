@@ -5,10 +5,11 @@ import { mayOperate } from "./me.js";
 import { usd } from "./money.js";
 import { Sure } from "./sure.js";
 import { RunLink, Table, since } from "./table.js";
-import { span, words } from "./text.js";
+import { span } from "./text.js";
 
 const MOST = 200;
 const A_YEAR = 365 * 86400 * 1000;
+const STATES = { ASKED: "requested", COMING: "starting", UP: "up", RELEASING: "ending" };
 const HEADS = ["Machine", "State", "Run", "Age", "Expires", "$/h", "Cost"];
 
 function until(moment) {
@@ -40,7 +41,7 @@ export function Leases({ leases, act }) {
     look: lease.used === "at-work" ? "" : "unused",
     cells: [
       html`${lease.gpus ? `${lease.gpus} × ${lease.gpu || "GPU"}` : "no GPU"} <small>${lease.provider} <code>${lease.key}</code></small>`,
-      html`${words(lease.state)}<small class="why">${lease.why}</small>`,
+      html`${STATES[lease.state] || lease.state.toLowerCase()}<small class="why">${lease.why}</small>`,
       html`<${Holder} lease=${lease} />`, since(lease.since), until(lease.until), lease.usd_an_hour.toFixed(2), usd(lease.usd),
       ...(mayOperate() ? [action(lease)] : []),
     ],

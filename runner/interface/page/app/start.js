@@ -2,6 +2,7 @@
 import { Hooks, html } from "./lib.js";
 import { Refusal, json, part } from "./api.js";
 import { address, go, route } from "./route.js";
+import { matcher } from "./find.js";
 import { mayOperate } from "./me.js";
 import { Field } from "./fields.js";
 import { asked, axesOf, begin, betterOf, forget, keep, keyOf, missing, preset, rangesOf, reset, restored, ticket, toggle, type } from "./form.js";
@@ -66,7 +67,7 @@ function Inputs({ form, set, wrong }) {
   const above = useRef(null);
   above.current ||= names.filter(name => must.has(name) || form.fields[name].several || form.fields[name].text !== form.fields[name].was);
   const first = names.length <= FIRST ? names : above.current, more = names.filter(name => !first.includes(name));
-  const hit = name => !query || (name + " " + (form.recipe.inputs.properties[name].description || "")).toLowerCase().includes(query.toLowerCase());
+  const fits = matcher(query), hit = name => fits(name + " " + (form.recipe.inputs.properties[name].description || ""));
   const field = name => html`<${Field} key=${name} name=${name} schema=${form.recipe.inputs.properties[name]} needed=${must.has(name)} state=${form.fields[name]}
     wrong=${wrong(name)} like=${form.like !== null} set=${text => set(type(form, name, text))} reset=${() => set(reset(form, name))} several=${() => set(toggle(form, name))} />`;
   const open = query !== "" || more.some(name => wrong(name) || form.fields[name].touched) || !first.length;

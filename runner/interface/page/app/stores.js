@@ -10,7 +10,7 @@ function Here({ stores }) {
   const whole = stores.parts.reduce((sum, each) => sum + each.bytes, 0);
   const share = each => html`<span class="share"><span style=${{ width: (whole ? (100 * each.bytes) / whole : 0) + "%" }}></span></span>`;
   const row = each => ({ key: each.name, cells: [html`${each.name}${share(each)}`, (each.whole ? "" : "over ") + bytes(each.bytes), each.files] });
-  return html`<div><${Table} label="workspace storage" heads=${["This workspace", "Size", "Files"]} rows=${stores.parts.map(row)} />
+  return html`<div><${Table} label="workspace storage" isNarrow=${true} heads=${["This workspace", "Size", "Files"]} rows=${stores.parts.map(row)} />
     <p class="quiet">${bytes(stores.free)} of ${bytes(stores.total)} free on this disk. <code>recipe gc</code> deletes unused data.</p></div>`;
 }
 
