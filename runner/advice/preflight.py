@@ -226,7 +226,7 @@ class _Looks:
                 "processes": processes if launcher == "accelerate" or tools else 1,
                 "nodes": spec.node_count,
                 "state": bool(spec.state),
-                "retries": spec.retries,
+                "retries": spec.options.retries,
                 "env": Facts({name: value for name, value in env.items()}),
                 "secrets": sorted(given),
                 "logins": program.logins() if self._driver in _HERE and not spec.image else [],

@@ -529,19 +529,14 @@ class _Compiler:
                 if spec.continues and f"inputs.{n}" in reader.reads
             }
             or NOTHING,
-            retries=step.retries,
-            preemptions=step.preemptions,
-            timeout=step.timeout,
-            idle_timeout=step.idle_timeout,
+            options=step.options,
             asks=reader.metrics or NOTHING,
             metrics=own.metrics,
             when=step.when if draft.flags & WHEN_LATE else None,
             nodes=self._nodes(scope, draft, names) if known else step.nodes,
             python=own.python.version if own.python else "",
-            oom=dict(step.oom) or NOTHING,
             unlisted={str(recipe.inputs[s].env): s for s in scope.variables if s not in own.secrets}
             or NOTHING,
-            ends_on_nan=step.ends_on_nan,
         )
 
     def _tools(self, scope: Scope, step: Step, own: _Settled) -> tuple[str, ...]:
