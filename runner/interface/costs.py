@@ -104,7 +104,7 @@ def _costs(ledger: Ledger, rows: list[LeaseRow], since: float = 0.0) -> Costs:
 def as_text(costs: Costs) -> list[str]:
     """A table of them, with their sum."""
     if not costs.leases:
-        return ["nothing was rented"]
+        return ["no machines were rented"]
     rows = [
         (
             cost["driver"],

@@ -255,4 +255,4 @@ def head(step: str, attempt: int) -> str:
 
 
 def _hidden(part: Part, unset: Sequence[str]) -> str:
-    return f"{readable(part.step)}: its log is shown when it is over; {', '.join(unset)} is not set here, so it could not be masked"
+    return f"{readable(part.step)}: the log is hidden until the step finishes: {', '.join(unset)} is not set here, so the secret cannot be masked"

@@ -66,7 +66,7 @@ class Wait(NamedTuple):
     fix: str = ""
 
 
-START: Final = "`recipe worker` starts one"
+START: Final = "start a worker with `recipe worker`"
 _Refusal = tuple[WaitKind, str, str]
 
 
@@ -106,25 +106,25 @@ def _reason(
     now: float,
 ) -> _Refusal:
     if run.due is None:
-        fix = f"`recipe resume {run.run}` continues it, with `--queue` by a worker"
-        return WaitKind.SUBMITTER, "it was begun by `recipe run`, and workers do not take it", fix
+        fix = f"resume the run with `recipe resume {run.run}`; add `--queue` to let a worker execute it"
+        return WaitKind.SUBMITTER, "`recipe run` started this run, so workers do not claim it", fix
     if run.due > now:
-        return WaitKind.NOT_DUE, "it was submitted for later", ""
+        return WaitKind.NOT_DUE, "the run was submitted with a later start time", ""
     if not takers:
         return WaitKind.NO_WORKER, "no worker is running", START
     refusal, fitting = _fitting(run, takers)
     if refusal is not None:
         return refusal
     if _able(run, free, busy):
-        return WaitKind.STARTING, "a free worker takes it within seconds", ""
+        return WaitKind.STARTING, "an idle worker will claim the run within seconds", ""
     if not _able(run, fitting, busy):
         return _limited(run, fitting, busy)
     count = len(fitting)
-    has = "the worker that may take it is" if count == 1 else f"all {count} workers that may are"
+    has = "the only eligible worker is" if count == 1 else f"all {count} eligible workers are"
     return (
         WaitKind.BUSY,
         f"{has} busy",
-        "wait, start another `recipe worker`, or raise its priority",
+        "wait, start another `recipe worker`, or raise the run's priority",
     )
 
 
@@ -132,19 +132,19 @@ def _fitting(run: Waiting, takers: Sequence[Taker]) -> tuple[_Refusal | None, li
     """The workers that may take a run by what they take at all; or why none may."""
     fitting = [taker for taker in takers if taker.store == run.store]
     if not fitting:
-        where = f"uses the shared store {run.store}" if run.store else "works in its folder"
-        fix = "`recipe worker --workspace`" if run.store else START
-        return (WaitKind.STORE, f"no worker that runs {where}", fix), []
+        where = f"uses the shared store {run.store}" if run.store else "works in its directory"
+        fix = "start one with `recipe worker --workspace`" if run.store else START
+        return (WaitKind.STORE, f"no running worker {where}", fix), []
     fitting = [taker for taker in fitting if taker.driver in ("", run.driver)]
     if not fitting:
-        words = f"no worker that runs takes runs for the driver {run.driver}"
-        return (WaitKind.DRIVER, words, f"`recipe worker --driver {run.driver}`"), []
+        words = f"no running worker accepts the driver {run.driver}"
+        return (WaitKind.DRIVER, words, f"start one with `recipe worker --driver {run.driver}`"), []
     fitting = [taker for taker in fitting if run.labels.items() <= taker.labels.items()]
     if not fitting:
         labels = [f"{name}={value}" for name, value in sorted(run.labels.items())]
-        words = f"no worker that may take it has the labels {', '.join(labels)}"
+        words = f"no eligible worker has the labels {', '.join(labels)}"
         flags = " ".join(f"--label {label}" for label in labels)
-        return (WaitKind.LABELS, words, f"`recipe worker {flags}`"), []
+        return (WaitKind.LABELS, words, f"start one with `recipe worker {flags}`"), []
     return None, fitting
 
 
@@ -167,8 +167,12 @@ def _limited(run: Waiting, fitting: Sequence[Taker], busy: Counter[tuple[str, st
     limit = _over(run, fitting[0], busy)
     kind = limit.partition("=")[0]
     value = dict(_counted(run))[kind]
-    words = f"{busy[kind, value]} runs of the {kind} {value} are carried out, as many as workers take at once"
-    return WaitKind.LIMIT, words, f"wait, or start a worker with more than `--at-most {limit}`"
+    words = f"{busy[kind, value]} runs of the {kind} {value} are running, the most that workers accept at once"
+    return (
+        WaitKind.LIMIT,
+        words,
+        f"wait, or start a worker with a higher limit than `--at-most {limit}`",
+    )
 
 
 def _counted(run: Waiting) -> list[tuple[str, str]]:

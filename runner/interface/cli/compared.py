@@ -75,11 +75,11 @@ def tell(a: Compared, b: Compared, held: Manifest, args: argparse.Namespace) -> 
             lines += [f"  {name}", *all_of(changes, held, "    ")] if changes else []
     if len(differing) > len(listed):
         lines.append(f"… and {len(differing) - len(listed)} more steps differ (-v shows all)")
-    print("\n".join(lines) if lines else "nothing differs in what both ran")
+    print("\n".join(lines) if lines else "no differences in the steps that both ran")
     for letter, other in (("A", "B"), ("B", "A")):
         only = [step.id for step in steps if step.only == letter]
         if only:
             more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
             print(
-                f"only in {letter}, fresh in {other} or no part of it: {named(', '.join(only[:_LISTED]))}{more}"
+                f"only in {letter}, cached in {other} or not part of it: {named(', '.join(only[:_LISTED]))}{more}"
             )

@@ -133,7 +133,8 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
         return 0
     if not overviews:
         print(
-            "there is no such run here" if chosen else "nothing was run here yet", file=sys.stderr
+            "no matching run in this workspace" if chosen else "no runs in this workspace yet",
+            file=sys.stderr,
         )
         return 0
     table: list[tuple[str, ...]] = [
@@ -314,13 +315,13 @@ def _logs(ws: Workspace, args: argparse.Namespace) -> int:
         chosen = [part for part in chosen if part.number == args.attempt]
         if not chosen:
             raise NotFound(
-                f"there is no attempt {args.attempt} of {step if step is not None else 'any step'} in {row.id}"
+                f"no attempt {args.attempt} of {step if step is not None else 'any step'} in run {row.id}"
             )
     else:
         chosen = list({part.step: part for part in chosen}.values())
     any_shown = show(ws, row.id, chosen, writer, _say, heads=step is None or len(chosen) > 1)
     if not any_shown and not args.quiet:
-        _say("nothing was printed")
+        _say("no output")
     return 0
 
 
@@ -338,7 +339,7 @@ def _logs_of_makers(
     )
     if not made:
         if state:
-            _say(f"{readable(step)} was not started: {state}")
+            _say(f"{readable(step)} did not start (state: {state})")
             return 0
         raise NotFound(
             f'"{step}" did not run in {row.id}',
@@ -358,7 +359,7 @@ def _logs_of_makers(
         chosen = [begun[each] for each in mine if each in begun]  # in the plan's order
         any_shown |= show(ws, run, chosen, writer, _say, heads=len(made) > 1)
     if not any_shown and not args.quiet:
-        _say("nothing was printed, or its log is not kept")
+        _say("no output, or the log is no longer stored")
     return 0
 
 
@@ -406,14 +407,14 @@ def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer, node: 
         node=node,
     )
     if not follower.follow(step):
-        _say(f"run {row.id} died: its worker is gone; `recipe run` resumes it")
+        _say(f"run {row.id} died: lost its worker; resume it with `recipe run`")
     return 0
 
 
 def _did_not_run(ws: Workspace, row: RunRow, step: str, known: list[str]) -> NotFound:
     earlier = ws.store.runs.latest_attempts(row.recipe, [step]).get(step)
     fix = (
-        f"it ran last in {earlier.run}: recipe logs {earlier.run}/{step}"
+        f"show its last log with `recipe logs {earlier.run}/{step}`"
         if earlier is not None
         else near_step(step, known)
     )
@@ -454,8 +455,8 @@ def _compared(store: Store, a: str | None, b: str | None) -> list[RunRow]:
                 break
         else:
             raise NotFound(
-                f"{second.id} is the only run of {second.recipe} here",
-                fix="name two runs; `recipe runs` lists them",
+                f"{second.id} is the only run of {second.recipe} in this workspace",
+                fix="name two runs from the list of `recipe runs`",
             )
         first = rows[place]
     return [first, second]
@@ -499,5 +500,5 @@ def _ran(ws: Workspace, run: str) -> dict[str, Ran]:
 
 def _rank(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError("must be a number from 0 on")
+        raise argparse.ArgumentTypeError("must be 0 or greater")
     return int(text)

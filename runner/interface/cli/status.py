@@ -73,11 +73,11 @@ def run(args: argparse.Namespace) -> int:
                     print(f"  {named(link['step'])}: {shown(link['name'])} {shown(link['to'])}")
             for row in queued:
                 print(
-                    f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out"
+                    f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; execute it with `recipe worker`"
                 )
             for row in died:
                 print(
-                    f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}{_spent(row)}; `recipe run` resumes it"
+                    f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}{_spent(row)}; resume it with `recipe run`"
                 )
     return 0 if all(each["fresh"] for each in reports) else 1
 
@@ -136,7 +136,9 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
             changes = differences(found, n, row)
             reasons += [lines(change, lambda _content: None)[0] for change in changes or ()]
             if not reasons:
-                reasons.append("it has not run here before" if row is None else unremembered(row))
+                reasons.append(
+                    "no earlier run in this workspace" if row is None else unremembered(row)
+                )
         steps.append({"id": nodes[n].id, "answer": verdict.answer, "reasons": reasons})
     steps += [
         {"id": later.shown, "answer": "maybe", "reasons": [later.why]} for later in found.later
@@ -167,18 +169,18 @@ def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
         first, *more = step["reasons"] or [""]
         text.append(
             f"  {step['answer']:8} {named(step['id']):<{width}}  {named(first)}"
-            + (f" (and {len(more)} more: recipe why)" if more else "")
+            + (f" (and {len(more)} more reasons: run `recipe why`)" if more else "")
         )
     if len(report["steps"]) > len(steps):
         text.append(f"  … and {len(report['steps']) - len(steps)} more (-v lists all)")
     if report["edited"]:
         text += [
-            "edited by hand (`recipe adopt STEP` takes them, `recipe run --overwrite` replaces them):"
+            "edited outputs (`recipe adopt STEP` accepts them, `recipe run --overwrite` replaces them):"
         ]
         text += [f"  {shown(path)}" for path in report["edited"]]
     if report["stale"]:
         text += [
-            "left by earlier runs and not made now (`recipe clean --stale` removes them):",
+            "stale outputs of earlier runs (`recipe clean --stale` removes them):",
             *(f"  {shown(path)}" for path in report["stale"]),
         ]
     return text

@@ -48,7 +48,7 @@ def _runs(there: There, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([plain(row) for row in rows], indent=2))
     elif not rows:
-        print(f"there is no such run at {there.name}", file=sys.stderr)
+        print(f"no matching run at {there.name}", file=sys.stderr)
     else:
         table = [("RUN", "BEGAN", "STATE", "TIME", "RECIPE", "INPUTS", "USER")]
         table += [
@@ -79,7 +79,7 @@ def _status(there: There, args: argparse.Namespace) -> int:
                 shown(f"{row.word.lower()}: {row.id} {row.recipe}, since {moment_of(row.created)}")
             )
         if not rows:
-            print("no run is under way or waits")
+            print("no running or queued runs")
     return 0
 
 
@@ -110,7 +110,7 @@ def _diff(there: There, args: argparse.Namespace) -> int:
         if not before:
             raise NotFound(
                 f"{second.id} is the only run of {second.recipe} at {there.name}",
-                fix="name two runs; `recipe runs` lists them",
+                fix="name two runs from the list of `recipe runs`",
             )
         first = Run(there, before[0].id).status()
     else:
@@ -168,7 +168,7 @@ def _fetch(there: There, args: argparse.Namespace) -> int:
         for path in paths:
             print(shown(f"{names[path]}  {beside(str(path))}  {about(path.lstat().st_size)}"))
     if now.state not in FINAL and not args.quiet:
-        print(f"recipe: run {run.id} is not over: there may be more later", file=sys.stderr)
+        print(f"recipe: run {run.id} is still running; more output may follow", file=sys.stderr)
     return 0
 
 
