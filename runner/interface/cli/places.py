@@ -99,8 +99,8 @@ def recipe_at(place: Transport, args: argparse.Namespace) -> str:
 
 
 def whereabouts(place: Transport) -> str:
-    """`here`, or `at` a server."""
-    return f"at {place.name}" if place.name else "here"
+    """Where runs were looked for."""
+    return f"at {place.name}" if place.name else "in this workspace"
 
 
 def _refuse_what_servers_ignore(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
