@@ -100,7 +100,7 @@ def on_node(part: Part | None, node: int) -> Part | None:
 
 def kept(ws: Workspace, run: str, part: Part) -> Path:
     """Where the log of an attempt is when it is over."""
-    return ws.kept(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
+    return ws.kept_path(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
 
 
 class LogTail(Protocol):

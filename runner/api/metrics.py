@@ -14,11 +14,11 @@ from ..errors import CannotRun, Invalid
 from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics, run_graph
-from ..storage.records.links import Link, printed, recorded
+from ..storage.records.links import Link, find_links, stored_links
 from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import binned, rows, samples, summaries
-from ..survey.binned import Axis, Curve
+from ..survey.binned import TIMES, Axis, Curve, Span, time_points
 from ..survey.results import Point, read_attempt_points
 from . import values
 from .logs import Part, missing, parts, tail_of, unmaskable
@@ -62,6 +62,7 @@ class Reported(NamedTuple):
     attempt: int
     points: Iterable[Point]
     source: str = ""
+    span: Span = Span()
 
 
 def read_points(
@@ -98,7 +99,7 @@ def _reported(ws: Workspace, run: str, step: str, attempt: int, of: Source) -> I
                 if known is not None
                 else _live(ws, run, part)
             )
-        yield Reported(part.step, part.number, found)
+        yield Reported(part.step, part.number, found, span=_span(known))
 
 
 def _restored(ws: Workspace, run: str, step: str, of: Source) -> Iterator[Reported]:
@@ -124,7 +125,11 @@ def _restored(ws: Workspace, run: str, step: str, of: Source) -> Iterator[Report
                 if of == "machine"
                 else read_attempt_points(ws, each) or ()
             )
-            yield Reported(id, each.n, found, by.run)
+            yield Reported(id, each.n, found, by.run, _span(each))
+
+
+def _span(attempt: AttemptRow | None) -> Span:
+    return Span(attempt.started, attempt.ended) if attempt is not None else Span()
 
 
 class StepCurves(NamedTuple):
@@ -142,7 +147,8 @@ def curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> list[
         _curves[key] = found = _curves.pop(key)  # the latest again
         return found
     by_step: dict[tuple[str, str], list[Point]] = {}
-    for each in _reported(ws, run.id, "", 0, of):
+    reported = _reported(ws, run.id, "", 0, of)
+    for each in _timed(ws, run, reported) if of == "step" and axis in TIMES else reported:
         by_step.setdefault((each.step, each.source), []).extend(each.points)
     found = [
         StepCurves(step, source, binned.build_curves(said, axis))
@@ -154,6 +160,23 @@ def curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> list[
             with suppress(KeyError, StopIteration):  # another thread was quicker
                 del _curves[next(iter(_curves))]
     return found
+
+
+def _timed(ws: Workspace, run: RunRow, reported: Iterable[Reported]) -> Iterator[Reported]:
+    """What attempts reported with the times of it: `at`, and `elapsed` since the step's first attempt."""
+    looked = {
+        (each.step, each.attempt, each.source): each.points
+        for each in _reported(ws, run.id, "", 0, "machine")
+    }
+    origins: dict[tuple[str, str], float] = {}
+    for each in reported:
+        samples = looked.get((each.step, each.attempt, each.source), ())
+        points = time_points([*each.points], samples, each.span)
+        if points:
+            start = each.span.started or points[0]["at"]
+            origin = origins.setdefault((each.step, each.source), start)
+            timed = [{**point, "elapsed": point["at"] - origin} for point in points]
+            yield each._replace(points=timed)
 
 
 _curves: dict[tuple[str, str, int, str, str], list[StepCurves]] = {}
@@ -188,14 +211,14 @@ def _so_far(ws: Workspace, run: str, part: Part) -> summaries.Summaries:
 
 def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None) -> list[Link]:
     """Where else the numbers of a run can be looked at: as stored with its attempts, and of those that run by the beginning of what they printed."""
-    found = recorded(ws.store.runs.attempts(row.id) if attempts is None else attempts)
+    found = stored_links(ws.store.runs.attempts(row.id) if attempts is None else attempts)
     for part in (
         parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT)))
         if row.state not in FINAL
         else ()
     ):
         if not part.ended:
-            found += printed(part.step, _begun(ws, row.id, part), {})
+            found += find_links(part.step, _begun(ws, row.id, part), {})
     return list(dict.fromkeys(found))
 
 
@@ -213,7 +236,7 @@ def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
     elsewhere = rows.is_elsewhere(ws, run)
     if part.pattern and elsewhere:
         printed_lines = rows.read_log(ws, run, part.step, part.number).splitlines()
-        return _known(metrics.matched(printed_lines, part.pattern))
+        return _known(metrics.match_lines(printed_lines, part.pattern))
     if elsewhere:
         return rows.read_points(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
     if unmaskable(ws, part):
@@ -244,7 +267,7 @@ def _printed(part: Part, masker: Masker) -> Iterator[Point]:
         data = file.read().replace(b"\r", b"\n")
     whole, newline, _ = data.rpartition(b"\n")
     lines = map(masker.mask, whole.split(b"\n")) if newline else ()
-    found = [*found, *metrics.matched(lines, part.pattern)]
+    found = [*found, *metrics.match_lines(lines, part.pattern)]
     _logs[part.raw] = offset + len(whole) + len(newline), found
     while len(_logs) > LOGS:
         _logs.pop(next(iter(_logs)), None)

@@ -175,7 +175,10 @@ class AskedWhere(Asked):
         default="local",
         min_length=1,
         max_length=64,
-        description="Where it runs: a driver of `recipe doctor`.",
+        description=(
+            "Where it runs: a driver of `recipe doctor`, or the cheapest of several: "
+            "`any:vastai,runpod`, or `any` for those of the setting `any`."
+        ),
     )
 
 
@@ -204,10 +207,22 @@ class Limits(Given):
     )
 
 
+class AskedSearch(Given):
+    """A search over `sweep`, in which a number may have one text LOW..HIGH or LOW..HIGH:log."""
+
+    trials: int = Field(ge=1, le=1000)
+    metric: str = Field(min_length=1, max_length=200)
+    better: Literal["min", "max"]
+
+
 class AskedPlan(AskedWhere):
     """What is to be planned."""
 
     limits: Limits = Limits()
+    search: AskedSearch | None = Field(
+        default=None,
+        description="Plan one trial of `recipe sweep --tpe`, and answer its command; a server starts no search.",
+    )
 
 
 class StepPlan(BaseModel):
@@ -248,6 +263,9 @@ class PlanView(BaseModel):
     machines: list[RentedMachine] = Field(
         description="What the driver would rent; empty for one that rents nothing."
     )
+    goes_to: list[str] = Field(
+        description="Drivers to whose machines data and secrets of the run may go; with `any` all among which it chooses."
+    )
     usd_of_machines: float | None = Field(
         description="Of all machines; null where that is not known of each."
     )
@@ -277,14 +295,18 @@ class Wanted(NamedTuple):
     start: Start
 
 
-def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
+def checked(
+    room: ServedWorkspace, asked: AskedWhere, search: starting.Search | None = None
+) -> Wanted:
     """Return what is asked for.  Raises NotFound, Refused, and Invalid with every problem of its inputs.
 
     This is cheap whatever is asked, and refuses at once: only a plan needs a process of its own.
     """
     from .. import extensions
+    from ..hosts.renting.several import alternatives
 
     wanted = _wanted(room, asked)
+    wanted = wanted._replace(start=wanted.start._replace(search=search))
     problems = _misfits(room, wanted, asked)
     given = [*asked.inputs.items()]
     given += [(name, value) for name, values in (asked.sweep or {}).items() for value in values]
@@ -292,6 +314,9 @@ def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
     if problems:
         raise Invalid(problems)
     driver = asked.driver
+    with room.working() as ws:
+        if alternatives(ws.config, driver):
+            return wanted
     if driver != "local" and driver not in (known := extensions.drivers(driver)):
         raise NotFound("there is no such driver", fix=did_you_mean(driver, known))
     return wanted
@@ -333,16 +358,19 @@ def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Proble
     """The values that inputs do not take, and names that are none."""
     from ..language import inputs, unread
 
-    recipe, (request, axes) = read_recipe(wanted.offered), wanted.start
+    recipe, (request, axes, search) = read_recipe(wanted.offered), wanted.start
     fix = "leave one of them out"
     problems = [
         Problem("clash", f'"{name}" has one value, and several', None, fix, input=name)
         for name in asked.inputs
         if name in (asked.sweep or {})
     ]
-    if axes:
+    if axes or search:
         try:
-            starting.draft(room.root, wanted.start)
+            if search:
+                starting.first_trial(room.root, wanted.start, search)
+            else:
+                starting.draft(room.root, wanted.start)
         except Invalid as error:
             problems += error.problems
     else:
@@ -465,10 +493,16 @@ def recipe(name: str, room: InRoom) -> RecipeView:
     "/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run"
 )
 async def plan(asked: AskedPlan, room: InRoom, planner: InPlanner, market: InMarket) -> PlanView:
-    wanted = await run_in_threadpool(checked, room, asked)
+    wanted = await run_in_threadpool(checked, room, asked, _search(asked))
     if asked.driver == "local":
         return (await planner.call(planned, room, Known(), wanted, asked))[0]
     return await market.call(planner, planned, room, wanted, asked)
+
+
+def _search(asked: AskedPlan) -> starting.Search | None:
+    if (said := asked.search) is None:
+        return None
+    return starting.Search(said.trials, said.metric, said.better == "min")
 
 
 class OfferShelf(BaseModel):
@@ -527,12 +561,14 @@ def planned(
     room: ServedWorkspace, known: Known, wanted: Wanted, asked: AskedPlan
 ) -> tuple[PlanView, list[Ask]]:
     """Return what a run would do, and what drivers have to be asked for it.  Raises Refused, or a RecipeError, with every problem."""
+    from ..hosts.renting.several import names_of
+
     with surveyed(room, wanted) as (ws, found):
-        looked = look_up(ws, found, [asked.driver] if found.todo else [], known)
+        names = names_of(ws.config, asked.driver)
+        looked = look_up(ws, found, names if found.todo else [], known)
         limits = asked.limits.model_dump(exclude_none=True)
         what = forecasts.Asked(read_recipe(wanted.offered), wanted.start, asked.driver, limits)
-        first = {step: each[0] for step, each in looked.by_step.items()}
-        facts = forecasts.forecast_run(ws, found, what, first)
+        facts = forecasts.forecast_run(ws, found, what, looked.by_step)
         view = PlanView.model_validate(_without_folders(ws, facts))
     return view, looked.missing
 

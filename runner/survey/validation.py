@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..digest import of_value
 from ..errors import Invalid, Problem
 from ..language import document as documents
-from ..language import inputs, parse, shell, unread
+from ..language import empty_reads, inputs, parse, shell, unread
 from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where, is_number
-from ..planning.assemble import once
+from ..planning.assemble import drop_echoes
 from ..planning.beforehand import Trial
 from ..planning.compile import compile_plan
-from . import code_warnings
+from . import code_warnings, script_warnings
 from .absent_files import absent_files
 from .caller_files import WorkspaceGlobs
 from .disk_names import as_disk
@@ -46,10 +46,12 @@ def find_problems(
     if source is not None:
         recipe = place_recipe(recipe, source, root)
     if wrong:
-        return list(once([*found, *wrong, *_check_readable_part(recipe, root, given)]))
+        return list(drop_echoes([*found, *wrong, *_check_readable_part(recipe, root, given)]))
     found += _check_scripts(recipe)
     found += unread.warnings(recipe)
+    found += empty_reads.warnings(recipe)
     found += code_warnings.warnings(recipe, read_imports)
+    found += script_warnings.warnings(recipe, read_imports)
     used = UsedRecipes(root)
     try:
         used.load(recipe)
@@ -72,7 +74,8 @@ def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -
         found += error.problems
     known = {name: value for name, value in given.items() if name in recipe.inputs}
     rest = _check_preset(recipe, used.by_place, root, known, None)
-    return list(dict.fromkeys([*found, *(each for each in rest if each.code in _OF_TEXT)]))
+    found += [each for each in rest if each.code in _OF_TEXT]
+    return list(dict.fromkeys([*found, *absent_files(recipe, root)]))
 
 
 def _readable_part(recipe: Recipe) -> Recipe:
@@ -169,7 +172,7 @@ def _check_preset(
 ) -> list[Problem]:
     first = _check_values(recipe, used, root, given, preset, 0)
     if not first.missing:
-        return list(once([*first.found, *first.certain]))
+        return list(drop_echoes([*first.found, *first.certain]))
     second = _check_values(recipe, used, root, given, preset, 1)
     places = {(problem.code, problem.where) for problem in second.found}
     found = [
@@ -177,7 +180,7 @@ def _check_preset(
         for problem in first.found
         if problem.code not in _OF_VALUES or (problem.code, problem.where) in places
     ]
-    return list(once([*found, *first.certain, *second.certain]))
+    return list(drop_echoes([*found, *first.certain, *second.certain]))
 
 
 class _Checked(NamedTuple):

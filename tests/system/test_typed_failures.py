@@ -38,7 +38,7 @@ def _is_migrated(store: Store) -> None:
             step[2:] for step in steps
         ]
     assert not store.runs.get("well").failure
-    failures = {each.reason: each.failure for each in store.runs.outbox.listed()}
+    failures = {each.reason: each.failure for each in store.runs.outbox.list_letters()}
     assert failures == {
         "": "",
         "HTTP 410 Gone": "gone",

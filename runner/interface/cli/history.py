@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...api.runs import TRIED
 from ...errors import NotFound, did_you_mean
-from ...planning.ids import names, readable, stored
+from ...planning.ids import names, readable, stored_form
 from ...planning.waiting import WaitKind
 from ..handle import core
 from ..handle.here import Here
@@ -263,7 +263,7 @@ def earlier(ended: float, run: str) -> str:
 
 def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
     """What is meant: a step of the last run by its own name, else a run, else a run and a step of it.  The step is empty for all."""
-    word = stored(word)
+    word = stored_form(word)
     is_of_last = word.partition("/")[0].partition("~")[0] == "last"
     newest = [] if is_of_last else place.list_runs(Listing(1)).runs
     ids = [each.id for each in place.run(newest[0].id).steps] if newest else []

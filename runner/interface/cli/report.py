@@ -20,7 +20,7 @@ from ...language.units import about
 from ...language.values import is_number
 from ...paths import temporary_name
 from ...planning import causes
-from ...planning.ids import bare, names, stored
+from ...planning.ids import bare, names, stored_form
 from ...storage import metrics
 from ...survey import rows, samples
 from ...survey.comparison import is_outcome, lower_is_better
@@ -74,7 +74,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     parser.add_argument(
         "--step",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         help="Only this step; a matrix step includes all its instances",
     )

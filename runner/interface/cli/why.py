@@ -15,7 +15,7 @@ from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ...planning.halving import STOPPED
-from ...planning.ids import stored
+from ...planning.ids import stored_form
 from ...survey.explain import describe_end, describe_replaced, preimage_of
 from ..differences import all_of, as_json, text
 from ..tail import named, shown, span
@@ -43,7 +43,7 @@ WORDS = {
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "step",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         help="Step, one matrix instance (`train[lr=0.1]`), or all instances (`train`)",
     )

@@ -32,6 +32,8 @@ from ...api.values import (
     WorkerStatus,
 )
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
+from ...hosts.renting.offering import Shelf
+from ...hosts.renting.several import names_of
 from ...language import parse
 from ...language.library import find
 from ...planning.ids import names
@@ -92,7 +94,11 @@ class Here:
             self.ws.share(settings.store or None)
             request = fetch_packed_inputs(self.ws, new.request)
             found = plan_run(self.ws, request, new.choice)
-            shelves = of_driver(self.ws, found, settings.driver) if found.todo else {}
+            names = names_of(self.ws.config, settings.driver) if found.todo else ()
+            shelves: dict[str, list[Shelf]] = {}
+            for name in names:
+                for step, shelf in of_driver(self.ws, found, name).items():
+                    shelves.setdefault(step, []).append(shelf)
             recipe = parse.load(find(new.request.recipe, self.ws.root))
             asked = Asked(recipe, Start(new.request), settings.driver, settings.limits)
             facts = forecast_run(self.ws, found, asked, shelves)

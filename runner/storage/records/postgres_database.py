@@ -128,7 +128,7 @@ class PostgresDatabase:
         while True:
             try:
                 if self._connection is None or self._connection.closed:
-                    self._connection = _idle.pop(self._url, None) or connected(self._url)
+                    self._connection = _idle.pop(self._url, None) or connect(self._url)
                     self._news += 1
                 return what(self._connection)
             except psycopg.OperationalError as error:
@@ -151,7 +151,7 @@ _idle: dict[str, Connection[Row]] = {}
 """Connections that were closed, for the next caller of the same address: a Python program opens its workspace anew for each call."""
 
 
-def connected(url: str) -> Connection[Row]:
+def connect(url: str) -> Connection[Row]:
     """Connect.  Notifications are heard at once, or behind a pooler of transactions when the next beat looks."""
     db = psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="recipe")
     if _is_pooled(db):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ...errors import Busy, Invalid, NotFound, Problem
 from ...failures import RunFailure
-from .database import Data, Json, Row, damaged_value, mapping, parsed, text
+from .database import Data, Json, Row, damaged_value, mapping, parse_stored, text
 from .exchange import Exchange, Output, outputs_of
 from .index import NOTHING, Changes
 
@@ -194,7 +194,7 @@ def run_of(row: Row) -> RunRow:
 def attempt_of(row: Row) -> AttemptRow:
     """A row of the table of attempts."""
     return AttemptRow._make(
-        (*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12]))
+        (*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parse_stored(row[12]))
     )
 
 
@@ -512,7 +512,7 @@ class Runs(Protocol):
         """A number that is another one once something may have been asked or submitted, or a claim has to be kept.  Cheap."""
         ...
 
-    def requested(self, run: str, fence: int) -> str:
+    def take_request(self, run: str, fence: int) -> str:
         """What has been asked of the run that we have claimed; the claim is kept for longer.  Raises Stale."""
         ...
 
@@ -538,7 +538,7 @@ class Runs(Protocol):
         """Claim the first run that is due and that no worker has: by priority, then by how long it has been due.  None: there is none."""
         ...
 
-    def opened(self, run: str, address: str) -> None:
+    def forget_opener(self, run: str, address: str) -> None:
         """Forget what opens an address of a run, which was fetched: where no other machine can be asked to fetch it again."""
         ...
 

@@ -126,7 +126,7 @@ def home(workspace: Path, environ: Mapping[str, str]) -> Path:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[Callable[[], bool]]:
+def hold_inode(folder: Path) -> Iterator[Callable[[], bool]]:
     """Gives a question: whether `folder` is still the one that it is now.  While it is open, its number is given to no other."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -161,7 +161,8 @@ class Store:
         """
         database = Database.open(root, STORE, read_only=read_only)
         return cls(
-            database, _shared(shared, workspace, database, read_only=read_only) if shared else None
+            database,
+            _open_shared(shared, workspace, database, read_only=read_only) if shared else None,
         )
 
     def close(self) -> None:
@@ -181,7 +182,7 @@ class Store:
         self.close()
 
 
-def _shared(address: str, workspace: str, database: Database, *, read_only: bool) -> Runs:
+def _open_shared(address: str, workspace: str, database: Database, *, read_only: bool) -> Runs:
     if not address.startswith(("postgresql://", "postgres://")):
         raise Unusable(
             "RECIPE_RUNS is not the address of a PostgreSQL database",
