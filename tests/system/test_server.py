@@ -748,7 +748,7 @@ def test_a_token_goes_to_no_file_that_others_can_read(tmp_path: Path) -> None:
     finally:
         process.terminate()
         _, err = process.communicate(timeout=60)
-    assert "the token goes to a file, which only its owner can read from now on" in err
+    assert "the token is written to a file; its mode is now 0600" in err
 
 
 def test_a_page_begins_behind_a_run_that_is_deleted_too(rest: Rest) -> None:
