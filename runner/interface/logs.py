@@ -174,8 +174,8 @@ class Follower:
             # In this order: what is over, or is left, has stored all events before.
             now: Status = next(given(self._place, core.ask(lambda there: there.run(self._run))))
             self._hear()
-            waits_for_nobody = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
-            is_left = waits_for_nobody and (now.state != "QUEUED" or time.monotonic() > give_up_at)
+            is_unclaimed = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
+            is_left = is_unclaimed and (now.state != "QUEUED" or time.monotonic() > give_up_at)
             step_is_over = step != "" and self._states.get(step) in STEP_FINAL
             if now.over or is_left or now.state == "PAUSED" or step_is_over:
                 self._is_over = True
