@@ -226,7 +226,7 @@ class _Looks:
                 "processes": processes if launcher == "accelerate" or tools else 1,
                 "nodes": spec.node_count,
                 "state": bool(spec.state),
-                "retries": spec.retries,
+                "retries": spec.options.retries,
                 "env": Facts({name: value for name, value in env.items()}),
                 "secrets": sorted(given),
                 "logins": program.logins() if self._driver in _HERE and not spec.image else [],
@@ -384,7 +384,7 @@ class _Looks:
         )
         row = self._ws.store.runs.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
-            kept["said"] = _tail(self._ws.kept(row.run, node.id, row.n, ".log"))
+            kept["said"] = _tail(self._ws.kept_path(row.run, node.id, row.n, ".log"))
         if not spec.state or (image := preimage_of(self._found, n)) is None:
             return kept
         found = checkpoints.made_under(
@@ -402,7 +402,7 @@ class _Looks:
             "max_steps": made["continues"].get("max_steps"),
             "torch": _torch(generation / name),
         }
-        for each, verdict in checkpoints.judged(generation / name, pattern):
+        for each, verdict in checkpoints.judge_checkpoints(generation / name, pattern):
             if verdict.ok:
                 return kept | {"checkpoint": each, "processes": verdict.world or made["world"]}
         return kept

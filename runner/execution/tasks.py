@@ -39,8 +39,8 @@ def tasks_of(
                 tuple(needs - many),
                 tuple(many),
                 pools,
-                spec.retries,
-                spec.preemptions,
+                spec.options.retries,
+                spec.options.preemptions,
                 bool(node.flags & ALLOW_FAILURE),
             )
         )
@@ -76,7 +76,7 @@ def given(found: Survey) -> list[str]:
         for path in facts.matches.get(dep, (dep,))
     ]
     contents += [
-        facts.takes.get(taken.asked)
+        facts.takes.get(taken.lookup_key)
         for node in nodes
         for taken in node.takes
         if taken.kind == "path" and not taken.only

@@ -9,12 +9,12 @@ from . import units
 from .recipe import Metrics, Output, Select, State, Step, Uses
 from .source import Source, code, env_files, path_or_glob
 from .spelling import as_written
+from .step_options import DEFAULT_PREEMPTIONS, StepOptions
 from .template import has
 from .values import Where
 
 _USES_KEYS = frozenset(("uses", "with", "preset", "needs", "when", "matrix", "where", "resources"))
 _SELECT_KEYS = frozenset(("select", "min", "max", "needs", "when"))
-_DEFAULT_PREEMPTIONS = 10
 
 
 class _Retries(NamedTuple):
@@ -41,7 +41,6 @@ class StepsReader:
         self._check_program(raw.get("run"), path)
         self._check_shell(id, raw, path)
         self._check_allow_failure(raw, path)
-        retries = self._retries(raw.get("retries", 0), path)
         source.check_numbers(raw.get("matrix"), (*path, "matrix"))
         nodes = raw.get("nodes")
         return Step(
@@ -70,15 +69,23 @@ class StepsReader:
             matrix=raw.get("matrix"),
             allow_failure=raw.get("allow_failure", False),
             when=raw.get("when"),
-            retries=retries.failure,
-            preemptions=retries.preemption,
-            oom=retries.oom,
-            timeout=source.unit(units.duration, raw, "timeout", path),
-            idle_timeout=source.unit(units.duration, raw, "idle_timeout", path),
-            ends_on_nan=self._ends_on_nan(raw, path),
+            options=self._options(raw, path),
             cache=raw.get("cache", True),
             metrics=self._metrics(raw["metrics"], path) if raw.get("metrics") else None,
             local=raw.get("where") == "local",
+        )
+
+    def _options(self, raw: dict[str, Any], path: Where) -> StepOptions:
+        retries = self._retries(raw.get("retries", 0), path)
+        return StepOptions(
+            retries=retries.failure,
+            preemptions=retries.preemption,
+            oom=retries.oom,
+            timeout=self._source.unit(units.duration, raw, "timeout", path),
+            idle_timeout=self._source.unit(units.duration, raw, "idle_timeout", path),
+            ends_on_nan=self._ends_on_nan(raw, path),
+            nice=int(raw.get("nice", 0)),
+            sandbox=_sandbox(raw.get("sandbox", self._source.raw.get("sandbox"))),
         )
 
     def _ends_on_nan(self, raw: dict[str, Any], path: Where) -> bool:
@@ -157,7 +164,7 @@ class StepsReader:
 
     def _retries(self, raw: Any, path: Where) -> _Retries:
         if not isinstance(raw, dict):
-            return _Retries(int(raw), _DEFAULT_PREEMPTIONS, {})
+            return _Retries(int(raw), DEFAULT_PREEMPTIONS, {})
         oom = {str(name): int(text[1:]) for name, text in raw.get("oom", {}).items()}
         for name in oom:
             if name not in self._source.inputs:
@@ -165,7 +172,7 @@ class StepsReader:
                 where = (*path, "retries", "oom", name)
                 fix = self._source.near(name, self._source.inputs)
                 self._source.problem("unknown-input", message, where, fix, key=True)
-        failure, preemption = raw.get("failure", 0), raw.get("preemption", _DEFAULT_PREEMPTIONS)
+        failure, preemption = raw.get("failure", 0), raw.get("preemption", DEFAULT_PREEMPTIONS)
         return _Retries(int(failure), int(preemption), oom)
 
     def _accelerate(self, raw: dict[str, Any], path: Where) -> dict[str, Any] | None:
@@ -278,6 +285,12 @@ class StepsReader:
                 fix = "name what it finds: loss (?P<loss>[0-9.]+)"
                 self._source.problem("bad-pattern", message, where, fix)
         return Metrics(raw.get("file"), raw.get("pattern"))
+
+
+def _sandbox(raw: Any) -> str:
+    if isinstance(raw, dict):
+        return "network" if raw["network"] else "closed"
+    return "" if raw is None else "closed" if raw else "off"
 
 
 def _uses(raw: dict[str, Any]) -> Uses | None:

@@ -37,7 +37,7 @@ def _named_by_keys(recipe: Recipe) -> set[str]:
     names.update(recipe.secrets)
     for step in recipe.steps.values():
         names.update(step.secrets or ())
-        names.update(step.oom)
+        names.update(step.options.oom)
     return names
 
 

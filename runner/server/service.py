@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, Field, TypeAdapter
 
+from ..api import costs
 from ..api.artifacts import list_outputs
 from ..api.leases import end_lease, gpus_of, list_leases
 from ..api.metrics import last_samples
@@ -18,7 +19,7 @@ from ..api.stores import list_stores
 from ..api.values import moment
 from ..errors import CannotRun, NotFound
 from ..hosts.renting import offering
-from ..interface import costs, shelves
+from ..interface import shelves
 from ..interface.pairs import filters
 from ..storage.records.ledger import Ledger, of_user
 from ..storage.records.runs import FINAL, RunRow, Wanted
@@ -188,7 +189,7 @@ def end(key: str, room: InRoom, _body: Nothing | None = None) -> EndedLease:
 def machines(
     room: InRoom,
     market: InMarket,
-    driver: Annotated[str, Query(max_length=64, pattern=r"^[a-z][a-z0-9_-]*$")] = "all",
+    driver: Annotated[str, Query(max_length=64, pattern=r"^[a-z][a-z0-9_:,-]*$")] = "all",
     where: Annotated[
         list[Annotated[str, Query(max_length=100, pattern=r"^[a-z_]+=.+$")]] | None,
         Query(max_length=16),
@@ -197,10 +198,12 @@ def machines(
 ) -> OfferList:
     from drivers.base import Need, Wish
 
+    from ..hosts.renting.several import names_of
+
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.working() as ws:
         try:
-            names = [*offering.priced(ws, driver).drivers]
+            names = [*offering.priced(ws, ",".join(names_of(ws.config, driver))).drivers]
         except CannotRun as error:
             raise Refused(
                 404, "not-found", str(error), "GET /v1/offers asks all that do"

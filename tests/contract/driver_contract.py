@@ -801,7 +801,7 @@ class ConnectingContract(LeaseContract):
         async def look() -> None:
             driver = self.make(place)
             await driver.connect()
-            hosts = driver.connected()
+            hosts = driver.connected_hosts()
             assert hosts.keys() == {offer.id for offer in await driver.offers(Wish())}
             for host in hosts.values():
                 assert await gathered(host.call((SH, "-c", "echo here"))) == b"here\n"

@@ -71,6 +71,20 @@ def test_a_step_on_two_nodes_is_one_allocation_and_nothing_is_left_of_it(
     assert space.run() == [], "what was made on a cluster is fresh here"
 
 
+def test_a_step_in_a_sandbox_on_two_nodes_sees_its_own_files_alone(space: Space) -> None:
+    needs("sandbox")
+    space.recipe(
+        "steps:\n"
+        "  a:\n"
+        "    nodes: 2\n"
+        "    sandbox: {network: true}\n"
+        f"    run: 'ls {space.root} > o.txt 2>&1 || echo $NODE_RANK of $NNODES > o.txt'\n"
+        "    outputs: {o: o.txt}\n"
+    )
+    assert space.run(settings=SLURM) == ["a"]
+    assert space.read("o.txt") == "0 of 2\n"
+
+
 def test_prices_of_nodes_are_shown_asked_about_counted_and_held_to_the_limit(
     space: Space, cluster: Slurm
 ) -> None:

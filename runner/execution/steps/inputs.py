@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...hosts.place.overlays import WORD, Overlays
 from ...hosts.place.place import Place
 from ...hosts.place.staging import Attempt as AttemptDirectory
 from ...planning.plan import Node
 from ...planning.step import StepSpec
 from ...storage.content.files import Content
 from ...storage.content.inputs import StoredInputs
-from ...storage.sources import chosen, fetch
+from ...storage.sources import fetch, identify_files
 from ...storage.workspace import Workspace
 from .commit import GroupCommit
 from .environments import StepEnvironments
@@ -35,6 +36,8 @@ class InputStager:
         self._top = str(ws.root)
         self._inputs = StoredInputs(ws.objects, ws.cache)
         self._explained: set[tuple[str, str]] = set()  # inputs that are no files of ours, and why
+        wants_overlays = ws.config.inputs == WORD
+        self._overlays = Overlays(str(ws.home)) if wants_overlays else None
 
     def stage(self, node: Node, spec: StepSpec, directory: AttemptDirectory, place: Place) -> None:
         """Put all inputs of a step into its attempt directory.
@@ -43,16 +46,19 @@ class InputStager:
         """
         cache, objects = self._ws.cache, self._ws.objects
         directory.boxed = bool(self._environments.container_image(spec, place))
+        is_closed = directory.boxed or bool(self._environments.sandbox(spec))
+        if self._overlays is not None and not is_closed and not place.elsewhere:
+            directory.overlays = self._usable_overlays()
         inputs = None if place.own_disk else self._inputs
         add = functools.partial(directory.add_path, cache, inputs=inputs)
         for at, content, source, name, group in self._declared(node):
             add(at, content, source, name, copy=not group, group=group)
         for url, commit, at in spec.git:
-            from ...storage.git_checkout import checkout, located
+            from ...storage.git_checkout import checkout, locate
 
             checkout(
                 self._ws,
-                located(url, self._steps.plan.homes[node.home]),
+                locate(url, self._steps.plan.homes[node.home]),
                 commit,
                 Path(directory.target_of(at)),
             )
@@ -61,24 +67,30 @@ class InputStager:
             if kind == "path":
                 source = str(self._ws.absolute(address))
                 if only and os.path.isdir(source):
-                    identity, contents = chosen(cache, source, only)
+                    identity, contents = identify_files(cache, source, only)
                     for path in contents:
                         each = f"{source}/{path}"
                         add(each, contents[path], each, f"{name}/{path}", group=name)
-                    if identity != self._steps.facts.takes[taken.asked]:
+                    if identity != self._steps.facts.takes[taken.lookup_key]:
                         directory.doubtful.append(
                             source
                         )  # one came, went or changed since the key was made
                     continue
-                add(source, self._steps.facts.takes[taken.asked], source, name)
+                add(source, self._steps.facts.takes[taken.lookup_key], source, name)
             elif (
                 kind != "stream" and name not in directory.objects
             ):  # else its host has it from its bucket
                 source = str(
-                    fetch(self._ws, kind, address, str(self._steps.facts.takes[taken.asked]), only)
+                    fetch(
+                        self._ws,
+                        kind,
+                        address,
+                        str(self._steps.facts.takes[taken.lookup_key]),
+                        only,
+                    )
                 )
                 if address in self._ws.addresses:
-                    self._ws.store.runs.opened(self._commits.run, address)
+                    self._ws.store.runs.forget_opener(self._commits.run, address)
                 add(source, None, source, name)
         for producer, output, name, below in node.upstream:
             made = self._steps.made[producer].outputs.get(output)
@@ -94,6 +106,18 @@ class InputStager:
             else:
                 directory.add_object(objects, made, name, by_link=place.own_disk)
         directory.give_files(cache, self._inputs)
+
+    def _usable_overlays(self) -> Overlays | None:
+        """The means by which steps may change their inputs; None where it cannot be had, which is said once."""
+        overlays = self._overlays
+        if overlays is None or not (why := overlays.refusal(str(self._ws.home))):
+            return overlays
+        self._overlays = None
+        self._commits.say(
+            f'inputs = "{WORD}" of recipe.toml cannot be had on this machine ({why}): '
+            "inputs are staged as without it"
+        )
+        return None
 
     def explain(self, node: Node, directory: AttemptDirectory) -> None:
         """Say once a run which inputs are links, or copies for each step, and why."""

@@ -106,11 +106,15 @@ class RunSchedule:
 
     def make_again(self, id: str, reason: str) -> None:
         """The bytes of a FRESH or DONE step are gone: it runs again."""
-        self._journal.record(self._scheduler.gone(id, reason))
+        self._journal.record(self._scheduler.lose(id, reason))
 
     def extend(self, tasks: Iterable[Task]) -> None:
         """Add steps to the run, or replace those that still wait."""
         self._journal.record(self._scheduler.extend(tasks))
+
+    def grow(self, jobs: int, capacity: Mapping[str, float]) -> None:
+        """There is room for so many more steps at once, and so much more in the pools."""
+        self._scheduler.grow(jobs, capacity)
 
     def take_over(self, states: Mapping[str, State]) -> None:
         """Judge again what an earlier worker had begun, or chosen to run.
@@ -167,12 +171,12 @@ class RunSchedule:
     @property
     def starts_nothing(self) -> bool:
         """Whether nothing new starts: of a run that is paused or ends."""
-        return self._scheduler.held
+        return self._scheduler.is_held
 
     @property
     def is_finished(self) -> bool:
         """Whether every step is final."""
-        return self._scheduler.finished
+        return self._scheduler.is_finished
 
     @property
     def result(self) -> RunState:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
@@ -17,7 +17,7 @@ from ...execution.session import look
 from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
-from ...planning.ids import stored
+from ...planning.ids import stored_form
 from ...survey.empty_globs import empty_warnings
 from ..pairs import filters
 from ..tail import named, shown, span
@@ -67,23 +67,25 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     steps.add_argument(
         "-R",
         dest="again",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         action="append",
         default=[],
         help="Rerun STEP, and downstream steps if its outputs change",
     )
-    steps.add_argument("--until", type=stored, metavar="STEP", help="Run STEP and its dependencies")
+    steps.add_argument(
+        "--until", type=stored_form, metavar="STEP", help="Run STEP and its dependencies"
+    )
     steps.add_argument(
         "--from",
         dest="begin",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         help="Rerun STEP and all downstream steps, ignoring cached results",
     )
     steps.add_argument(
         "--only",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         help="Run STEP alone; its dependencies must be up to date",
     )
@@ -323,7 +325,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     if args.driver == "local" or not found.todo:
         return []
     from ...execution.refusals import sends, signed_there
-    from ...hosts.renting.several import names_of
+    from ...hosts.renting.several import data_goes_to
     from ..shelves import chosen
 
     try:
@@ -340,7 +342,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         }
         return [
             *chosen(shelves),
-            *([_among(ws, names)] if len(names := names_of(ws.config, args.driver)) > 1 else ()),
+            *filter(None, [data_goes_to(ws.config, args.driver)]),
             *_crews(ws, found, args),
             *(
                 [f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"]
@@ -446,7 +448,8 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     if args.driver == "local":
         return True
     from ...hosts.renting import offering
-    from ..shelves import ranking
+    from ...hosts.renting.offering import rank_offers
+    from ...hosts.renting.several import data_goes_to
 
     drivers = _renting(ws, args)
     endless = [name for name, driver in drivers.items() if driver.traits.ends == "nothing"]
@@ -463,10 +466,7 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
         )
     if not drivers:
         return True
-    among = _among(ws, [*drivers]) if len(drivers) > 1 else ""
     if args.yes:
-        if among:
-            print(f"recipe: {among}", file=sys.stderr)
         return True
     found = look(ws, request, choice)
     limits = lower(found.plan.settings.limits, placed(ws, settings_of(args)).limits)
@@ -477,12 +477,11 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     total = None
     if found.todo:
         shelves = _shelves(ws, found, args)
-        best = [first for each in shelves.values() for first, _offer in ranking(each)[:1]]
+        best = [first for each in shelves.values() for first, _offer in rank_offers(each)[:1]]
         total = offering.to_confirm(ws, best, limits.cost, max(1, at_once), [*drivers])
     if total is None:
-        if among and found.todo:
-            print(f"recipe: {among}", file=sys.stderr)
         return True
+    among = data_goes_to(ws.config, args.driver)
     cost = f"it would cost about ${total:.2f}" + f"; {among}" * bool(among)
     return agreed(
         f"{cost}; rent?",
@@ -496,20 +495,14 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     )
 
 
-def _among(ws: Workspace, names: Sequence[str]) -> str:
-    """Where data and secrets of a run may go that chooses among drivers."""
-    to = f"{', '.join(names[:-1])} or {names[-1]}"
-    kept = [name for name in names if ws.config.driver(name).get("secrets", "send") == "deny"]
-    what = "its data" if kept else "its data and secrets"
-    return f"{what} may go to machines of {to}"
-
-
 def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     _warn(ws, found, args)
     for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         print(f"recipe: {notice}", file=sys.stderr)
     verdict = _checked(ws, found, args)
-    expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+    expected = ws.store.index.expected_seconds(
+        found.plan.recipe, [node.id for node in found.plan.nodes]
+    )
     if args.json:
         print(
             json.dumps(

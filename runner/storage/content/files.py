@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, NewType, TypeAlias
 
 from ... import digest
-from ...errors import CannotRun, Infrastructure
+from ...errors import CannotRun, DiskFull, Infrastructure
 
 Content = NewType("Content", str)
 """`f:`, `x:` or `t:` and 64 lowercase hex digits."""
@@ -104,7 +104,7 @@ def tree_id(manifest: Sequence[Entry]) -> Content:
     return Content("t:" + digest.of_value("tree/1", manifest))
 
 
-def settled(found: Identity, at_ns: int) -> bool:
+def is_settled(found: Identity, at_ns: int) -> bool:
     """Whether a digest begun at `at_ns` may be remembered under this identity: no later change can look the same."""
     return at_ns - max(found.mtime_ns, found.ctime_ns) > slack(found.mtime_ns)
 
@@ -421,6 +421,6 @@ def no_space(error: OSError, path: str) -> Infrastructure:
         folder = os.path.dirname(folder)
     free = os.statvfs(folder or "/")
     message = f"the disk is full: {path}: {error.strerror}, {free.f_bavail * free.f_frsize} bytes are free and {free.f_favail} inodes"
-    return Infrastructure(
+    return DiskFull(
         message, fix="free some space (`recipe gc` helps), and run again: finished steps are kept"
     )

@@ -136,15 +136,20 @@ def test_a_whole_recipe_is_read() -> None:
         Output("cache", "latents", directory=True),
         Output("log", "log.txt", False, True, True, True, 300),
     )
-    assert (latents.retries, latents.preemptions, latents.secrets, latents.code) == (
+    assert (
+        latents.options.retries,
+        latents.options.preemptions,
+        latents.secrets,
+        latents.code,
+    ) == (
         3,
         10,
         None,
         None,
     )
     assert (
-        train.retries,
-        train.preemptions,
+        train.options.retries,
+        train.options.preemptions,
         train.secrets,
         train.nodes,
         train.local,
@@ -156,7 +161,12 @@ def test_a_whole_recipe_is_read() -> None:
         State("bare", "state/bare"),
         State("own", "out/ckpt"),
     )
-    assert (train.timeout, train.idle_timeout, train.metrics, train.resources.key) == (
+    assert (
+        train.options.timeout,
+        train.options.idle_timeout,
+        train.metrics,
+        train.resources.key,
+    ) == (
         5400,
         600,
         Metrics(),
