@@ -19,6 +19,7 @@ _NEGATIVE = re.compile(r"-[\d.]")
 _SHELL_ENDS = frozenset(";|&<>()")
 _SHELL_SPECIAL = re.compile(r"[$`*?\[~{]")
 _SHOWN = 12  # options that a fix names
+_LEAVES = re.compile(r"(?:^|[\s;&|(])(?:cd|pushd)\s")  # the folder in which the files are
 _HOLE = "\0"  # stands for an expression in a script
 
 
@@ -70,7 +71,7 @@ def words_of_script(
     """
     text = re.sub(r"\{\{.*?\}\}", _HOLE, run, flags=re.DOTALL).replace("\\\n", " ")
     lines = [line for line in text.splitlines() if script in line]
-    if len(lines) != 1 or "<<" in text:
+    if len(lines) != 1 or "<<" in text or _LEAVES.search(text):
         return None
     lexer = shlex.shlex(lines[0], posix=True, punctuation_chars=True)
     lexer.whitespace_split = True

@@ -166,7 +166,8 @@ def test_a_mapping_of_options_gives_their_words() -> None:
     ("script", "words"),
     [
         ("python train.py --data x > log", ["--data", "x"]),
-        ("cd a\npython train.py \\\n  --data 'a b' && echo done", ["--data", "a b"]),
+        ("set -e\npython train.py \\\n  --data 'a b' && echo done", ["--data", "a b"]),
+        ("cd a\npython train.py --data x", None),
         ("python train.py --data x # --other", ["--data", "x"]),
         ("python train.py --a\npython train.py --b", None),
         ("python -m train.py --data x", ["--data", "x"]),
