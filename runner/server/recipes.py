@@ -207,10 +207,22 @@ class Limits(Given):
     )
 
 
+class AskedSearch(Given):
+    """A search over `sweep`, in which a number may have one text LOW..HIGH or LOW..HIGH:log."""
+
+    trials: int = Field(ge=1, le=1000)
+    metric: str = Field(min_length=1, max_length=200)
+    better: Literal["min", "max"]
+
+
 class AskedPlan(AskedWhere):
     """What is to be planned."""
 
     limits: Limits = Limits()
+    search: AskedSearch | None = Field(
+        default=None,
+        description="Plan one trial of `recipe sweep --tpe`, and answer its command; a server starts no search.",
+    )
 
 
 class StepPlan(BaseModel):
@@ -283,7 +295,9 @@ class Wanted(NamedTuple):
     start: Start
 
 
-def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
+def checked(
+    room: ServedWorkspace, asked: AskedWhere, search: starting.Search | None = None
+) -> Wanted:
     """Return what is asked for.  Raises NotFound, Refused, and Invalid with every problem of its inputs.
 
     This is cheap whatever is asked, and refuses at once: only a plan needs a process of its own.
@@ -292,6 +306,7 @@ def checked(room: ServedWorkspace, asked: AskedWhere) -> Wanted:
     from ..hosts.renting.several import alternatives
 
     wanted = _wanted(room, asked)
+    wanted = wanted._replace(start=wanted.start._replace(search=search))
     problems = _misfits(room, wanted, asked)
     given = [*asked.inputs.items()]
     given += [(name, value) for name, values in (asked.sweep or {}).items() for value in values]
@@ -343,16 +358,19 @@ def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Proble
     """The values that inputs do not take, and names that are none."""
     from ..language import inputs, unread
 
-    recipe, (request, axes) = read_recipe(wanted.offered), wanted.start
+    recipe, (request, axes, search) = read_recipe(wanted.offered), wanted.start
     fix = "leave one of them out"
     problems = [
         Problem("clash", f'"{name}" has one value, and several', None, fix, input=name)
         for name in asked.inputs
         if name in (asked.sweep or {})
     ]
-    if axes:
+    if axes or search:
         try:
-            starting.draft(room.root, wanted.start)
+            if search:
+                starting.first_trial(room.root, wanted.start, search)
+            else:
+                starting.draft(room.root, wanted.start)
         except Invalid as error:
             problems += error.problems
     else:
@@ -475,10 +493,16 @@ def recipe(name: str, room: InRoom) -> RecipeView:
     "/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run"
 )
 async def plan(asked: AskedPlan, room: InRoom, planner: InPlanner, market: InMarket) -> PlanView:
-    wanted = await run_in_threadpool(checked, room, asked)
+    wanted = await run_in_threadpool(checked, room, asked, _search(asked))
     if asked.driver == "local":
         return (await planner.call(planned, room, Known(), wanted, asked))[0]
     return await market.call(planner, planned, room, wanted, asked)
+
+
+def _search(asked: AskedPlan) -> starting.Search | None:
+    if (said := asked.search) is None:
+        return None
+    return starting.Search(said.trials, said.metric, said.better == "min")
 
 
 class OfferShelf(BaseModel):

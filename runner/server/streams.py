@@ -290,7 +290,8 @@ def measured(
     x: Annotated[
         Axis,
         Query(
-            description="With `bins`, the axis; seconds: the sum of `time_step`; at: when a machine was looked at, in seconds since the epoch."
+            description="With `bins`, the axis; seconds: the sum of `time_step`; at: when it was reported, in seconds since the epoch;"
+            " elapsed: since the step's first attempt started. Times are known every 5 seconds."
         ),
     ] = "step",
     low: Annotated[

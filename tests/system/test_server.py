@@ -664,7 +664,7 @@ def test_what_the_document_has_a_newcomer_type_works(rest: Rest) -> None:
 
 
 def test_every_address_stands_in_the_document(rest: Rest) -> None:
-    table = DOCUMENT.split("## Addresses")[1].split("\n## ")[0]
+    table = DOCUMENT.split("## Endpoints")[1].split("\n## ")[0]
     for path in rest.get("/openapi.json")["paths"]:
         assert (
             path.replace("/api/training", "") in table
