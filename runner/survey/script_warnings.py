@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..language.imports import Imports, Start, started
+from ..language.imports import BY_VALUE, Imports, Start, started
 from ..language.recipe import GitCode
 from ..language.script_options import ScriptOptions, options_of
 from ..language.script_words import (
@@ -50,7 +50,9 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
             words = _given_words(step, start)
             found = follow_imports(base, [start], path, read)
             file = next((each.file for each in reversed(found.files.values()) if not each.by), "")
-            if words is None or found.doubts or file in made or file in step.files:
+            # A module that a value names adds no option unless it is handed the parser, which is looked for.
+            unsure = any(not doubt.endswith(BY_VALUE) for _, doubt in found.doubts)
+            if words is None or unsure or file in made or file in step.files:
                 continue
             takes = _options(base, file, found)
             for fault in faults(start.name, takes, words, _place(step)) if takes else ():
