@@ -11,7 +11,7 @@ from .tables import aligned
 def as_text(costs: Costs) -> list[str]:
     """A table of them, with their sum."""
     if not costs.leases:
-        return ["nothing was rented"]
+        return ["no machines were rented"]
     rows = [
         (
             cost["driver"],

@@ -40,8 +40,8 @@ HEAD: Final = (
 )
 
 
-GUESSED: Final = "~: a guess, as no run has measured it yet ({})"
-UNKNOWN: Final = "how long the run takes is not known on {}: offers of it come last"
+GUESSED: Final = "~: estimate, not measured by a run yet ({})"
+UNKNOWN: Final = "the run time on {} is unknown; its offers are listed last"
 
 
 class Asked(NamedTuple):
@@ -215,7 +215,7 @@ def chosen(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
         for shelf in shelves:
             if not shelf.offers and (not ranked or shelf.failed):
                 lines.append(
-                    f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}"
+                    f"rents for {step}: {shelf.failed or f'{shelf.driver} has no matching machine'}"
                 )
             ends = f"{shelf.driver}: {shelf.ends}" if several and shelf.ends else shelf.ends
             lines += [

@@ -748,4 +748,4 @@ def test_a_token_goes_to_no_file_that_others_can_read(tmp_path: Path) -> None:
     finally:
         process.terminate()
         _, err = process.communicate(timeout=60)
-    assert "the token goes to a file, which only its owner can read from now on" in err
+    assert "the token is written to a file; its mode is now 0600" in err

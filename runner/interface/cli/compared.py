@@ -29,13 +29,13 @@ def tell(a: Status, b: Status, found: Differences, args: argparse.Namespace) -> 
     print(f"A  {_head(a)}\nB  {_head(b)}")
     lines = ["inputs", *all_of(found.inputs, "  ")] if found.inputs else []
     lines += _of_steps(found.steps, all=bool(args.verbose))
-    print("\n".join(lines) if lines else "nothing differs in what both ran")
+    print("\n".join(lines) if lines else "no differences in the steps that both ran")
     for letter, other in (("A", "B"), ("B", "A")):
         only = [step.id for step in found.steps if step.only == letter]
         if only:
             more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
             ids = named(", ".join(only[:_LISTED]))
-            print(f"only in {letter}, fresh in {other} or no part of it: {ids}{more}")
+            print(f"only in {letter}, cached in {other} or not part of it: {ids}{more}")
 
 
 def _facts(found: Differences) -> dict[str, object]:

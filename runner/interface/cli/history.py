@@ -133,7 +133,7 @@ def _runs(place: Transport, args: argparse.Namespace) -> int:
         print("\n".join(_table(found)))
     else:
         where = whereabouts(place)
-        none = f"there is no such run {where}" if chosen else f"nothing was run {where} yet"
+        none = f"no matching run {where}" if chosen else f"no runs {where} yet"
         print(none, file=sys.stderr)
     return 0
 
@@ -210,7 +210,7 @@ def _logs(place: Transport, args: argparse.Namespace) -> int:
         return _logs_of_others(place, args, run, step, writer)
     any_shown = show(place, run, chosen, writer, _say, heads=not step or len(chosen) > 1)
     if not any_shown and not args.quiet:
-        _say("nothing was printed")
+        _say("no output")
     return 0
 
 
@@ -241,7 +241,7 @@ def _logs_of_others(
         made = makers(place.ws, place.ws.store.runs.get(run), step)
         made = [each for each in made if args.attempt in (None, each.n)]
     if not made and state:
-        _say(f"{readable(step)} was not started: {state}")
+        _say(f"{readable(step)} did not start (state: {state})")
         return 0
     if not made:
         raise NotFound(f'"{step}" did not run in {run}', fix=near_step(step, list(steps)))
@@ -252,7 +252,7 @@ def _logs_of_others(
         chosen = [LogPart(each.step, each.n, 0, False, args.node) for each in mine]
         any_shown |= show(place, maker, chosen, writer, _say, heads=len(made) > 1)
     if not any_shown and not args.quiet:
-        _say("nothing was printed, or its log is not kept")
+        _say("no output, or the log is no longer stored")
     return 0
 
 
@@ -301,9 +301,9 @@ def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) ->
     )
     ended = follower.follow(step)
     if ended.state == "PAUSED":
-        _say(f"run {run} is paused; `recipe resume {run}` continues it")
+        _say(f"run {run} is paused; continue it with `recipe resume {run}`")
     elif not ended.over and ended.waits is not None:
-        _say(f"run {run} died: its worker is gone; `recipe run` resumes it")
+        _say(f"run {run} died: lost its worker; resume it with `recipe run`")
     return 0
 
 
@@ -312,7 +312,7 @@ def _did_not_run(place: Transport, run: Status, step: str, known: list[str]) -> 
     if isinstance(place, Here):
         before = place.ws.store.runs.latest_attempts(run.recipe, [step]).get(step)
         if before is not None:
-            fix = f"it ran last in {before.run}: recipe logs {before.run}/{step}"
+            fix = f"show its last log with `recipe logs {before.run}/{step}`"
     return NotFound(f'"{step}" did not run in {run.id}', fix=fix)
 
 
@@ -347,5 +347,5 @@ def _compared(place: Transport, a: str | None, b: str | None) -> tuple[str, str]
 
 def _rank(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError("must be a number from 0 on")
+        raise argparse.ArgumentTypeError("must be 0 or greater")
     return int(text)

@@ -137,7 +137,8 @@ def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
     target = Path(output or f"{row.recipe.partition('@')[0]}-{row.id}.html")
     if target.resolve().is_relative_to(ws.home):
         raise CannotRun(
-            f"{target} is in the folder that recipe keeps", fix="name another place with -o"
+            f"cannot write {target}: the directory .recipe/ is reserved",
+            fix="choose another path with `-o`",
         )
     new = target.with_name(temporary_name(target.name))
     new.write_text(text, "utf-8")
@@ -228,8 +229,10 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     chosen = [each for each in done if step is None or step in names(each.view.id)]
     if step is not None and not chosen:
         raise NotFound(
-            f'"{step}" had nothing to do in {row.id}',
-            fix=near_step(step, [each.view.id for each in done]) if done else "all was fresh in it",
+            f'"{step}" did not run in {row.id}',
+            fix=near_step(step, [each.view.id for each in done])
+            if done
+            else "its result was up to date; choose a run in which the step ran",
         )
     return {
         "id": row.id,
@@ -364,9 +367,9 @@ def as_text(run: RunReport) -> list[str]:
         text.append(causes.REMEDIES[run["failure"]])
     steps = run["steps"]
     if run["fresh"]:
-        text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} fresh")
+        text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} up to date")
     if not steps:
-        return [*text, "no step was begun"]
+        return [*text, "no step started"]
     table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY", "COST")]
     for step in steps[:_LISTED]:
         memory = about(step["peak_memory"]) if step["peak_memory"] else ""
@@ -383,7 +386,7 @@ def as_text(run: RunReport) -> list[str]:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json has all)")
     for step in steps[:_LISTED]:
         if step["reason"]:
-            logs = f"`recipe logs {run['id']}/{step['id']}` shows its end"
+            logs = f"see its log with `recipe logs {run['id']}/{step['id']}`"
             remedy = step["fix"] or causes.REMEDIES.get(step["reason"], logs)
             words = f" ({named(step['detail'])})" if step["detail"] else ""
             text.append(
@@ -398,9 +401,7 @@ def as_text(run: RunReport) -> list[str]:
     for many in _alike(steps):
         text += ["", *_metrics(many)]
     for step in [step for step in steps if step["machine"]][:_LISTED]:
-        text.append(
-            f"the machine of {named(step['id'])}: {samples.describe_samples(step['machine'])}"
-        )
+        text.append(f"machine of {named(step['id'])}: {samples.describe_samples(step['machine'])}")
     timed = [
         (step["id"], training)
         for step in steps
@@ -411,12 +412,12 @@ def as_text(run: RunReport) -> list[str]:
     if not any(step["metrics"] for step in steps):
         text += [
             "",
-            "no step reported metrics: write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`",
+            "no step reported metrics: set `metrics: true` and append JSON lines to $RECIPE_METRICS, or set `metrics: {pattern: …}`",
         ]
     elif not timed:
         text += [
             "",
-            "no timings (time_step, time_data, …, or those of prime-rl) among the metrics: no bottleneck analysis",
+            "no bottleneck analysis: the metrics contain no timings (time_step, time_data, …, or the timings of prime-rl)",
         ]
     return text
 
@@ -458,7 +459,7 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
     if lost := [named(step["id"]) for step in steps if not step["kept"]]:
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         text.append(
-            f"no log or file is kept of {', '.join(lost[:5])}{more}: only last values are known"
+            f"the log or metrics file of {', '.join(lost[:5])}{more} is no longer stored: only the last values are known"
         )
     return text
 
@@ -488,7 +489,7 @@ def _training(id: str, training: Training) -> list[str]:
     if training["memory_gb"] is not None:
         facts.append(
             f"peak {training['memory_gb']:g} GB "
-            + (f"on {shown(training['gpu'])}" if training["gpu"] else "of main memory")
+            + (f"on {shown(training['gpu'])}" if training["gpu"] else "of CPU memory")
         )
     text = [f"{named(id)}: {', '.join(facts)}"]
     for name, part in training["parts"].items():

@@ -84,12 +84,12 @@ def runs_as_text(found: Unfinished) -> list[str]:
             for link in row["links"]
         ]
     for row in found.queued:
-        text.append(f"queued: {_since(row)}; `recipe worker` carries it out")
+        text.append(f"queued: {_since(row)}; execute it with `recipe worker`")
     for row in found.paused:
         text.append(f"paused: {_since(row)}; `recipe resume {row['run']}` continues it")
     for row in found.died:
         begun = f"{row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}"
-        text.append(f"died: {begun}{_spent(row)}; `recipe run` resumes it")
+        text.append(f"died: {begun}{_spent(row)}; resume it with `recipe run`")
     return text
 
 
@@ -151,7 +151,9 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
             changes = differences(found, n, row)
             reasons += [lines(plain(change))[0] for change in changes or ()]
             if not reasons:
-                reasons.append("it has not run here before" if row is None else unremembered(row))
+                reasons.append(
+                    "no earlier run in this workspace" if row is None else unremembered(row)
+                )
         steps.append({"id": nodes[n].id, "answer": verdict.answer, "reasons": reasons})
     steps += [
         {"id": later.shown, "answer": "maybe", "reasons": [later.why]} for later in found.later
@@ -182,18 +184,18 @@ def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
         first, *more = step["reasons"] or [""]
         text.append(
             f"  {step['answer']:8} {named(step['id']):<{width}}  {named(first)}"
-            + (f" (and {len(more)} more: recipe why)" if more else "")
+            + (f" (and {len(more)} more reasons: run `recipe why`)" if more else "")
         )
     if len(report["steps"]) > len(steps):
         text.append(f"  … and {len(report['steps']) - len(steps)} more (-v lists all)")
     if report["edited"]:
         text += [
-            "edited by hand (`recipe adopt STEP` takes them, `recipe run --overwrite` replaces them):"
+            "edited outputs (`recipe adopt STEP` accepts them, `recipe run --overwrite` replaces them):"
         ]
         text += [f"  {shown(path)}" for path in report["edited"]]
     if report["stale"]:
         text += [
-            "left by earlier runs and not made now (`recipe clean --stale` removes them):",
+            "stale outputs of earlier runs (`recipe clean --stale` removes them):",
             *(f"  {shown(path)}" for path in report["stale"]),
         ]
     return text

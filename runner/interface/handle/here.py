@@ -193,7 +193,7 @@ class Here:
                 return None
             absent = ", ".join(unset)
             raise CannotRun(
-                f"the log of {part.step} is shown when it is over; {absent} is not set here, so it could not be masked",
+                f"the log of {part.step} is hidden until the step finishes: {absent} is not set here, so the secret cannot be masked",
                 fix=f"set {absent} here",
             )
         return tail_of(self.ws, run, part)
