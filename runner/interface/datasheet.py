@@ -165,7 +165,7 @@ def _greater(a: Resources, b: Resources) -> Resources:
 # -- as JSON ----------------------------------------------------------------------------------------------------------------------------------------
 
 
-def described(sheet: Sheet) -> Mapping[str, object]:
+def describe_sheet(sheet: Sheet) -> Mapping[str, object]:
     """All of it for programs."""
     recipe = sheet.recipe
     return {
@@ -242,16 +242,14 @@ def _input_facts(spec: Input) -> Mapping[str, object]:
 def text(sheet: Sheet, width: int) -> list[str]:
     """Lines of at most `width` columns, but for words that are longer."""
     recipe = sheet.recipe
-    lines = _wrapped(
-        f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", ""
-    )
+    lines = _wrap(f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", "")
     if recipe.doc:
         lines += [
             "",
             *(
                 line
                 for each in recipe.doc.rstrip().splitlines()
-                for line in (_wrapped(each, width, "", "") or [""])
+                for line in (_wrap(each, width, "", "") or [""])
             ),
         ]
     for title, rows in _sections(sheet):
@@ -265,14 +263,14 @@ def text(sheet: Sheet, width: int) -> list[str]:
 def _row(name: str, head: str, more: Sequence[str], name_width: int, width: int) -> list[str]:
     """A name, what it is, and more about it below, each wrapped beside the name."""
     indent = " " * (name_width + 4)
-    lines = _wrapped(head, width, indent, indent) or [""]
+    lines = _wrap(head, width, indent, indent) or [""]
     if len(name) > name_width:
         lines.insert(0, "")
     lines[0] = f"  {name:{name_width}}  {lines[0].lstrip()}".rstrip()
-    return lines + [line for text in more for line in _wrapped(text, width, indent, indent)]
+    return lines + [line for text in more for line in _wrap(text, width, indent, indent)]
 
 
-def _wrapped(words: str, width: int, first: str, others: str) -> list[str]:
+def _wrap(words: str, width: int, first: str, others: str) -> list[str]:
     return textwrap.wrap(
         words,
         width,
@@ -307,7 +305,7 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
                 (name or BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ()))
                 for name, _ in choices(recipe)
             ),
-            *_limited(recipe),
+            *_list_limits(recipe),
         ],
     )
     if recipe.inputs:
@@ -374,7 +372,7 @@ def _took(took: Took | None) -> str:
     )
 
 
-def _limited(recipe: Recipe) -> Iterator[tuple[str, ...]]:
+def _list_limits(recipe: Recipe) -> Iterator[tuple[str, ...]]:
     """What a run may take, and where a preset says otherwise."""
     bare = _limits(recipe, None)
     if bare.time is not None:

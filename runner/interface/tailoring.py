@@ -46,13 +46,15 @@ def tailor(
     """
     notes: list[str] = []
     if preset is None and any(
-        _missing(recipe, spec, given, None)
+        _is_missing(recipe, spec, given, None)
         for spec in recipe.inputs.values()
         if spec.type == "model"
     ):
         preset = _nearest(recipe, gpu)
         notes += [f"starting from preset {preset}"] if preset else []
-    needed = [spec.name for spec in recipe.inputs.values() if _missing(recipe, spec, given, preset)]
+    needed = [
+        spec.name for spec in recipe.inputs.values() if _is_missing(recipe, spec, given, preset)
+    ]
     if wrong := [
         each for each in needed if recipe.inputs[each].type not in _PATHS or each == "base"
     ]:
@@ -63,7 +65,7 @@ def tailor(
     # What fits does not depend on the data: any path stands for it.
     values = inputs.bind(recipe, {**given, **dict.fromkeys(needed, "./data")}, preset=preset)
     devices = recipe.resources.gpus or 1
-    chosen, found = _chosen(ws, recipe, values, gpu, devices, given, notes)
+    chosen, found = _choose_inputs(ws, recipe, values, gpu, devices, given, notes)
     shown = {
         each: values[each]
         for each in recipe.inputs
@@ -72,7 +74,7 @@ def tailor(
     return Tailored(_text(name, recipe, gpu, found, shown, needed, notes), found, notes, needed)
 
 
-def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu, devices: int, given: Mapping[str, object],
+def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu, devices: int, given: Mapping[str, object],
             notes: list[str]) -> tuple[dict[str, Tree], StepEstimate]:  # fmt: skip
     """The inputs to set beyond those that are, and what is estimated with them."""
     chosen: dict[str, Tree] = {}
@@ -142,7 +144,9 @@ def _others(
     )
 
 
-def _missing(recipe: Recipe, spec: Input, given: Mapping[str, object], preset: str | None) -> bool:
+def _is_missing(
+    recipe: Recipe, spec: Input, given: Mapping[str, object], preset: str | None
+) -> bool:
     said = spec.name in given or presets.of_input(recipe, preset, spec.name)
     return spec.type != "secret" and spec.required and not spec.has_default and not said
 
@@ -187,7 +191,7 @@ def _text(
         "",
         "inputs:",
         *(
-            f"  {each}: {_declared(recipe.inputs[each], shown.get(each), each in shown)}"
+            f"  {each}: {_declare_input(recipe.inputs[each], shown.get(each), each in shown)}"
             for each in names
         ),
         "",
@@ -235,7 +239,7 @@ def _resources(recipe: Recipe, gpu: Gpu, size: str) -> dict[str, Tree]:
     return found
 
 
-def _declared(spec: Input, value: Tree, has_value: bool) -> str:
+def _declare_input(spec: Input, value: Tree, has_value: bool) -> str:
     """An input as the library declares it, with this value as its default."""
     found: dict[str, object] = {"type": spec.type}
     if spec.items:

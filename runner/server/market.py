@@ -57,7 +57,9 @@ def look_up(ws: Workspace, found: Survey, names: Iterable[str], known: Known) ->
         kind: shelves.wishes(ws, found, "all", cluster=kind)
         for kind in {known.renting[name] for name in names}
     }
-    costing = shelves.pricing(ws, [each for asked in by_kind.values() for each in asked.values()])
+    costing = shelves.pricing_of(
+        ws, [each for asked in by_kind.values() for each in asked.values()]
+    )
     for name in names:
         asking = {
             step: shelves.on_market_of(ws, name, asked.wish)

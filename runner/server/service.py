@@ -211,7 +211,7 @@ def machines(
             ) from error
     found = market.ask(room, [(name, wish) for name in names])
     return OfferList(
-        drivers=[OfferShelf.model_validate(each) for each in shelves.ranked("", found)]
+        drivers=[OfferShelf.model_validate(each) for each in shelves.rank_for_programs("", found)]
     )
 
 

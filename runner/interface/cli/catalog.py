@@ -11,7 +11,7 @@ from pathlib import Path
 from ...errors import Invalid, NotFound, Problem
 from ...language import library
 from ...paths import TAGS, beside, is_path, temporary_name
-from ..tail import shown
+from ..tail import safe_line
 from .flags import JSON_HELP, color, split_words
 
 SCHEMA = Path(".recipe", "recipe.schema.json")
@@ -89,7 +89,7 @@ def _list(args: argparse.Namespace) -> int:
                         [
                             f"{title}:",
                             *(
-                                f"  {shown(name):{width}}  {shown(summary)}".rstrip()
+                                f"  {safe_line(name):{width}}  {safe_line(summary)}".rstrip()
                                 for name, summary, _ in members
                             ),
                             "",

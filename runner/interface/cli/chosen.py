@@ -50,7 +50,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def opened(root: Path) -> Workspace:
+def open_to_look(root: Path) -> Workspace:
     """The workspace, to look at.  Nothing is made where nothing was run, and where nothing can be written nothing is.
 
     Where it can, the database is opened for writing: what a killed writer left half-written is undone by the next that may write.
@@ -60,7 +60,7 @@ def opened(root: Path) -> Workspace:
     return Workspace.open(root, read_only=not writable)
 
 
-def existing(root: Path) -> Workspace:
+def open_existing(root: Path) -> Workspace:
     """The workspace, to change what it remembers.  Where nothing was run nothing is made."""
     return Workspace.open(root, read_only=not _has_store(root))
 
@@ -69,7 +69,7 @@ def _has_store(root: Path) -> bool:
     return (home(Path(os.path.abspath(root)), os.environ) / "recipe.db").exists()
 
 
-def begun(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
+def open_to_work(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
     """The workspace, to work in.  The first time its recipe is read beforehand: one that cannot be read makes no `.recipe`.
 
     `secrets`: those of the recipe have to be set here.
@@ -155,7 +155,7 @@ def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
             from ...language import parse
 
             meant = parse.load(library.find(library.meant(location, word), location.root)).id
-            versions = [id for id in (meant, swept(meant)) if id in known]
+            versions = [id for id in (meant, sweep_name(meant)) if id in known]
     if not versions:
         raise NotFound(
             f"no runs of {word} in this workspace",
@@ -164,7 +164,7 @@ def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
     return versions[0]
 
 
-def swept(recipe: str) -> str:
+def sweep_name(recipe: str) -> str:
     """The recipe that `recipe sweep` makes of one."""
     name, _, version = recipe.partition("@")
     return f"{name}-sweep@{version}"

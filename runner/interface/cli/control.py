@@ -17,7 +17,7 @@ from ...execution.terms import choice_of_run, request_of_run, settings_of_run
 from ...planning.ids import stored_form
 from ...storage.records.runs import FINAL
 from ..handle.here import Here
-from ..tail import shown
+from ..tail import safe_line
 from .flags import EVENTS_HELP, RUN_HELP, check_driver
 from .places import place_of
 from .run import carried_out
@@ -117,18 +117,18 @@ def run(args: argparse.Namespace) -> int:
 def _stop(place: Transport, run: str, args: argparse.Namespace) -> int:
     """Cancel or pause a run, and wait for its worker.  Raises Busy when that does not answer."""
     keep_hosts = args.verb == "pause" and args.keep_host
-    outcome = _stopped(place, run, args.verb, keep_hosts=keep_hosts)
+    outcome = _stop_run(place, run, args.verb, keep_hosts=keep_hosts)
     if not outcome.done and outcome.state not in FINAL and not args.no_wait:
         outcome = _wait_for_end(place, run, args.verb, keep_hosts=keep_hosts)
     print(answer_of(outcome, args.verb))
     return 0 if outcome.done or outcome.state not in FINAL else 1
 
 
-def _stopped(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
+def _stop_run(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
     """Ask a run to end or to pause, and say what may go on elsewhere."""
     outcome = place.request(run, "cancel" if verb == "cancel" else "pause", keep_hosts=keep_hosts)
     for text in outcome.said:
-        print(shown(f"recipe: {text}"), file=sys.stderr)
+        print(safe_line(f"recipe: {text}"), file=sys.stderr)
     return outcome
 
 
@@ -140,7 +140,7 @@ def _wait_for_end(place: Transport, run: str, verb: str, *, keep_hosts: bool) ->
         if now.over or now.state == ENDS[verb]:
             return Outcome(run, now.state, now.state == ENDS[verb])
         if now.word == "NEEDS_RECOVERY":  # its worker died before it read the request
-            return _stopped(place, run, verb, keep_hosts=keep_hosts)
+            return _stop_run(place, run, verb, keep_hosts=keep_hosts)
         if time.monotonic() > deadline:
             raise _not_answered(place, run, verb)
         time.sleep(LOOK)

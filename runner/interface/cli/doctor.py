@@ -217,7 +217,7 @@ def _workspace(root: Path) -> Iterator[Finding]:
         ("workspace", root, "make it writable to publish results of recipe files here"),
         (
             "store",
-            _existing(folder),
+            _nearest_folder(folder),
             "make it writable, or set RECIPE_HOME to a writable directory",
         ),
     ):
@@ -227,7 +227,7 @@ def _workspace(root: Path) -> Iterator[Finding]:
             if not trouble
             else Finding("missing", what, f"{place}: {trouble}", advice)
         )
-    place = _existing(folder)
+    place = _nearest_folder(folder)
     kind, remote = file_system(place)
     if remote:
         yield Finding(
@@ -252,7 +252,7 @@ def _workspace(root: Path) -> Iterator[Finding]:
     )
 
 
-def _existing(folder: Path) -> Path:
+def _nearest_folder(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ...errors import Invalid, NotFound, Problem, RecipeError, did_you_mean
 from ...settings import ANY
-from ..pairs import paired
+from ..pairs import parse_pairs
 
 RECIPE: Final = "Library recipe such as sft@1, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
 """Which recipe a word means, as help."""
@@ -132,7 +132,7 @@ def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object],
         if args.file is not None
         else library.meant(args.location, name)
     )
-    return recipe, *values_of(args, paired(words))
+    return recipe, *values_of(args, parse_pairs(words))
 
 
 def request_of(args: argparse.Namespace) -> Any:
@@ -216,7 +216,9 @@ def values_of(
     """The values that files and words give, and the files of those that words do not replace.  Raises Invalid, NotFound."""
     words: dict[str, object] = {
         **typed,
-        **paired(args.parts, 'invalid --set "{}": expected NAME=VALUE', "write --set name=value"),
+        **parse_pairs(
+            args.parts, 'invalid --set "{}": expected NAME=VALUE', "write --set name=value"
+        ),
     }
     if not args.values_files:
         return words, {}
@@ -271,7 +273,7 @@ def color(stream: Any) -> bool:
     )
 
 
-def agreed(question: str, unasked: RecipeError) -> bool:
+def ask_consent(question: str, unasked: RecipeError) -> bool:
     """Whether the person at the terminal says yes.  Raises `unasked` where there is none."""
     if not sys.stdin.isatty():
         raise unasked

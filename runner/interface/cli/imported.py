@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import parse, yaml_text
 from ..importing import Imported, Table, from_dvc, from_sky, text_of
-from .flags import agreed
+from .flags import ask_consent
 from .new import write
 
 _LARGEST = 4 << 20
@@ -46,15 +46,21 @@ def run(args: argparse.Namespace) -> int:
     value = {} if is_snakefile else _read(source, args.file)
     if is_snakefile:
         made = _snakemake(
-            _named(args.name or args.location.root.resolve().name), source, args.location.root, args
+            _parse_target(args.name or args.location.root.resolve().name),
+            source,
+            args.location.root,
+            args,
         )
     elif isinstance(value.get("stages"), dict):
         made = _dvc(
-            _named(args.name or source.resolve().parent.name), source, value, args.location.root
+            _parse_target(args.name or source.resolve().parent.name),
+            source,
+            value,
+            args.location.root,
         )
     elif "run" in value and "steps" not in value:
         made = _sky(
-            _named(args.name or str(value.get("name") or source.stem)),
+            _parse_target(args.name or str(value.get("name") or source.stem)),
             source,
             value,
             args.location.root,
@@ -121,7 +127,7 @@ def _read(path: Path, shown: str) -> Table:
     return value if isinstance(value, dict) else {}
 
 
-def _named(word: str) -> str:
+def _parse_target(word: str) -> str:
     name = re.sub(r"[^a-z0-9_-]+", "-", word.lower()).strip("-_")
     return name if name[:1].isalpha() else f"from-{name}".rstrip("-")
 
@@ -139,7 +145,7 @@ def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) ->
     unasked = CannotRun(
         f"to read {args.file}, Snakemake executes it", fix="review the file, then add `--yes`"
     )
-    if not args.yes and not agreed(
+    if not args.yes and not ask_consent(
         f"to read {args.file}, Snakemake executes it. Continue?", unasked
     ):
         raise unasked

@@ -18,9 +18,9 @@ from ...planning.ids import bare, inner_names, names, readable, stored_form
 from ...planning.judge import FRESH
 from ...storage.content.files import Content
 from ...survey import kept_state
-from ..tables import aligned
-from ..tail import named, shown, span
-from .chosen import add_words, existing, find_nodes, one_request, opened
+from ..tables import align
+from ..tail import safe_ids, safe_line, span
+from .chosen import add_words, find_nodes, one_request, open_existing, open_to_look
 from .flags import JSON_HELP
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     ):  # no step, but the first of the words
         args.words.insert(0, args.step)
         args.step = None
-    with (existing if args.resume else opened)(args.workspace) as ws:
+    with (open_existing if args.resume else open_to_look)(args.workspace) as ws:
         request = one_request(ws, args)
         found = look(ws, request)
         chosen = (
@@ -101,14 +101,14 @@ def run(args: argparse.Namespace) -> int:
             return _resume(ws, states, args, request)
     if args.export is not None:
         print(
-            shown(
+            safe_line(
                 beside(
                     str(kept_state.export(_only(states).numbered(args.number), Path(args.export)))
                 )
             )
         )
     elif args.path or args.number is not None:
-        print("\n".join(shown(str(state.numbered(args.number).path)) for state in states))
+        print("\n".join(safe_line(str(state.numbered(args.number).path)) for state in states))
     elif args.json:
         print(json.dumps([_as_json(state) for state in states], indent=2))
     else:
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
                 if found.verdicts[found.plan.index[each.step]].answer == FRESH
             ]
             print(
-                f"to resume from the newest complete checkpoint: {_typed(request)}{''.join(dict.fromkeys(again))}"
+                f"to resume from the newest complete checkpoint: {_command_of(request)}{''.join(dict.fromkeys(again))}"
             )
             print("to resume from an earlier one: recipe checkpoints STEP --number N --resume")
     return 0
@@ -146,12 +146,12 @@ def _resume(
     state = _only(states)
     chosen = kept_state.go_back(ws, state, args.number)
     print(
-        f"{named(state.step)} resumes from {shown(chosen.path.name)}: {_typed(request)} -R {shlex.quote(readable(state.step))}"
+        f"{safe_ids(state.step)} resumes from {safe_line(chosen.path.name)}: {_command_of(request)} -R {shlex.quote(readable(state.step))}"
     )
     return 0
 
 
-def _typed(request: Request) -> str:
+def _command_of(request: Request) -> str:
     """The line that asks for the same."""
     given = [
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
@@ -162,8 +162,8 @@ def _typed(request: Request) -> str:
 
 
 def _as_text(state: StepState) -> list[str]:
-    text = [f"{named(state.step)}  {shown(beside(str(state.folder)))}"]
-    text += [f"  {shown(state.note)}"] if state.note else []
+    text = [f"{safe_ids(state.step)}  {safe_line(beside(str(state.folder)))}"]
+    text += [f"  {safe_line(state.note)}"] if state.note else []
     if not state.checkpoints:
         return [
             *text,
@@ -181,13 +181,13 @@ def _as_text(state: StepState) -> list[str]:
         table.append(
             [
                 "",
-                shown(each.path.name),
+                safe_line(each.path.name),
                 about(each.size),
                 f"{span(max(0.0, time.time() - each.made))} ago",
-                shown(word),
+                safe_line(word),
             ]
         )
-    return [*text, *aligned(table, (2, 3))]
+    return [*text, *align(table, (2, 3))]
 
 
 def _as_json(state: StepState) -> dict[str, object]:
@@ -206,7 +206,7 @@ def _as_json(state: StepState) -> dict[str, object]:
 
 
 def _path(args: argparse.Namespace) -> int:
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         found = look(ws, one_request(ws, args))
         chosen = _outputs(found, args.output)
         some = [each for each in chosen if found.verdicts[each[0]].answer != "skip"]
@@ -222,7 +222,7 @@ def _path(args: argparse.Namespace) -> int:
             )
         )
     else:
-        print("\n".join(shown(path) for _, _, path in paths))
+        print("\n".join(safe_line(path) for _, _, path in paths))
     return 0
 
 

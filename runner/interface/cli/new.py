@@ -60,10 +60,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    path, name = _named(args.path)
-    shown = _shown(path)
+    path, name = _parse_target(args.path)
+    shown = _show_path(path)
     if args.origin is not None or args.gpu is not None:
-        files, next_words = _tailored(args, path, name)
+        files, next_words = _tailor(args, path, name)
     elif args.inputs or args.preset is not None:
         raise Invalid(
             [
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             ]
         )
     elif args.script is not None:
-        made = _drafted(args.location, path, name, args.script)
+        made = _draft_script(args.location, path, name, args.script)
         files, next_words = {path.name: made.text}, _after_draft(shown, made)
     else:
         files = _scaffold(name, shown, _from_root(args.location, path.parent / name))
@@ -98,7 +98,7 @@ def write(location: Location, path: Path, files: dict[str, str]) -> list[str]:
     for file in files:
         if os.path.lexists(folder / file):
             raise NotFound(
-                f"{_shown(path.parent / file)} already exists and was not changed",
+                f"{_show_path(path.parent / file)} already exists and was not changed",
                 fix="choose another name",
             )
     root = Path(os.path.abspath(location.root))
@@ -120,13 +120,13 @@ def write(location: Location, path: Path, files: dict[str, str]) -> list[str]:
         for target in reversed(made):
             target.rmdir() if target.is_dir() else target.unlink()
         raise CannotRun(
-            f"cannot write {_shown(path)}: {error.strerror}",
+            f"cannot write {_show_path(path)}: {error.strerror}",
             fix="choose an existing directory that you can write to",
         ) from error
-    return [_shown(path.parent / file) for file in files]
+    return [_show_path(path.parent / file) for file in files]
 
 
-def _named(word: str) -> tuple[Path, str]:
+def _parse_target(word: str) -> tuple[Path, str]:
     """The file to write and the name of the recipe in it.  Raises Invalid."""
     path = Path(word)
     if path.suffix not in (".yaml", ".yml"):
@@ -143,7 +143,7 @@ def _named(word: str) -> tuple[Path, str]:
     return path, name
 
 
-def _shown(path: Path) -> str:
+def _show_path(path: Path) -> str:
     return f"./{path}" if not path.is_absolute() and path.parts[0] not in (".", "..") else str(path)
 
 
@@ -168,12 +168,12 @@ def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
     }
 
 
-def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
+def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
     """A recipe that uses one of the library on a kind of GPU, and what to say of it.  Raises Invalid, NotFound, CannotRun."""
     from ...advice.estimates import figures
     from ...language import parse
     from ...storage.workspace import Workspace
-    from ..pairs import paired
+    from ..pairs import parse_pairs
     from ..tailoring import tailor
 
     if args.origin is None or args.gpu is None or args.script is not None:
@@ -187,7 +187,7 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
                 )
             ]
         )
-    given = paired(args.inputs)
+    given = parse_pairs(args.inputs)
     recipe = parse.load(library.find(args.origin, args.workspace))
     if "/" in args.origin or args.origin.endswith((".yaml", ".yml")):
         raise NotFound(
@@ -200,11 +200,11 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     return {path.name: made.text}, [
         *(f"chosen: {note}" for note in made.notes),
         *made.estimated.lines,
-        f"next: recipe plan {' '.join([_shown(path), *words])}",
+        f"next: recipe plan {' '.join([_show_path(path), *words])}",
     ]
 
 
-def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft:
+def _draft_script(location: Location, recipe: Path, name: str, script: Path) -> Draft:
     """A recipe around a script.  Raises NotFound, Invalid."""
     from dataclasses import replace
 
@@ -225,7 +225,7 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
             [
                 Problem(
                     "bad-place",
-                    f"{script} is outside {home}, the directory for the code of {_shown(recipe)}",
+                    f"{script} is outside {home}, the directory for the code of {_show_path(recipe)}",
                     None,
                     fix,
                 )
@@ -254,7 +254,7 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
 
     read = replace(read, imports=tuple(dict.fromkeys(imports)))
     made = drafting.draft(
-        name, path, read, list(needed.files), _shown(recipe), kind, start, folders
+        name, path, read, list(needed.files), _show_path(recipe), kind, start, folders
     )
     made.look += [
         f"{file}: {doubt}: check that `code` lists every file that it imports"

@@ -20,8 +20,8 @@ from ...hosts.renting.offering import Shelf
 from ...hosts.renting.several import names_of
 from ...storage.workspace import Workspace
 from ..pairs import filters
-from ..shelves import Asked, lines, on_market_of, pricing, ranked, wishes
-from .chosen import begun
+from ..shelves import Asked, lines, on_market_of, pricing_of, rank_for_programs, wishes
+from .chosen import open_to_work
 from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
 
 SHOWN: Final = 15
@@ -50,16 +50,16 @@ def run(args: argparse.Namespace) -> int:
             if args.stack:
                 ws.on(args.stack)
             card = Wish(Need(gpus=1))
-            found = _asked(
+            found = _ask_drivers(
                 args, ws, asked, lambda cluster: {"": Asked(Wish() if cluster else card)}, where
             )
     else:
         request = request_of(args)
-        with begun(args.workspace, request) as ws:
+        with open_to_work(args.workspace, request) as ws:
             if args.stack:
                 ws.on(args.stack)
             survey = look(ws, request, Choice())
-            found = _asked(
+            found = _ask_drivers(
                 args,
                 ws,
                 asked,
@@ -70,7 +70,11 @@ def run(args: argparse.Namespace) -> int:
     for step, shelf in found:
         by_step.setdefault(step, []).append(shelf)
     if args.json:
-        print(json.dumps([shown for each in by_step.items() for shown in ranked(*each)], indent=2))
+        print(
+            json.dumps(
+                [shown for each in by_step.items() for shown in rank_for_programs(*each)], indent=2
+            )
+        )
         return 0
     if not found:
         print("no step in this plan requires a rented machine")
@@ -87,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(
+def _ask_drivers(
     args: argparse.Namespace,
     ws: Workspace,
     asked: str,
@@ -132,5 +136,5 @@ def _asked(
         )
         for name, driver in drivers.items()
     }
-    costing = pricing(ws, [each for wanted in by_kind.values() for each in wanted.values()])
+    costing = pricing_of(ws, [each for wanted in by_kind.values() for each in wanted.values()])
     return list(zip(steps, asyncio.run(offering.shelves(asking, costing)), strict=True))

@@ -72,18 +72,18 @@ def place_of(args: argparse.Namespace) -> Transport:
     """What keeps the runs of a command line, to ask something of them.  Raises RecipeError."""
     from ..handle.here import Here
     from ..handle.there import There
-    from .chosen import existing
+    from .chosen import open_existing
 
-    return There(args.server) if args.server else Here(existing(args.workspace))
+    return There(args.server) if args.server else Here(open_existing(args.workspace))
 
 
 def looked_at(args: argparse.Namespace) -> Transport:
     """What keeps the runs of a command line, to look at.  Raises RecipeError."""
     from ..handle.here import Here
     from ..handle.there import There
-    from .chosen import opened
+    from .chosen import open_to_look
 
-    return There(args.server) if args.server else Here(opened(args.workspace))
+    return There(args.server) if args.server else Here(open_to_look(args.workspace))
 
 
 def recipe_at(place: Transport, args: argparse.Namespace) -> str:

@@ -27,7 +27,7 @@ from ..handle.here import Here
 from ..handle.there import There
 from ..handle.transport import New, Transport
 from . import run as run_verb
-from .chosen import begun
+from .chosen import open_to_work
 from .flags import EVENTS_HELP, check_driver, positive, request_of, split_words, values_of
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -211,7 +211,7 @@ def _place_for(new: New, args: argparse.Namespace) -> Transport:
     if args.server:
         return There(args.server)
     secrets = args.here or not os.environ.get("RECIPE_RUNS")
-    return Here(begun(args.workspace, new.request, secrets=secrets))
+    return Here(open_to_work(args.workspace, new.request, secrets=secrets))
 
 
 def _work(args: argparse.Namespace) -> int:

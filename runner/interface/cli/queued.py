@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ..tables import aligned
-from ..tail import shown
+from ..tables import align
+from ..tail import safe_line
 from .flags import JSON_HELP
 from .one_run import moment_of, plain
 from .places import place_of
@@ -50,12 +50,14 @@ def _runs(runs: Sequence[QueuedRun]) -> list[str]:
             each.run,
             each.recipe,
             str(each.priority),
-            shown(each.user),
-            shown(f"{each.waits.words}; {each.waits.fix}" if each.waits.fix else each.waits.words),
+            safe_line(each.user),
+            safe_line(
+                f"{each.waits.words}; {each.waits.fix}" if each.waits.fix else each.waits.words
+            ),
         )
         for each in runs
     ]
-    return aligned([("", "RUN", "RECIPE", "PRIORITY", "USER", "WAITS BECAUSE"), *rows], (0, 3))
+    return align([("", "RUN", "RECIPE", "PRIORITY", "USER", "WAITS BECAUSE"), *rows], (0, 3))
 
 
 def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
@@ -65,13 +67,13 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
         (
             each.worker,
             "idle" if each.idle else "busy" if each.alive else "dead",
-            shown(_takes(each)),
+            safe_line(_takes(each)),
             moment_of(each.heard) if each.heard else "",
             " ".join(each.runs),
         )
         for each in workers
     ]
-    return aligned([("WORKER", "STATE", "TAKES", "LAST SEEN", "RUNS"), *rows], ())
+    return align([("WORKER", "STATE", "TAKES", "LAST SEEN", "RUNS"), *rows], ())
 
 
 def _takes(worker: WorkerStatus) -> str:

@@ -21,7 +21,7 @@ from ...hosts.renting import reaper
 from ...hosts.renting.leases import Leases, driver_of, rents
 from ...storage.records.ledger import Ledger, of_user
 from ...storage.records.store import home
-from .flags import JSON_HELP, agreed
+from .flags import JSON_HELP, ask_consent
 
 _ID = re.compile(r"[0-9a-f]{8}")
 
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             ]
         )
     strange, silent = asyncio.run(_strange(args.driver, root, args.installation))
-    entered = _entered(args, strange)
+    entered = _enter_in_ledger(args, strange)
     strange = [lease for lease in strange if lease not in entered]
     own = {lease.key for lease in entered}
     known = [
@@ -97,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
         for each in known_leases(root, os.environ, args.driver)
         if args.installation is None or each.row.key in own
     ]
-    ends = _chosen(args, known, [*args.keys, *(lease.key for lease in entered if args.unknown)])
+    ends = _choose_leases(
+        args, known, [*args.keys, *(lease.key for lease in entered if args.unknown)]
+    )
     left = {} if args.dry_run else asyncio.run(end_leases(ends, root, os.environ))
     if args.json:
         unknown = [
@@ -182,7 +184,7 @@ async def _strange(
     return found, silent
 
 
-def _entered(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
+def _enter_in_ledger(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
     """Enter in the ledger what was asked for by its key, or, to be ended, all that is unknown.  Raises NotFound, Invalid."""
     named = [args.adopt] if args.installation is None else args.keys
     chosen = [lease for lease in strange if args.unknown or lease.key in named]
@@ -195,7 +197,7 @@ def _entered(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
         )
     if args.dry_run or not chosen:
         return []
-    if args.unknown and not _agreed(
+    if args.unknown and not _ask_to_end(
         args, [reaper.unknown(lease, args.installation) for lease in chosen], "--unknown"
     ):
         return []
@@ -205,7 +207,7 @@ def _entered(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
     return chosen
 
 
-def _agreed(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool:
+def _ask_to_end(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool:
     """Whether a person wants these ended.  Raises Invalid where none can be asked."""
     if args.yes:
         return True
@@ -214,13 +216,15 @@ def _agreed(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool
         f"{option} terminates machines that may still run a training",
         fix="check the machines with `recipe reap -n`, then add `--yes`",
     )
-    return agreed(
+    return ask_consent(
         "\n".join([*lines, f"terminate {len(lines)} machine(s) and their running jobs?"]),
         Invalid([unasked]),
     )
 
 
-def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str]) -> list[Known]:
+def _choose_leases(
+    args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str]
+) -> list[Known]:
     """What is to be ended.  Raises NotFound, CannotRun, Invalid."""
     for key in keys:
         lease_to_end(known, key)
@@ -229,7 +233,9 @@ def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str
     if (
         dead
         and not args.dry_run
-        and not _agreed(args, [reaper.described(each.row, time.time()) for each in dead], "--dead")
+        and not _ask_to_end(
+            args, [reaper.described(each.row, time.time()) for each in dead], "--dead"
+        )
     ):
         dead = []
     return [*ends, *dead]

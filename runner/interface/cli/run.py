@@ -20,8 +20,8 @@ from ...language.units import money_text
 from ...planning.ids import stored_form
 from ...survey.empty_globs import empty_warnings
 from ..pairs import filters
-from ..tail import named, shown, span
-from .chosen import answers, begun, in_all
+from ..tail import safe_ids, safe_line, span
+from .chosen import answers, in_all, open_to_work
 from .flags import (
     COST,
     EVENTS_HELP,
@@ -33,7 +33,7 @@ from .flags import (
     WHERE,
     add_request,
     add_where,
-    agreed,
+    ask_consent,
     color,
     positive,
     request_of,
@@ -228,7 +228,7 @@ def usd(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    with begun(args.workspace, request) as ws:
+    with open_to_work(args.workspace, request) as ws:
         ws.share(args.store)
         if args.stack:
             ws.on(args.stack)
@@ -243,7 +243,7 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
 
         _print_plan(ws, plan_run(ws, request, choice), args)
         return 0
-    if not _agreed(ws, request, choice, args):
+    if not _ask_about_cost(ws, request, choice, args):
         return 3
     settings = settings_of(args)
     if getattr(args, "in_cluster", False) and look(ws, request, choice).todo:
@@ -326,7 +326,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         return []
     from ...execution.refusals import sends, signed_there
     from ...hosts.renting.several import data_goes_to
-    from ..shelves import chosen
+    from ..shelves import describe_choice
 
     try:
         shelves = _shelves(ws, found, args)
@@ -341,7 +341,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
             for address in signed_there(ws, found, there, args.driver)
         }
         return [
-            *chosen(shelves),
+            *describe_choice(shelves),
             *filter(None, [data_goes_to(ws.config, args.driver)]),
             *_crews(ws, found, args),
             *(
@@ -361,13 +361,13 @@ def _head(ws: Workspace, args: argparse.Namespace) -> Head | None:
 def _crews(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     """How many machines each step of several nodes has, beside the head of the stack if it has one."""
     head = _head(ws, args)
-    if head is None and not any(each.traits.joins for each in _renting(ws, args).values()):
+    if head is None and not any(each.traits.joins for each in _renting_drivers(ws, args).values()):
         return []
     counts = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
     crews = [
-        f"{'':9}with {count - 1} {args.driver} machines as workers of {named(id)}"
+        f"{'':9}with {count - 1} {args.driver} machines as workers of {safe_ids(id)}"
         if head is not None
-        else f"{'':9}{count} of these machines, in one zone, as the nodes of {named(id)}"
+        else f"{'':9}{count} of these machines, in one zone, as the nodes of {safe_ids(id)}"
         for id, count in counts.items()
         if count > 1
     ]
@@ -384,7 +384,7 @@ def _refuse_alone(
     traits = [driver.traits for driver in drivers.values()]
     words = [
         why_alone(
-            named(found.plan.nodes[n].id),
+            safe_ids(found.plan.nodes[n].id),
             found.plan.specs()[n],
             args.driver,
             traits[0] if len(traits) == 1 else traits[0]._replace(joins=False),
@@ -401,7 +401,7 @@ def _refuse_alone(
         raise CannotRun("\n".join(wrong[:20]), fix=fix)
 
 
-def _renting(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
+def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
     """The drivers by name whose machines the run may rent; empty where it rents none."""
     from ...hosts.renting import offering
     from ...hosts.renting.several import names_of
@@ -417,9 +417,9 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     import asyncio
 
     from ...hosts.renting import offering
-    from ..shelves import on_market_of, pricing, wishes
+    from ..shelves import on_market_of, pricing_of, wishes
 
-    drivers = _renting(ws, args)
+    drivers = _renting_drivers(ws, args)
     where = filters(args.where)
     if not drivers:
         return {}
@@ -435,7 +435,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
         for name, driver in drivers.items()
     }
     asking = {name: (driver, [*wanted[name].values()]) for name, driver in drivers.items()}
-    shelves = iter(asyncio.run(offering.shelves(asking, pricing(ws, asked.values()))))
+    shelves = iter(asyncio.run(offering.shelves(asking, pricing_of(ws, asked.values()))))
     by_step: dict[str, list[Shelf]] = {step: [] for step in asked}
     for steps in wanted.values():
         for step in steps:
@@ -443,7 +443,9 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     return {step: each for step, each in by_step.items() if each}
 
 
-def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace) -> bool:
+def _ask_about_cost(
+    ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace
+) -> bool:
     """Whether it may cost what it will: a person is asked above the setting `confirm`.  Raises Invalid where none can be asked."""
     if args.driver == "local":
         return True
@@ -451,7 +453,7 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     from ...hosts.renting.offering import rank_offers
     from ...hosts.renting.several import data_goes_to
 
-    drivers = _renting(ws, args)
+    drivers = _renting_drivers(ws, args)
     endless = [name for name, driver in drivers.items() if driver.traits.ends == "nothing"]
     if endless and not args.unattended and not sys.stdin.isatty():
         words = f"{', '.join(endless)}: {offering.ENDS['nothing']}, and stdin is not a terminal"
@@ -483,7 +485,7 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
         return True
     among = data_goes_to(ws.config, args.driver)
     cost = f"the run would cost about ${total:.2f}" + f"; {among}" * bool(among)
-    return agreed(
+    return ask_consent(
         f"{cost}; rent?",
         Invalid(
             [
@@ -501,7 +503,7 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     _warn(ws, found, args)
     for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         print(f"recipe: {notice}", file=sys.stderr)
-    verdict = _checked(ws, found, args)
+    verdict = _run_preflight(ws, found, args)
     expected = ws.store.index.expected_seconds(
         found.plan.recipe, [node.id for node in found.plan.nodes]
     )
@@ -516,12 +518,13 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
         if not args.quiet:
             print(
-                "".join(f"warning: {named(each)}\n" for each in empty_warnings(ws, found)), end=""
+                "".join(f"warning: {safe_ids(each)}\n" for each in empty_warnings(ws, found)),
+                end="",
             )
         _print_findings(verdict, found, args)
         print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
         if isinstance(args.out, str):
-            print(f"results will be uploaded to {shown(args.out)}")
+            print(f"results will be uploaded to {safe_line(args.out)}")
 
 
 def carried_out(
@@ -581,8 +584,8 @@ def as_text(
 
     lines = []
     why = reasons(ws, found)
-    estimated = _estimated(ws, found)
-    width = min(40, max((len(named(node.id)) for node in found.plan.nodes), default=0))
+    estimated = _estimate_steps(ws, found)
+    width = min(40, max((len(safe_ids(node.id)) for node in found.plan.nodes), default=0))
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
         if verdict.answer == "fresh" and quiet:
@@ -590,9 +593,9 @@ def as_text(
         # What a training on a GPU takes is estimated: an earlier one may have been a smoke without a GPU.
         known = verdict.answer in ("run", "maybe") and node.id in expected and n not in estimated
         takes = f"  ~{span(expected[node.id])}" if known else ""
-        lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{takes}")
+        lines.append(f"{verdict.answer:8} {safe_ids(node.id):<{width}}{takes}")
         lines += [
-            f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line
+            f"{'':9}{safe_ids(line)}" for reason in why[n] for line in reason.splitlines() if line
         ]
         lines += [
             f"{'':9}would replace {words}" for words in describe_replaced(ws, verdict.conflicts)
@@ -600,16 +603,16 @@ def as_text(
         if verdict.answer in ("run", "maybe") and (count := found.plan.specs()[n].node_count) > 1:
             lines.append(f"{'':9}on {count} nodes")
         if verdict.answer == "run" and (words := describe_resume(ws, found, n)):
-            lines.append(f"{'':9}{named(words)}")
+            lines.append(f"{'':9}{safe_ids(words)}")
         if n in estimated:
             lines += [f"{'':9}{line}" for line in estimated[n].lines]
         if commands and verdict.answer in ("run", "maybe"):
             command, files = shown_command(found, n)
-            lines += [f"{'':9}$ {shown(line)}" for line in command.splitlines()]
+            lines += [f"{'':9}$ {safe_line(line)}" for line in command.splitlines()]
             for path, text in sorted(files.items()):
                 lines += [
-                    f"{'':9}> {shown(path)}",
-                    *(f"{'':11}{line}" for line in _beginning(text)),
+                    f"{'':9}> {safe_line(path)}",
+                    *(f"{'':11}{line}" for line in _first_lines(text)),
                 ]
     for later in found.later:
         lines.append(f"maybe    {later.shown}")
@@ -621,7 +624,7 @@ def as_text(
     return "\n".join(lines)
 
 
-def _estimated(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
+def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
     """Memory and time of the steps that may run and train on GPUs."""
     if not any(spec.resources.gpus for spec in found.plan.specs()):
         return {}
@@ -630,9 +633,9 @@ def _estimated(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
     return estimates.of_plan(ws, found.plan, found.todo)
 
 
-def _beginning(text: str) -> list[str]:
+def _first_lines(text: str) -> list[str]:
     """The first lines of a file, to be looked at."""
-    lines = [shown(line) for line in text.splitlines()]
+    lines = [safe_line(line) for line in text.splitlines()]
     return lines if len(lines) <= LINES else [*lines[:LINES], f"… {len(lines) - LINES} more lines"]
 
 
@@ -651,7 +654,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
 
     steps = []
     why = reasons(ws, found)
-    estimated = _estimated(ws, found)
+    estimated = _estimate_steps(ws, found)
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
         steps.append(
@@ -683,7 +686,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
     }
 
 
-def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
+def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
     """What preflight rules say of the steps that will run; no host is asked for it."""
     if not (numbers := concerned(found)):
         return None

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from ...errors import CannotRun, Corrupt, Invalid, NotFound, Problem, did_you_mean
 from ...paths import beside
 from ...storage.workspace import Workspace
-from ..tables import aligned
-from ..tail import shown
-from .chosen import moment, one_request, opened
+from ..tables import align
+from ..tail import safe_line
+from .chosen import moment, one_request, open_to_look
 
 VERBS: Final = ("save", "list", "show", "diff", "restore")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise Invalid(
             [Problem("bad-input", f"config {args.what} takes {wanted}", fix="recipe config --help")]
         )
-    with (Workspace.open if args.what == "save" else opened)(args.workspace) as ws:
+    with (Workspace.open if args.what == "save" else open_to_look)(args.workspace) as ws:
         if args.what == "save":
             return _save(ws, args, words[0], words[1:])
         if args.what == "list":
@@ -124,7 +124,7 @@ def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[st
     )
     ws.write(path, json.dumps(saved._asdict(), indent=2).encode())
     if not args.quiet:
-        print(shown(f"{name}: {saved.line}"))
+        print(safe_line(f"{name}: {saved.line}"))
     return 0
 
 
@@ -134,9 +134,10 @@ def _list(ws: Workspace, args: argparse.Namespace) -> int:
         print(json.dumps([each._asdict() for each in found], indent=2))
     elif found:
         rows = [
-            (each.name, moment(each.saved), shown(each.line), shown(each.note)) for each in found
+            (each.name, moment(each.saved), safe_line(each.line), safe_line(each.note))
+            for each in found
         ]
-        print("\n".join(aligned([("NAME", "SAVED", "WHAT", "NOTE"), *rows], ())))
+        print("\n".join(align([("NAME", "SAVED", "WHAT", "NOTE"), *rows], ())))
     elif not args.quiet:
         print("no saved inputs")
     return 0
@@ -147,10 +148,10 @@ def _show(args: argparse.Namespace, found: Sequence[Saved]) -> int:
     if args.json:
         print(json.dumps(each._asdict(), indent=2))
         return 0
-    print(shown(f"{each.name}  {each.recipe}  {moment(each.saved)}"))
+    print(safe_line(f"{each.name}  {each.recipe}  {moment(each.saved)}"))
     for name, value in [("note", each.note), ("preset", each.preset), *each.inputs.items()]:
         if value not in ("", None):
-            print(shown(f"{name}: {value if isinstance(value, str) else json.dumps(value)}"))
+            print(safe_line(f"{name}: {value if isinstance(value, str) else json.dumps(value)}"))
     return 0
 
 
@@ -179,7 +180,7 @@ def _restore(args: argparse.Namespace, found: Sequence[Saved]) -> int:
         )
     target.write_text(data, "utf-8")
     print(
-        shown(
+        safe_line(
             f"recipe run {each.recipe}{f' --preset {each.preset}' if each.preset else ''} -i {beside(str(target))}"
         )
     )

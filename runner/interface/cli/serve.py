@@ -91,7 +91,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.verb == "ui":
         return page(args.workspace, _place(args), port=args.port, opens=args.opens)
-    serving = _serving()
+    serving = _load_server()
     where = serving.Listening(args.address, args.port, args.certificate, args.key, args.insecure)
     with suppress(KeyboardInterrupt):
         serving.serve(
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _serving() -> ModuleType:
+def _load_server() -> ModuleType:
     """The server, which SIGTERM ends from now on as Ctrl-C does.  Raises Infrastructure where it is not installed."""
     try:
         from ...server import serving
@@ -114,7 +114,7 @@ def _serving() -> ModuleType:
 
 def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> int:
     """Show the page at a place, as its address has it: of the server that runs, or of one that is started and ends with Ctrl-C."""
-    serving = _serving()
+    serving = _load_server()
     if (found := serving.known(workspace)) is not None:
         address, token = found
         _show(address, token, place, opens)
@@ -140,9 +140,9 @@ def _place(args: argparse.Namespace) -> str:
     if not args.run:
         return ""
     from ...api.finding import find_run
-    from .chosen import opened
+    from .chosen import open_to_look
 
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         return f"&run={find_run(ws.store, args.run).id}"
 
 

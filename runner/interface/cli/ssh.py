@@ -21,7 +21,7 @@ from ...hosts.renting.leases import driver_of, lease_of
 from ...hosts.renting.several import alternatives
 from ...planning.ids import names
 from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
-from .chosen import opened
+from .chosen import open_to_look
 
 if TYPE_CHECKING:
     from ...storage.records.runs import RunRow
@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
         raise Invalid(
             [Problem("bad-input", f'"{args.place}" is not RUN/STEP', fix=f"write last/{word}")]
         )
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         row = find_run(ws.store, word)
-        return asyncio.run(_entered(ws, row, _place(ws, row, step), args))
+        return asyncio.run(_enter(ws, row, _place(ws, row, step), args))
 
 
-async def _entered(ws: Workspace, row: RunRow, place: str, args: argparse.Namespace) -> int:
+async def _enter(ws: Workspace, row: RunRow, place: str, args: argparse.Namespace) -> int:
     settings = placed(ws, settings_of_run(row))
     name = place.split(" ", 1)[0] if alternatives(ws.config, settings.driver) else settings.driver
     lease = _lease(ws, row.id, name, place)
@@ -118,10 +118,10 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
                 file=sys.stderr,
                 flush=True,
             )
-        return _called([*words, *command])
+        return _call([*words, *command])
 
 
-def _called(words: Sequence[str]) -> int:
+def _call(words: Sequence[str]) -> int:
     """The exit code of a program that has this terminal.  It gets what ends this process; Ctrl-C is its own."""
     try:
         program = subprocess.Popen(words)

@@ -77,7 +77,11 @@ def run(args: argparse.Namespace) -> int:
             print(stacks.program(ws, stack), end="")
             return 0
         if args.action == "show":
-            print(json.dumps(asdict(stack), indent=2) if args.json else "\n".join(_shown(stack)))
+            print(
+                json.dumps(asdict(stack), indent=2)
+                if args.json
+                else "\n".join(_describe_stack(stack))
+            )
             return 0
         try:
             return asyncio.run(_done(ws, stack, args))
@@ -141,7 +145,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(stack: Stack) -> list[str]:
+def _describe_stack(stack: Stack) -> list[str]:
     """What a stack is, for people."""
     settings = ", ".join(f"{name} {value}" for name, value in stack.settings.items())
     lines = [f"{stack.name}: {stack.driver}{settings and f', {settings}'}"]

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     args.goal = (asked.metric, args.min is not None) if args.stop_early else None
     with Workspace.open(args.workspace) as ws:
         ws.share(args.store)
-        return _searched(ws, asked) if args.tpe is not None else _tried(ws, asked)
+        return _search(ws, asked) if args.tpe is not None else _try_combinations(ws, asked)
 
 
 class _Asked(NamedTuple):
@@ -158,7 +158,7 @@ class _Asked(NamedTuple):
         )
 
 
-def _tried(ws: Workspace, asked: _Asked) -> int:
+def _try_combinations(ws: Workspace, asked: _Asked) -> int:
     """Every combination, or some by chance."""
     from ...api.sweeps import drafted
 
@@ -183,7 +183,7 @@ def _tried(ws: Workspace, asked: _Asked) -> int:
     return code
 
 
-def _searched(ws: Workspace, asked: _Asked) -> int:
+def _search(ws: Workspace, asked: _Asked) -> int:
     """Trials in rounds, each proposed from what came of those before; the recipe of the search says which there were, also to a later call."""
     from ...api import sweeps
     from .. import search
@@ -210,7 +210,7 @@ def _searched(ws: Workspace, asked: _Asked) -> int:
         if drawn and not results and code == 0 and not args.dry_run:
             break  # the table says which metrics there are
         tried = [search.Trial(values, results.get(n)) for n, values in enumerate(drawn)]
-        new = search.proposed(
+        new = search.propose(
             where,
             tried,
             min(args.tpe - len(drawn), args.jobs or ROUND),

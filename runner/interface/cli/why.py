@@ -18,8 +18,8 @@ from ...planning.halving import STOPPED
 from ...planning.ids import stored_form
 from ...survey.explain import describe_end, describe_replaced, preimage_of
 from ..differences import all_of, as_json, text
-from ..tail import named, shown, span
-from .chosen import add_words, find_nodes, moment, one_request, opened, title
+from ..tail import safe_ids, safe_line, span
+from .chosen import add_words, find_nodes, moment, one_request, open_to_look, title
 from .flags import JSON_HELP, RUN_HELP
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     from ...survey import input_manifests
 
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         against = find_run(ws.store, args.vs).id if args.vs else None
         found = look(ws, one_request(ws, args))
-        answers = explained(ws, found, find_nodes(found, args.step), against)
+        answers = explain_nodes(ws, found, find_nodes(found, args.step), against)
 
         def held(content: str) -> Any:
             return input_manifests.find_manifest(ws, found, content)
@@ -106,14 +106,14 @@ class Answer:
     causes: list[tuple[str, list[Change], list[str]]]
 
     def lines(self, held: Any) -> list[str]:
-        lines = [f"{named(self.id)} {WORDS[self.answer]}"]
-        lines += [f"  {named(reason)}" for reason in self.reasons]
+        lines = [f"{safe_ids(self.id)} {WORDS[self.answer]}"]
+        lines += [f"  {safe_ids(reason)}" for reason in self.reasons]
         if self.trace is not None and self.answer in ("fresh", "restore"):
-            lines += _made(self.trace, self.metrics)
+            lines += _describe_origin(self.trace, self.metrics)
         lines += self._compared(held)
         for id, changes, reasons in self.causes:
-            lines.append(f"  {named(id)} would run first:")
-            lines += [f"    {named(reason)}" for reason in reasons]
+            lines.append(f"  {safe_ids(id)} would run first:")
+            lines += [f"    {safe_ids(reason)}" for reason in reasons]
             lines += all_of([resolve(each, held) for each in changes], "    ")
         return lines
 
@@ -192,7 +192,7 @@ class Answer:
         }
 
 
-def explained(
+def explain_nodes(
     ws: Workspace, found: Survey, numbers: list[int], against: str | None
 ) -> list[Answer]:
     """One answer for each of these nodes; `against`: a run to compare with, else its last attempt in any."""
@@ -208,7 +208,7 @@ def explained(
         reasons = list(verdict.reasons)
         reasons += [f"would replace {words}" for words in describe_replaced(ws, verdict.conflicts)]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
-            reasons.append(unremembered(row))
+            reasons.append(explain_unremembered(row))
         trace = (
             ws.store.index.traces([verdict.key]).get(verdict.key)
             if verdict.key is not None
@@ -247,7 +247,7 @@ def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] |
     return fingerprint.explain(row.preimage, image)
 
 
-def unremembered(row: AttemptRow) -> str:
+def explain_unremembered(row: AttemptRow) -> str:
     """Why a step runs though nothing that its key is made of is another."""
     if row.outcome != "done":
         return describe_end(row)
@@ -266,12 +266,14 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
         row = rows.get(nodes[need].id)
         reasons, changes = list(found.verdicts[need].reasons), differences(found, need, row) or []
         if not changes and not reasons:
-            reasons.append("no earlier run in this workspace" if row is None else unremembered(row))
+            reasons.append(
+                "no earlier run in this workspace" if row is None else explain_unremembered(row)
+            )
         causes.append((nodes[need].id, changes, reasons))
     return causes
 
 
-def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
+def _describe_origin(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     """Who made what a step left, and at what cost."""
     facts = dict(trace.facts)
     who = (
@@ -295,6 +297,6 @@ def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     if metrics:
         lines.append(
             "  "
-            + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in metrics.items())
+            + ", ".join(f"{safe_line(name)} {text(name, value)}" for name, value in metrics.items())
         )
     return lines

@@ -32,7 +32,7 @@ def clock(timeout: float | None) -> Clock:
     return Clock(time.monotonic, math.inf if timeout is None else time.monotonic() + timeout)
 
 
-def given(transport: Transport, talk: Talk) -> Iterator[Any]:
+def carry_out(transport: Transport, talk: Talk) -> Iterator[Any]:
     """What a conversation gives, carried out at once."""
     heard: Heard = None
     pieces: Generator[object, None, None] | None = None
@@ -109,7 +109,7 @@ class Run:
         self.transport, self.id = transport, id
 
     def _one(self, talk: Talk) -> Any:
-        return next(given(self.transport, talk))
+        return next(carry_out(self.transport, talk))
 
     def _asked(self, of: Callable[[Transport], Outcome]) -> Outcome:
         """Ask something once.  Raises CannotAsk with a fix for Python."""
@@ -131,11 +131,11 @@ class Run:
 
     def events(self, after: int = 0, follow: bool = False) -> Iterator[Event]:
         """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
-        return given(self.transport, core.events(self.id, after, follow))
+        return carry_out(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> Iterator[Line]:
         """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
-        return given(self.transport, core.lines(self.id, step, attempt, follow))
+        return carry_out(self.transport, core.lines(self.id, step, attempt, follow))
 
     def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
@@ -150,7 +150,7 @@ class Run:
     def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
         """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
-            for item in given(self.transport, core.download(self.id, names)):
+            for item in carry_out(self.transport, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
@@ -286,4 +286,4 @@ class AsyncRun:
 
 def runs_of(transport: Transport, listing: Listing) -> Iterator[Status]:
     """The runs that are kept there, the newest first, asked for page by page."""
-    return given(transport, core.runs(listing))
+    return carry_out(transport, core.runs(listing))
