@@ -366,7 +366,7 @@ class _Row:
         changed = self._log.poll() | self._host.poll(now)
         return (self._metrics is not None and self._metrics.poll(now)) or changed
 
-    def elapsed(self, now: float) -> float:
+    def seconds_since(self, now: float) -> float:
         """Seconds since it began."""
         return now - self._started
 
@@ -457,7 +457,7 @@ class _Heard:
                 (),
                 self.total,
                 self.expected,
-                {id: row.elapsed(now) for id, row in rows.items()},
+                {id: row.seconds_since(now) for id, row in rows.items()},
                 {id: row.training(now) for id, row in rows.items()},
                 {"FRESH": self._fresh} if self._fresh > 0 else {},
                 self._trains,
@@ -524,15 +524,15 @@ class _Story:
             if after in FINAL:
                 if after != "FAILED" and self._many and self._allowed < 1:
                     continue
-                if line := self._ended(event):
+                if line := self._on_end(event):
                     self._allowed -= 1
                     lines.append(line)
                 lines += _warnings(event)
             elif after == "QUEUED" or after == "RUNNING":
-                lines += self._moved(event)
+                lines += self._on_move(event)
         return lines
 
-    def _ended(self, event: Event) -> Line | None:
+    def _on_end(self, event: Event) -> Line | None:
         after, data = event.after, event.data
         head = f"[{self.run.ended}/{self.run.total}] {safe_ids(event.id)}  "
         if after == "DONE":
@@ -562,7 +562,7 @@ class _Story:
             return head + after.lower() + (f" ({why})" if why else ""), "odd"
         return None
 
-    def _moved(self, event: Event) -> list[Line]:
+    def _on_move(self, event: Event) -> list[Line]:
         """Lines for a step that is to run, runs, or is to run again."""
         name, data, before = safe_ids(event.id), event.data, event.before
         why = _why(event)
@@ -645,7 +645,7 @@ class _Story:
             left = ", ".join(map(safe_ids, islice(summary.left_running, _REPORTS)))
             lines.append((f"still running: {left} (the next run collects their results)", "odd"))
         fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
-        left_out = self._skipped(summary)
+        left_out = self._list_skipped(summary)
         if (
             summary.state == "COMPLETED"
             and fresh
@@ -688,7 +688,7 @@ class _Story:
             *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else []),
         ]
 
-    def _skipped(self, summary: Summary) -> list[Line]:
+    def _list_skipped(self, summary: Summary) -> list[Line]:
         """Which steps were skipped, and why: in a run of nothing else it would not show."""
         lines: list[Line] = [
             (f"  skipped {safe_ids(each)}", "dim") for each in islice(summary.skipped, _REPORTS)

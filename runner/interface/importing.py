@@ -125,7 +125,7 @@ class _Dvc:
             step["deps"] = deps
         if files := self._files(stage, body, folder):
             step["files"] = files
-        outputs = self._made(stage, body, at)
+        outputs = self._make_stage(stage, body, at)
         if outputs:
             step["outputs"] = outputs
         if body.get("always_changed"):
@@ -199,7 +199,7 @@ class _Dvc:
             }
         return name
 
-    def _made(self, stage: str, body: Value, at: Callable[[str], str]) -> Table:
+    def _make_stage(self, stage: str, body: Value, at: Callable[[str], str]) -> Table:
         outputs: Table = {}
         for section in ("outs", "metrics", "plots"):
             for each in _several(body.get(section)):

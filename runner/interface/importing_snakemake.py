@@ -93,7 +93,7 @@ class _Rule(NamedTuple):
     other: Sequence[str]
 
     @property
-    def made(self) -> list[tuple[str, str]]:
+    def outputs_of_rule(self) -> list[tuple[str, str]]:
         return [(name, path) for name, path in (*self.outputs, *self.logs) if path]
 
 
@@ -224,7 +224,8 @@ def _step(
         step["deps"] = [*dict.fromkeys(deps)]
     if names:
         step["outputs"] = {
-            name: _as_template(path) for name, (_, path) in zip(names, rule.made, strict=True)
+            name: _as_template(path)
+            for name, (_, path) in zip(names, rule.outputs_of_rule, strict=True)
         }
     return step
 
@@ -232,7 +233,7 @@ def _step(
 def _names(rule: _Rule) -> list[str]:
     """What the outputs of a rule, and then its logs, are called."""
     found: list[str] = []
-    for word, path in rule.made:
+    for word, path in rule.outputs_of_rule:
         stem = posixpath.splitext(posixpath.basename(_WILDCARD.sub("", path).rstrip("/")))[0]
         name = plain_name(
             word or stem.strip("._-") or ("log" if (word, path) in rule.logs else "made")

@@ -438,7 +438,7 @@ class _Use(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
-        self.asked |= self.defaults.named(node.test)
+        self.asked |= self.defaults.names_in(node.test)
         holds = self.defaults.holds(node.test)
         for body, off in ((node.body, holds is False), (node.orelse, holds is True)):
             self._off += off

@@ -59,7 +59,7 @@ class _Done(NamedTuple):
         return "STOPPED" if stopped else self.view.state
 
     @property
-    def following(self) -> Path | None:
+    def running_metrics(self) -> Path | None:
         """What the attempt that runs reports."""
         return Path(f"{self.going.raw.removesuffix('.log')}.metrics") if self.going else None
 
@@ -274,7 +274,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
     step, going = done.view, done.going
     live: Sequence[Mapping[str, Any]] = []
     live_samples: Sequence[Mapping[str, Any]] = []
-    if going is not None and (path := done.following) is not None:
+    if going is not None and (path := done.running_metrics) is not None:
         live = rows.read_points(ws, run, step.id, going.number, path)
         sampled = samples.samples_path(going.raw)
         live_samples = rows.read_points(ws, run, step.id, going.number, sampled)
@@ -339,9 +339,9 @@ def _cause(done: _Done) -> str:
     """Why a step failed, or does not get on; empty where nothing is wrong."""
     if done.view.failure is not None:
         return done.view.failure.kind
-    if done.following is None or done.state != "RUNNING":
+    if done.running_metrics is None or done.state != "RUNNING":
         return ""
-    return "stalled" if causes.is_stalled(*metrics.pace(done.following)) else ""
+    return "stalled" if causes.is_stalled(*metrics.pace(done.running_metrics)) else ""
 
 
 def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -110,14 +110,14 @@ class Answer:
         lines += [f"  {safe_ids(reason)}" for reason in self.reasons]
         if self.trace is not None and self.answer in ("fresh", "restore"):
             lines += _describe_origin(self.trace, self.metrics)
-        lines += self._compared(held)
+        lines += self._compare(held)
         for id, changes, reasons in self.causes:
             lines.append(f"  {safe_ids(id)} would run first:")
             lines += [f"    {safe_ids(reason)}" for reason in reasons]
             lines += all_of([resolve(each, held) for each in changes], "    ")
         return lines
 
-    def _compared(self, held: Any) -> list[str]:
+    def _compare(self, held: Any) -> list[str]:
         row = self.against
         if row is None:
             if self.chosen:
