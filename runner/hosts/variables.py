@@ -32,12 +32,12 @@ SAME: Final[Mapping[str, str]] = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": 
 _IN_CONTAINERS: Final = ("HF_HUB_", "HF_ENDPOINT", "NCCL_")
 
 
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+def inherit_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """What a step on this machine gets of a login's variables."""
     return {
         name: value
         for name, value in environ.items()
-        if _listed(name) and not tokenlike(name, value)
+        if _is_listed(name) and not tokenlike(name, value)
     }
 
 
@@ -50,7 +50,7 @@ def in_container(login: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def settled(given: Collection[str]) -> dict[str, str]:
+def settled_variables(given: Collection[str]) -> dict[str, str]:
     """What is always the same, but for the names that a step sets or has passed on: a locale of its own is not overruled by our LC_ALL."""
     own = any(name == "LANG" or name.startswith("LC_") for name in given)
     return {
@@ -60,5 +60,5 @@ def settled(given: Collection[str]) -> dict[str, str]:
     }
 
 
-def _listed(name: str) -> bool:
+def _is_listed(name: str) -> bool:
     return name in NAMES or name.startswith(BEGINNINGS) or name.endswith(ENDS)

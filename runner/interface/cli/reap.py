@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
             else f"there is no machine of the installation {args.installation}"
         )
     for each in known:
-        words = f"{reaper.described(each.row, now)}: {each.fate.why}"
+        words = f"{reaper.describe_lease(each.row, now)}: {each.fate.why}"
         if each.row.key in left:
             print(f"still there  {words}; {left[each.row.key]}", file=sys.stderr)
         elif each in ends:
@@ -222,7 +222,9 @@ def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str
     if (
         dead
         and not args.dry_run
-        and not _agreed(args, [reaper.described(each.row, time.time()) for each in dead], "--dead")
+        and not _agreed(
+            args, [reaper.describe_lease(each.row, time.time()) for each in dead], "--dead"
+        )
     ):
         dead = []
     return [*ends, *dead]
