@@ -35,7 +35,8 @@ POINTS = (
 WAVE = 12
 """Kills before everything is reaped: each machine that a dead run leaves is a process here."""
 PATIENCE = 600.0
-HAS_SPOT = ("vastai", "gcp", "prime")
+MARKETS = {"vastai": "spot", "gcp": "spot", "prime": "any"}
+"""Prime has few spot machines, and RunPod none."""
 QUIET = "boot=0,foreign=20,late=1"
 FAULTS = QUIET + ",throttled=0.02,broken=0.02,reserved=1,preempted=30,spelled=0.3,unpriced=0.2"
 STEP = "limits: {{cost: 3 USD}}\nsteps:\n  s: {{run: 'python3 train.py o; sleep 0.1; echo 1 >> {ended}', code: [train.py], resources: {{gpus: 1}}, outputs: {{o: o}}}}\n"
@@ -64,8 +65,8 @@ def test_no_kill_of_a_run_leaks_a_machine(
         for n, point in enumerate([*POINTS, *[""] * KILLS]):
             space = Space(tmp_path / f"space-{n}")
             more = {"first_use": True, "key": key} if name == "prime" else {}
-            if name in HAS_SPOT:
-                more["market"] = "spot"
+            if name in MARKETS:
+                more["market"] = MARKETS[name]
             rents(space, running, monkeypatch, name, settles=1.1, **more)
             space.write("train.py", TRAIN)
             space.recipe(STEP.format(ended=tmp_path / f"ended-{n}"))
