@@ -99,7 +99,7 @@ def _briefly(spec: Input) -> str:
     among = spec.limits.get("choices")
     notes = [
         " | ".join(map(str, among)) if isinstance(among, list) else "",
-        "raising it continues" if spec.continues else "",
+        "raising it continues training" if spec.continues else "",
     ]
     return "; ".join([head, *(note for note in notes if note)])
 

@@ -329,6 +329,10 @@ class Driver:
         """What is known of the account, as names and words.  Changes nothing.  Raises Denied when the key is not accepted."""
         return ()
 
+    def lacks(self) -> str:
+        """Return what is missing before the provider can be asked, such as a key, and what to do; empty: nothing.  Sends no request."""
+        return ""
+
     async def unusable(self) -> Sequence[tuple[str, str]]:
         """What of the account cannot be used, as names and why: machines could be rented and not be logged in to.  Changes nothing."""
         return ()

@@ -29,7 +29,7 @@ _LISTS = (
     ("hooks", "spend"),
     ("drivers", "any"),
 )
-_FLAGS = (("server", "strict_jobs"), ("alerts", "silent_minutes"))
+_FLAGS = (("steps", "sandbox"), ("server", "strict_jobs"), ("alerts", "silent_minutes"))
 """Settings of one value each."""
 _PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # the last is the name of a variable
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
@@ -121,6 +121,7 @@ class Config:
     """Settings in force.  `said` has each as it is written, and where: (path of keys) -> its value, `file:line`."""
 
     store: str = ""
+    inputs: str = ""  # `overlay`: steps may change what they are given, where the machine can
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
@@ -131,7 +132,7 @@ class Config:
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
     flags: Mapping[str, float] = field(
         default_factory=dict
-    )  # `server.strict_jobs`, `alerts.silent_minutes`, as far as they are said
+    )  # `steps.sandbox`, `server.strict_jobs`, `alerts.silent_minutes`, as far as they are said
     webhooks: tuple[Receiver, ...] = ()
     notify: tuple[Receiver, ...] = ()
     stacks: Mapping[str, Stack] = field(default_factory=dict)
@@ -322,6 +323,7 @@ def _merged(files: list[_File]) -> Config:
                 }
         single = [
             ("store",),
+            ("inputs",),
             *_LISTS,
             *_FLAGS,
             *((kind, name) for kind in ("prices", "limits") for name in file.value.get(kind, ())),
@@ -351,6 +353,7 @@ def _merged(files: list[_File]) -> Config:
         )
     return Config(
         said.get(("store",), ("",))[0],
+        said.get(("inputs",), ("",))[0],
         stores,
         tables["drivers"],
         prices,

@@ -29,6 +29,12 @@ _OLDEST: Final = (3, 11)  # a Python that can make the environments of recipes
 _SHOWN: Final = 120  # characters of what a stranger says
 _CLOCKS_APART: Final = 60  # seconds
 
+# In namespaces of users, mounts, processes and a network: only a mount shows that it may do anything there.
+_NAMESPACES: Final = (
+    "import ctypes, os; c = ctypes.CDLL(None, use_errno=True); "
+    'made = not c.unshare(0x70020000) and not c.mount(b"/", b"/", None, 0x5000, None); '
+    'print("ok" if made else os.strerror(ctypes.get_errno()))'
+)
 # Follows the question of `drivers.machine`, which sets $root.
 _SCRIPT: Final = (
     r"""
@@ -43,6 +49,7 @@ for python in PYTHONS "$root/OWN"; do
     command -v "$python" >/dev/null 2>&1 || continue
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9) or sys.implementation.name != "cpython")' 2>/dev/null || continue
     echo "agent=$python"
+    echo "sandbox=$("$python" -I -S -c 'NAMESPACES' 2>&1 | tail -n 1)"
     break
 done
 { python3 -c 'import venv, ensurepip' || python3 -c 'import venv, pip'; } 2>/dev/null && echo venv=yes
@@ -77,6 +84,7 @@ rmdir "$root" 2>/dev/null
 echo "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -r /proc/self/environ ] && echo proc=yes
 """.replace("PYTHONS", " ".join(PYTHONS))
+    .replace("NAMESPACES", _NAMESPACES)
     .replace("OWN", OWN)
     .replace("CUDA\n", machine.CUDA)
 )
@@ -241,6 +249,7 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Findin
     else:
         fix = f"install one, or name it as `python` in the settings, or unpack one to {_one(facts, 'root')}/python (docs/remote-hosts.md)"
         yield Finding("missing", "agent", "no CPython 3.9 or later", fix)
+    yield from _sandbox(facts)
     for name, advice in _WANTED.items():
         if name not in tools:
             yield Finding("note", name, "not found", advice)
@@ -248,6 +257,15 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Findin
             yield Finding("ok", name, _printable(tools[name]))
         else:
             yield from _python(facts, tools)
+
+
+def _sandbox(facts: machine.Facts) -> Iterator[Finding]:
+    said = _one(facts, "sandbox")
+    if said == "ok":
+        yield Finding("ok", "sandbox", "user, mount, process and network namespaces")
+    elif said:
+        advice = "allow user namespaces for steps with `sandbox`"
+        yield Finding("note", "sandbox", _printable(said), advice)
 
 
 def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:

@@ -29,6 +29,9 @@ BEGINNINGS: Final = ("SSL_CERT_", "HF_HUB_", "XDG_", "NCCL_")
 ENDS: Final = ("_proxy", "_PROXY")
 SAME: Final[Mapping[str, str]] = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 """What changes results: how texts are sorted and read, and what time it is."""
+SANDBOX_HOME: Final = "/tmp/home"  # noqa: S108  (a path in the sandbox)
+"""An empty folder that `agent/closed.py` makes."""
+_OWN_FOLDERS: Final = ("HOME", "TMPDIR", "HF_HOME", "TORCH_HOME")
 _IN_CONTAINERS: Final = ("HF_HUB_", "HF_ENDPOINT", "NCCL_")
 
 
@@ -48,6 +51,16 @@ def in_container(login: Mapping[str, str]) -> dict[str, str]:
         for name, value in login.items()
         if (name.startswith(_IN_CONTAINERS) or name.endswith(ENDS)) and not value.startswith("/")
     }
+
+
+def in_sandbox(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a step that sees none of the login's own folders."""
+    kept = {
+        name: value
+        for name, value in env.items()
+        if name not in _OWN_FOLDERS and not name.startswith("XDG_")
+    }
+    return {**kept, "HOME": SANDBOX_HOME}
 
 
 def settled_variables(given: Collection[str]) -> dict[str, str]:

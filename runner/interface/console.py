@@ -570,7 +570,7 @@ class _Story:
             if note := data.get("note"):
                 lines.append((f"{name}: {named(str(note))}", "odd"))
             if data.get("adopted"):
-                lines.append((f"{name}: was left running, continues", "odd"))
+                lines.append((f"{name}: still running from an earlier run, continues", "odd"))
             if self._verbose:
                 where = f" on {shown(str(place))}" if (place := data.get("site")) else ""
                 lines.append((f"{name}: started{where}", "dim"))
@@ -582,7 +582,7 @@ class _Story:
             return lines
         if before == "RUNNING":
             if event.reason == "stopped":
-                return [(f"{name}: stopped, continues later", "odd")]
+                return [(f"{name}: stopped, resumes later", "odd")]
             if event.reason in ("busy", "orphaned"):  # it never began, or is looked for
                 return []
             number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
@@ -642,7 +642,7 @@ class _Story:
         lines: list[Line] = [(f"warning: {named(each)}", "odd") for each in summary.warnings]
         if summary.left_running:
             left = ", ".join(map(named, islice(summary.left_running, _REPORTS)))
-            lines.append((f"left running: {left} (the next run takes over what they make)", "odd"))
+            lines.append((f"still running: {left} (the next run collects their results)", "odd"))
         fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
         left_out = self._skipped(summary)
         if (

@@ -9,7 +9,9 @@ from ..errors import Invalid, Problem
 
 def filters(words: Sequence[str]) -> dict[str, str]:
     """The filters of `--where`.  Raises Invalid."""
-    return paired(words, '--where "{}" is not NAME=VALUE', "such as --where gpu=4090")
+    return paired(
+        words, 'invalid --where "{}": expected NAME=VALUE', "for example `--where gpu=4090`"
+    )
 
 
 def paired(

@@ -66,7 +66,7 @@ def library() -> Any:
     except ImportError as error:
         from drivers import install_line
 
-        raise CannotRun(f"--tpe needs {error.name}", fix=install_line("search")) from error
+        raise CannotRun(f"--tpe requires {error.name}", fix=install_line("search")) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

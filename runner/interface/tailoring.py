@@ -51,14 +51,14 @@ def tailor(
         if spec.type == "model"
     ):
         preset = _nearest(recipe, gpu)
-        notes += [f"preset {preset} to begin with"] if preset else []
+        notes += [f"starting from preset {preset}"] if preset else []
     needed = [spec.name for spec in recipe.inputs.values() if _missing(recipe, spec, given, preset)]
     if wrong := [
         each for each in needed if recipe.inputs[each].type not in _PATHS or each == "base"
     ]:
         raise CannotRun(
-            f"what fits depends on {', '.join(wrong)}",
-            fix=f"give {' '.join(f'{each}=…' for each in wrong)}, or a --preset that does",
+            f"cannot choose settings until {', '.join(wrong)} is set",
+            fix=f"pass {' '.join(f'{each}=…' for each in wrong)}, or a `--preset` that sets it",
         )
     # What fits does not depend on the data: any path stands for it.
     values = inputs.bind(recipe, {**given, **dict.fromkeys(needed, "./data")}, preset=preset)
@@ -88,18 +88,16 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
         found = taking({})
     if found.found is None:
         fix = (
-            "give another base, or fetch its config.json: a local folder will do"
+            "choose another base model, or download its config.json to a local directory and pass that path"
             if "config.json" in found.unknown
-            else "write the recipe by hand"
+            else "write the recipe yourself"
         )
-        raise CannotRun(f"what fits is unknown: {found.unknown}", fix=fix)
+        raise CannotRun(f"cannot choose settings: {found.unknown}", fix=fix)
     if found.verdict == "FITS":
         for more in training_from_inputs.larger(values):
             if not set(more) & set(given) and (larger := taking(more)).verdict == "FITS":
                 (size,) = more.values()
-                notes.append(
-                    f"micro_batch={size}: the largest that fits; the same training, faster"
-                )
+                notes.append(f"micro_batch={size}: the largest that fits; same result, faster")
                 return {**chosen, **more}, larger
         return chosen, found
     # The mildest that fits; where none does, the first of the smallest verdict.
@@ -119,7 +117,7 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
             break
     if best[1].verdict == "NO":
         raise CannotRun(
-            f"{recipe.id} does not fit {gpu.name}, whatever is given up: {least.memory}",
+            f"{recipe.id} does not fit {gpu.name}, even with every memory saving: {least.memory}",
             fix=_others(ws, recipe, values, devices, gpu),
         )
     notes += best[2]
@@ -138,9 +136,9 @@ def _others(
         ):
             fitting.append(other.name)
     return (
-        f"it fits {', '.join(fitting)}"
+        f"choose a GPU that fits: {', '.join(fitting)}"
         if fitting
-        else "it fits none of the GPUs that are known; take a smaller base"
+        else "choose a smaller base model: no known GPU is large enough"
     )
 
 

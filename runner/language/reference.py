@@ -73,6 +73,11 @@ _TABLES = (
     ("Git checkout", "An item of `code`.", ("$defs", "code", "anyOf", 1, "items", "anyOf", 2)),
     ("Python", "In the recipe, a preset or a step: `python: {…}`.", ("$defs", "python")),
     ("Health", "In the recipe: `health: {…}`.", ("properties", "health")),
+    (
+        "Sandbox",
+        "In the recipe or a step: `sandbox: true`, or this mapping.",
+        ("$defs", "sandbox", "anyOf", 1),
+    ),
 )
 
 

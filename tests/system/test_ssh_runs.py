@@ -105,6 +105,22 @@ def test_what_ran_over_ssh_is_fresh_here(place: Place) -> None:
     assert (code, "everything is fresh" in said) == (0, True), said
 
 
+def test_a_step_in_a_sandbox_there_sees_its_own_files_alone(place: Place) -> None:
+    needs("sandbox")
+    (place.root / "recipe.yaml").write_text(
+        "recipe: t@1\nsummary: A test\nsteps:\n"
+        "  s:\n"
+        "    sandbox: true\n"
+        f"    run: 'cat words.txt > o.txt; ls $HOME /root {place.root} >> o.txt || echo hidden >> o.txt'\n"
+        "    deps: [words.txt]\n"
+        "    outputs: {o: o.txt}\n"
+    )
+    code, said = place.run("--driver", "ssh")
+    assert code == 0, said
+    lines = (place.root / "o.txt").read_text().splitlines()
+    assert lines[0] == "a few words" and lines[-1] == "hidden" and "recipe.yaml" not in lines
+
+
 def test_a_host_that_is_down_is_left_out(place: Place) -> None:
     place.settings([place.sshd.address, f"somebody@127.0.0.1:{free_port()}"])
     place.open()

@@ -109,11 +109,11 @@ def test_a_retry_says_which_one_and_why() -> None:
 def test_a_step_whose_bytes_are_gone_is_counted_back() -> None:
     assert told(
         move("tokens", "RUNNING", "DONE", seconds=1.0),
-        move("tokens", "DONE", "QUEUED", "its output is not stored any more"),
+        move("tokens", "DONE", "QUEUED", "its output is no longer stored"),
         move("tokens", "RUNNING", "DONE", seconds=1.0),
     ) == [
         "[2/3] tokens  1.0s",
-        "tokens: runs again (its output is not stored any more)",
+        "tokens: runs again (its output is no longer stored)",
         "[2/3] tokens  1.0s",
     ]
 

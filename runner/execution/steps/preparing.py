@@ -82,9 +82,7 @@ class Preparer:
         node, spec, members = attempt.node, attempt.spec, attempt.place.members
         pythons = [await self._environments.python(node, spec, each) for each in members]
         for each in members:
-            image = self._environments.container_image(spec, each)
-            if image:
-                await self._environments.containers_of(each).image(image)
+            await self._environments.make_ready(spec, each)
         self.compose_task(attempt, pythons)
         if attempt.state is not None:
             from ...storage import checkpoints

@@ -66,6 +66,18 @@ class Shelf(NamedTuple):
         return left_out(self.excluded)
 
 
+def rank_offers(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
+    """The offers of all drivers for one step, the cheapest run first; those of an unknown total come last, by their hourly price."""
+    if len(shelves) == 1:
+        return [(shelves[0], offer) for offer in shelves[0].offers]
+
+    def key(each: tuple[Shelf, Offer]) -> tuple[bool, float]:
+        usd = each[0].total_of(each[1]).usd
+        return (True, each[1].hourly) if usd is None else (False, usd)
+
+    return sorted(((shelf, offer) for shelf in shelves for offer in shelf.offers), key=key)
+
+
 def left_out(excluded: Mapping[str, int]) -> str:
     """Why offers were left out, by count; empty when none was."""
     count = sum(excluded.values())

@@ -77,7 +77,7 @@ def _list(args: argparse.Namespace) -> int:
         )
     else:
         width = max((len(name) for name, *_ in [*known, *here]), default=0)
-        groups = {"in this folder": here}
+        groups = {"in this directory": here}
         for row in known:
             groups.setdefault(f"from {row[2].origin}" if row[2].origin else "library", []).append(
                 row
@@ -98,9 +98,9 @@ def _list(args: argparse.Namespace) -> int:
                 )
         if not args.quiet:
             print(
-                "`recipe show NAME` shows more; `recipe new NAME` starts one of your own."
+                "Run `recipe show NAME` for the inputs of a recipe, `recipe new NAME` to create your own."
                 if known or here
-                else "no recipes; `recipe new NAME` begins one"
+                else "no recipes; create one with `recipe new NAME`"
             )
     if wrong:
         raise Invalid(wrong)

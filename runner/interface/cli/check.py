@@ -109,7 +109,7 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
             machine.ask(driver_of(name, ws.config.driver(name), args.hosts, str(ws.home)))
         )
     except DriverError as error:
-        print(f"recipe: the host was not asked: {error}", file=sys.stderr)
+        print(f"recipe: cannot get facts from the host: {error}", file=sys.stderr)
         return {}
 
 
@@ -136,7 +136,11 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
     if not verdict.findings and not args.quiet:
         print(
             f"{found.plan.recipe}: "
-            + (f"nothing found, {missing} not checked" if missing else "no known problems found")
+            + (
+                f"no problems found, {missing} rules not checked"
+                if missing
+                else "no known problems found"
+            )
         )
     if args.verbose:
         print(
@@ -155,7 +159,7 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
 def _needs(verdict: Verdict) -> str:
     """What it would take to check the rest, and how many rules want it: what most of them want first."""
     counts = Counter(each.why.removeprefix("needs ") for each in verdict.unchecked)
-    return "what they need: " + "; ".join(
+    return "to check them, provide: " + "; ".join(
         f"{shown(what)} ({count})" for what, count in counts.most_common()
     )
 
@@ -182,7 +186,7 @@ def _fixed(
         print(f"write: {shown(line)}", file=out)
     if not typed:
         if not written:
-            print("nothing of this can be put right by a setting", file=out)
+            print("no setting fixes these problems", file=out)
         return verdict
     words = [f"{name}={_word(value)}" for name, value in {**request.inputs, **typed}.items()]
     flags = [
@@ -212,12 +216,12 @@ def _fixed(
     )
     after, left = _asked(ws, again, args, host)
     if left.findings:
-        print("with that there is left:", file=out)
+        print("with these changes, these problems remain:", file=out)
         _print(after, left, args) if args.format == "text" else None
     else:
         print(
-            "with that nothing is left"
-            + (f", {len(left.unchecked)} not checked" if left.unchecked else ""),
+            "with these changes, no problems remain"
+            + (f", {len(left.unchecked)} rules not checked" if left.unchecked else ""),
             file=out,
         )
     return left

@@ -157,10 +157,10 @@ def answer_of(outcome: Outcome, verb: str) -> str:
     run, state = outcome.run, outcome.state
     if not outcome.done and state not in FINAL:
         if verb == "resume":
-            return f"run {run} was about to pause, and continues"
-        return f"run {run} was asked to {verb}"
+            return f"run {run} was about to pause and now continues"
+        return f"sent the request to {verb} run {run}"
     if state == "PAUSED":
-        return f"run {run} is PAUSED; `recipe resume {run}` resumes it"
+        return f"run {run} is PAUSED; resume it with `recipe resume {run}`"
     if state == "QUEUED":
         return f"run {run} is QUEUED: the next worker resumes it"
     return f"run {run} is {state}"
@@ -171,10 +171,10 @@ def _not_answered(place: Transport, run: str, verb: str) -> Busy:
     who = next((f" ({each.worker})" for each in place.workers() if run in each.runs), "")
     to = f" --to {place.name}" if place.name else ""
     fix = (
-        f"`recipe logs {run} -f{to}` shows its output; "
-        f"if the worker hangs, kill it, and run `recipe {verb} {run}{to}` again"
+        f"check the output with `recipe logs {run} -f{to}`; "
+        f"if the worker hangs, kill it and run `recipe {verb} {run}{to}` again"
     )
-    words = f"run {run} was asked to {verb}, and its worker{who} has not done it in {PATIENCE[verb]:.0f} s"
+    words = f"the worker{who} of run {run} did not {verb} it within {PATIENCE[verb]:.0f} s"
     return Busy(words, fix=fix)
 
 
@@ -213,7 +213,7 @@ def _resume(ws: Workspace, run: str, args: argparse.Namespace) -> int:
 
 
 def _driver_stays() -> Invalid:
-    fix = "leave --driver out, or run `recipe submit` with --driver"
+    fix = "remove `--driver`, or run `recipe submit` with `--driver`"
     return Invalid([Problem("bad-request", "a queued run keeps its driver", fix=fix)])
 
 

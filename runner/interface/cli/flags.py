@@ -171,11 +171,13 @@ def take_stack(args: argparse.Namespace) -> None:
     stack = settings.load(Path(os.path.abspath(args.workspace)), os.environ).stack(args.stack)
     named = any(word.partition("=")[0] == "--driver" for word in args.line)
     if named and args.driver != stack.driver:
-        words = f"the stack {stack.name} is of the driver {stack.driver}, and --driver names {args.driver}"
-        raise Invalid([Problem("clash", words, fix="leave --driver out, or take another stack")])
+        words = (
+            f"the stack {stack.name} uses the driver {stack.driver}, but --driver is {args.driver}"
+        )
+        raise Invalid([Problem("clash", words, fix="remove `--driver`, or choose another stack")])
     if args.hosts and stack.driver != "ssh":
-        words = f"--host names a server for the driver ssh, and the stack {stack.name} is of {stack.driver}"
-        raise Invalid([Problem("clash", words, fix="leave --host out, or take another stack")])
+        words = f"--host requires the driver ssh, but the stack {stack.name} uses {stack.driver}"
+        raise Invalid([Problem("clash", words, fix="remove `--host`, or choose another stack")])
     args.driver, args.store = stack.driver, args.store or stack.store or None
     if hasattr(args, "nodes"):
         args.nodes = args.nodes or stack.nodes
@@ -214,7 +216,7 @@ def values_of(
     """The values that files and words give, and the files of those that words do not replace.  Raises Invalid, NotFound."""
     words: dict[str, object] = {
         **typed,
-        **paired(args.parts, '--set "{}" is not NAME=VALUE', "write --set name=value"),
+        **paired(args.parts, 'invalid --set "{}": expected NAME=VALUE', "write --set name=value"),
     }
     if not args.values_files:
         return words, {}
@@ -257,7 +259,7 @@ def check_driver(name: str) -> None:
     known = extensions.drivers(name)
     if name not in known:
         raise NotFound(
-            f'there is no driver "{name}"',
+            f'unknown driver "{name}"',
             fix=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}",
         )
 

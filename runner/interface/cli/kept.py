@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             )
             raise NotFound(
                 f"{what} no checkpoints",
-                fix='give the step a state: `state: {checkpoints: {checkpoint: "step-*"}}`',
+                fix='declare checkpoints in the step: `state: {checkpoints: {checkpoint: "step-*"}}`',
             )
         if args.resume:
             return _resume(ws, states, args, request)
@@ -120,16 +120,16 @@ def run(args: argparse.Namespace) -> int:
                 if found.verdicts[found.plan.index[each.step]].answer == FRESH
             ]
             print(
-                f"to resume from the newest whole one: {_typed(request)}{''.join(dict.fromkeys(again))}"
+                f"to resume from the newest complete checkpoint: {_typed(request)}{''.join(dict.fromkeys(again))}"
             )
-            print("from an earlier one: recipe checkpoints STEP --number N --resume")
+            print("to resume from an earlier one: recipe checkpoints STEP --number N --resume")
     return 0
 
 
 def _only(states: list[StepState]) -> StepState:
     if len(states) > 1:
         raise NotFound(
-            f"{len(states)} steps and states keep checkpoints",
+            f"{len(states)} checkpoint directories match",
             fix=f"name one step: {', '.join(readable(each.step) for each in states[:5])}",
         )
     return states[0]
@@ -140,8 +140,8 @@ def _resume(
 ) -> int:
     if args.number is None:
         raise NotFound(
-            "--resume needs the number of a checkpoint",
-            fix="add --number N; `recipe checkpoints` lists them",
+            "--resume requires --number",
+            fix="add `--number N`, from the list of `recipe checkpoints`",
         )
     state = _only(states)
     chosen = kept_state.go_back(ws, state, args.number)
@@ -169,13 +169,13 @@ def _as_text(state: StepState) -> list[str]:
             *text,
             "  no checkpoint yet"
             if state.pattern
-            else "  no `checkpoint:` says what one is called",
+            else "  `checkpoint:` is not set, so checkpoints cannot be listed",
         ]
     newest, best = state.newest(), state.best()
     table = []
     for each in state.checkpoints:
         word = each.why or (
-            "put aside" if each.aside else "a run resumes from it" if each is newest else ""
+            "set aside" if each.aside else "the next run resumes here" if each is newest else ""
         )
         word += (", the best" if word else "the best") if each is best else ""
         table.append(
@@ -241,14 +241,14 @@ def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
             return chosen
     known = dict.fromkeys(f"{bare(id)}.{name}" for _, id, name in every)
     if found.plan.nodes_named(word):
-        fix = (
-            "`outputs` in its step says what is kept; `recipe checkpoints` shows what is in a state"
-        )
+        fix = "declare `outputs` in the step; for checkpoints, run `recipe checkpoints`"
         raise NotFound(
             f'the step "{readable(word)}" of {found.plan.recipe} declares no outputs', fix=fix
         )
     there = (
-        f"there are {', '.join(list(known)[:10])}" if known else "no step of it declares `outputs`"
+        f"available outputs: {', '.join(list(known)[:10])}"
+        if known
+        else "no step of the recipe declares `outputs`"
     )
     raise NotFound(
         f'{found.plan.recipe} has no output "{readable(word)}"',
@@ -262,8 +262,8 @@ def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
     content = made.outputs.get(output) if made is not None else None
     if content is None:
         raise CannotRun(
-            f"{node.id} has not made {output} under these inputs",
-            fix=f"recipe run --until {readable(node.id)}",
+            f"{node.id} has not produced {output} with these inputs",
+            fix=f"run `recipe run --until {readable(node.id)}`",
         )
     for each in found.targets.get(n, ()):
         if each.output == output and found.facts.there.get(each.path) == content:
@@ -271,6 +271,6 @@ def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
     if ws.objects.has(Content(content)):
         return str(ws.objects.path(Content(content)))
     raise CannotRun(
-        f"{output} of {node.id} is not stored here any more",
-        fix=f"recipe run --until {readable(node.id)}",
+        f"{output} of {node.id} is no longer stored in this workspace",
+        fix=f"run `recipe run --until {readable(node.id)}`",
     )

@@ -63,7 +63,7 @@ def _flushed(code: int) -> int:
         return _unheard() or code
     except OSError as error:
         _discard()
-        _complain(f"recipe: the answer could not be written: {error.strerror}\n")
+        _complain(f"recipe: cannot write the output: {error.strerror}\n")
         return code or 5
     return code
 

@@ -73,14 +73,17 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([shown for each in by_step.items() for shown in ranked(*each)], indent=2))
         return 0
     if not found:
-        print("no step that is to run needs a rented machine")
+        print("no step in this plan requires a rented machine")
     for step, shelves in by_step.items():
         asked_ones = [shelf for shelf in shelves if not shelf.failed]
         if asked_ones:
             print("\n".join(lines(step, asked_ones, SHOWN)))
         for shelf in shelves:
             if shelf.failed:
-                print(f"warning: {shelf.driver} was not asked: {shelf.failed}", file=sys.stderr)
+                print(
+                    f"warning: cannot get offers from {shelf.driver}: {shelf.failed}",
+                    file=sys.stderr,
+                )
     return 0
 
 
@@ -102,7 +105,7 @@ def _asked(
         )
     if not_installed:
         print(
-            f"recipe: not asked, because they are not installed: {', '.join(not_installed)} "
+            f"recipe: skipped drivers that are not installed: {', '.join(not_installed)} "
             f"({install_line(*(name for name in not_installed if name in DRIVERS))})",
             file=sys.stderr,
         )
@@ -110,8 +113,8 @@ def _asked(
         lists = asyncio.run(offering.update(drivers))
         if not lists and args.recipe is None and args.file is None:
             raise CannotRun(
-                f"{', '.join(drivers)}: prices are asked for each time, there is no list to update",
-                fix="leave out --update",
+                f"{', '.join(drivers)}: has no price list to update; prices are always current",
+                fix="remove `--update`",
             )
         for name, words in lists.items():
             print(f"recipe: {name}: {words}", file=sys.stderr)

@@ -61,14 +61,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.path is None and args.verify is None:
-        raise NotFound("pack what?", fix="name a directory or a file: `recipe pack data/`")
+        raise NotFound("no path given", fix="pass a directory or a file: `recipe pack data/`")
     if args.verify is None:
         with Workspace.open(args.workspace) as ws:
             return _pack(ws, args)
     if args.out is not None:
-        raise NotFound(
-            "--verify writes nothing, so --out has nothing to do", fix="leave one of them out"
-        )
+        raise NotFound("--verify and --out exclude each other", fix="remove one of the two flags")
     with opened(args.workspace) as ws:
         return _check(ws, args) if args.path is None else _compare(ws, args)
 
@@ -80,11 +78,13 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
     path = _there(ws, args)
     out = None if args.out is None else ws.absolute(args.location.typed(str(args.out)))
     if out is not None and (out == path or path in out.parents):
-        raise NotFound(f"{out} is in what is packed", fix="write the pack somewhere else")
+        raise NotFound(
+            f"{out} is inside the directory to pack", fix="write the pack outside that directory"
+        )
     if path in ws.home.parents:
         raise NotFound(
-            f"{path} holds what recipe remembers, {ws.home}, which changes while it is packed",
-            fix="name the directory of the data alone",
+            f"{path} contains {ws.home}, which changes while recipe runs",
+            fix="pass the data directory only",
         )
 
     def pack() -> tuple[Content, list[Entry], list[Shard]]:
@@ -101,7 +101,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
 
     def once_more(error: Exception) -> None:
         if args.quiet < 2:
-            print(f"recipe: {error}; once more", file=sys.stderr)
+            print(f"recipe: {error}; trying again", file=sys.stderr)
 
     content, manifest, cut = retry(pack, backoff(Changed, TRIES, 0.0, 0.0), on_retry=once_more)
     if content[0] == "t":
@@ -123,7 +123,7 @@ def _there(ws: Workspace, args: argparse.Namespace) -> Path:
     if path.exists():
         return path
     if "://" not in args.path:
-        raise NotFound(f"{args.path}: there is nothing here", fix="name a directory or a file")
+        raise NotFound(f"{args.path} does not exist", fix="pass an existing directory or file")
     from ...storage.sources import ask, fetch
 
     given = _address(args.path)
@@ -132,7 +132,7 @@ def _there(ws: Workspace, args: argparse.Namespace) -> Path:
     identity = ask(ws, kind, address)
     if not args.quiet and not args.json:
         print(
-            f"recipe: {shown(address)} is fetched into this workspace, unless it is there",
+            f"recipe: {shown(address)} will be downloaded into this workspace, unless it is already there",
             file=sys.stderr,
         )
     return fetch(ws, kind, address, identity, ())
@@ -267,7 +267,7 @@ def _compare(ws: Workspace, args: argparse.Namespace) -> int:
     print(f"{shown(args.path)} is {content}, not {wanted}", file=sys.stderr)
     if before is None and wanted[0] == "t":
         print(
-            "  what that one held is not remembered here, so the differences have no names",
+            "  the earlier version's file list is not stored here, so the changed files cannot be named",
             file=sys.stderr,
         )
     return 1

@@ -32,10 +32,10 @@ SERVERS_TAKE: Final[Mapping[str, frozenset[str]]] = {
             "json",
         }
     ),
-    "runs": frozenset({"last", "recipe", "failed", "json"}),
+    "runs": frozenset({"last", "recipe", "failed", "tag", "json"}),
     "show": frozenset({"recipe", "json"}),
     "status": frozenset({"json"}),
-    "logs": frozenset({"run", "follow", "attempt"}),
+    "logs": frozenset({"run", "follow", "attempt", "node"}),
     "diff": frozenset({"a", "b", "json"}),
     "cancel": frozenset({"run", "no_wait"}),
     "pause": frozenset({"run", "no_wait"}),
@@ -64,7 +64,7 @@ def choose(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     elif address.startswith(("postgresql://", "postgres://")):
         os.environ["RECIPE_RUNS"] = address
     else:
-        fix = "write https://HOST:PORT of a server, postgresql://USER@HOST/DATABASE, or `here`"
+        fix = "use https://HOST:PORT of a server, postgresql://USER@HOST/DATABASE, or `here`"
         raise Invalid([Problem("bad-address", "--to is neither a server nor a database", fix=fix)])
 
 
@@ -77,6 +77,32 @@ def place_of(args: argparse.Namespace) -> Transport:
     return There(args.server) if args.server else Here(existing(args.workspace))
 
 
+def looked_at(args: argparse.Namespace) -> Transport:
+    """What keeps the runs of a command line, to look at.  Raises RecipeError."""
+    from ..handle.here import Here
+    from ..handle.there import There
+    from .chosen import opened
+
+    return There(args.server) if args.server else Here(opened(args.workspace))
+
+
+def recipe_at(place: Transport, args: argparse.Namespace) -> str:
+    """The recipe of runs that `args.recipe` names.  Raises NotFound, Invalid."""
+    from ..handle.here import Here
+    from .chosen import recipe_of
+
+    if isinstance(place, Here):
+        return recipe_of(place.ws, args.location, args.recipe)
+    known = [each.id for each in place.recipes()]
+    named = [id for id in known if args.recipe in (id, id.partition("@")[0])]
+    return named[0] if named else str(args.recipe)
+
+
+def whereabouts(place: Transport) -> str:
+    """Where runs were looked for."""
+    return f"at {place.name}" if place.name else "in this workspace"
+
+
 def _refuse_what_servers_ignore(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     given = [
         action
@@ -85,7 +111,7 @@ def _refuse_what_servers_ignore(args: argparse.Namespace, parser: argparse.Argum
         and getattr(args, action.dest, action.default) not in (action.default, [], None)
     ]
     if given:
-        fix = "leave it out, or give --to here or --to postgresql://…"
+        fix = "remove it, or pass `--to here` or `--to postgresql://…`"
         words = [
             action.option_strings[-1]
             if action.option_strings
@@ -93,5 +119,8 @@ def _refuse_what_servers_ignore(args: argparse.Namespace, parser: argparse.Argum
             for action in given
         ]
         raise Invalid(
-            [Problem("only-here", f"{word} means nothing to a server", fix=fix) for word in words]
+            [
+                Problem("only-here", f"{word} does not apply to runs on a server", fix=fix)
+                for word in words
+            ]
         )

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _runs(runs: Sequence[QueuedRun]) -> list[str]:
     if not runs:
-        return ["no run waits"]
+        return ["no queued runs"]
     rows = [
         (
             str(each.position),
@@ -60,7 +60,7 @@ def _runs(runs: Sequence[QueuedRun]) -> list[str]:
 
 def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
     if not workers:
-        return ["no worker is running; `recipe worker` starts one"]
+        return ["no worker is running; start one with `recipe worker`"]
     rows = [
         (
             each.worker,
@@ -71,7 +71,7 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
         )
         for each in workers
     ]
-    return aligned([("WORKER", "STATE", "TAKES", "HEARD OF", "RUNS"), *rows], ())
+    return aligned([("WORKER", "STATE", "TAKES", "LAST SEEN", "RUNS"), *rows], ())
 
 
 def _takes(worker: WorkerStatus) -> str:
@@ -80,6 +80,6 @@ def _takes(worker: WorkerStatus) -> str:
         return "its own run"
     words = [f"driver {worker.driver}"] if worker.driver else []
     words += [f"{name}={value}" for name, value in worker.labels.items()]
-    words += [f"at most {most} of a {kind}" for kind, most in worker.at_most.items()]
+    words += [f"at most {most} per {kind}" for kind, most in worker.at_most.items()]
     words += ["any workspace"] if worker.any_workspace else []
     return ", ".join(words) or "any"

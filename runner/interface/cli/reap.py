@@ -77,14 +77,14 @@ def run(args: argparse.Namespace) -> int:
     if args.installation is not None and (
         not _ID.fullmatch(args.installation) or args.adopt or args.dead
     ):
-        words = "--installation wants the eight digits of another installation, and neither --adopt nor --dead: nothing here knows its runs"
+        words = "--installation requires the eight-digit ID of another installation, and excludes --adopt and --dead"
         raise Invalid(
             [
                 Problem(
                     "bad-input",
                     words,
                     None,
-                    "its machines are called recipe-ID-KEY at their provider",
+                    "find the ID in the machine name at the provider: recipe-ID-KEY",
                 )
             ]
         )
@@ -120,15 +120,17 @@ def run(args: argparse.Namespace) -> int:
     for why in silent:
         print(f"warning: {why}", file=sys.stderr)
     for lease in strange:
-        remedy = f"`recipe reap --adopt {lease.key}` enters it, `--unknown` ends it"
+        remedy = (
+            f"`recipe reap --adopt {lease.key}` adds it to the ledger, `--unknown` terminates it"
+        )
         if args.installation is not None:
-            remedy = f"`recipe reap --installation {args.installation} {lease.key}` ends it, `--unknown` all of them"
+            remedy = f"`recipe reap --installation {args.installation} {lease.key}` terminates it, `--unknown` terminates all of them"
         print(f"{'unknown':11}  {reaper.unknown(lease, args.installation)}; {remedy}")
     if not known and not strange and not args.quiet:
         print(
-            "there is no lease"
+            "no leases"
             if args.installation is None
-            else f"there is no machine of the installation {args.installation}"
+            else f"no machines of the installation {args.installation}"
         )
     for each in known:
         words = f"{reaper.describe_lease(each.row, now)}: {each.fate.why}"
@@ -139,7 +141,11 @@ def run(args: argparse.Namespace) -> int:
         elif not args.quiet:
             print(
                 f"{'kept':11}  {words}"
-                + ("" if _left_alone(each.fate) else f"; `recipe reap {each.row.key}` ends it")
+                + (
+                    ""
+                    if _left_alone(each.fate)
+                    else f"; `recipe reap {each.row.key}` terminates it"
+                )
             )
     return 5 if left else 0
 
@@ -162,7 +168,7 @@ async def _strange(
             if rents(
                 name
             ):  # servers of one's own bear no mark, and may have no hosts but the head of a stack
-                silent.append(f"{name} cannot be asked for machines that bear our mark: {error}")
+                silent.append(f"cannot list the machines of this installation at {name}: {error}")
             continue
         try:
             has_marks = installation is None or driver.look_for(installation)
@@ -170,7 +176,7 @@ async def _strange(
                 with Ledger.open(of_user(os.environ)) as ledger:
                     found += await Leases(driver, name, ledger, "", str(root)).strangers()
         except DriverError as error:
-            silent.append(f"{name} cannot be asked for machines that bear our mark: {error}")
+            silent.append(f"cannot list the machines of this installation at {name}: {error}")
         finally:
             await driver.aclose()
     return found, silent
@@ -183,8 +189,9 @@ def _entered(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
     if args.adopt and not chosen:
         known = [lease.key for lease in strange]
         raise NotFound(
-            f"there is no unknown machine {args.adopt}",
-            fix=did_you_mean(args.adopt, known) or "`recipe reap -n` lists them",
+            f"no untracked machine {args.adopt}",
+            fix=did_you_mean(args.adopt, known)
+            or "list the untracked machines with `recipe reap -n`",
         )
     if args.dry_run or not chosen:
         return []
@@ -204,11 +211,11 @@ def _agreed(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool
         return True
     unasked = Problem(
         "bad-input",
-        f"{option} ends machines on which a training may be",
-        fix="look with `recipe reap -n`, then add --yes",
+        f"{option} terminates machines that may still run a training",
+        fix="check the machines with `recipe reap -n`, then add `--yes`",
     )
     return agreed(
-        "\n".join([*lines, f"end {len(lines)} machine(s), and what runs there?"]),
+        "\n".join([*lines, f"terminate {len(lines)} machine(s) and their running jobs?"]),
         Invalid([unasked]),
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ...advice import bottleneck
+from ...api import costs
 from ...api.finding import find_run
 from ...api.logs import parts
 from ...api.metrics import links
@@ -24,12 +25,13 @@ from ...storage import metrics
 from ...survey import rows, samples
 from ...survey.comparison import is_outcome, lower_is_better
 from ...survey.results import reported_metrics, summarize_points
-from .. import costs
+from .. import costs as told
 from ..tables import aligned
 from ..tail import named, shown, span
 from .chosen import makers, moment, near_step, opened
 from .flags import JSON_HELP, RUN_HELP
-from .history import ProgressOverview, earlier, overview
+from .history import earlier
+from .overview import ProgressOverview
 
 if TYPE_CHECKING:
     from ...api.logs import Part as Attempt
@@ -120,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _costs(found: costs.Costs, args: argparse.Namespace) -> int:
-    print(costs.as_json(found) if args.json else "\n".join(costs.as_text(found)))
+    print(told.as_json(found) if args.json else "\n".join(told.as_text(found)))
     return 0
 
 
@@ -135,7 +137,8 @@ def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
     target = Path(output or f"{row.recipe.partition('@')[0]}-{row.id}.html")
     if target.resolve().is_relative_to(ws.home):
         raise CannotRun(
-            f"{target} is in the folder that recipe keeps", fix="name another place with -o"
+            f"cannot write {target}: the directory .recipe/ is reserved",
+            fix="choose another path with `-o`",
         )
     new = target.with_name(temporary_name(target.name))
     new.write_text(text, "utf-8")
@@ -218,26 +221,29 @@ class RunReport(TypedDict):
 def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
     view = ws.run_views.of(row)
-    summary = overview(row, view)
-    if summary["seconds"] is None and ws.store.runs.live(row.id):
-        summary["seconds"] = time.time() - row.created
+    seconds = row.ended - row.created if row.ended is not None else None
+    if seconds is None and ws.store.runs.live(row.id):
+        seconds = time.time() - row.created
+    done_steps, total, percent, eta = view.progress
     done = _steps(ws, row, view)
     chosen = [each for each in done if step is None or step in names(each.view.id)]
     if step is not None and not chosen:
         raise NotFound(
-            f'"{step}" had nothing to do in {row.id}',
-            fix=near_step(step, [each.view.id for each in done]) if done else "all was fresh in it",
+            f'"{step}" did not run in {row.id}',
+            fix=near_step(step, [each.view.id for each in done])
+            if done
+            else "its result was up to date; choose a run in which the step ran",
         )
     return {
         "id": row.id,
         "recipe": row.recipe,
         "created": row.created,
-        "state": summary["state"],
+        "state": view.word,
         "failure": row.failure,
         "reason": row.reason,
-        "seconds": summary["seconds"],
-        "progress": summary["progress"],
-        "fresh": summary["steps"]["fresh"],
+        "seconds": seconds,
+        "progress": {"step": done_steps, "total": total, "percent": percent, "eta": eta},
+        "fresh": view.counts.get("FRESH", 0),
         "links": [
             each._asdict() for each in links(ws, row) if step is None or step in names(each.step)
         ],
@@ -361,9 +367,9 @@ def as_text(run: RunReport) -> list[str]:
         text.append(causes.REMEDIES[run["failure"]])
     steps = run["steps"]
     if run["fresh"]:
-        text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} fresh")
+        text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} up to date")
     if not steps:
-        return [*text, "no step was begun"]
+        return [*text, "no step started"]
     table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY", "COST")]
     for step in steps[:_LISTED]:
         memory = about(step["peak_memory"]) if step["peak_memory"] else ""
@@ -380,7 +386,7 @@ def as_text(run: RunReport) -> list[str]:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json has all)")
     for step in steps[:_LISTED]:
         if step["reason"]:
-            logs = f"`recipe logs {run['id']}/{step['id']}` shows its end"
+            logs = f"see its log with `recipe logs {run['id']}/{step['id']}`"
             remedy = step["fix"] or causes.REMEDIES.get(step["reason"], logs)
             words = f" ({named(step['detail'])})" if step["detail"] else ""
             text.append(
@@ -395,9 +401,7 @@ def as_text(run: RunReport) -> list[str]:
     for many in _alike(steps):
         text += ["", *_metrics(many)]
     for step in [step for step in steps if step["machine"]][:_LISTED]:
-        text.append(
-            f"the machine of {named(step['id'])}: {samples.describe_samples(step['machine'])}"
-        )
+        text.append(f"machine of {named(step['id'])}: {samples.describe_samples(step['machine'])}")
     timed = [
         (step["id"], training)
         for step in steps
@@ -408,12 +412,12 @@ def as_text(run: RunReport) -> list[str]:
     if not any(step["metrics"] for step in steps):
         text += [
             "",
-            "no step reported metrics: write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`",
+            "no step reported metrics: set `metrics: true` and append JSON lines to $RECIPE_METRICS, or set `metrics: {pattern: …}`",
         ]
     elif not timed:
         text += [
             "",
-            "no timings (time_step, time_data, …, or those of prime-rl) among the metrics: no bottleneck analysis",
+            "no bottleneck analysis: the metrics contain no timings (time_step, time_data, …, or the timings of prime-rl)",
         ]
     return text
 
@@ -455,7 +459,7 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
     if lost := [named(step["id"]) for step in steps if not step["kept"]]:
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         text.append(
-            f"no log or file is kept of {', '.join(lost[:5])}{more}: only last values are known"
+            f"the log or metrics file of {', '.join(lost[:5])}{more} is no longer stored: only the last values are known"
         )
     return text
 
@@ -485,7 +489,7 @@ def _training(id: str, training: Training) -> list[str]:
     if training["memory_gb"] is not None:
         facts.append(
             f"peak {training['memory_gb']:g} GB "
-            + (f"on {shown(training['gpu'])}" if training["gpu"] else "of main memory")
+            + (f"on {shown(training['gpu'])}" if training["gpu"] else "of CPU memory")
         )
     text = [f"{named(id)}: {', '.join(facts)}"]
     for name, part in training["parts"].items():

@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
         if not tables:
             known = sorted({name for result in found for name in (*result.values, *result.metrics)})
             raise NotFound(
-                f'no result of {recipe} has "{args.sort}"',
-                fix=did_you_mean(args.sort, known) or f"it has {', '.join(known)}",
+                f'no result of {recipe} has a column "{args.sort}"',
+                fix=did_you_mean(args.sort, known) or f"available columns: {', '.join(known)}",
             )
     wanted = (
         [name.strip() for name in args.columns.split(",")] if args.columns is not None else None
@@ -134,12 +134,14 @@ def _compared(args: argparse.Namespace, tables: Sequence[Comparison]) -> int:
 
     made = {result.run: result.made for table in tables for result in table.results}
     if not made:
-        raise NotFound("there are no results to compare", fix=_NONE)
+        raise NotFound("no results to compare", fix=_NONE)
     newest = sorted(made, key=lambda run: made[run], reverse=True)[:_COMPARED]
     return page(args.workspace, f"&compare={'+'.join(newest)}")
 
 
-_NONE = "write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`"
+_NONE = (
+    "set `metrics: true` and append JSON lines to $RECIPE_METRICS, or set `metrics: {pattern: …}`"
+)
 
 
 def _check(wanted: Sequence[str] | None, tables: Sequence[Comparison]) -> None:
@@ -148,8 +150,8 @@ def _check(wanted: Sequence[str] | None, tables: Sequence[Comparison]) -> None:
     for name in wanted or ():
         if name not in known:
             raise NotFound(
-                f'there is no column "{name}"',
-                fix=did_you_mean(name, known) or f"there are {', '.join(known)}",
+                f'unknown column "{name}"',
+                fix=did_you_mean(name, known) or f"available columns: {', '.join(known)}",
             )
 
 

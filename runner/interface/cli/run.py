@@ -222,7 +222,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
 def usd(text: str) -> float:
     amount = float(text.removesuffix("USD"))
     if not 0 < amount < 1e9:
-        raise argparse.ArgumentTypeError("must be more than 0")
+        raise argparse.ArgumentTypeError("must be greater than 0")
     return amount
 
 
@@ -265,8 +265,8 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
     driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
     if not driver.traits.works:
         raise CannotRun(
-            f"the driver {args.driver} has no jobs for a worker",
-            fix="--in-cluster goes with --driver slurm",
+            f"--in-cluster requires --driver slurm (driver: {args.driver})",
+            fix="pass `--driver slurm`, or remove `--in-cluster`",
         )
     folder = ws.home / "in-cluster"
     folder.mkdir(exist_ok=True)
@@ -281,10 +281,10 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
     except DriverError as error:
         raise Infrastructure(
             str(error),
-            fix=f"`recipe doctor --driver {args.driver}` looks at each part of the way there",
+            fix=f"run `recipe doctor --driver {args.driver}` to test the connection step by step",
         ) from error
     print(
-        f"job {job} works on this run\n  follow it: tail -F {log}\n  its steps: recipe status\n  end it:    recipe cancel"
+        f"job {job} executes this run\n  follow it: tail -F {log}\n  its steps: recipe status\n  cancel it: recipe cancel"
     )
     return 0
 
@@ -337,7 +337,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
             for name in names
         }
         taken |= {
-            f"addresses signed for the objects of {address}"
+            f"signed URLs of the objects in {address}"
             for address in signed_there(ws, found, there, args.driver)
         }
         return [
@@ -345,7 +345,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
             *filter(None, [data_goes_to(ws.config, args.driver)]),
             *_crews(ws, found, args),
             *(
-                [f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"]
+                [f"secrets sent to {args.driver} machines: {', '.join(sorted(taken))}"]
                 if taken
                 else ()
             ),
@@ -365,9 +365,9 @@ def _crews(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         return []
     counts = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
     crews = [
-        f"{'':9}with {count - 1} of {args.driver} as the workers of {named(id)}"
+        f"{'':9}with {count - 1} {args.driver} machines as workers of {named(id)}"
         if head is not None
-        else f"{'':9}{count} of these, in one zone, as the nodes of {named(id)}"
+        else f"{'':9}{count} of these machines, in one zone, as the nodes of {named(id)}"
         for id, count in counts.items()
         if count > 1
     ]
@@ -397,7 +397,7 @@ def _refuse_alone(
         for n in (found.todo if traits else ())
     ]
     if wrong := [*dict.fromkeys(filter(None, words))]:
-        fix = "name a driver whose machines join (gcp), or a stack with a `head`"
+        fix = "choose a driver that supports several nodes (gcp), or a stack with a `head`"
         raise CannotRun("\n".join(wrong[:20]), fix=fix)
 
 
@@ -449,19 +449,19 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     if args.driver == "local":
         return True
     from ...hosts.renting import offering
+    from ...hosts.renting.offering import rank_offers
     from ...hosts.renting.several import data_goes_to
-    from ..shelves import ranking
 
     drivers = _renting(ws, args)
     endless = [name for name, driver in drivers.items() if driver.traits.ends == "nothing"]
     if endless and not args.unattended and not sys.stdin.isatty():
-        words = f"{', '.join(endless)}: {offering.ENDS['nothing']}, and stdin is no terminal"
+        words = f"{', '.join(endless)}: {offering.ENDS['nothing']}, and stdin is not a terminal"
         raise Invalid(
             [
                 Problem(
                     "bad-input",
                     words,
-                    fix="add --unattended, and `limits.cost` to the recipe; `recipe reap` ends what is left",
+                    fix="pass `--unattended` and set `limits.cost` in the recipe; terminate leftover machines with `recipe reap`",
                 )
             ]
         )
@@ -478,18 +478,20 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     total = None
     if found.todo:
         shelves = _shelves(ws, found, args)
-        best = [first for each in shelves.values() for first, _offer in ranking(each)[:1]]
+        best = [first for each in shelves.values() for first, _offer in rank_offers(each)[:1]]
         total = offering.to_confirm(ws, best, limits.cost, max(1, at_once), [*drivers])
     if total is None:
         return True
     among = data_goes_to(ws.config, args.driver)
-    cost = f"it would cost about ${total:.2f}" + f"; {among}" * bool(among)
+    cost = f"the run would cost about ${total:.2f}" + f"; {among}" * bool(among)
     return agreed(
         f"{cost}; rent?",
         Invalid(
             [
                 Problem(
-                    "bad-input", cost, fix="add --yes, or raise `confirm` in the driver's settings"
+                    "bad-input",
+                    cost,
+                    fix="pass `--yes`, or raise `confirm` in the driver's settings",
                 )
             ]
         ),
@@ -520,7 +522,7 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         _print_findings(verdict, found, args)
         print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
         if isinstance(args.out, str):
-            print(f"results go to {shown(args.out)}")
+            print(f"results will be uploaded to {shown(args.out)}")
 
 
 def carried_out(
@@ -560,7 +562,7 @@ def carried_out(
         )
         if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
             print(
-                "recipe: there is no notify-send (package libnotify) to show a notification with",
+                "recipe: cannot show a notification: notify-send (package libnotify) is not installed",
                 file=sys.stderr,
             )
     if summary.interrupted and (more or summary.state != "COMPLETED"):
@@ -714,17 +716,19 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
     if args.quiet or found.source.stat().st_size > LARGE:
         return
-    from ...language import document, parse, unread
-    from ...survey import code_warnings
+    from ...language import document, empty_reads, parse, unread
+    from ...survey import code_warnings, script_warnings
     from ...survey.imports import ImportCache
     from ...survey.recipes import place_recipe
 
     read = document.read(found.source)
     recipe = parse.recipe(read)
-    warnings = [*read.warnings, *unread.warnings(recipe)]
+    warnings = [*read.warnings, *unread.warnings(recipe), *empty_reads.warnings(recipe)]
     if not found.library:
         cache = ImportCache(ws)
-        warnings += code_warnings.warnings(place_recipe(recipe, found.source, ws.root), cache.read)
+        recipe = place_recipe(recipe, found.source, ws.root)
+        warnings += code_warnings.warnings(recipe, cache.read)
+        warnings += script_warnings.warnings(recipe, cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render
@@ -738,5 +742,11 @@ def _pool(word: str) -> tuple[str, float]:
         return name, float(amount)
     except ValueError:
         raise Invalid(
-            [Problem("bad-pool", f'"{word}" is not NAME=N', fix="such as --pool api=2")]
+            [
+                Problem(
+                    "bad-pool",
+                    f'"{word}" is not NAME=N',
+                    fix="use NAME=N, for example `--pool api=2`",
+                )
+            ]
         ) from None

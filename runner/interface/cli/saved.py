@@ -71,8 +71,8 @@ def _path(ws: Workspace, name: str) -> Path:
             [
                 Problem(
                     "bad-input",
-                    f'"{name}" is no name',
-                    fix="letters, digits, `.`, `_` and `-`, at most 64",
+                    f'invalid name "{name}"',
+                    fix="use at most 64 letters, digits, `.`, `_` and `-`",
                 )
             ]
         )
@@ -86,11 +86,13 @@ def load(ws: Workspace, name: str) -> Saved:
         return Saved(**json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
         raise NotFound(
-            f'nothing is saved as "{name}"',
-            fix=did_you_mean(name, _names(ws)) or "`recipe config list` lists what is",
+            f'no saved inputs "{name}"',
+            fix=did_you_mean(name, _names(ws)) or "list the saved inputs with `recipe config list`",
         ) from None
     except (ValueError, TypeError):
-        raise Corrupt(f"{path} is damaged", fix="remove it, and save it again") from None
+        raise Corrupt(
+            f"{path} is damaged", fix="remove the file, and save the inputs again"
+        ) from None
 
 
 def _names(ws: Workspace) -> list[str]:
@@ -103,7 +105,10 @@ def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[st
 
     path = _path(ws, name)
     if path.exists() and not args.replace:
-        raise CannotRun(f'"{name}" is saved already', fix="another name, or --replace")
+        raise CannotRun(
+            f'saved inputs "{name}" already exist',
+            fix="choose another name, or pass `--replace` to overwrite",
+        )
     request = one_request(ws, argparse.Namespace(**{**vars(args), "words": words}))
     plan = compile_request(
         ws, find(request.recipe, ws.root), request, {}
@@ -133,7 +138,7 @@ def _list(ws: Workspace, args: argparse.Namespace) -> int:
         ]
         print("\n".join(aligned([("NAME", "SAVED", "WHAT", "NOTE"), *rows], ())))
     elif not args.quiet:
-        print("nothing is saved")
+        print("no saved inputs")
     return 0
 
 
@@ -150,14 +155,15 @@ def _show(args: argparse.Namespace, found: Sequence[Saved]) -> int:
 
 
 def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
-    from ..differences import all_of, as_json, values
+    from ...api.differences import plain, values
+    from ..differences import all_of, as_json
 
     a, b = ({"recipe": each.recipe, "preset": each.preset, **each.inputs} for each in found)
-    changes = values(a, b)
+    changes = [plain(change) for change in values(a, b)]
     if args.json:
-        print(json.dumps([as_json(change, lambda _content: None) for change in changes], indent=2))
+        print(json.dumps([as_json(change) for change in changes], indent=2))
     else:
-        print("\n".join(all_of(changes, lambda _content: None, "")) or "nothing differs")
+        print("\n".join(all_of(changes, "")) or "no differences")
     return 0
 
 
@@ -168,7 +174,8 @@ def _restore(args: argparse.Namespace, found: Sequence[Saved]) -> int:
     data = json.dumps(dict(each.inputs), indent=2) + "\n"
     if target.exists() and target.read_text("utf-8", "replace") != data and not args.replace:
         raise CannotRun(
-            f"{beside(str(target))} is there and differs", fix="another file: -o FILE; or --replace"
+            f"{beside(str(target))} already exists with other content",
+            fix="choose another file with `-o FILE`, or pass `--replace`",
         )
     target.write_text(data, "utf-8")
     print(

@@ -80,7 +80,7 @@ async def _entered(ws: Workspace, row: RunRow, place: str, args: argparse.Namesp
         return enter(place, found[0] if found else None, args.forwards, args.command)
     except DriverError as error:
         raise Infrastructure(
-            str(error), fix=f"`recipe status` says how run {row.id} stands"
+            str(error), fix=f"check the state of run {row.id} with `recipe status`"
         ) from error
     finally:
         await driver.aclose()
@@ -90,8 +90,8 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
     """A shell on a host, its ports here, or what a command there answers; the exit code of the client.  Raises CannotRun."""
     if host is None:
         raise Infrastructure(
-            f"{place} is not up",
-            fix="wait until it is; `recipe stack status` and `recipe status` say so",
+            f"{place} is not running",
+            fix="wait until it runs; check with `recipe stack status` or `recipe status`",
         )
     ports = [
         word
@@ -102,7 +102,7 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
         way = [*host.way(folder)]
         if not way:
             raise CannotRun(
-                f"{place} is a folder of this machine, and has no login of its own",
+                f"{place} is a directory on this machine; no SSH needed",
                 fix=f"cd {host.root}",
             )
         words = [
@@ -114,7 +114,7 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
         ]
         if ports and not command:
             print(
-                f"recipe: {', '.join(forwards)} of {place} is here until Ctrl-C",
+                f"recipe: {', '.join(forwards)} forwarded from {place}; press Ctrl-C to stop",
                 file=sys.stderr,
                 flush=True,
             )
@@ -127,7 +127,7 @@ def _called(words: Sequence[str]) -> int:
         program = subprocess.Popen(words)
     except FileNotFoundError as error:
         raise CannotRun(
-            "there is no `ssh` on this machine", fix="install OpenSSH's client"
+            "`ssh` is not installed on this machine", fix="install the OpenSSH client"
         ) from error
     before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, lambda *_: program.terminate())
@@ -143,14 +143,14 @@ def _place(ws: Workspace, row: RunRow, word: str) -> str:
     steps = [step for step in ws.store.runs.steps(row.id).values() if word in names(step.step)]
     if not steps:
         raise NotFound(
-            f'run {row.id} has no step "{word}" that was begun',
-            fix=f"`recipe status` shows the steps of run {row.id}",
+            f'run {row.id} has no started step "{word}"',
+            fix=f"list the steps of run {row.id} with `recipe status`",
         )
     running = next((step.step for step in steps if step.state == "RUNNING"), None)
     if running is None:
         raise CannotRun(
-            f"{steps[0].step} does not run: it is {steps[0].state}",
-            fix="`recipe logs` shows what it printed",
+            f"{steps[0].step} is not running (state: {steps[0].state})",
+            fix="show its output with `recipe logs`",
         )
     begun = [
         event
@@ -159,8 +159,8 @@ def _place(ws: Workspace, row: RunRow, word: str) -> str:
     ]
     if not begun:
         raise CannotRun(
-            f"{running} runs on this machine",
-            fix=f"its folder is below {os.path.join(ws.home, 'attempts')}",
+            f"{running} runs locally; no SSH needed",
+            fix=f"find its directory below {os.path.join(ws.home, 'attempts')}",
         )
     return str(begun[-1].data["site"]).partition("\n")[0]
 
@@ -175,4 +175,7 @@ def _lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
                     f"{driver} {row.offer.get('id')}",
                 ):
                     return row
-    raise CannotRun(f"this machine has no lease of {place}", fix="ask where the run was started")
+    raise CannotRun(
+        f"this machine has no lease for {place}",
+        fix="run `recipe ssh` on the machine that started the run",
+    )

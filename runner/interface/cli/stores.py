@@ -107,9 +107,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.verb == "fetch" and args.server:
-        from . import there
+        from . import downloads
 
-        return there.run(args)
+        return downloads.run(args)
     if args.verb == "config":
         return saved.run(args) if args.what is not None else _config(args)
     with Workspace.open(args.workspace) as ws:
@@ -123,8 +123,8 @@ def shared(ws: Workspace, name: str | None) -> RemoteCache:
     found = ws.share(name or ws.config.store or None)
     if found is None:
         raise NotFound(
-            "which store? recipe.toml names none",
-            fix='give --store NAME, or write `store = "NAME"` and a [stores.NAME] with a url there',
+            "no store given, and recipe.toml sets none",
+            fix='pass `--store NAME`, or set `store = "NAME"` and [stores.NAME] with a `url` in recipe.toml',
         )
     return found
 
@@ -160,12 +160,12 @@ def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
     row = find_run(ws.store, args.run)
     if row.state != "COMPLETED" or not row.bundle:
         where = (
-            f"`recipe logs -f {row.id}` follows it"
+            f"follow it with `recipe logs -f {row.id}`"
             if row.state not in FINAL
-            else f"`recipe logs {row.id}` says more"
+            else f"see its log with `recipe logs {row.id}`"
         )
         words = (
-            "was carried out in this folder, and left its outputs here"
+            "ran in this directory; its outputs are already here"
             if not row.bundle
             else f"is {row.state}"
         )
@@ -245,7 +245,7 @@ def _meter(
         last = now
         if args.json or args.quiet or not (moved or args.verbose):
             return
-        rate = f"  {about(int(moved / max(now - before, 1e-6)))}/s" if moved else "  was there"
+        rate = f"  {about(int(moved / max(now - before, 1e-6)))}/s" if moved else "  already stored"
         print(
             f"{chr(13) + chr(27) + '[K' if live else ''}{named(step)}  {about(moved)}{rate}",
             file=canvas(sys.stderr),
@@ -290,10 +290,12 @@ def _config(args: argparse.Namespace) -> int:
     for name, value, origin in rows:
         print(f"{name:<{names}}  {_plain(value):<{min(values, 60)}}  {shown(origin)}")
     if not rows:
-        print("nothing is set")
+        print("no settings")
     if not args.quiet:
         for path in files:
-            print(f"{path}: {'read' if os.path.exists(path) else 'is not there'}", file=sys.stderr)
+            print(
+                f"{path}: {'read' if os.path.exists(path) else 'does not exist'}", file=sys.stderr
+            )
     return 0
 
 

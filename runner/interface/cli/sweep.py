@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             [
                 Problem(
                     "bad-input",
-                    f"{flag} needs to know what is better",
+                    f"{flag} requires --min or --max",
                     fix="add --min METRIC or --max METRIC",
                 )
             ]
@@ -235,7 +235,7 @@ def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: b
     args.leave = tuple(stopped.stopped_attempts(ws, found)) if args.stop_early else ()
     if args.leave and not args.quiet:
         print(
-            f"recipe: {len(args.leave)} that an earlier sweep stopped are left; without --stop-early they continue",
+            f"recipe: {len(args.leave)} instances that an earlier sweep stopped early are skipped; to continue them, omit `--stop-early`",
             file=sys.stderr,
         )
     open = {found.plan.nodes[n].id for n in look(ws, request, running.choice_of(args)).todo}
@@ -281,9 +281,11 @@ def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) 
             known = comparison.metric_names(results)
             fix = (
                 did_you_mean(metric, known)
-                or f"they reported {', '.join(known)}: `recipe results --sort NAME`"
+                or f"use one of the reported metrics: {', '.join(known)}"
             )
-            raise NotFound(f'all ran, and no step reported "{metric}"', fix=fix)
+            raise NotFound(
+                f'all instances finished, but no step reported the metric "{metric}"', fix=fix
+            )
     if found.plan.publish and tables:
         print()  # below the paths
     print(

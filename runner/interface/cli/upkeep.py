@@ -141,13 +141,13 @@ def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
         if args.quiet:
             continue
         if trace is None:
-            print(f"{named(id)} is fresh already")
+            print(f"{named(id)} is already up to date")
         else:
             made = ", ".join(
                 f"{shown(from_here(ws.root, path))} ({brief(content)})"
                 for _, path, content in trace.outputs
             )
-            print(f"{named(id)} is fresh now" + (f": {made}" if made else ""))
+            print(f"{named(id)} is now up to date" + (f": {made}" if made else ""))
     return 0
 
 
@@ -180,7 +180,7 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
         print(f"{'would remove' if args.dry_run else 'removed'} {shown(from_here(ws.root, path))}")
     for path in edited:
         print(
-            f"kept {shown(from_here(ws.root, path))}: it was changed by hand (--force removes it)",
+            f"kept {shown(from_here(ws.root, path))}: it was edited (--force removes it)",
             file=sys.stderr,
         )
     return 0
@@ -244,7 +244,7 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     if not args.quiet:
         print(
             f"{'would free' if args.dry_run else 'freed'} {about(freed)}"
-            + (f": {what}" if what else "; there is nothing to remove")
+            + (f": {what}" if what else "; nothing to remove")
         )
     return 0
 
@@ -266,13 +266,14 @@ def _rm(ws: Workspace, args: argparse.Namespace) -> int:
         return 0
     which = "this run" if len(rows) == 1 else f"these {len(rows)} runs"
     if not args.yes and not agreed(
-        f"forget {which}?", CannotRun("there is no terminal to ask at", fix="add --yes")
+        f"forget {which}?",
+        CannotRun("cannot ask for confirmation: not a terminal", fix="pass `--yes`"),
     ):
-        print("nothing was removed", file=sys.stderr)
+        print("removed nothing", file=sys.stderr)
         return 3
     freed = remove_runs(ws, [row.id for row in rows], beside)
     if not args.quiet:
-        print(f"freed {about(freed)}; results stay, `recipe gc` removes those that nothing needs")
+        print(f"freed {about(freed)}; results are kept; delete unused ones with `recipe gc`")
     return 0
 
 
@@ -313,12 +314,12 @@ def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
 def _days(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError("must be 0 or more")
+        raise argparse.ArgumentTypeError("must be 0 or greater")
     return value
 
 
 def _count(text: str) -> int:
     value = int(text)
     if value < 0:
-        raise argparse.ArgumentTypeError("must be 0 or more")
+        raise argparse.ArgumentTypeError("must be 0 or greater")
     return value

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.in_cluster:
         raise CannotRun(
-            "a watch stays here, and --in-cluster leaves", fix="recipe run --in-cluster"
+            "`recipe watch` does not support --in-cluster", fix="use `recipe run --in-cluster`"
         )
     request, choice = request_of(args), running.choice_of(args)
     try:
@@ -52,7 +52,11 @@ def run(args: argparse.Namespace) -> int:
             if _edited(before, seen):
                 continue
             if not args.quiet:
-                print("recipe: watching; Ctrl-C ends", file=sys.stderr, flush=True)
+                print(
+                    "recipe: watching for changes; press Ctrl-C to stop",
+                    file=sys.stderr,
+                    flush=True,
+                )
             _changed(args, request, choice, seen)
     except KeyboardInterrupt:
         return 130

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...api.differences import Manifest, resolve
 from ...api.finding import find_run
 from ...execution.session import look
 from ...language.units import about
@@ -16,7 +17,7 @@ from ...planning.fingerprint import Change
 from ...planning.halving import STOPPED
 from ...planning.ids import stored_form
 from ...survey.explain import describe_end, describe_replaced, preimage_of
-from ..differences import Manifest, all_of, as_json, text
+from ..differences import all_of, as_json, text
 from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, moment, one_request, opened, title
 from .flags import JSON_HELP, RUN_HELP
@@ -34,7 +35,7 @@ WORDS = {
     "run": "would run",
     "maybe": "may run",
     "restore": "would be restored",
-    "fresh": "is fresh",
+    "fresh": "is up to date",
     "skip": "is skipped",
 }
 
@@ -113,7 +114,7 @@ class Answer:
         for id, changes, reasons in self.causes:
             lines.append(f"  {named(id)} would run first:")
             lines += [f"    {named(reason)}" for reason in reasons]
-            lines += all_of(changes, held, "    ")
+            lines += all_of([resolve(each, held) for each in changes], "    ")
         return lines
 
     def _compared(self, held: Any) -> list[str]:
@@ -121,7 +122,7 @@ class Answer:
         if row is None:
             if self.chosen:
                 return [f"  it did not run in {self.chosen}"]
-            return ["  it has not run here before"] if self.answer in ("run", "maybe") else []
+            return ["  no earlier run in this workspace"] if self.answer in ("run", "maybe") else []
         how = (
             row.outcome + (f" ({row.reason})" if row.reason else "")
             if row.reason != "stopped"
@@ -132,7 +133,7 @@ class Answer:
         by = f", by {row.exit['python']}" if row.outcome != "done" and "python" in row.exit else ""
         when = f"in run {row.run}, {moment(row.started or 0)}{end}{by}"
         if self.changes is None:
-            return [f"  it ran last {when}"]
+            return [f"  it last ran {when}"]
         if not self.changes:
             return (
                 []
@@ -141,10 +142,13 @@ class Answer:
             )
         if self.answer == "fresh" and not self.chosen:
             return [
-                f"  it ran last {when}, with something else:",
-                *all_of(self.changes, held, "    "),
+                f"  it last ran {when}, with other inputs or code:",
+                *all_of([resolve(each, held) for each in self.changes], "    "),
             ]
-        return [f"  since it ran {when}:", *all_of(self.changes, held, "    ")]
+        return [
+            f"  since it ran {when}:",
+            *all_of([resolve(each, held) for each in self.changes], "    "),
+        ]
 
     def as_json(self, held: Manifest) -> Mapping[str, object]:
         row, trace = self.against, self.trace
@@ -175,10 +179,14 @@ class Answer:
             "compared_with": compared,
             "changes": None
             if self.changes is None
-            else [as_json(change, held) for change in self.changes],
+            else [as_json(resolve(change, held)) for change in self.changes],
             "made": made,
             "causes": [
-                {"id": id, "reasons": reasons, "changes": [as_json(c, held) for c in changes]}
+                {
+                    "id": id,
+                    "reasons": reasons,
+                    "changes": [as_json(resolve(c, held)) for c in changes],
+                }
                 for id, changes, reasons in self.causes
             ],
         }
@@ -198,9 +206,7 @@ def explained(
         row = rows.get(id)
         changes = differences(found, n, row)
         reasons = list(verdict.reasons)
-        reasons += [
-            f"it would replace {words}" for words in describe_replaced(ws, verdict.conflicts)
-        ]
+        reasons += [f"would replace {words}" for words in describe_replaced(ws, verdict.conflicts)]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
             reasons.append(unremembered(row))
         trace = (
@@ -245,7 +251,7 @@ def unremembered(row: AttemptRow) -> str:
     """Why a step runs though nothing that its key is made of is another."""
     if row.outcome != "done":
         return describe_end(row)
-    return "nothing is remembered of its last attempt: an input changed while it ran, or `recipe gc` removed its result"
+    return "the result of the last attempt is not stored: an input changed during the attempt, or `recipe gc` removed it"
 
 
 def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change], list[str]]]:
@@ -260,7 +266,7 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
         row = rows.get(nodes[need].id)
         reasons, changes = list(found.verdicts[need].reasons), differences(found, need, row) or []
         if not changes and not reasons:
-            reasons.append("it has not run here before" if row is None else unremembered(row))
+            reasons.append("no earlier run in this workspace" if row is None else unremembered(row))
         causes.append((nodes[need].id, changes, reasons))
     return causes
 
@@ -268,16 +274,20 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
 def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     """Who made what a step left, and at what cost."""
     facts = dict(trace.facts)
-    who = "adopted by hand" if facts.pop("adopted", False) else f"made by run {trace.run}"
+    who = (
+        "adopted with `recipe adopt`"
+        if facts.pop("adopted", False)
+        else f"created by run {trace.run}"
+    )
     lines = [f"  key {trace.key[:16]}…, {who}, {moment(trace.made_at)}"]
     words = [span(trace.seconds)] if trace.seconds else []
     for name, value in facts.items():
         if name == "peak_memory" and isinstance(value, int):
-            words += [f"{about(value)} of memory at most"] if value else []
+            words += [f"{about(value)} peak memory"] if value else []
         elif name == "cpu" and isinstance(value, (int, float)):
-            words.append(f"{span(value)} of processor time")
+            words.append(f"{span(value)} CPU time")
         elif name == "checkpoint_bytes" and isinstance(value, int):
-            words.append(f"{about(value)} of checkpoints brought here")
+            words.append(f"{about(value)} of checkpoints copied here")
         else:
             words.append(f"{name} {text(name, value)}")
     if words:
