@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..hosts.interpreters import CURRENT, chosen
+from ..hosts.interpreters import CURRENT, choose_python
 from ..planning.judge import RESTORE
 from ..planning.patterns import decode_pattern
 from ..planning.step import StepSpec
@@ -368,7 +368,7 @@ class _Looks:
         if self._found.plan.specs()[n].image:
             return Facts({}, unknown)
         if self._driver in _HERE:
-            where = packages.folders(chosen(self._python, self._ws.root, self._ws.environ))
+            where = packages.folders(choose_python(self._python, self._ws.root, self._ws.environ))
             return Facts({}, unknown) if where is None else packages.Installed(where)
         return Facts({}, unknown)
 

@@ -102,7 +102,7 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
 
     Raises Infrastructure where it cannot be asked, Invalid.
     """
-    driver = offering.renting(ws, name)
+    driver = offering.driver_that_rents(ws, name)
     if driver is None:
         return {}
     asked = wishes(ws, found, name, cluster=driver.traits.allocates)

@@ -136,7 +136,7 @@ async def _asked(ws: Workspace, asked: Sequence[Ask]) -> list[Shelf]:
 
 async def _asked_one(ws: Workspace, name: str, wish: Wish) -> Shelf:
     try:
-        (driver,) = offering.priced(ws, name).drivers.values()
+        (driver,) = offering.priced_drivers(ws, name).drivers.values()
         (shelf,) = await offering.shelves({name: (driver, [wish])})
     except RecipeError as error:  # no key for it, or it has no such filter
         return Shelf(name, wish, failed=plain(str(error), ws.root))

@@ -204,7 +204,7 @@ def machines(
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.working() as ws:
         try:
-            names = [*offering.priced(ws, ",".join(names_of(ws.config, driver))).drivers]
+            names = [*offering.priced_drivers(ws, ",".join(names_of(ws.config, driver))).drivers]
         except CannotRun as error:
             raise Refused(
                 404, "not-found", str(error), "GET /v1/offers asks all that do"

@@ -99,7 +99,7 @@ def _ask_drivers(
     where: Mapping[str, str],
 ) -> list[tuple[str, Shelf]]:
     """What each driver offers; `wanted` has the wishes for a cluster, and those for any other."""
-    drivers, not_installed = offering.priced(ws, asked)
+    drivers, not_installed = offering.priced_drivers(ws, asked)
     if not drivers:
         extras = [name for name in not_installed if name in DRIVERS] or ["vastai"]
         others = "" if not_installed else "; or gcp, prime, runpod in its place"

@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
             else f"no machines of the installation {args.installation}"
         )
     for each in known:
-        words = f"{reaper.described(each.row, now)}: {each.fate.why}"
+        words = f"{reaper.describe_lease(each.row, now)}: {each.fate.why}"
         if each.row.key in left:
             print(f"still there  {words}; {left[each.row.key]}", file=sys.stderr)
         elif each in ends:
@@ -234,7 +234,7 @@ def _choose_leases(
         dead
         and not args.dry_run
         and not _ask_to_end(
-            args, [reaper.described(each.row, time.time()) for each in dead], "--dead"
+            args, [reaper.describe_lease(each.row, time.time()) for each in dead], "--dead"
         )
     ):
         dead = []

@@ -407,7 +407,8 @@ def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Drive
     from ...hosts.renting.several import names_of
 
     made = {
-        name: offering.renting(ws, name, args.hosts) for name in names_of(ws.config, args.driver)
+        name: offering.driver_that_rents(ws, name, args.hosts)
+        for name in names_of(ws.config, args.driver)
     }
     return {name: driver for name, driver in made.items() if driver is not None}
 

@@ -97,7 +97,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
         if not args.quiet:
             print(f"recipe: {words}", file=sys.stderr, flush=True)
 
-    async with stacks.kept(ws, stack) as leases:
+    async with stacks.open_kept_leases(ws, stack) as leases:
         if args.action == "status":
             print(
                 _as_json(leases, await stacks.state_of(leases))
@@ -112,7 +112,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
                 args.forwards,
                 args.command,
             )
-        with stacks.held(stack, ws.environ):
+        with stacks.hold_stack(stack, ws.environ):
             if args.action in ("up", "start"):
                 if args.action == "start" and leases.machine() is None:
                     raise Infrastructure(
