@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...hosts.place.place import Place
-from ...hosts.place.staging import Attempt as AttemptDirectory
+from ...hosts.place.staging import AttemptDirectory
 from ...planning.plan import Node
 from ...planning.step import StepSpec
 from ...storage.content.files import Content
