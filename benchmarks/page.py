@@ -1,11 +1,12 @@
 """The web interface in Chromium: how soon runs are compared, what an hour of a live run takes of memory, and what 50 open pages cost the server.
 
-    python benchmarks/page.py [compare] [memory] [pages] [--seconds 30] [--pages 50]
+    python benchmarks/page.py [compare] [memory] [readers] [pages] [--seconds 30] [--pages 50]
 
 `compare` selects 20 curves of 10,000 points of 3 metrics, which reads them, and opens them, from the key to the drawn frame; and again without that.
 `memory` follows a run that reports the 36,000 points of an hour at 10 a second in 2 minutes, and measures the heap after a collection of garbage.
-`pages` measures the server's processor time while so many programs, each with a token of its own, ask what an open page of one live run asks; tabs
-of one browser share a stream, and take less. Needs Chromium and playwright.
+`pages` measures the server's processor time while so many pages of Chromium show one live run, each as in a browser of its own: with a token and a
+stream of its own; then while the same count of tabs of one browser does, which share a stream. `readers` does the first with programs that ask what
+a page asks, which leaves the processors to the server. Needs Chromium and playwright.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import requests
 
@@ -64,6 +65,8 @@ with open(os.environ["RECIPE_METRICS"], "a", buffering=1 if pause else -1) as to
         time.sleep(max(0.0, begun + n * pause - time.monotonic()))
 open(out, "w").write("x")
 """
+WINDOW: Final = {"width": 320, "height": 240}
+"""Of each of many pages: what is drawn out of sight costs no pixels, and is asked for all the same."""
 SETTLE: Final = 5.0
 """Seconds before a measurement."""
 OPEN: Final = """() => new Promise(done => {
@@ -196,23 +199,66 @@ class Reader:
             thread.join()
 
 
-def pages(args: argparse.Namespace) -> dict[str, object]:
+def readers(args: argparse.Namespace) -> dict[str, object]:
     with serving() as rest:
-        run = rest.submit("fit", inputs={"count": 100_000, "pause": 0.1})
-        rest.until(run, "ACTIVE")
+        run = _submitted(rest)
         alone = _cost(rest, args)
-        readers = [Reader(rest, run) for _ in range(args.pages)]
-        before = sum(reader.heard for reader in readers)
+        programs = [Reader(rest, run) for _ in range(args.pages)]
+        before = sum(reader.heard for reader in programs)
         followed = _cost(rest, args)
-        heard = sum(reader.heard for reader in readers) - before
-        for reader in readers:
+        heard = sum(reader.heard for reader in programs) - before
+        for reader in programs:
             reader.close()
         rest.ask("POST", f"/v1/runs/{run}/cancel", {})
     return {
         "no page, % of a core": alone,
-        f"{args.pages} pages, % of a core": followed,
-        "events a second of a page": round(heard / args.pages / (args.seconds + SETTLE), 1),
+        f"{args.pages} readers, % of a core": followed,
+        "events a second of a reader": round(heard / args.pages / (args.seconds + SETTLE), 1),
     }
+
+
+def pages(args: argparse.Namespace) -> dict[str, object]:
+    with serving() as rest:
+        # Elsewhere so many browsers have processors of their own; here they take what is left of two.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with chromium() as browser:
+            run = _submitted(rest)
+            found: dict[str, object] = {"no page, % of a core": _cost(rest, args)}
+            shared, known = browser.new_context(viewport=WINDOW), token(rest)
+            kinds: dict[str, Callable[[], tuple[Any, str]]] = {
+                "browsers": lambda: (browser.new_context(viewport=WINDOW), token(rest)),
+                "tabs of one browser": lambda: (shared, known),
+            }
+            for kind, place in kinds.items():
+                tabs = [_showing(rest, run, *place()) for _ in range(args.pages)]
+                before = [_points(tab) for tab in tabs]
+                found[f"{args.pages} {kind}, % of a core"] = _cost(rest, args)
+                grew = sum(_points(tab) > count for tab, count in zip(tabs, before, strict=True))
+                found[f"{kind} whose curves grew"] = grew
+                for tab in tabs:
+                    tab.close()
+            rest.ask("POST", f"/v1/runs/{run}/cancel", {})
+    return found
+
+
+def _submitted(rest: Rest) -> str:
+    """A run that reports 10 points a second, for hours."""
+    run = rest.submit("fit", inputs={"count": 100_000, "pause": 0.1})
+    rest.until(run, "ACTIVE")
+    return str(run)
+
+
+def _showing(rest: Rest, run: str, context: Any, secret: str) -> Any:
+    """A new page of a browser that shows the run with its live curves."""
+    tab = context.new_page()
+    tab.set_default_timeout(120_000)
+    tab.goto(f"{rest.url}/#token={secret}&run={run}")
+    tab.wait_for_selector(".multiple canvas")
+    return tab
+
+
+def _points(tab: Any) -> int:
+    return int(tab.get_attribute("[data-metric=loss]", "data-points"))
 
 
 def _cost(rest: Rest, args: argparse.Namespace) -> float:
@@ -223,12 +269,14 @@ def _cost(rest: Rest, args: argparse.Namespace) -> float:
     return round(100 * (processor(rest.process.pid) - begun) / (time.monotonic() - now), 1)
 
 
-MEASURES: Final = {"compare": compare, "memory": memory, "pages": pages}
+MEASURES: Final = {"compare": compare, "memory": memory, "readers": readers, "pages": pages}
 
 
 def measure() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("measures", nargs="*", default=[], help="compare, memory, pages (all)")
+    parser.add_argument(
+        "measures", nargs="*", default=[], help="compare, memory, readers, pages (all)"
+    )
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--pages", type=int, default=50)
     args = parser.parse_args()

@@ -145,7 +145,7 @@ def take(browser: Any, rest: Rest, where: str) -> None:
     page.wait_for_selector("#tallied-steps:has-text('6 combinations')")
     keep(tab, "new", 860)
     page.goto(f"{origin}#machines")
-    page.wait_for_selector("[aria-label='kept here']")
+    page.wait_for_selector("[aria-label='workspace storage']")
     keep(tab, "machines", 980)
 
 

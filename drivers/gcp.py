@@ -36,7 +36,7 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .gcp_prices import PriceList
-from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire
+from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire, lacks_credentials
 from .ssh import SshHost
 
 IMAGE: Final = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580"
@@ -436,6 +436,9 @@ class Gcp(cloud.Rented[Wire]):
             if await harmless(self._wire.drop_rule(name))
             else []
         )
+
+    def lacks(self) -> str:
+        return lacks_credentials()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

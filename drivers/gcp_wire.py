@@ -336,6 +336,13 @@ def _may_have() -> bool:
     )
 
 
+def lacks_credentials() -> str:
+    """Why no credentials can be there, as far as that is known without asking Google; empty where there may be some."""
+    if os.environ.get(TOKEN, "").strip() or _may_have():
+        return ""
+    return "there are no credentials for Google Cloud; run `gcloud auth application-default login`"
+
+
 class _Replied(NamedTuple):
     """A reply as google-auth reads it."""
 

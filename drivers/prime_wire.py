@@ -199,6 +199,15 @@ def api_key() -> str:
     )
 
 
+def lacks_key() -> str:
+    """Why there is no key of the account; empty where there is one."""
+    try:
+        api_key()
+    except Denied as error:
+        return str(error)
+    return ""
+
+
 def key_source() -> str:
     """Where the key of the account is found."""
     return "PRIME_API_KEY" if os.environ.get("PRIME_API_KEY") else str(config_file())

@@ -33,7 +33,7 @@ from .base import (
     suggest,
 )
 from .cloud import Filters, Value, harmless, markets
-from .runpod_wire import HOME, Gpu, Pod, Wire, none, pod, words
+from .runpod_wire import HOME, Gpu, Pod, Wire, lacks_key, none, pod, words
 from .ssh import SshHost
 
 API: Final = "https://api.runpod.io"
@@ -293,6 +293,9 @@ class Runpod(cloud.Deadman[Wire]):
             for charge in await harmless(self._wire.charges(lease.id))
             if charge.till >= since.timestamp()
         ]
+
+    def lacks(self) -> str:
+        return lacks_key()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

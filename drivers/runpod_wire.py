@@ -160,6 +160,15 @@ def api_key() -> str:
     )
 
 
+def lacks_key() -> str:
+    """Why there is no key of the account; empty where there is one."""
+    try:
+        api_key()
+    except Denied as error:
+        return str(error)
+    return ""
+
+
 def words(answer: Answer) -> str:
     """What RunPod says of an error, with each thing that is wrong with the request."""
     wrong = answer.fields.get("errors")

@@ -31,7 +31,7 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .ssh import SshHost
-from .vastai_wire import Ask, Instance, Wire, key_source
+from .vastai_wire import Ask, Instance, Wire, key_source, lacks_key
 from .web import number
 
 API: Final = "https://console.vast.ai"
@@ -228,6 +228,9 @@ class Vastai(cloud.Deadman[Wire]):
             for label, charge in await harmless(self._wire.charges(since.timestamp()))
             if label == mark
         ]
+
+    def lacks(self) -> str:
+        return lacks_key()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

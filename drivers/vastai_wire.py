@@ -204,6 +204,15 @@ def api_key() -> str:
     )
 
 
+def lacks_key() -> str:
+    """Why there is no key of the account; empty where there is one."""
+    try:
+        api_key()
+    except Denied as error:
+        return str(error)
+    return ""
+
+
 def key_source() -> str:
     """Where the key of the account is found."""
     return "VAST_API_KEY" if os.environ.get("VAST_API_KEY") else str(key_file())

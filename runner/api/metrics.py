@@ -18,7 +18,7 @@ from ..storage.records.links import Link, find_links, stored_links
 from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import binned, rows, samples, summaries
-from ..survey.binned import Axis, Curve
+from ..survey.binned import TIMES, Axis, Curve, Span, time_points
 from ..survey.results import Point, read_attempt_points
 from . import values
 from .logs import Part, missing, parts, tail_of, unmaskable
@@ -62,6 +62,7 @@ class Reported(NamedTuple):
     attempt: int
     points: Iterable[Point]
     source: str = ""
+    span: Span = Span()
 
 
 def read_points(
@@ -98,7 +99,7 @@ def _reported(ws: Workspace, run: str, step: str, attempt: int, of: Source) -> I
                 if known is not None
                 else _live(ws, run, part)
             )
-        yield Reported(part.step, part.number, found)
+        yield Reported(part.step, part.number, found, span=_span(known))
 
 
 def _restored(ws: Workspace, run: str, step: str, of: Source) -> Iterator[Reported]:
@@ -124,7 +125,11 @@ def _restored(ws: Workspace, run: str, step: str, of: Source) -> Iterator[Report
                 if of == "machine"
                 else read_attempt_points(ws, each) or ()
             )
-            yield Reported(id, each.n, found, by.run)
+            yield Reported(id, each.n, found, by.run, _span(each))
+
+
+def _span(attempt: AttemptRow | None) -> Span:
+    return Span(attempt.started, attempt.ended) if attempt is not None else Span()
 
 
 class StepCurves(NamedTuple):
@@ -142,7 +147,8 @@ def curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> list[
         _curves[key] = found = _curves.pop(key)  # the latest again
         return found
     by_step: dict[tuple[str, str], list[Point]] = {}
-    for each in _reported(ws, run.id, "", 0, of):
+    reported = _reported(ws, run.id, "", 0, of)
+    for each in _timed(ws, run, reported) if of == "step" and axis in TIMES else reported:
         by_step.setdefault((each.step, each.source), []).extend(each.points)
     found = [
         StepCurves(step, source, binned.build_curves(said, axis))
@@ -154,6 +160,23 @@ def curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> list[
             with suppress(KeyError, StopIteration):  # another thread was quicker
                 del _curves[next(iter(_curves))]
     return found
+
+
+def _timed(ws: Workspace, run: RunRow, reported: Iterable[Reported]) -> Iterator[Reported]:
+    """What attempts reported with the times of it: `at`, and `elapsed` since the step's first attempt."""
+    looked = {
+        (each.step, each.attempt, each.source): each.points
+        for each in _reported(ws, run.id, "", 0, "machine")
+    }
+    origins: dict[tuple[str, str], float] = {}
+    for each in reported:
+        samples = looked.get((each.step, each.attempt, each.source), ())
+        points = time_points([*each.points], samples, each.span)
+        if points:
+            start = each.span.started or points[0]["at"]
+            origin = origins.setdefault((each.step, each.source), start)
+            timed = [{**point, "elapsed": point["at"] - origin} for point in points]
+            yield each._replace(points=timed)
 
 
 _curves: dict[tuple[str, str, int, str, str], list[StepCurves]] = {}

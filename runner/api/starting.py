@@ -29,11 +29,20 @@ Axes: TypeAlias = Mapping[str, Sequence[object]]
 """The values of each input that differs."""
 
 
+class Search(NamedTuple):
+    """A search over axes, of which a number may be the text of a range: how many trials, and which metric is to be least or greatest."""
+
+    trials: int
+    metric: str
+    least: bool
+
+
 class Start(NamedTuple):
-    """What is to be started.  With `axes` it is a sweep: one instance for each combination of their values."""
+    """What is to be started.  With `axes` it is a sweep: one instance for each combination of their values, or the trials of a search."""
 
     request: Request
     axes: Mapping[str, Sequence[object]] = {}
+    search: Search | None = None
 
 
 def read_start(root: Path, row: RunRow) -> Start:
@@ -87,6 +96,31 @@ def draft(root: Path, start: Start) -> Sweep:
     )
 
 
+def first_trial(root: Path, start: Start, search: Search) -> Request:
+    """A request for one trial of a search: the least of each range and the first of other axes.  Raises Invalid with every problem."""
+    request = start.request
+    ranges = {name: text for name, values in start.axes.items() if (text := range_of(values))}
+    recipe = parse.load(library.find(request.recipe, root))
+    where = sweeps.space(
+        recipe,
+        request.inputs,
+        several={**start.axes, **ranges},
+        preset=request.preset,
+        metric=search.metric,
+    )
+    one = {
+        name: sweeps.lowest(axis) if isinstance(axis, sweeps.Range) else axis[0]
+        for name, axis in where.axes.items()
+    }
+    return replace(request, inputs={**where.fixed, **one})
+
+
+def range_of(values: Sequence[object]) -> str:
+    """The text of the range that an axis is; empty for one that has values."""
+    only = values[0] if len(values) == 1 else None
+    return only if isinstance(only, str) and ".." in only else ""
+
+
 def write(ws: Workspace, start: Start) -> Request:
     """The request of what is to be started; the recipe of a sweep is written for it.  Raises Invalid."""
     if not start.axes:
@@ -101,6 +135,9 @@ def write(ws: Workspace, start: Start) -> Request:
 @contextmanager
 def tried(ws: Workspace, start: Start) -> Iterator[Request]:
     """The same for a plan alone: the recipe of a sweep is taken away again.  Raises Invalid."""
+    if start.search is not None:
+        yield first_trial(ws.root, start, start.search)
+        return
     if not start.axes:
         yield start.request
         return
@@ -128,7 +165,10 @@ def command_line(
     """
     request = start.request
     words = [_said(recipe, name, value) for name, value in request.inputs.items()]
-    words += [_listed(recipe, name, values) for name, values in start.axes.items()]
+    words += [
+        f"{name}={text}" if (text := range_of(values)) else _listed(recipe, name, values)
+        for name, values in start.axes.items()
+    ]
     if None in words or request.resources:
         return None
     flags = [
@@ -139,6 +179,11 @@ def command_line(
         ("--python", "current" if request.current_python else None),
         ("--nodes", str(request.nodes) if request.nodes else None),
     ]
+    if search := start.search:
+        flags += [
+            ("--tpe", str(search.trials)),
+            ("--min" if search.least else "--max", search.metric),
+        ]
     said = [f"{name}={value}" for name, value in flags if value]
     verb = "sweep" if start.axes else "run"
     return shlex.join(["recipe", verb, request.recipe, *filter(None, words), *said])

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ..errors import NotFound
+from ..storage.buckets import opening as buckets
+from ..storage.remote.remote import MARKER
 from ..storage.workspace import Workspace
 from .values import Facts
 
@@ -17,12 +20,14 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "results": ("objects",),
     "checkpoints": ("states",),
     "logs and attempts": ("runs", "attempts"),
-    "what was fetched": ("cache", "git", "local", "bundles"),
+    "downloads": ("cache", "git", "local", "bundles"),
 }
 """Folders of a workspace's own folder, by what they keep; all else is `other`."""
 OTHER: Final = "other"
 PATIENCE: Final = 1.0
 """Seconds for which files are counted."""
+SHARED_PATIENCE: Final = 10.0
+"""The same for the objects of a shared store."""
 _LOGIN: Final = re.compile(r"//[^/@]*@")
 
 
@@ -62,6 +67,28 @@ def list_stores(ws: Workspace) -> Facts:
             for store in ws.config.stores.values()
         ],
     }
+
+
+def measure_store(ws: Workspace, name: str) -> Facts:
+    """Return the bytes and objects of a shared store, as far as they are listed within SHARED_PATIENCE.
+
+    Raises NotFound, Infrastructure for a store that does not answer.
+    """
+    if (settings := ws.config.stores.get(name)) is None:
+        known = ", ".join(ws.config.stores) or "there is none"
+        raise NotFound(
+            f'there is no shared store "{name}"', fix=f"[stores.NAME] names one ({known})"
+        )
+    bucket = buckets.open(settings, ws.own)
+    bucket.load()
+    bucket.check(MARKER)
+    deadline = time.monotonic() + SHARED_PATIENCE
+    size = files = 0
+    for each in bucket.names(""):
+        size, files = size + each.size, files + 1
+        if not files % 256 and time.monotonic() > deadline:
+            return Counted(size, files, False)._asdict()
+    return Counted(size, files)._asdict()
 
 
 def _count(places: list[Path], deadline: float) -> Counted:

@@ -120,13 +120,17 @@ def space(
     recipe: Recipe,
     given: Mapping[str, object],
     *,
+    several: Mapping[str, str | Sequence[object]] | None = None,
     preset: str | None = None,
     origins: Mapping[str, str] = inputs.NOWHERE,
     metric: str,
 ) -> Space:
-    """Where a search looks for the best of `metric`.  Raises Invalid with every problem."""
-    words = in_words(recipe, given)
-    found, problems = _gathered(recipe, given, words, preset, origins, metric)
+    """Where a search looks for the best of `metric`.  Raises Invalid with every problem.
+
+    `several`: the values of the inputs that differ, or the text of a range; None: words of `given` have them.
+    """
+    words = in_words(recipe, given) if several is None else several
+    found, problems = _gathered(recipe, {**given, **words}, words, preset, origins, metric)
     if problems:
         raise Invalid(problems)
     return found
@@ -239,6 +243,11 @@ def _size(axis: Range | Sequence[Tree]) -> float:
     if not isinstance(axis, Range):
         return len(axis)
     return axis.high - axis.low + 1 if axis.whole else math.inf
+
+
+def lowest(axis: Range) -> float | int:
+    """The least value of a range."""
+    return int(axis.low) if axis.whole else axis.low
 
 
 def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[Tree]:

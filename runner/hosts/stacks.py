@@ -180,11 +180,14 @@ def program(ws: Workspace, stack: Stack) -> str:
 
     from ..language.units import duration
     from .renting.leases import driver_of
+    from .renting.several import alternatives
 
     ws.on(stack.name)
     given = ws.config.driver(stack.driver)
-    driver = driver_of(stack.driver, given, (), str(ws.home))
-    if not driver.traits.exports:
+    driver = None
+    if not alternatives(ws.config, stack.driver):
+        driver = driver_of(stack.driver, given, (), str(ws.home))
+    if driver is None or not driver.traits.exports:
         raise CannotRun(
             f"what {stack.driver} rents cannot be written as a Pulumi program",
             fix="a stack of the driver gcp can",

@@ -29,6 +29,7 @@ from .template_chains import (
     Slice,
 )
 from .template_choices import Needs, chooses, needs_of
+from .template_conditions import EmptyRead, Facts, empty_reads, facts
 from .template_values import (
     LONGEST_TEXT,
     NoTextError,
@@ -181,6 +182,33 @@ def parse_expression(text: str, start: int, end: int) -> Expression:
     return Expression(
         start, length, tuple(references), partial(_evaluate, root, reader.chains), choice
     )
+
+
+def empty_reads_of(text: str, start: int, end: int, known: Facts) -> list[EmptyRead]:
+    """Each name that an expression reads where its value is known to be empty.  Raises TemplateError.
+
+    `known` are values that are certain wherever the expression is evaluated.
+    """
+    root, chains = _syntax(text, start, end)
+    return list(empty_reads(root, chains, known))
+
+
+def facts_of(text: str, start: int, end: int) -> Facts:
+    """What is known of values where an expression is true.  Raises TemplateError."""
+    root, chains = _syntax(text, start, end)
+    return facts(root, chains, holds=True)
+
+
+def _syntax(text: str, start: int, end: int) -> tuple[nodes.Expr, Mapping[nodes.Node, Chain]]:
+    from jinja2 import TemplateSyntaxError
+
+    reader = _ExpressionReader(text[start + 2 : end - 2], start + 2)
+    try:
+        return reader.read(), reader.chains
+    except TemplateSyntaxError as error:
+        raise _syntax_error(error, start, end) from None
+    except RecursionError:
+        raise _nested_too_deeply(start, end - start) from None
 
 
 def _refuse_whitespace_control(source: str, start: int, end: int) -> None:

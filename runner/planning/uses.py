@@ -154,13 +154,17 @@ class UsedRecipes:
             if spec is not None and spec.type == "secret":
                 variables |= self._hand_secret(scope, name, leaf, place)
                 continue
-            for ref in self.sketch.references(scope, leaf, place):
-                if _of_metrics(ref) or ref.path[0] in LATE_NAMES:
-                    self._late(scope, step, ref, place, "use it in a step of this recipe")
+            late = [
+                ref
+                for ref in self.sketch.references(scope, leaf, place)
+                if _of_metrics(ref) or ref.path[0] in LATE_NAMES
+            ]
+            for ref in late:
+                self._late(scope, step, ref, place, "use it in a step of this recipe")
             if spec is not None:
                 leaf = value_as_written(scope.recipe.document, spec, leaf, place)
             choice = choose_branches(self.sketch, scope, leaf, names)
-            if choice.late:
+            if choice.late and not late:
                 self._chosen_late(scope, step, place)
             given[name] = value = self.sketch.evaluate(scope, leaf, choice.names, place)
             addresses = spec is not None and bool(

@@ -36,7 +36,12 @@ _MADE: Final[Mapping[str, Callable[[], str]]] = {
     "app.html": lambda: _text("app.html"),
     "icon.svg": lambda: _text("icon.svg"),
     "app.css": lambda: bundle.style(
-        "vendor/uPlot.min.css", "base.css", "app.css", "outputs.css", "start.css"
+        "vendor/uPlot.min.css",
+        "base.css",
+        "app.css",
+        "outputs.css",
+        "start.css",
+        "machines.css",
     ),
     "libraries.js": bundle.libraries,
     "app.js": lambda: bundle.script("app"),

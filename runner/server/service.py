@@ -10,15 +10,17 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, Field, TypeAdapter
 
+from ..api import costs
 from ..api.artifacts import list_outputs
+from ..api.drivers import list_drivers
 from ..api.leases import end_lease, gpus_of, list_leases
 from ..api.metrics import last_samples
 from ..api.queue import LOOKED_AT, OPEN, list_queue, list_workers
-from ..api.stores import list_stores
+from ..api.stores import list_stores, measure_store
 from ..api.values import moment
 from ..errors import CannotRun, NotFound
 from ..hosts.renting import offering
-from ..interface import costs, shelves
+from ..interface import shelves
 from ..interface.pairs import filters
 from ..storage.records.ledger import Ledger, of_user
 from ..storage.records.runs import FINAL, RunRow, Wanted
@@ -188,7 +190,7 @@ def end(key: str, room: InRoom, _body: Nothing | None = None) -> EndedLease:
 def machines(
     room: InRoom,
     market: InMarket,
-    driver: Annotated[str, Query(max_length=64, pattern=r"^[a-z][a-z0-9_-]*$")] = "all",
+    driver: Annotated[str, Query(max_length=64, pattern=r"^[a-z][a-z0-9_:,-]*$")] = "all",
     where: Annotated[
         list[Annotated[str, Query(max_length=100, pattern=r"^[a-z_]+=.+$")]] | None,
         Query(max_length=16),
@@ -197,10 +199,12 @@ def machines(
 ) -> OfferList:
     from drivers.base import Need, Wish
 
+    from ..hosts.renting.several import names_of
+
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.working() as ws:
         try:
-            names = [*offering.priced(ws, driver).drivers]
+            names = [*offering.priced(ws, ",".join(names_of(ws.config, driver))).drivers]
         except CannotRun as error:
             raise Refused(
                 404, "not-found", str(error), "GET /v1/offers asks all that do"
@@ -242,6 +246,47 @@ class StoreList(BaseModel):
 def stores(room: InRoom) -> StoreList:
     with room.reading() as ws:
         return StoreList.model_validate(plain_value(list_stores(ws), ws.root))
+
+
+class StoreSize(BaseModel):
+    bytes: int
+    files: int
+    whole: bool = Field(description="False: there was no time to list all; there is more.")
+
+
+@router.get(
+    "/v1/stores/{name}/size",
+    dependencies=READ,
+    summary="How much a shared store keeps; it is listed for this, 10 seconds at most",
+)
+def store_size(name: str, room: InRoom) -> StoreSize:
+    with room.reading() as ws:
+        return StoreSize.model_validate(measure_store(ws, name))
+
+
+class DriverView(BaseModel):
+    """A driver that a run can name."""
+
+    name: str
+    configured: bool = Field(description="recipe.toml or the user's settings have [drivers.NAME].")
+    priced: bool = Field(description="Its machines cost money.")
+    lacks: str = Field(
+        description="What is missing before it can be used; empty: nothing that is known without asking its provider."
+    )
+
+
+class DriverList(BaseModel):
+    drivers: list[DriverView]
+
+
+@router.get(
+    "/v1/drivers",
+    dependencies=READ,
+    summary="The drivers that a run can name; those of the settings first, and what each lacks",
+)
+def drivers(room: InRoom) -> DriverList:
+    with room.reading() as ws:
+        return DriverList.model_validate({"drivers": plain_value(list_drivers(ws), ws.root)})
 
 
 @router.get("/v1/tokens", dependencies=ADMIN, summary="The tokens, without their secrets")

@@ -6,14 +6,15 @@ import itertools
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from ..planning.run_view import TOTALS
 from .comparison import is_comparable
 
-Axis = Literal["step", "seconds", "at"]
+Axis = Literal["step", "seconds", "elapsed", "at"]
 """`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`.
-`at`: when a machine was looked at, in seconds since the epoch."""
+`at`: when a machine was looked at, or a step reported, in seconds since the epoch.  `elapsed`: the same since its first attempt started."""
+TIMES: Final[tuple[Axis, ...]] = ("elapsed", "at")
 _BESIDE = frozenset({*TOTALS, "step", "epoch", "timestamp", "time"})
 
 
@@ -47,7 +48,63 @@ def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, C
             # The types first: points are many, and `is_comparable` is slow.
             if type(value) is float or type(value) is int or is_comparable(value):
                 by_x[x] = value
-    return {name: _in_order(by_x) for name, by_x in by_name.items() if by_x and name != axis}
+    own = TIMES if axis in TIMES else ()
+    return {name: _in_order(by_x) for name, by_x in by_name.items() if by_x and name not in own}
+
+
+class Span(NamedTuple):
+    """When an attempt started and ended, in seconds since the epoch; None where that is not known."""
+
+    started: float | None = None
+    ended: float | None = None
+
+
+def time_points(
+    points: Sequence[Mapping[str, Any]], samples: Iterable[Mapping[str, Any]], span: Span
+) -> list[dict[str, Any]]:
+    """Return the points of an attempt with `at`; none where nothing says when they were reported.
+
+    A point has no time of its own. The samples of its machine say every 5 seconds at which step the attempt was.
+    Between two of them, and the attempt's start and end, time is shared out evenly.
+    """
+    places = [x for x, _ in _places(points, "step")]
+    known = _moments(places, samples, span) if places else []
+    if not known:
+        return []
+    steps = [step for step, _ in known]
+    return [
+        {**point, "at": _between(known, bisect_right(steps, x), x)}
+        for x, point in zip(places, points, strict=True)
+    ]
+
+
+def _moments(
+    places: Sequence[float], samples: Iterable[Mapping[str, Any]], span: Span
+) -> list[tuple[float, float]]:
+    """Steps with the moment at which each was first seen, both ever greater."""
+    first, last, before = min(places), max(places), span.started
+    found: list[tuple[float, float]] = []
+    for sample in samples:
+        step, at = sample.get("step"), sample.get("at")
+        if not is_comparable(at):
+            continue
+        if not is_comparable(step):
+            before = at if not found else before  # it was still loading
+        elif not found or (step > found[-1][0] and at > found[-1][1]):
+            found.append((step, at))
+    if before is not None and (not found or first < found[0][0]):
+        found.insert(0, (first, before))
+    if span.ended is not None and (not found or last > found[-1][0]):
+        found.append((last, span.ended))
+    return found
+
+
+def _between(known: Sequence[tuple[float, float]], n: int, x: float) -> float:
+    """The moment of a step, of which `n` known ones are not later."""
+    if n in (0, len(known)):
+        return known[0 if n == 0 else -1][1]
+    (a, begin), (b, end) = known[n - 1 : n + 1]
+    return begin + (end - begin) * (x - a) / (b - a)
 
 
 def _places(
@@ -61,8 +118,8 @@ def _places(
             if is_comparable(spent):
                 seconds += spent
                 yield seconds, point
-        elif axis == "at":
-            at = point.get("at")
+        elif axis in TIMES:
+            at = point.get(axis)
             if is_comparable(at):
                 yield at, point
         else:

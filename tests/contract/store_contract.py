@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Invalid, NotFound
-from runner.execution.terms import new_id
 from runner.storage.content.files import Content
 from runner.storage.records.index import Changes, Made, Published, Trace
 from runner.storage.records.outbox import Letter
@@ -26,6 +25,7 @@ from runner.storage.records.runs import (
     Offer,
     Reporter,
     Requested,
+    RunPlace,
     RunRow,
     RunState,
     Stale,
@@ -637,6 +637,7 @@ def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
                 data=data,
                 due=4e9,
                 idempotency=f"k{n}",
+                created=100.0 + n,
                 user="ann" if n % 2 else "bob",
             )
         )
@@ -644,9 +645,8 @@ def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
     def seconds(wanted: Wanted, limit: int = 9) -> str:
         return "".join(row.id[14] for row in store.runs.page(wanted, limit))
 
-    assert (
-        seconds(Wanted(), 2) == "43" and seconds(Wanted(before="20260101-000003-aaaaaa")) == "210"
-    )
+    place = RunPlace(103.0, "20260101-000003-aaaaaa")
+    assert seconds(Wanted(), 2) == "43" and seconds(Wanted(before=place)) == "210"
     assert (
         seconds(Wanted(user="ann", recipe="b@1")) == "31"
         and seconds(Wanted(label=("gpu", "2"))) == "2"
@@ -656,7 +656,22 @@ def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
         seconds(Wanted(states=["FAILED", "ACTIVE"])) == ""
         and seconds(Wanted(states=["QUEUED"])) == "43210"
     )
-    assert new_id() < Wanted().before, "the id of any run is before the first page"
+
+
+def test_runs_of_one_second_are_listed_in_the_order_in_which_they_were_created(
+    store: Store,
+) -> None:
+    for n, end in enumerate("cab"):
+        run = f"20260101-000000-{end}"
+        store.runs.submit(RunRow(run, "a@1", "", {}, "/w", created=50.0 + n / 10, due=4e9))
+    store.runs.submit(RunRow("20260101-000000-z", "a@1", "", {}, "/w", created=50.0, due=4e9))
+
+    def ends(wanted: Wanted, limit: int = 9) -> str:
+        return "".join(row.id[-1] for row in store.runs.page(wanted, limit))
+
+    assert ends(Wanted()) == ends(Wanted(states=["QUEUED", "ACTIVE"])) == "bazc"
+    last = store.runs.page(Wanted(), 3)[-1]
+    assert ends(Wanted(before=RunPlace(last.created, last.id))) == "c"
 
 
 def test_a_worker_takes_no_more_of_one_user_than_its_limit_and_then_the_oldest(

@@ -15,6 +15,8 @@ from tests.support import RECIPE
 
 AXE = Path(__file__).parents[2] / ".cache/clients/axe/node_modules/axe-core/axe.min.js"
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+COLOURS = ["color-contrast", "link-in-text-block"]
+"""Rules that another scheme of colours may break."""
 
 
 class Tab:
@@ -25,6 +27,7 @@ class Tab:
             viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=False
         )
         self.page = self.context.new_page()
+        self._scheme = scheme
         self.said: list[str] = []
         self.asked: list[str] = []
         self.page.on(
@@ -45,10 +48,17 @@ class Tab:
         return bool(self.page.evaluate("document.documentElement.scrollWidth === innerWidth"))
 
     def faults(self) -> list[str]:
-        """What axe-core finds against WCAG 2.2 AA and its best practices."""
+        """What axe-core finds against WCAG 2.2 AA and its best practices, in light and in dark; and whether something is wider than the window."""
         self.page.evaluate(f"() => {{ {_axe()} }}")
+        found = self._violations(TAGS)
+        self.page.emulate_media(color_scheme="dark" if self._scheme == "light" else "light")
+        found += self._violations(COLOURS)
+        self.page.emulate_media(color_scheme=self._scheme)
+        return found + ([] if self.fits() else ["the page is wider than the window"])
+
+    def _violations(self, rules: list[str]) -> list[str]:
         found = self.page.evaluate(
-            "tags => axe.run({ runOnly: tags }).then(all => all.violations)", TAGS
+            "rules => axe.run({ runOnly: rules }).then(all => all.violations)", rules
         )
         return [
             f"{each['id']}: {node['html'][:200]} {node.get('failureSummary', '')[:300]}"

@@ -56,6 +56,12 @@ CASES = {
         f"{HEAD}inputs: {{max_steps: {{type: integer}}}}\nsteps: {{s: {{run: echo}}}}\n",
         words=("run", "./t.yaml", "--max-steps", "3"),
     ),
+    "no input as a flag": Case(
+        3,
+        r't@1 has no input "dataset" \(it has: max_steps\); inputs are given as NAME=VALUE',
+        f"{HEAD}inputs: {{max_steps: {{type: integer}}}}\nsteps: {{s: {{run: echo}}}}\n",
+        words=("run", "t", "--dataset=x"),
+    ),
     "a branch as a commit": Case(
         3,
         "`git ls-remote https://x.org/y main`",

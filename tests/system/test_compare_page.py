@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -119,7 +120,7 @@ def test_results_open_where_their_runs_are_compared(rest: Rest, browser: Any, sw
     assert url.startswith(f"{rest.url}/#token=rcp_") and url.endswith(f"&compare={sweep}")
     tab = Tab(browser, 1280, "light")
     tab.page.goto(url)
-    assert tab.page.wait_for_selector("#compare h1").inner_text() == "20 compared"
+    assert tab.page.wait_for_selector("#compare h1").inner_text() == "Compare 20 trials"
 
 
 def test_a_sweep_is_compared_from_the_table_by_keys(browser: Any, where: str, sweep: str) -> None:
@@ -128,7 +129,7 @@ def test_a_sweep_is_compared_from_the_table_by_keys(browser: Any, where: str, sw
     tab.until("window.ready")
     for key in "jxc":
         tab.page.keyboard.press(key)
-    assert tab.page.wait_for_selector("#compare h1").inner_text() == "20 compared"
+    assert tab.page.wait_for_selector("#compare h1").inner_text() == "Compare 20 trials"
     tab.page.wait_for_selector(".multiple[data-metric=val_loss] canvas")
     tab.page.reload()
     tab.page.wait_for_selector(".multiple[data-metric=val_loss] canvas")
@@ -175,7 +176,10 @@ def test_ranges_of_numbers_and_the_mouse_narrow_what_is_drawn(
     assert 0 < drawn < 20 and float(page.input_value("[aria-label='least rate']")) > 0.3
     page.select_option("#group", "rate")
     page.wait_for_selector(".multiple canvas")
-    page.select_option("#axis", "seconds")
+    for axis in ("elapsed", "at", "seconds"):
+        with page.expect_response(lambda answer, axis=axis: f"x={axis}" in answer.url):
+            page.select_option("#axis", axis)
+        page.wait_for_selector(".multiple canvas")
     tab.until("() => document.querySelectorAll('.multiple canvas').length >= 3")
     assert "axis=seconds" in page.url and "group=rate" in page.url and tab.said == []
 
@@ -204,8 +208,32 @@ def test_bins_keep_the_extremes_of_every_part(rest: Rest, sweep: str) -> None:
     assert close["x"] == list(range(4299, 4342)), "every point, and the next outside at each end"
     (timed,) = map(json.loads, rest.ask("GET", f"{ask}&bins=50&x=seconds").text.splitlines())
     assert timed["x"][-1] == pytest.approx(POINTS * 0.01)
+    run = rest.get(f"/v1/runs/{sweep}")
+    begun, over = (datetime.fromisoformat(run[each]).timestamp() for each in ("created", "ended"))
+    (dated,) = map(json.loads, rest.ask("GET", f"{ask}&bins=50&x=at").text.splitlines())
+    assert begun - 1 < dated["x"][0] < dated["x"][-1] < over + 1 and max(dated["y"]) > 50
+    (since,) = map(json.loads, rest.ask("GET", f"{ask}&bins=50&x=elapsed").text.splitlines())
+    assert since["x"][0] == 0 and since["x"][-1] < over - begun + 1 and since["y"] == dated["y"]
     for bad in ("bins=-1", "bins=50&low=nan", "x=hours&bins=5"):
         assert rest.ask("GET", f"{ask}&{bad}").status_code == 422
+
+
+def test_points_have_the_times_at_which_the_machine_was_seen_at_their_steps() -> None:
+    points = [{"step": n, "loss": 1 / (n + 1)} for n in range(0, 50, 10)]
+    seen = [{"at": 105.0}, {"step": 10, "at": 110.0}, {"step": 10, "at": 115.0}]
+    seen += [{"step": 30, "at": 120.0}, {"step": 20, "at": 125.0}]
+    span = binned.Span(100.0, 140.0)
+    times = [each["at"] for each in binned.time_points(points, seen, span)]
+    assert times == [105, 110, 115, 120, 140], "it was still loading at 105"
+    assert [each["at"] for each in binned.time_points(points[:2], [], span)] == [100, 140]
+    assert binned.time_points(points, [], binned.Span()) == [] == binned.time_points([], seen, span)
+    assert [each["at"] for each in binned.time_points(points[:1], [], binned.Span(7.0))] == [7.0]
+    timed = [
+        {**each, "elapsed": each["at"] - 100} for each in binned.time_points(points, seen, span)
+    ]
+    assert binned.build_curves(timed, "elapsed")["loss"].x == [5, 10, 15, 20, 40]
+    assert list(binned.build_curves(timed, "at")) == ["loss"]
+    assert "elapsed" in binned.build_curves([{"elapsed": 3}], "step"), "a metric may be called so"
 
 
 def test_a_step_that_went_back_is_one_curve_of_what_it_reported_last() -> None:

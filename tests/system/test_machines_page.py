@@ -26,6 +26,10 @@ SETTINGS = """\
 allow = ["hello.yaml"]
 [stores.team]
 url = "s3://team/results"
+[stores.near]
+url = "near"
+[stores.far]
+url = "far"
 [drivers.loopback]
 price = 1.2
 gpus = 1
@@ -39,6 +43,9 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
     root.mkdir()
     (root / "hello.yaml").write_text(HELLO)
     (root / "recipe.toml").write_text(SETTINGS)
+    for name, size in (("recipe-store.json", 1000), ("objects/a", 6000)):
+        (root / "near" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "near" / name).write_bytes(b"x" * size)
     assert main(["run", "-C", str(root), "./hello.yaml"]) == 0
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("RECIPE_LEDGER", str(root.with_name("ledger.db")))
@@ -88,9 +95,7 @@ def test_why_a_run_waits_is_said_and_its_priority_is_changed(
     tab = opened(browser, where)
     page = tab.page
     first, second = waiting
-    assert (
-        page.inner_text("#waiting b") == "2" and page.inner_text("#alive") == "1\nworkers, 1 idle"
-    )
+    assert page.inner_text("#waiting b") == "2" and page.inner_text("#alive") == "1\nworker, 1 idle"
     rows = page.locator("[aria-label=queue] tbody tr")
     assert first in rows.nth(0).inner_text() and "driver" in rows.nth(0).inner_text()
     page.fill(f"[aria-label='priority of {second}']", "5")
@@ -137,13 +142,18 @@ def test_what_is_kept_is_shown_by_what_it_is(
     page = tab.page
     kept = {each["name"]: each for each in rest.get("/v1/stores")["parts"]}
     assert kept["other"]["bytes"] > 0 and all(each["whole"] for each in kept.values())
-    page.wait_for_selector("[aria-label='kept here']")
-    assert "s3://team/results" in page.inner_text("[aria-label='shared stores']")
+    page.wait_for_selector("[aria-label='workspace storage']")
+    shared = "[aria-label='shared stores']"
+    assert "s3://team/results" in page.inner_text(shared)
+    page.click("[aria-label='measure near']")
+    page.wait_for_selector(f"{shared} >> text=2 files")
+    assert rest.get("/v1/stores/near/size") == {"bytes": 7000, "files": 2, "whole": True}
+    page.click("[aria-label='measure far']")
+    assert "is not a directory" in page.wait_for_selector(f"{shared} .worse").inner_text()
+    assert rest.ask("GET", "/v1/stores/none/size").status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_nothing_stands_in_the_way_of_keys_and_screen_readers(
     browser: Any, where: str, waiting: list[str], width: int, scheme: str
 ) -> None:
@@ -155,9 +165,9 @@ def test_nothing_stands_in_the_way_of_keys_and_screen_readers(
     tab.until("window.ready")
     page.locator(".top nav a >> text=Machines").focus()
     page.keyboard.press("Enter")
-    page.wait_for_selector("[aria-label='kept here']")
+    page.wait_for_selector("[aria-label='workspace storage']")
     page.reload()
-    page.wait_for_selector("[aria-label='kept here']")
+    page.wait_for_selector("[aria-label='workspace storage']")
     page.focus("[aria-label='End k1']")
     page.keyboard.press("Enter")
     page.wait_for_selector("[aria-label='Really end k1']")

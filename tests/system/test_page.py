@@ -1,4 +1,4 @@
-"""The page of `recipe serve`: starts a run, shows how it goes, and ends it; no name and no log can break out of it.  Tried in Chromium."""
+"""The page of `recipe serve`: starts a run, shows how it goes, and ends it; no name and no log can break out of it.  Tried in Chromium, and opened in Firefox."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import requests
 from runner.interface.page import HERE, bundle
 from runner.server.page import PARTS
 from tests.servers.browser import Tab, address
+from tests.servers.firefox import firefox
 from tests.servers.rest import Rest
 from tests.support import RECIPE
 from tests.system.test_report_page import PROGRAM
@@ -258,6 +259,20 @@ def test_the_token_of_the_page_stops_runs_and_makes_no_tokens(rest: Rest) -> Non
     token = address(rest).partition("token=")[2]
     assert rest.ask("GET", "/v1/runs", token=token).status_code == 200
     assert rest.ask("POST", "/v1/tokens", {"scope": "read"}, token=token).status_code == 403
+
+
+def test_firefox_shows_runs_and_the_curves_of_one(rest: Rest) -> None:
+    if not (failed := rest.get("/v1/runs?state=FAILED")["runs"]):
+        failed = [rest.until(rest.submit("hostile"), "FAILED")]
+    with firefox("dark") as tab:
+        tab.open(address(rest), 1280)
+        tab.until("window.ready && document.querySelector('#runs tbody tr')")
+        tab.look(f"location.hash = 'run={failed[0]['id']}'")
+        tab.until("document.querySelector('.multiple canvas') && document.querySelector('#failed')")
+        tab.look("document.getElementById('tab-log').click()")
+        tab.until("document.getElementById('text')?.textContent.includes('diverged')")
+        assert tab.look("window.__xss === undefined") and tab.said == []
+        assert {f"http://{urlsplit(url).netloc}" for url in tab.asked} == {rest.url}
 
 
 def test_a_page_without_a_server_has_one_until_it_ends(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Promise: whenever a run is killed, a run and `recipe reap` later no machine of ours is left at the provider, and those of others are untouched.
 
+Runs have a limit of cost and rent on the spot market, at a provider that fails, throttles, and has odd prices.
 No workspace ever has two machines at once, no step ends twice, and what a run brings home is what a run here makes.
 
 RECIPE_RENTED_KILLS says how many kills at random moments there are, beside one at each crash point.
@@ -34,7 +35,9 @@ POINTS = (
 WAVE = 12
 """Kills before everything is reaped: each machine that a dead run leaves is a process here."""
 PATIENCE = 600.0
-STEP = "steps:\n  s: {{run: 'python3 train.py o; sleep 0.1; echo 1 >> {ended}', code: [train.py], resources: {{gpus: 1}}, outputs: {{o: o}}}}\n"
+HAS_SPOT = ("vastai", "gcp", "prime")
+FAULTS = "boot=0,foreign=20,late=1,throttled=0.02,broken=0.02,reserved=1,preempted=30,spelled=0.3,unpriced=0.2"
+STEP = "limits: {{cost: 3 USD}}\nsteps:\n  s: {{run: 'python3 train.py o; sleep 0.1; echo 1 >> {ended}', code: [train.py], resources: {{gpus: 1}}, outputs: {{o: o}}}}\n"
 
 
 @pytest.mark.longer
@@ -53,12 +56,14 @@ def test_no_kill_of_a_run_leaks_a_machine(
     monkeypatch.setenv("RECIPE_LEDGER", str(tmp_path / "ledger.db"))
     luck = random.Random(13)
     cases: list[tuple[Space, str, float]] = []
-    faults = "boot=0,foreign=20,late=1" + ",takes=0.1,quota=500" * (name == "gcp")
+    faults = FAULTS + ",takes=0.1,quota=500" * (name == "gcp")
     with provider(name, "--hosts", "real", "--clock", "real", "--faults", faults) as running:
         key = key_of_the_account(running, tmp_path) if name == "prime" else ""
         for n, point in enumerate([*POINTS, *[""] * KILLS]):
             space = Space(tmp_path / f"space-{n}")
             more = {"first_use": True, "key": key} if name == "prime" else {}
+            if name in HAS_SPOT:
+                more["market"] = "spot"
             rents(space, running, monkeypatch, name, settles=1.1, **more)
             space.write("train.py", TRAIN)
             space.recipe(STEP.format(ended=tmp_path / f"ended-{n}"))

@@ -1,4 +1,4 @@
-"""`recipe report --html` writes one file that loads nothing, shows the whole run, and that no name or log can break out of: tried in Chromium."""
+"""`recipe report --html` writes one file that loads nothing, shows the whole run, and that no name or log can break out of: tried in Chromium and Firefox."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from runner.interface.cli.main import main
+from tests.servers.firefox import firefox
 from tests.support import Space
 from tests.tools import chromium
 
@@ -206,3 +207,24 @@ def test_the_page_is_readable_without_javascript(page: Path, browser: Any) -> No
         "#curves"
     ) and "train[lr=0.5]" in tab.inner_text("#results")
     context.close()
+
+
+def test_firefox_opens_the_file_from_disk(page: Path) -> None:
+    with firefox("dark") as tab:
+        for width in (390, 1280):
+            tab.open(page.as_uri(), width)
+            tab.until("window.ready && document.querySelector('#chart canvas')")
+            assert tab.look(
+                "(page => page.scrollWidth === page.clientWidth)(document.documentElement)"
+            )
+        assert tab.look("matchMedia('(prefers-color-scheme: dark)').matches")
+        assert tab.look("document.querySelectorAll('#steps g[role=listitem]').length") == 3
+        tab.look("document.querySelectorAll('#results th button')[1].click()")
+        tab.look("document.querySelectorAll('#results th button')[1].click()")
+        first = "document.querySelector('#results tbody tr').cells[1].textContent"
+        assert tab.look(first) == "2", "it sorts"
+        typed = "filter => { filter.value = 'failed'; filter.dispatchEvent(new Event('input')); }"
+        tab.look(f"({typed})(document.getElementById('filter'))")
+        assert tab.look("document.getElementById('count').textContent") == "1 of 3"
+        assert tab.look("window.__xss === undefined") and tab.said == []
+        assert [url for url in tab.asked if not url.startswith("data:")] == [], "nothing is loaded"

@@ -107,7 +107,7 @@ def test_a_failure_comes_first_with_its_last_lines_and_the_way_on(
     assert page.inner_text(".last-lines .ansi-red") == "Traceback (most recent call last):"
     page.wait_for_selector("#failed >> text=Start again with changes")
     assert page.get_attribute("#failed a[href*=new]", "href") == f"#new&like={failed}"
-    assert page.inner_text("#tally") == "Of 3 steps: 1 failed, 1 done, 1 blocked"
+    assert page.inner_text("#tally") == "3 steps: 1 failed, 1 done, 1 blocked"
     assert page.inner_text("#warnings li").startswith("train rows were cut </script><img")
     page.wait_for_selector("#steps [aria-label^='✗ train failed, oom it had not run here']")
     page.click("#failed >> text=Whole log")
@@ -207,7 +207,7 @@ def test_a_run_goes_on_before_ones_eyes_and_after_a_reload_in_each_tab(
         page.reload()
         page.wait_for_selector(".log-line")
     page.click("#tab-machine")
-    page.wait_for_selector("[data-metric=Processors] canvas")
+    page.wait_for_selector("[data-metric=CPU] canvas")
     page.reload()
     page.wait_for_selector("[data-metric=Memory] canvas")
     assert "tab=machine" in page.url and tab.fits() and tab.said == []
@@ -316,6 +316,27 @@ READY = {
     "outputs": "#run",
     "details": "#events tr",
 }
+
+
+def test_each_field_that_finds_takes_words_and_a_regex(browser: Any) -> None:
+    page = browser.new_page()
+    script = (
+        bundle.script("find").removesuffix("})();\n") + "window.found = findModule.matcher;\n})();"
+    )
+    page.evaluate(f"() => {{ {script} }}")
+    names = ["eval_loss", "loss", "grad norm", "lr"]
+    for typed, left in {
+        "": names,
+        "LOSS": names[:2],
+        "loss -eval": ["loss"],
+        "/^l/": ["loss", "lr"],
+        "-/o/": ["lr"],
+        '"d n"': ["grad norm"],
+        "/(/": [],
+        "-": [],
+    }.items():
+        assert page.evaluate("([all, typed]) => all.filter(found(typed))", [names, typed]) == left
+    page.close()
 
 
 def test_a_curve_in_memory_keeps_its_extremes_and_stays_small(browser: Any) -> None:

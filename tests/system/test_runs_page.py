@@ -85,7 +85,7 @@ def shared(browser: Any, where: str) -> Tab:
 
 def test_a_regex_that_cannot_be_read_is_said_and_hides_nothing(shared: Tab) -> None:
     shared.page.fill("#query", "/(/")
-    assert "cannot be read" in shared.page.inner_text("#query-error") and len(names(shared)) == 7
+    assert "Invalid /regex/" in shared.page.inner_text("#query-error") and len(names(shared)) == 7
     shared.page.fill("#query", "")
 
 
@@ -178,9 +178,7 @@ def test_the_table_is_saved_as_csv_without_formulas(browser: Any, where: str) ->
     assert {row["kind"] for row in rows} == {"", "adam", "sgd", "<b>lion</b>"}
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_nothing_stands_in_the_way_of_keys_and_screen_readers(
     browser: Any, where: str, width: int, scheme: str
 ) -> None:

@@ -11,6 +11,7 @@ from drivers.base import Command
 from ...hosts import variables
 from ...hosts.link import control_file
 from ...hosts.place import launch
+from ...hosts.place.overlays import overlaid
 from ...hosts.place.place import Place
 from ...hosts.place.staging import AttemptDirectory
 from ...language.template import StatePath
@@ -120,6 +121,8 @@ class CommandBuilder:
             command = self._in_container(attempt, seat, command, image, devices)
         elif sandbox:
             command = self._in_sandbox(attempt, seat, command, network=sandbox == "network")
+        elif directory.overlays is not None:
+            command = overlaid(command, directory.path, directory.shown)
         return command, script
 
     def _scope_of(

@@ -295,13 +295,14 @@ def _log_exit(id: str, attempt: Attempt, exit: Exit) -> None:
 
 
 def _is_kept(attempt: Attempt) -> bool:
-    """Whether an attempt here ended well and there was no room to take what it made.
+    """Whether an attempt ended well and there was no room to take what it made.
 
-    The next one takes it up, as after a kill.
+    The next one takes it up, as after a kill, unless its machine is given back before.
     """
     return (
         attempt.result is not None
         and attempt.result.problem == "full"
         and attempt.key is not None
-        and not attempt.place.elsewhere
+        and len(attempt.place.members) == 1
+        and not attempt.place.is_rented
     )

@@ -67,12 +67,13 @@ class FailureHints:
             return causes.REMEDIES[cause.reason]
         node, spec, place = attempt.node, attempt.spec, attempt.place
         image = self._environments.container_image(spec, place)
+        directory = attempt.directory
         ran = hints.Ran(
             self._environments.interpreter(node, spec, place),
             "" if self._steps.survey.request.current_python else node.lock,
             image,
             place.elsewhere,
-            given_files=bool(attempt.directory.objects or attempt.directory.links),
+            given_files=bool(directory.staged or directory.objects or directory.links),
             executable=lambda path: attempt_result.is_executable(self._ws.root / path),
             sandbox=self._environments.sandbox(spec),
             hidden=functools.partial(_may_be_hidden, attempt, image),

@@ -95,9 +95,10 @@ def fix(
             return _no_exec(program, ran)
         return f"{program} is not executable: `chmod +x {program}`, or call it with its interpreter, as in `sh {program}`"
     if ran.given_files and re.search(_REFUSED, log):
+        other = "" if ran.host else ', or set `inputs = "overlay"` in recipe.toml'
         return (
             "the files of an input are read-only, and `cp` and `copytree` copy that mode: use `cp -r --no-preserve=mode`, "
-            "or run `chmod -R u+w COPY` before the command writes to the copy"
+            f"or run `chmod -R u+w COPY` before the command writes to the copy{other}"
         )
     if exit.code == 127 and (found := re.search(_ABSENT, log)):
         return _absent_program(found[1], ran)

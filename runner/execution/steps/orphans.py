@@ -16,6 +16,7 @@ from ...agent.regular import open_regular
 from ...errors import NotFound
 from ...hosts.link.local_agents import is_reachable, root_of
 from ...hosts.place.host_task import Paths
+from ...hosts.place.overlays import CHANGES
 from ...hosts.place.place import Place
 from ...hosts.place.staging import AttemptDirectory
 from ...hosts.pool import HostPool
@@ -260,7 +261,7 @@ def left_by(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]
 
 def clear(path: str) -> None:
     """Delete all that there is of an attempt, on whatever number of nodes."""
-    for each in (path, *glob(f"{path}.[0-9]*")):
+    for each in (path, path + CHANGES, *glob(f"{path}.[0-9]*")):
         delete_whole(Path(each))
     for suffix in (".log", ".sh", ".metrics", ".host", ".latest", ".taken", ".site", ".given"):
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ from drivers.base import Denied, Host, Rejected, Unreachable
 
 from ...agent.frames import HEAD
 from ...agent.squeeze import Squeezer, bytes_of, plain
-from ...errors import Corrupt, Infrastructure
+from ...errors import Corrupt, DiskFull, Infrastructure
 from ...language.units import about
 from ...logs import Log
 from ...retry import pause, retry_async
@@ -361,7 +361,7 @@ class Wire:
         """A disk that is full there has words of its own."""
         if any(sign in words for sign in _FULL):
             text = " ".join(words.split())
-            raise Infrastructure(
+            raise DiskFull(
                 f"the disk of {self.name} is full ({text})",
                 fix=f"free some space below {self.root} there, or give it another root",
             )

@@ -10,12 +10,13 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from drivers.base import Command, Denied, Job, Rejected
+from drivers.base import Command, Denied, Exit, Job, Rejected
 
+from ...errors import DiskFull
 from ...planning.step import OutputSpec
-from ...storage.content.files import Content, Entry
+from ...storage.content.files import Content, Entry, is_full, no_space
 from ...storage.content.inputs import COPIED, Source, size_of
 from ...storage.crash import crashpoint
 from ...storage.workspace import Workspace
@@ -154,15 +155,30 @@ class RemotePlace(Place):
             return TaskResult(exit)
         task.phase("FETCHING_RESULTS")
         crashpoint("job-over")
-        if task.metrics is not None and task.metrics[0]:
-            await rest  # before outputs are moved there: they may be what metrics are read from
-            brought = await self.contact.insist(lambda: collector.outputs(exit))
-        else:
-            brought, _ = await asyncio.gather(
-                self.contact.insist(lambda: collector.outputs(exit)), rest
-            )
+        try:
+            brought = await self._collect(task, exit, collector, rest)
+        except DiskFull as error:
+            return TaskResult(exit, problem="full", words=str(error))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            words = str(no_space(error, str(error.filename or task.attempt.path)))
+            return TaskResult(exit, problem="full", words=words)
         if brought.problem == "output":
             await collector.remains()
+        return brought
+
+    async def _collect(
+        self, task: HostTask, exit: Exit, collector: Collector, rest: Coroutine[Any, Any, None]
+    ) -> TaskResult:
+        """What a command that ended well made; `rest` brings the end of its log."""
+        if task.metrics is not None and task.metrics[0]:
+            await rest  # before outputs are moved there: they may be what metrics are read from
+            return await self.contact.insist(lambda: collector.outputs(exit))
+        brought: TaskResult
+        brought, _ = await asyncio.gather(
+            self.contact.insist(lambda: collector.outputs(exit)), rest
+        )
         return brought
 
     def _copied(self, task: HostTask, paths: Paths) -> Iterator[Coroutine[object, object, object]]:
@@ -314,7 +330,7 @@ def _parcel(attempt: AttemptDirectory, states: Mapping[str, str]) -> Parcel:
                     waiting.append(name)
                 else:
                     with open(item.path, "rb") as file:
-                        parcel.files[name] = file.read(), bool(item.stat().st_mode & stat.S_IXUSR)
+                        parcel.files[name] = file.read(), stat.S_IMODE(item.stat().st_mode)
         if empty and folder:
             parcel.folders.append(folder)
     return parcel

@@ -56,6 +56,10 @@ class Budget:
         """The same where each lease lives up to its own end, also one that is being given back: so much cannot be lacking, whatever comes."""
         return min(self._of_run(beside, _own_end), self._of_day(beside, _own_end))
 
+    def at_best(self) -> float:
+        """The same where each lease that is being given back is proved to be gone this moment: more cannot be there, whatever comes."""
+        return min(self._of_run("", self._proved_now), self._of_day("", self._proved_now))
+
     def ending(self) -> list[LeaseRow]:
         """The leases that are being given back, or about to be, and count against a limit: their proof gives money free."""
         if "cost_per_day" in self.limits:
@@ -77,6 +81,9 @@ class Budget:
         if not self._is_ending(row):
             return _own_end(row, now)
         return now + max(ENDING, now - self._ending_since.setdefault(row.key, now))
+
+    def _proved_now(self, row: LeaseRow, now: float) -> float:
+        return now if self._is_ending(row) else _own_end(row, now)
 
     def _of_run(self, beside: str, end: Callable[[LeaseRow, float], float]) -> float:
         if self.limit is None:

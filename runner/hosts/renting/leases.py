@@ -217,15 +217,18 @@ class Leases:
     async def until(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
         """When a machine is to end that is rented now.  Raises CannotRun when the money does not pay for it.
 
-        A lease that is being given back may cost its price up to its own end.  Where that would
-        shorten the time of the new machine, the proof that it is gone is waited for, as long as
-        a machine is waited for.
+        A lease that is being given back may cost its price up to its own end.  Where that takes
+        the new machine, or much of its time, the proof that it is gone is waited for, as long
+        as a machine is waited for.
         """
         price = 0.0 if offer.queued else offer.price
         gives_up = time.monotonic() + self.driver.traits.comes_up.total_seconds()
         said = False
-        while (ending := self.budget.ending()) and self.budget.curtails(price, shares):
-            if short := self.budget.pays(need, offer, shares):
+        while ending := self.budget.ending():
+            lacks = self.budget.pays(need, offer, shares, self.budget.certain())
+            if not lacks and not self.budget.curtails(price, shares):
+                break
+            if short := self.budget.pays(need, offer, shares, self.budget.at_best()):
                 raise CannotRun(short, fix=RAISE)
             if time.monotonic() >= gives_up:
                 break

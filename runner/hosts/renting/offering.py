@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from drivers import DRIVERS, FREE
+from drivers import ACCOUNT_VARIABLES, DRIVERS, FREE
 from drivers.base import Driver, DriverError, Need, Offer, Rejected, Wish
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem, RecipeError
@@ -66,6 +66,18 @@ class Shelf(NamedTuple):
         return left_out(self.excluded)
 
 
+def rank_offers(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
+    """The offers of all drivers for one step, the cheapest run first; those of an unknown total come last, by their hourly price."""
+    if len(shelves) == 1:
+        return [(shelves[0], offer) for offer in shelves[0].offers]
+
+    def key(each: tuple[Shelf, Offer]) -> tuple[bool, float]:
+        usd = each[0].total_of(each[1]).usd
+        return (True, each[1].hourly) if usd is None else (False, usd)
+
+    return sorted(((shelf, offer) for shelf in shelves for offer in shelf.offers), key=key)
+
+
 def left_out(excluded: Mapping[str, int]) -> str:
     """Why offers were left out, by count; empty when none was."""
     count = sum(excluded.values())
@@ -99,7 +111,7 @@ def renters(ws: Workspace) -> dict[str, Driver]:
 
 
 class PricedDrivers(NamedTuple):
-    """Drivers whose machines cost money, and the names of those that cannot be loaded here."""
+    """Drivers whose machines cost money, and the names of those that somebody means to use and that cannot be loaded here."""
 
     drivers: dict[str, Driver]
     not_installed: list[str]
@@ -134,8 +146,15 @@ def priced(ws: Workspace, asked: str) -> PricedDrivers:
             if (driver := renting(ws, name)) is not None:
                 able[name] = driver
         except CannotRun:
-            not_installed.append(name)
+            if _is_set_up(ws, name):
+                not_installed.append(name)
     return PricedDrivers(able, not_installed)
+
+
+def _is_set_up(ws: Workspace, name: str) -> bool:
+    """Whether the settings or the environment say something of a driver, which need not be installed."""
+    variables = ACCOUNT_VARIABLES.get(name, ())
+    return name in ws.config.drivers or any(ws.environ.get(each) for each in variables)
 
 
 async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from drivers.base import Unreachable
 from ...agent import sparse
 from ...agent.neighbours import copy
 from ...agent.trees import below, digest_of, remove
-from ...errors import Corrupt, Infrastructure
+from ...errors import Corrupt, DiskFull, Infrastructure
 from ...language.units import about
 from ...storage.content.files import Entry, no_space
 from ..link.read_range import chunks
@@ -112,7 +112,7 @@ class Fetch:
         free = os.statvfs(os.path.dirname(self._near) or ".")
         if (needed := self._owed()) > free.f_bavail * free.f_frsize:
             have = about(free.f_bavail * free.f_frsize)
-            raise Infrastructure(
+            raise DiskFull(
                 f"there is {have} free here for {self._target}, which needs {about(needed)}",
                 fix="free some space, or run `recipe gc`",
             )

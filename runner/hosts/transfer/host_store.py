@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -36,8 +37,8 @@ PULLS = 2
 class Parcel:
     """What an attempt directory begins with."""
 
-    files: dict[str, tuple[bytes, bool]] = field(default_factory=dict)
-    """Name -> its bytes, and whether it can be executed."""
+    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    """Name -> its bytes and its mode."""
     links: dict[str, str] = field(default_factory=dict)
     """Name -> the content that it leads to, which must be there."""
     folders: list[str] = field(default_factory=list)
@@ -137,9 +138,12 @@ class HostStore(Sender):
         """
         at = f"at/{name}"
         plain = [
-            (Entry(f"{at}/{path}", "x" if executable else "f", len(data), ""), data)
-            for path, (data, executable) in parcel.files.items()
+            (Entry(f"{at}/{path}", _kind_of(mode), len(data), ""), data)
+            for path, (data, mode) in parcel.files.items()
         ]
+        read_only = {
+            f"{at}/{path}" for path, (_, mode) in parcel.files.items() if not mode & stat.S_IWUSR
+        }
         plain += [
             (Entry(f"{at}{ending}", "f", len(data), ""), data)
             for ending, data in parcel.beside.items()
@@ -159,7 +163,7 @@ class HostStore(Sender):
             (Entry(f"{at}.in", "f", len(note), ""), note)
         )  # last: nothing that is given may look as if it had changed since
         pieces = [
-            tar.member(entry, data)
+            tar.member(entry, data, read_only=entry.path in read_only)
             for entry, data in (
                 (Entry(at, "d", 0, ""), b""),
                 *((entry, b"") for entry in below),
@@ -311,6 +315,11 @@ class HostStore(Sender):
     async def free(self) -> int:
         """Bytes that may still be written below the root there."""
         return await self.wire.ask("free", read=int)
+
+
+def _kind_of(mode: int) -> str:
+    """Of a plain file of this mode, in a manifest."""
+    return "x" if mode & stat.S_IXUSR else "f"
 
 
 def _linked(answer: Any) -> list[str] | None:

@@ -67,6 +67,7 @@ def _away(args: argparse.Namespace) -> list[Finding]:
 
     from ...hosts.probe import examine
     from ...hosts.renting.leases import driver_of
+    from ...hosts.renting.several import names_of
     from ...settings import load
     from ...storage.records.store import home
     from .flags import check_driver
@@ -76,8 +77,15 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     )  # only one has hosts that are named like this
     check_driver(name)
     root = Path(os.path.abspath(args.workspace))
-    settings = load(root, os.environ).driver(name)
-    return asyncio.run(examine(driver_of(name, settings, args.host, str(home(root, os.environ)))))
+    config, at = load(root, os.environ), str(home(root, os.environ))
+    names = names_of(config, name)
+    found: list[Finding] = []
+    for each in names:
+        seen = asyncio.run(examine(driver_of(each, config.driver(each), args.host, at)))
+        if len(names) > 1:
+            seen = [finding._replace(host=finding.host or each) for finding in seen]
+        found += seen
+    return found
 
 
 def _software() -> Iterator[Finding]:
@@ -176,6 +184,21 @@ def _extensions() -> Iterator[Finding]:
         yield Finding("note", "packages", problem.message, problem.fix)
 
 
+def _overlay(folder: Path) -> Finding:
+    """Whether steps here may change their inputs."""
+    from ...hosts.place.overlays import BREAKS, refusal
+
+    what = 'inputs = "overlay"'
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as trial:
+            why = refusal(trial, trial)
+    except OSError as error:
+        why = f"{error.strerror}"
+    if why:
+        return Finding("note", what, f"cannot be had: {why}", "inputs are staged as without it")
+    return Finding("ok", what, f"can be had; {BREAKS}")
+
+
 def _workspace(root: Path) -> Iterator[Finding]:
     from ...storage.content.disk import file_system
     from ...storage.records.store import home
@@ -213,6 +236,7 @@ def _workspace(root: Path) -> Iterator[Finding]:
             "file system",
             f"{kind}, {'shares bytes between copies' if _reflinks(place) else 'copies are copies (no reflinks)'}",
         )
+    yield _overlay(place)
     free = shutil.disk_usage(place).free
     text = f"{free / 1e9:.1f} GB free"
     yield (

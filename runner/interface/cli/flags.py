@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import Invalid, NotFound, Problem, RecipeError, did_you_mean
+from ...settings import ANY
 from ..pairs import paired
 
 RECIPE: Final = "Library recipe such as sft@1, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
@@ -248,7 +249,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def check_driver(name: str) -> None:
     """That there is a driver of this name.  Raises NotFound."""
     if (
-        name == "local" or name.partition(":")[0] == "any"
+        name == "local" or name.partition(":")[0] == ANY
     ):  # which it chooses among is read with the settings
         return
     from ... import extensions

@@ -93,6 +93,13 @@ def _asked(
 ) -> list[tuple[str, Shelf]]:
     """What each driver offers; `wanted` has the wishes for a cluster, and those for any other."""
     drivers, not_installed = offering.priced(ws, asked)
+    if not drivers:
+        extras = [name for name in not_installed if name in DRIVERS] or ["vastai"]
+        others = "" if not_installed else "; or gcp, prime, runpod in its place"
+        raise CannotRun(
+            "no driver that rents machines is installed",
+            fix=f"{install_line(*extras)}{others}",
+        )
     if not_installed:
         print(
             f"recipe: not asked, because they are not installed: {', '.join(not_installed)} "

@@ -19,6 +19,7 @@ from ...execution.queue import serve
 from ...execution.steps.control import Handover
 from ...execution.terms import Listener, Settings
 from ...paths import data_folder
+from ...settings import ANY
 from ...storage.records.runs import LIMITED, Offer
 from ...survey.request import Request
 from ..console import for_stream
@@ -164,12 +165,26 @@ def _submit(args: argparse.Namespace) -> int:
         run = place.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
     print(run)
     if not args.quiet:
+        _say_where_data_goes(args)
         to = f" --to {place.name}" if place.name else ""
         follows = f"`recipe logs -f {run}{to}` follows it"
         waits = f"`recipe worker` carries it out, `recipe cancel {run}` takes it back"
         where = f"is stored at {place.name}; {follows}" if to else f"is stored; {waits}"
         print(f"recipe: run {run} {where}", file=sys.stderr)
     return 0
+
+
+def _say_where_data_goes(args: argparse.Namespace) -> None:
+    """Name the drivers of a run stored here that may choose among several; a server's settings are in its plan."""
+    if args.server or (not args.stack and args.driver.partition(":")[0] != ANY):
+        return
+    from ...hosts.renting.several import data_goes_to
+    from ...settings import load
+
+    config = load(Path(os.path.abspath(args.workspace)), os.environ)
+    driver = config.stack(args.stack).driver if args.stack else args.driver
+    if words := data_goes_to(config, driver):
+        print(f"recipe: {words}", file=sys.stderr)
 
 
 def _new(args: argparse.Namespace) -> New:

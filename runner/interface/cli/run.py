@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
@@ -325,7 +325,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     if args.driver == "local" or not found.todo:
         return []
     from ...execution.refusals import sends, signed_there
-    from ...hosts.renting.several import names_of
+    from ...hosts.renting.several import data_goes_to
     from ..shelves import chosen
 
     try:
@@ -342,7 +342,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         }
         return [
             *chosen(shelves),
-            *([_among(ws, names)] if len(names := names_of(ws.config, args.driver)) > 1 else ()),
+            *filter(None, [data_goes_to(ws.config, args.driver)]),
             *_crews(ws, found, args),
             *(
                 [f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"]
@@ -448,7 +448,8 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     if args.driver == "local":
         return True
     from ...hosts.renting import offering
-    from ..shelves import ranking
+    from ...hosts.renting.offering import rank_offers
+    from ...hosts.renting.several import data_goes_to
 
     drivers = _renting(ws, args)
     endless = [name for name, driver in drivers.items() if driver.traits.ends == "nothing"]
@@ -465,10 +466,7 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
         )
     if not drivers:
         return True
-    among = _among(ws, [*drivers]) if len(drivers) > 1 else ""
     if args.yes:
-        if among:
-            print(f"recipe: {among}", file=sys.stderr)
         return True
     found = look(ws, request, choice)
     limits = lower(found.plan.settings.limits, placed(ws, settings_of(args)).limits)
@@ -479,12 +477,11 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     total = None
     if found.todo:
         shelves = _shelves(ws, found, args)
-        best = [first for each in shelves.values() for first, _offer in ranking(each)[:1]]
+        best = [first for each in shelves.values() for first, _offer in rank_offers(each)[:1]]
         total = offering.to_confirm(ws, best, limits.cost, max(1, at_once), [*drivers])
     if total is None:
-        if among and found.todo:
-            print(f"recipe: {among}", file=sys.stderr)
         return True
+    among = data_goes_to(ws.config, args.driver)
     cost = f"it would cost about ${total:.2f}" + f"; {among}" * bool(among)
     return agreed(
         f"{cost}; rent?",
@@ -496,14 +493,6 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
             ]
         ),
     )
-
-
-def _among(ws: Workspace, names: Sequence[str]) -> str:
-    """Where data and secrets of a run may go that chooses among drivers."""
-    to = f"{', '.join(names[:-1])} or {names[-1]}"
-    kept = [name for name in names if ws.config.driver(name).get("secrets", "send") == "deny"]
-    what = "its data" if kept else "its data and secrets"
-    return f"{what} may go to machines of {to}"
 
 
 def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
@@ -724,17 +713,19 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
     if args.quiet or found.source.stat().st_size > LARGE:
         return
-    from ...language import document, parse, unread
-    from ...survey import code_warnings
+    from ...language import document, empty_reads, parse, unread
+    from ...survey import code_warnings, script_warnings
     from ...survey.imports import ImportCache
     from ...survey.recipes import place_recipe
 
     read = document.read(found.source)
     recipe = parse.recipe(read)
-    warnings = [*read.warnings, *unread.warnings(recipe)]
+    warnings = [*read.warnings, *unread.warnings(recipe), *empty_reads.warnings(recipe)]
     if not found.library:
         cache = ImportCache(ws)
-        warnings += code_warnings.warnings(place_recipe(recipe, found.source, ws.root), cache.read)
+        recipe = place_recipe(recipe, found.source, ws.root)
+        warnings += code_warnings.warnings(recipe, cache.read)
+        warnings += script_warnings.warnings(recipe, cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render

@@ -18,6 +18,8 @@ CHARTS: Final = "uPlot.iife.min.js"
 _IMPORT: Final = re.compile(r'^import \{([^}]*)\} from "\./([a-z]+)\.js";\n', re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export ((?:async )?(?:const|function\*?|class)) (\w+)", re.MULTILINE)
 _LEFT: Final = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^ *(?://.*|/\*\*(?:[^*]|\*(?!/))*\*/)\n", re.MULTILINE)
+"""A comment that has its lines to itself: it is for who reads the modules, and is not sent."""
 _MAP: Final = re.compile(r"\n?//# sourceMappingURL=\S+\s*$")
 
 
@@ -35,7 +37,7 @@ def _write(name: str, written: dict[str, str], above: tuple[str, ...]) -> None:
         return
     if name in above:
         raise ValueError(f"modules import each other: {' -> '.join((*above, name))}")
-    text = (HERE / "app" / f"{name}.js").read_text("utf-8")
+    text = _COMMENT.sub("", (HERE / "app" / f"{name}.js").read_text("utf-8"))
     for _, other in _IMPORT.findall(text):
         _write(other, written, (*above, name))
     exported = [found[1] for found in _EXPORT.findall(text)]

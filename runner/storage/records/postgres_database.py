@@ -83,6 +83,12 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE TABLE workers (process text PRIMARY KEY, name text NOT NULL, workspace text NOT NULL, driver text NOT NULL,"
         " labels text NOT NULL, at_most text NOT NULL, store text NOT NULL, began float8 NOT NULL, heard float8 NOT NULL)",
     ),
+    (
+        "DROP INDEX runs_by_state",
+        "DROP INDEX runs_by_user",
+        "CREATE INDEX runs_by_state ON runs (workspace, state, created DESC, id DESC)",
+        "CREATE INDEX runs_by_user ON runs (workspace, submitter, created DESC, id DESC)",
+    ),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
 

@@ -97,6 +97,12 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE workers (process TEXT PRIMARY KEY, name TEXT, workspace TEXT, driver TEXT, labels TEXT, at_most TEXT, store TEXT,"
         " began REAL, heard REAL) WITHOUT ROWID",
     ),
+    (
+        "DROP INDEX runs_by_state",
+        "DROP INDEX runs_by_user",
+        "CREATE INDEX runs_by_state ON runs (state, created, id)",
+        "CREATE INDEX runs_by_user ON runs (user, created, id)",
+    ),
 )
 STORE = Kind(
     "recipe.db",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 MANY: Final = 256
 """More keys than this are looked for by listing."""
-_MARKER = "recipe-store.json"
+MARKER = "recipe-store.json"
 
 
 class Remote(Session):
@@ -60,13 +60,13 @@ class Remote(Session):
         """Raise Infrastructure with what to do when the store cannot be used: no bucket, no permission, no network, a newer format."""
         if self._checked:
             return
-        data = self.bucket.check(_MARKER)
+        data = self.bucket.check(MARKER)
         if data is not None:
             try:
                 version = parse_json(data)["recipe-store"]
             except (ValueError, KeyError, TypeError) as error:
                 raise Unusable(
-                    f"{self.url}/{_MARKER} is not what this program writes",
+                    f"{self.url}/{MARKER} is not what this program writes",
                     fix="give the store a folder of its own",
                 ) from error
             if not isinstance(version, int) or version > FORMAT:
@@ -159,7 +159,7 @@ class Remote(Session):
     def mark(self) -> None:
         """Say in the store what it is, if that is missing; and end uploads that somebody began long ago and never ended."""
         self.check()
-        self.bucket.create(_MARKER, json.dumps({"recipe-store": FORMAT}).encode())
+        self.bucket.create(MARKER, json.dumps({"recipe-store": FORMAT}).encode())
         self.bucket.abandon(self.now() - GRACE)
 
     def write_note(self, key: str, data: bytes) -> None:

@@ -35,7 +35,7 @@ function Form({ run, close, changed, tell }) {
     <label class="field"><b>Name</b><input ref=${first} id="about-name" value=${name} maxlength="100" onInput=${typed(setName)} /></label>
     <label class="field"><b>Tags</b><input id="about-tags" value=${tags} placeholder="baseline lr-study" onInput=${typed(setTags)} /></label>
     <label class="field"><b>Note</b><textarea id="about-note" maxlength="4000" value=${note} onInput=${typed(setNote)}></textarea></label>
-    <p class="controls"><button class="main">Save</button><button type="button" onClick=${close}>Back</button></p>
+    <p class="controls"><button class="main">Save</button><button type="button" onClick=${close}>Cancel</button></p>
   </form>`;
 }
 
@@ -56,7 +56,7 @@ export function About({ run, changed, tell }) {
     ${run.tags.map(each => html`<span class="tag" key=${each}>#${each}</span>`)}
     ${run.note && html`<span class="note">${run.note}</span>`}
     ${mayOperate() && html`<button type="button" class="plain" id="describe" onClick=${() => setOpen(true)}>${run.name || run.tags.length || run.note ? "Edit" : "Name, tags, note"}</button>
-    <button type="button" class="plain" id="archive" onClick=${archive}>${run.archived ? "Bring back" : "Archive"}</button>
+    <button type="button" class="plain" id="archive" onClick=${archive}>${run.archived ? "Unarchive" : "Archive"}</button>
     <button type="button" class="plain" id="share" onClick=${() => setShares(true)}>Share</button>`}
     ${shares && html`<${Sharing} run=${run} close=${() => setShares(false)} tell=${tell} />`}
   </div>`;

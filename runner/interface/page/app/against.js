@@ -5,7 +5,7 @@ import { differingInputs, input } from "./members.js";
 import { short, value } from "./text.js";
 
 const { useState } = Hooks;
-const [WIDE, TALL, TOP, SIDE] = [620, 190, 22, 46];
+const [WIDE, TALL, TOP, SIDE] = [620, 190, 22, 64];
 
 /** How an axis places values: numbers by size, or by decades where they span more than two; words one below the other. */
 function axisOf(name, values) {
@@ -62,8 +62,8 @@ function Parallel({ members, axes, valueOf, ranges, setRange, lit, light, inside
       const ends = range && axis.numeric ? [range[0] ?? axis.low, range[1] ?? axis.high].map(each => y(Math.min(1, Math.max(0, axis.part(each))))) : null;
       return html`<g key=${axis.name}>
         <path class="edge" d=${`M${x(n)} ${TOP}V${TALL - 12}`} />
-        <text x=${x(n)} y="13" text-anchor=${edge} class="name">${axis.name.slice(0, 22)}</text>
-        ${axis.ticks.map(each => html`<text key=${String(each)} class="quiet" x=${x(n) + (edge === "end" ? -6 : 6)} text-anchor=${edge === "end" ? "end" : "start"} y=${y(axis.part(each)) + (axis.part(each) > 0.9 ? 12 : -3)}>${input(each).slice(0, 14)}</text>`)}
+        <text x=${x(n)} y="13" text-anchor="middle" class="name">${axis.name.slice(0, edge === "middle" ? 22 : 16)}</text>
+        ${axis.ticks.map(each => html`<text key=${String(each)} class="quiet" x=${x(n) + (edge === "start" ? -6 : 6)} text-anchor=${edge === "start" ? "end" : "start"} y=${y(axis.part(each)) + 4}>${input(each).slice(0, edge === "middle" ? 14 : 8)}</text>`)}
         ${ends && html`<rect class="brush" x=${x(n) - 6} width="12" y=${ends[1]} height=${Math.max(2, ends[0] - ends[1])} />`}
         ${axis.numeric && html`<rect class="grip" x=${x(n) - 9} y=${TOP} width="18" height=${TALL - TOP - 12} onPointerDown=${event => { event.currentTarget.setPointerCapture(event.pointerId); setFrom(partAt(event)); }} onPointerUp=${ended(axis)} />`}
       </g>`;
@@ -72,13 +72,13 @@ function Parallel({ members, axes, valueOf, ranges, setRange, lit, light, inside
 }
 
 function Scatter({ members, axis, metric, valueOf, lit, light, inside }) {
-  const up = axisOf(metric, members.map(member => valueOf(member, metric))), x = part => 46 + part * 250, y = part => 12 + 140 * (1 - part);
+  const up = axisOf(metric, members.map(member => valueOf(member, metric))), x = part => 70 + part * 226, y = part => 12 + 140 * (1 - part);
   const dots = members.map(member => [member, valueOf(member, axis.name), valueOf(member, metric)]).filter(([, a, b]) => a !== undefined && typeof b === "number");
   return html`<svg class="scatter" viewBox="0 0 320 190" role="img" aria-label=${`${metric} over ${axis.name}`}>
-    <path class="edge" d="M46 12V152H300" />
-    ${up.ticks.map(each => html`<text key=${"y" + each} class="quiet end" x="42" y=${y(up.part(each)) + 4}>${input(each).slice(0, 9)}</text>`)}
+    <path class="edge" d="M70 12V152H300" />
+    ${up.ticks.map(each => html`<text key=${"y" + each} class="quiet end" x="64" y=${y(up.part(each)) + 4}>${input(each).slice(0, 9)}</text>`)}
     ${axis.ticks.map(each => html`<text key=${"x" + each} class="quiet" text-anchor="middle" x=${x(axis.part(each))} y="168">${input(each).slice(0, 12)}</text>`)}
-    <text class="quiet" x="173" y="186" text-anchor="middle">${axis.name.slice(0, 30) + (axis.log ? " (log)" : "")}</text>
+    <text class="quiet" x="183" y="186" text-anchor="middle">${axis.name.slice(0, 30) + (axis.log ? " (log)" : "")}</text>
     ${dots.map(([member, a, b]) => html`<circle key=${member.key} class=${inside(member) ? "" : "out"} cx=${x(axis.part(a))} cy=${y(up.part(b))} r=${lit === member.n ? 7 : 5} style=${{ fill: colour(member.n) }}
       onMouseEnter=${() => light(member.n)} onMouseLeave=${() => light(null)}><title>${`${member.label}: ${short(b)}`}</title></circle>`)}
   </svg>`;
@@ -95,7 +95,7 @@ export function Against({ members, metrics, metric, setMetric, ranges, setRange,
   return html`<section id="against"><h2>Inputs against ${select("metric", "against-metric", metric, metrics, setMetric)}</h2>
     <div class="against">
       <div class="scroll" tabindex="0" role="region" aria-label="parallel axes"><${Parallel} members=${members} axes=${axes} valueOf=${valueOf} ranges=${ranges} setRange=${setRange} lit=${lit} light=${light} inside=${inside} /></div>
-      <div>${select("over", "over", chosen.name, names, setOver)}<${Scatter} members=${members} axis=${chosen} metric=${metric} valueOf=${valueOf} lit=${lit} light=${light} inside=${inside} /></div>
+      <div>${select("x axis", "over", chosen.name, names, setOver)}<${Scatter} members=${members} axis=${chosen} metric=${metric} valueOf=${valueOf} lit=${lit} light=${light} inside=${inside} /></div>
     </div>
     <p class="ranges">${axes.filter(axis => axis.numeric).map(axis => html`<${Range} key=${axis.name} axis=${axis} range=${ranges[axis.name]} set=${range => setRange(axis.name, range)} />`)}</p>
   </section>`;

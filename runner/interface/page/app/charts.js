@@ -3,6 +3,7 @@ import { Hooks, html } from "./lib.js";
 import { readable, short } from "./text.js";
 import { smoothed, thinned } from "./curves.js";
 import { readCurves } from "./feed.js";
+import { matcher } from "./find.js";
 import { Key, Multiple } from "./multiple.js";
 
 const { useEffect, useState } = Hooks;
@@ -64,7 +65,7 @@ export function CurvesTab({ feed }) {
   const [wanted, setWanted] = useState(""), [logY, setLogY] = useState(false), [weight, setWeight] = useState(0);
   const [zoom, setZoom] = useState(null), [most, setMost] = useState(CHARTS);
   const close = useClose(feed, zoom);
-  const all = drawable(feed.series.value), names = all.filter(name => name.toLowerCase().includes(wanted.toLowerCase()));
+  const all = drawable(feed.series.value), names = all.filter(matcher(wanted));
   if (!all.length) return html`<p class="quiet empty">No step of this run has reported a metric twice yet.</p>`;
   return html`<section id="curves"><h2 class="unseen">Curves</h2>
     <div class="controls">

@@ -10,7 +10,7 @@ import { Inputs } from "./inputs.js";
 const { useEffect, useRef, useState } = Hooks;
 const ROWS = 200;
 const SOON = 1000;
-const HEADS = ["step", "state", "attempts", "began", "took", "where", "why"];
+const HEADS = ["step", "state", "attempts", "started", "took", "host", "why it ran"];
 
 /** A moment in the reader's own time. */
 function clock(moment) {
@@ -21,17 +21,17 @@ function Steps({ run, steps, why }) {
   if (!steps.size) return null;
   const all = ordered(steps);
   return html`<section id="each"><h2>Steps</h2>
-    <div class="scroll" tabindex="0" role="region" aria-label="steps"><table>
+    <div class="scroll" tabindex="0" role="region" aria-label="steps"><table class="stacked">
       <thead><tr>${HEADS.map(name => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
       <tbody>${all.slice(0, ROWS).map(([id, each]) => html`<tr key=${id}>
         <th scope="row">${each.attempts ? html`<a href=${addressOf(run.id, "log", { step: id })}>${readable(id)}</a>` : readable(id)}</th>
-        <td><span class=${"sign " + kind(each.state)}>${sign(kind(each.state))}</span>${words(each.state)}</td>
-        <td class="number">${each.attempts || ""}</td><td>${clock(each.began)}</td>
-        <td class="number">${typeof each.seconds === "number" ? span(each.seconds) : ""}</td><td>${each.host}</td>
-        <td>${(why[id] || []).join("; ") || each.reason}</td>
+        <td data-head="state"><span><span class=${"sign " + kind(each.state)}>${sign(kind(each.state))}</span>${words(each.state)}</span></td>
+        <td data-head="attempts" class="number">${each.attempts || ""}</td><td data-head="started">${clock(each.began)}</td>
+        <td data-head="took" class="number">${typeof each.seconds === "number" ? span(each.seconds) : ""}</td><td data-head="host">${each.host}</td>
+        <td data-head="why it ran">${(why[id] || []).join("; ") || each.reason}</td>
       </tr>`)}</tbody>
     </table></div>
-    ${all.length > ROWS && html`<p class="quiet">The first ${ROWS} of ${all.length} steps.</p>`}
+    ${all.length > ROWS && html`<p class="quiet">Showing ${ROWS} of ${all.length} steps.</p>`}
   </section>`;
 }
 
@@ -57,7 +57,7 @@ function Events({ feed, run }) {
       ${events.map(each => html`<tr key=${each.seq}><td class="quiet">${clock(each.at)}</td><th scope="row">${each.subject === "step" ? readable(each.id) : each.subject}</th>
         <td>${each.before === each.after ? "" : words(each.after)}</td><td>${each.reason}</td></tr>`)}
     </tbody></table></div>
-    ${run.seq > ROWS && html`<p class="quiet">The last ${ROWS} of ${run.seq} events.</p>`}
+    ${run.seq > ROWS && html`<p class="quiet">Showing the last ${ROWS} of ${run.seq} events.</p>`}
   </section>`;
 }
 

@@ -1,6 +1,7 @@
 // With what a run was carried out: commit and diff of its code, packages, machines.
 import { Hooks, html } from "./lib.js";
 import { json } from "./api.js";
+import { matcher } from "./find.js";
 import { useLoaded } from "./loaded.js";
 
 const { useState } = Hooks;
@@ -16,7 +17,7 @@ function Diff({ code }) {
   const lines = code.diff.replace(/\n$/, "").split("\n"), more = code.changed_count - 5;
   return html`<details id="diff"><summary>${`Changed since the commit: ${code.changed.slice(0, 5).join(", ")}${more > 0 ? ` and ${more} more` : ""}`}</summary>
     <pre class="diff" tabindex="0" role="region" aria-label="changes since the commit">${lines.slice(0, LINES).map((line, n) => html`<span key=${n} class=${sort(line)}>${line || " "}</span>`)}</pre>
-    ${(code.diff_cut || lines.length > LINES) && html`<p class="quiet">The diff is longer than what is shown.</p>`}
+    ${(code.diff_cut || lines.length > LINES) && html`<p class="quiet">The end of the diff is cut off.</p>`}
   </details>`;
 }
 
@@ -25,14 +26,14 @@ function Code({ code }) {
   const take = () => navigator.clipboard.writeText(code.commit).then(() => copy(true), () => {});
   return html`<div class="code"><p>commit <code id="commit">${code.commit}</code>${code.branch && code.branch !== "HEAD" ? ` on ${code.branch}` : ""}
       ${" "}<button type="button" aria-label="copy the commit" onClick=${take}>${copied ? "Copied" : "Copy"}</button></p>
-    ${code.changed_count ? html`<${Diff} code=${code} />` : html`<p class="quiet">Nothing was changed since the commit.</p>`}
+    ${code.changed_count ? html`<${Diff} code=${code} />` : html`<p class="quiet">No changes since the commit.</p>`}
     ${code.untracked_count > 0 && html`<p class="quiet">${code.untracked_count === 1 ? "One file or folder was" : `${code.untracked_count} files and folders were`} in no commit: ${code.untracked.slice(0, 5).join(", ")}${code.untracked_count > 5 ? " and others" : ""}. Their contents are not kept with the run.</p>`}
   </div>`;
 }
 
 function Packages({ python }) {
   const [wanted, want] = useState("");
-  const shown = python.packages.filter(each => each.includes(wanted.toLowerCase()));
+  const shown = python.packages.filter(matcher(wanted));
   return html`<details class="packages"><summary>${`Python ${python.version || python.path}: ${python.packages.length} packages, ${python.words}`}</summary>
     <p class="facts"><code>${python.path}</code>${` for ${python.steps.join(", ")}`}</p>
     ${python.packages.length > 0 && html`<p class="controls"><label>packages <input type="search" placeholder="all" aria-label="packages that are shown" value=${wanted} onInput=${event => want(event.target.value)} /></label></p>
@@ -52,8 +53,8 @@ function machines(found) {
 
 /** The locks and files of code whose contents are in the keys of steps. */
 function Keyed({ locks }) {
-  const files = locks.length === 1 ? "One file" : `${locks.length} files`;
-  return html`<details class="packages"><summary>${files} of code and locks in the keys of the steps</summary>
+  const files = locks.length === 1 ? "1 code or lock file" : `${locks.length} code and lock files`;
+  return html`<details class="packages"><summary>${files} in the cache keys</summary>
     <ul class="package-list">${locks.map((each, n) => html`<li key=${n}><code>${each.name}</code> <small>${each.content.slice(2, 14)}</small></li>`)}</ul>
   </details>`;
 }

@@ -1,6 +1,7 @@
 // One input of a recipe as a field: what may be typed, what is wrong with it, and what it was.
 import { html } from "./lib.js";
 import { value } from "./text.js";
+import { Typed } from "./typed.js";
 
 const NUMERIC = ["integer", "number"];
 const NUMBER = /^[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?$/i;
@@ -98,7 +99,7 @@ function Control({ name, schema, needed, state, wrong, set }) {
   };
   if (state.several) {
     if (Array.isArray(state.text)) return html`<${Ticks} name=${name} schema=${schema} values=${state.text} set=${set} />`;
-    return html`<textarea ...${given} value=${state.text} rows="3" placeholder=${isNumber(schema) ? "1e-4, 3e-4, 1e-3" : "one value a line"}></textarea>`;
+    return html`<textarea ...${given} value=${state.text} rows="3" placeholder=${isNumber(schema) ? "1e-4, 3e-4, 1e-3, or a range to search: 1e-5..1e-2:log" : "one value per line"}></textarea>`;
   }
   if (Array.isArray(schema.enum)) {
     return html`<select ...${given} value=${state.text}>
@@ -110,7 +111,7 @@ function Control({ name, schema, needed, state, wrong, set }) {
     return html`<input ...${given} type="checkbox" checked=${state.text} onInput=${event => set(event.target.checked)} />`;
   }
   if (["array", "object"].includes(schema.type) || String(state.text).includes("\n")) {
-    return html`<textarea ...${given} value=${state.text} placeholder=${schema.type === "array" ? "[1, 2], or one a line" : schema.type === "object" ? "{}" : ""}></textarea>`;
+    return html`<textarea ...${given} value=${state.text} placeholder=${schema.type === "array" ? "[1, 2], or one per line" : schema.type === "object" ? "{}" : ""}></textarea>`;
   }
   const isData = /^recipe-/.test(schema.format || ""), usual = schema.default ?? null;
   return html`<input ...${given} type="text" inputmode=${isNumber(schema) ? "decimal" : "text"} autocomplete="off" value=${state.text}
@@ -122,7 +123,7 @@ function Was({ schema, was, like, reset, name }) {
   const text = Array.isArray(schema.enum) ? (was === "" ? "" : value(schema.enum[Number(was)])) : String(was);
   const short = text.length > LONG ? text.slice(0, LONG) + "…" : text;
   return html`<span class="was">${`${like ? "was" : "default"} ${short === "" ? "empty" : short}`}
-    <button type="button" class="plain" aria-label=${`${name} back to ${short || "empty"}`} title="take it back" onClick=${reset}>↺</button></span>`;
+    <button type="button" class="plain" aria-label=${`reset ${name} to ${short || "empty"}`} title="reset" onClick=${reset}>↺</button></span>`;
 }
 
 /** A field; `state` is {text, several, was, touched}, `wrong` the problem of its value. */
@@ -130,12 +131,12 @@ export function Field({ name, schema, needed, state, wrong, like, set, reset, se
   const changed = state.several || state.text !== state.was;
   const about = [range(schema), schema.description].filter(Boolean).join(". ");
   return html`<div class=${"field" + (changed ? " changed" : "")}>
-    <div class="field-head"><label for=${"input-" + name}><b>${name}</b>${needed && html`<span class="must" title="needed">*</span>`}</label>
+    <div class="field-head"><label for=${"input-" + name}><b>${name}</b>${needed && html`<span class="must" title="required">*</span>`}</label>
       ${changed && !state.several && (like || state.was !== "") && html`<${Was} schema=${schema} was=${state.was} like=${like} reset=${reset} name=${name} />`}
-      <button type="button" class="plain several" data-several=${name} aria-pressed=${state.several ? "true" : "false"} aria-label=${`${state.several ? "one value" : "several values"} of ${name}`}
-        title="try several values: a sweep" onClick=${several}>${state.several ? "one value" : "several"}</button></div>
+      <button type="button" class="plain several" data-several=${name} aria-pressed=${state.several ? "true" : "false"} aria-label=${`${state.several ? "single value" : "sweep"} for ${name}`}
+        title="sweep over several values" onClick=${several}>${state.several ? "single value" : "sweep"}</button></div>
     <${Control} name=${name} schema=${schema} needed=${needed} state=${state} wrong=${wrong} set=${set} />
-    ${wrong && html`<p class="worse" data-wrong=${name}>✗ ${wrong.message}${wrong.fix && wrong.code !== "missing-input" ? ` — ${wrong.fix}` : ""}</p>`}
+    ${wrong && html`<p class="worse" data-wrong=${name}>✗ ${wrong.message}${wrong.fix && wrong.code !== "missing-input" ? html` — <${Typed} text=${wrong.fix} />` : ""}</p>`}
     <small id=${"about-" + name}>${about}</small>
   </div>`;
 }

@@ -1,7 +1,7 @@
 // The filter of the table: words, `lr>0.01`, `loss<2`, `status:failed`, `-word`, `/regex/`.
+import { finder, wordsOf } from "./find.js";
 import { value } from "./text.js";
 
-const TOKEN = /-?(?:\/(?:\\.|[^/\\])+\/|[^\s"]*"[^"]*"|[^\s]+)/g;
 const COMPARED = /^([^\s:<>=!]+)(>=|<=|!=|:|=|>|<)(.*)$/;
 const haystacks = new WeakMap();
 
@@ -68,11 +68,7 @@ function term(word) {
     const wanted = term(word.slice(1));
     return row => !wanted(row);
   }
-  if (word.length > 2 && word.startsWith("/") && word.endsWith("/")) {
-    const expression = new RegExp(word.slice(1, -1), "i");
-    return row => expression.test(haystack(row));
-  }
-  const found = COMPARED.exec(word);
+  const found = word.startsWith("/") && word.endsWith("/") ? null : COMPARED.exec(word);
   if (found) {
     const [, name, operator, quoted] = found, given = quoted.replace(/^"(.*)"$/, "$1");
     if (name === "is") return given === "archived" ? row => row.archived : row => row.trials.length > 0;
@@ -82,8 +78,8 @@ function term(word) {
     if (operator === "<" || operator === ">" || operator === "<=" || operator === ">=") return () => false;
     return texts(name, operator, given);
   }
-  const wanted = word.replaceAll('"', "").toLowerCase();
-  return row => haystack(row).includes(wanted);
+  const has = finder(word);
+  return row => has(haystack(row));
 }
 
 /**
@@ -96,7 +92,7 @@ function term(word) {
 export function matching(rows, text) {
   let terms;
   try {
-    terms = (text.match(TOKEN) || []).map(term);
+    terms = wordsOf(text).map(term);
   } catch (error) {
     return { rows, error: error.message };
   }

@@ -31,10 +31,19 @@ function withFields(recipe) {
   return { ...recipe, inputs: { ...recipe.inputs, properties: Object.fromEntries(properties) } };
 }
 
+function firstMetric(recipe) {
+  return Object.keys(recipe.metrics || {})[0] || "";
+}
+
+/** Which way a metric of a recipe is better: "min" or "max". */
+export function betterOf(recipe, metric) {
+  return recipe.metrics?.[metric]?.better || "min";
+}
+
 /** A form for a recipe; `like` is {id, inputs, axes, preset, driver} of the run whose values it begins with, or null. */
 export function begin(given, like) {
   const recipe = withFields(given);
-  const form = { recipe, like, preset: like?.preset || "", driver: like?.driver || "local", cost: "", user: "", priority: "0", seed: seed(), fields: {} };
+  const form = { recipe, like, preset: like?.preset || "", driver: like?.driver || "local", cost: "", user: "", priority: "0", search: { trials: "30", metric: firstMetric(recipe), better: betterOf(recipe, firstMetric(recipe)) }, seed: seed(), fields: {} };
   const names = Object.keys(recipe.inputs.properties);
   return { ...form, fields: Object.fromEntries(names.map(name => [name, fresh(form, name)])) };
 }
@@ -78,6 +87,18 @@ export function axesOf(form) {
   return Object.fromEntries(found.map(([name, state]) => [name, severalOf(state.text, form.recipe.inputs.properties[name])]));
 }
 
+/** The numbers among these that are a range, LOW..HIGH or LOW..HIGH:log, from which only a search takes values. */
+export function rangesOf(form) {
+  return Object.entries(axesOf(form)).filter(([, values]) => values.length === 1 && String(values[0]).includes("..")).map(([name]) => name);
+}
+
+/** What a search is asked for; null while a field of it is empty, and of a sweep. */
+function searched(form) {
+  const { trials, metric, better } = form.search;
+  if (!rangesOf(form).length || !metric.trim() || !trials.trim()) return null;
+  return { trials: Number.isFinite(Number(trials)) ? Number(trials) : trials, metric: metric.trim(), better };
+}
+
 /** The value of a field that was changed: one that was emptied has its default again, and of a text nothing is a text, too. */
 function givenBy(state, schema) {
   const given = parsed(state.text, schema);
@@ -102,9 +123,9 @@ export function asked(form) {
   }
   const axes = Object.fromEntries(Object.entries(axesOf(form)).filter(([, values]) => values.length));
   const what = form.like ? { like: form.like.id } : { recipe: form.recipe.id, ...(form.preset ? { preset: form.preset } : {}) };
-  const cost = Number(form.cost);
+  const cost = Number(form.cost), search = searched(form);
   return {
-    ...what, inputs, ...(keepsAxes(form) ? {} : { sweep: axes }), driver: form.driver.trim() || "local",
+    ...what, inputs, ...(keepsAxes(form) ? {} : { sweep: axes }), ...(search ? { search } : {}), driver: form.driver.trim() || "local",
     ...(form.cost.trim() ? { limits: { cost: Number.isFinite(cost) ? cost : form.cost } } : {}),
   };
 }
@@ -131,9 +152,9 @@ export function missing(form) {
 
 /** Keep what is typed for a reload of this tab. */
 export function keep(form) {
-  const { fields, preset: chosen, driver, cost, user, priority, seed: own } = form;
+  const { fields, preset: chosen, driver, cost, user, priority, search, seed: own } = form;
   try {
-    sessionStorage.setItem(KEPT, JSON.stringify({ of: placeOf(form), fields, preset: chosen, driver, cost, user, priority, seed: own }));
+    sessionStorage.setItem(KEPT, JSON.stringify({ of: placeOf(form), fields, preset: chosen, driver, cost, user, priority, search, seed: own }));
   } catch { /* more than the browser keeps */ }
 }
 

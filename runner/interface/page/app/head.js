@@ -72,14 +72,14 @@ export function Head({ feed, run, tell }) {
   const took = span(Math.max(0, ((run.ended ? Date.parse(run.ended) : now) - Date.parse(run.created)) / 1000));
   const facts = [
     new Date(run.created).toLocaleString(),
-    run.state === "QUEUED" ? "waits for a worker" : (over ? "took " : "for ") + took,
+    run.state === "QUEUED" ? "queued for a worker" : (over ? "took " : "for ") + took,
     run.provider, run.user, run.preset && "preset " + run.preset, run.reason, run.cost ? usd(run.cost) + " so far" : "", hourly(run) ? usd(hourly(run)) + " an hour" : "",
   ].filter(Boolean);
   const { percent, step, total, eta } = run.progress;
   return html`<header class="run-head">
     ${!onlyRun() && html`<a class="back" href="#">‹ all runs</a>`}
     <div class="title-row"><h1>
-      <span class=${"chip " + of} id="chip">${sign(of) + " " + words(run.word) + (run.request ? `, ${run.request} asked` : "")}</span>
+      <span class=${"chip " + of} id="chip">${sign(of) + " " + words(run.word) + (run.request ? `, ${run.request} requested` : "")}</span>
       ${" "}<span id="name">${run.name || run.recipe}</span>
     </h1><${Actions} feed=${feed} run=${run} tell=${tell} /></div>
     <p class="facts" id="facts">${run.name ? run.recipe + " · " : ""}<code>${run.id}</code>${facts.map(each => " · " + each)}</p>
@@ -88,6 +88,6 @@ export function Head({ feed, run, tell }) {
     <div class=${"bar-of " + of} role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow=${percent ?? 0} aria-label="progress" id="bar">
       <span style=${{ width: (percent ?? 0) + "%" }}></span>
     </div>
-    <p class="quiet" id="tally">${total === null ? "" : over && run.state !== "COMPLETED" ? `Of ${total} steps: ${inWords(run, feed.steps.value)}` : `${step}/${total} steps finished` + (eta && !over ? `, about ${span(eta)} left` : "")}</p>
+    <p class="quiet" id="tally">${total === null ? "" : over && run.state !== "COMPLETED" ? `${total} steps: ${inWords(run, feed.steps.value)}` : `${step}/${total} steps finished` + (eta && !over ? `, about ${span(eta)} left` : "")}</p>
   </header>`;
 }

@@ -18,8 +18,8 @@ function Row({ each }) {
   const isOther = differs(each);
   return html`<tr data-input=${each.name} class=${isOther ? "other" : ""}>
     <th scope="row">${each.name}${each.doc && html`<small>${each.doc}</small>`}</th>
-    <td class="value">${isOther ? html`<b>${value(each.value)}</b>` : value(each.value)}</td>
-    <td class="value quiet">${each.has_default ? value(each.default) : ""}</td><td class="quiet">${WHO[each.set_by]}</td>
+    <td data-head="value" class="value">${isOther ? html`<b>${value(each.value)}</b>` : value(each.value)}</td>
+    <td data-head="default" class="value quiet">${each.has_default ? value(each.default) : ""}</td><td data-head="set by" class="quiet">${WHO[each.set_by]}</td>
   </tr>`;
 }
 
@@ -31,10 +31,10 @@ export function Inputs({ feed }) {
   if (!found || !found.inputs.length) return null;
   const isShort = chosen ?? found.inputs.length > MANY;
   const shown = found.inputs.filter(each => !isShort || differs(each)), count = found.inputs.filter(differs).length;
-  return html`<section id="given"><h2>Inputs <small>${`${count} of ${found.inputs.length} are no defaults`}</small></h2>
+  return html`<section id="given"><h2>Inputs <small>${`${count} of ${found.inputs.length} differ from the default`}</small></h2>
     ${found.words && html`<p class="quiet">${found.words}</p>`}
-    <p class="controls"><label><input id="only-other" type="checkbox" checked=${isShort} onChange=${event => choose(event.target.checked)} /> only what is no default</label></p>
-    ${shown.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="inputs"><table>
+    <p class="controls"><label><input id="only-other" type="checkbox" checked=${isShort} onChange=${event => choose(event.target.checked)} /> only values that differ</label></p>
+    ${shown.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="inputs"><table class="stacked">
       <thead><tr>${["input", "value", "default", "set by"].map(name => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
       <tbody>${shown.map(each => html`<${Row} key=${each.name} each=${each} />`)}</tbody>
     </table></div>`}

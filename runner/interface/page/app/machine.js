@@ -16,11 +16,11 @@ const DRAWN = [
   ["gpu_memory_used_gb", "GPU memory", "GB", 1],
   ["gpu_power_w", "GPU power", "W", 0],
   ["gpu_temperature_c", "GPU temperature", "°C", 0],
-  ["cpu_percent", "Processors", "%", 0],
+  ["cpu_percent", "CPU", "%", 0],
   ["ram_used_gb", "Memory", "GB", 1],
   ["disk_free_gb", "Free disk", "GB", 1],
-  ["net_received_mb_per_s", "Received", "MB/s", 2],
-  ["net_sent_mb_per_s", "Sent", "MB/s", 2],
+  ["net_received_mb_per_s", "Network in", "MB/s", 2],
+  ["net_sent_mb_per_s", "Network out", "MB/s", 2],
 ];
 
 /** The samples of a run's machines, read again while it runs; null until they are read. */
@@ -55,9 +55,9 @@ export function Machine({ feed, run }) {
   }));
   return html`<section id="machine">
     ${steps.length > 0 && html`<p class="legend-row" aria-label="steps">${steps.map((step, n) => html`<span key=${step}><${Key} n=${n} />${readable(step)}<small>${feed.steps.value.get(step)?.host}</small></span>`)}
-      ${zoom && html`<button type="button" id="unzoom" onClick=${() => setZoom(null)}>Whole time</button>`}</p>`}
+      ${zoom && html`<button type="button" id="unzoom" onClick=${() => setZoom(null)}>Reset zoom</button>`}</p>`}
     <div class="multiples">${drawn.map(([name, title, unit, places]) => html`<${Multiple} key=${name} metric=${title} lines=${linesOf(name)} zoom=${zoom} setZoom=${setZoom} axis="time" isTime=${true} sync="machine" frame=${unit === "%" ? [0, 100] : null} value=${lastOf(found.get(name), unit, places)} hint="over time" />`)}</div>
-    ${found && !drawn.length && html`<p class="quiet empty">No samples yet: a machine is looked at every 5 seconds while a step runs on it.</p>`}
+    ${found && !drawn.length && html`<p class="quiet empty">No samples yet. While a step runs, its machine is sampled every 5 seconds.</p>`}
     ${!found && html`<p class="quiet" role="status">…</p>`}
     <h2>Cost</h2><div class="narrow"><${MoneyTable} run=${run} /></div>
   </section>`;

@@ -21,9 +21,9 @@ export function MoneyTable({ run }) {
   const rows = [
     ["driver", run.driver],
     ...run.instances.map(each => [each.key || each.provider, `${each.state.toLowerCase()}, ${usd(each.usd_an_hour)}/h`]),
-    ["so far", usd(run.cost)],
-    ...(perHour ? [["an hour", usd(perHour)]] : []),
-    ...(!isOver(run) && seconds !== null ? [["to the end", `about ${span(seconds)}` + (cost ? `, ${usd(cost)}` : "")]] : []),
+    ["cost so far", usd(run.cost)],
+    ...(perHour ? [["cost per hour", usd(perHour)]] : []),
+    ...(!isOver(run) && seconds !== null ? [["remaining", `about ${span(seconds)}` + (cost ? `, ${usd(cost)}` : "")]] : []),
   ];
   return html`<table class="facts-table"><tbody>${rows.map(([name, text]) => html`<tr key=${name}><th scope="row" title=${name}>${name}</th><td>${text}</td></tr>`)}</tbody></table>`;
 }

@@ -1,7 +1,7 @@
 // One of several small charts: a metric of all members, with a cursor and a zoom that all of them share.
 import { Hooks, html } from "./lib.js";
 import { aligned, colour, dark, onTheme, smoothed } from "./curves.js";
-import { short } from "./text.js";
+import { short, span } from "./text.js";
 
 const { useEffect, useRef, useState } = Hooks;
 const HEIGHT = 190;
@@ -67,9 +67,9 @@ function drawn(lines, isGrouped) {
 
 /**
  * A chart of one metric.  Charts of one `sync` share a cursor.
- * @param {{lines: {n: number, label: string, group: string, points: number[][], failed: boolean}[]}} props `hint`: what a screen reader says of it; `value`: what stands beside its name; `frame`: the range of y
+ * @param {{lines: {n: number, label: string, group: string, points: number[][], failed: boolean}[]}} props `hint`: what a screen reader says of it; `value`: what stands beside its name; `frame`: the range of y; `isTime`: x is seconds since the epoch, `isSpan`: seconds
  */
-export function Multiple({ metric, lines, weight = 0, logX = false, logY = false, zoom, setZoom, isGrouped = false, lit = null, axis, isTime = false, frame = null, sync, value = "", hint }) {
+export function Multiple({ metric, lines, weight = 0, logX = false, logY = false, zoom, setZoom, isGrouped = false, lit = null, axis, isTime = false, isSpan = false, frame = null, sync, value = "", hint }) {
   const place = useRef(null), chart = useRef(null), shape = useRef("");
   const [tall, setTall] = useState(false), [theme, turn] = useState(0);
   const [near, setNear] = useState("");
@@ -80,7 +80,7 @@ export function Multiple({ metric, lines, weight = 0, logX = false, logY = false
     const positive = points => points.filter(([x]) => !logX || x > 0);
     const { x, rows, series, bands } = drawn(soft.map(each => ({ ...each, points: positive(each.points) })), isGrouped);
     const data = [x, ...rows.map(row => (logY ? row.map(y => (y > 0 ? y : null)) : row))];
-    const now = JSON.stringify([metric, isTime, logX, logY, tall, theme, dark(), zoom, isGrouped, x.length < 40, series.map(each => each.label), soft.map(each => each.failed)]);
+    const now = JSON.stringify([metric, isTime, isSpan, logX, logY, tall, theme, dark(), zoom, isGrouped, x.length < 40, series.map(each => each.label), soft.map(each => each.failed)]);
     if (now === shape.current) {
       chart.current.setData(data);
       return;
@@ -102,7 +102,7 @@ export function Multiple({ metric, lines, weight = 0, logX = false, logY = false
       padding: [10, 12, 0, 0],
       cursor: { sync: { key: sync, setSeries: false }, focus: { prox: 24 }, drag: { x: true, y: false, setScale: false } },
       focus: { alpha: 0.2 },
-      axes: [{ ...side, size: 30, filter: logX ? sparse : undefined }, { ...side, size: 54, values: (_, all) => all.map(y => (y === null ? "" : short(y))), filter: logY ? sparse : undefined }],
+      axes: [{ ...side, size: 30, filter: logX ? sparse : undefined, ...(isSpan ? { values: (_, all) => all.map(x => (x === null ? "" : span(x))) } : {}) }, { ...side, size: 54, values: (_, all) => all.map(y => (y === null ? "" : short(y))), filter: logY ? sparse : undefined }],
       hooks: {
         setSelect: [each => {
           const { left, width } = each.select;

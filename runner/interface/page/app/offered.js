@@ -1,6 +1,7 @@
 // The recipes that may be started: those used here first, then those of the workspace, of packages and of the library.
 import { Hooks, html } from "./lib.js";
 import { json } from "./api.js";
+import { matcher } from "./find.js";
 import { address } from "./route.js";
 import { ago } from "./text.js";
 
@@ -27,16 +28,15 @@ export function Offered({ tell }) {
     document.title = "New run · recipe";
     json("/recipes").then(found => setAll(found.recipes), tell);
   }, []);
-  if (!all) return html`<section id="offered"><h1>New run</h1><p class="quiet" role="status">Reading recipes…</p></section>`;
-  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = all.filter(each => words.every(word => (each.id + " " + each.summary + " " + each.file).toLowerCase().includes(word)));
+  if (!all) return html`<section id="offered"><h1>New run</h1><p class="quiet" role="status">Loading recipes…</p></section>`;
+  const fits = matcher(query), found = all.filter(each => fits(each.id + " " + each.summary + " " + each.file));
   const used = found.filter(each => each.used).sort((a, b) => (a.used < b.used ? 1 : -1)), rest = found.filter(each => !each.used);
   return html`<section id="offered"><div class="title-row"><h1>New run</h1>
       <input id="find-recipe" type="search" aria-label="find a recipe" placeholder="Find a recipe" spellcheck="false" value=${query} onInput=${event => setQuery(event.target.value)} /></div>
     <${Group} title="Used here" recipes=${used} />
     <${Group} title="In this folder" recipes=${rest.filter(each => each.file)} />
-    <${Group} title="Of packages" recipes=${rest.filter(each => each.package)} />
+    <${Group} title="Packages" recipes=${rest.filter(each => each.package)} />
     <${Group} title="Library" recipes=${rest.filter(each => !each.file && !each.package)} />
-    ${!found.length && html`<p class="quiet empty">No recipe is like this. <button type="button" class="plain" onClick=${() => setQuery("")}>Show all</button></p>`}
+    ${!found.length && html`<p class="quiet empty">No recipe matches. <button type="button" class="plain" onClick=${() => setQuery("")}>Clear filter</button></p>`}
   </section>`;
 }

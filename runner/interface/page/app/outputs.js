@@ -5,6 +5,7 @@ import { change, route } from "./route.js";
 import { bytes, readable } from "./text.js";
 import { isOver } from "./feed.js";
 import { filesOf } from "./files.js";
+import { matcher } from "./find.js";
 import { Checkpoints } from "./checkpoints.js";
 import { fetched } from "./media.js";
 import { Preview } from "./preview.js";
@@ -48,7 +49,7 @@ function Folder({ feed, output, tell }) {
   const [wanted, want] = useState(""), [isWhole, show] = useState(false), [more, add] = useState([]);
   const listed = [...output.files, ...more], all = filesOf({ ...output, files: listed });
   const others = listed.length - all.length, path = route.value.get("path") || "";
-  const chosen = all.filter(file => file.path.toLowerCase().includes(wanted.toLowerCase()));
+  const fits = matcher(wanted), chosen = all.filter(file => fits(file.path));
   const shown = isWhole || wanted ? chosen.slice(0, PAGE) : chosen.filter((file, n) => n < FILES || file.path === path);
   const next = async () => {
     const last = listed[listed.length - 1].path;

@@ -8,6 +8,7 @@ import { ordered } from "./feed.js";
 import { Graph } from "./graph.js";
 import { mayOperate } from "./me.js";
 import { MoneyTable } from "./money.js";
+import { Typed } from "./typed.js";
 
 const { useEffect, useRef, useState } = Hooks;
 const FAILURES = 10;
@@ -39,7 +40,7 @@ function FailureBox({ run, failure }) {
     <h3>✗ ${failure.step ? readable(failure.step) : "The run"} <small>${ending(failure)}</small></h3>
     ${failure.words && failure.words !== exitOf(failure) && html`<p class="reason">${failure.words}</p>`}
     <${LastLines} lines=${failure.lines} />
-    ${failure.fix && html`<p class="fix"><b>Fix:</b> ${failure.fix}</p>`}
+    ${failure.fix && html`<p class="fix"><b>Fix:</b> <${Typed} text=${failure.fix} /></p>`}
     <p class="ways">${failure.step && html`<a href=${addressOf(run.id, "log", { step: failure.step })}>Whole log</a>`}
       ${mayOperate() && html`<a href=${"#new&like=" + encodeURIComponent(run.id)}>Start again with changes</a>`}</p>
   </article>`;
@@ -57,9 +58,9 @@ function failuresOf(run, steps) {
 function Failures({ run, steps }) {
   const failures = failuresOf(run, steps);
   if (!failures.length) return null;
-  return html`<section id="failed"><h2 class="unseen">What failed</h2>
+  return html`<section id="failed"><h2 class="unseen">Failed steps</h2>
     ${failures.slice(0, FAILURES).map(each => html`<${FailureBox} key=${each.step} run=${run} failure=${each} />`)}
-    ${failures.length > FAILURES && html`<p class="quiet">The first ${FAILURES} of ${failures.length} failures. <a href=${addressOf(run.id, "details")}>All steps</a></p>`}
+    ${failures.length > FAILURES && html`<p class="quiet">Showing ${FAILURES} of ${failures.length} failures. <a href=${addressOf(run.id, "details")}>All steps</a></p>`}
   </section>`;
 }
 
@@ -112,7 +113,7 @@ export function Overview({ feed, run }) {
     </div>
     <aside aria-label="facts">
       <${Facts} id="given" name="Inputs" facts=${inputs} most=${INPUTS} more=${addressOf(run.id, "details")} />
-      <section id="money"><h2>Machine and money</h2><${MoneyTable} run=${run} /></section>
+      <section id="money"><h2>Machine and cost</h2><${MoneyTable} run=${run} /></section>
       <${Facts} id="came-out" name="Outputs" facts=${outputs} most=${OUTPUTS} more=${addressOf(run.id, "outputs")} />
     </aside>
   </div>`;

@@ -1,0 +1,39 @@
+"""The drivers that a run can name, and what each lacks before it can be used.  Asks no provider."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from drivers import DRIVERS
+
+from .. import extensions
+from ..errors import RecipeError
+from ..hosts.renting.leases import driver_of
+from ..storage.workspace import Workspace
+from .values import Facts
+
+LOCAL: Final = "local"
+
+
+def list_drivers(ws: Workspace) -> list[Facts]:
+    """Return this machine, then the drivers of the settings, then all others; within each those that can be used come first."""
+    brought = [each.name for each in extensions.found(extensions.DRIVERS)]
+    names = sorted({*DRIVERS, *brought, *ws.config.drivers} - {LOCAL})
+    found = [_described(ws, name) for name in names]
+    found.sort(key=lambda each: (not each["configured"], bool(each["lacks"])))
+    here = {"name": LOCAL, "configured": False, "priced": False, "lacks": ""}
+    return [here, *found]
+
+
+def _described(ws: Workspace, name: str) -> Facts:
+    try:
+        driver = driver_of(name, ws.config.driver(name), (), str(ws.home))
+        priced, lacks = driver.traits.priced or driver.traits.billed, driver.lacks()
+    except RecipeError as error:
+        priced, lacks = False, str(error)
+    return {
+        "name": name,
+        "configured": name in ws.config.drivers,
+        "priced": priced,
+        "lacks": lacks,
+    }
