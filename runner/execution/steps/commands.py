@@ -13,7 +13,7 @@ from ...hosts.link import control_file
 from ...hosts.place import launch
 from ...hosts.place.overlays import overlaid
 from ...hosts.place.place import Place
-from ...hosts.place.staging import Attempt as AttemptDirectory
+from ...hosts.place.staging import AttemptDirectory
 from ...language.template import StatePath
 from ...planning import judge as judging
 from ...planning.secret_values import Passed, secrets_set, variables_passed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...hosts.place.overlays import WORD, Overlays
 from ...hosts.place.place import Place
-from ...hosts.place.staging import Attempt as AttemptDirectory
+from ...hosts.place.staging import AttemptDirectory
 from ...planning.plan import Node
 from ...planning.step import StepSpec
 from ...storage.content.files import Content

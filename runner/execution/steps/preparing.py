@@ -17,7 +17,7 @@ from ...hosts.place import launch
 from ...hosts.place.host_task import HostTask, Phase, StateFolder
 from ...hosts.place.place import Place
 from ...hosts.place.spare_dirs import Scrap
-from ...hosts.place.staging import Attempt as AttemptDirectory
+from ...hosts.place.staging import AttemptDirectory
 from ...hosts.pool import HostPool
 from ...planning import judge as judging
 from ...planning.schedule import PHASES

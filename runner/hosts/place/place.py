@@ -26,7 +26,7 @@ from ..link.contact import Contact
 from .capacity import Capacity
 from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
-from .staging import Attempt, OutputProblem
+from .staging import AttemptDirectory, OutputProblem
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -112,7 +112,7 @@ class Place:
             if each.leave_at < math.inf:
                 each.leaving = each.leaving or why
 
-    def paths(self, attempt: Attempt) -> Paths:
+    def paths(self, attempt: AttemptDirectory) -> Paths:
         return Paths.at(attempt.path)
 
     async def stop(self, job: Job, grace: timedelta) -> None:
@@ -148,13 +148,13 @@ class Place:
 
     # -- attempts
 
-    def give_states(self, attempt: Attempt, states: Sequence[StateFolder]) -> None:
+    def give_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
         """Let an attempt that is being made find its states."""
         for state in states:
             os.symlink(state.here.resolve(), attempt.target_of(state.path))
 
     def mounts(
-        self, attempt: Attempt, command: Command, states: Sequence[StateFolder]
+        self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
     ) -> Sequence[Mount]:
         """What a container there has to see: the attempt, and all that it leads to."""
         from ..containers import mounts
@@ -164,7 +164,7 @@ class Place:
         writable = [str(state.here) for state in states]
         return [*mounts(command, f"{self.folder.root}/objects", writable), *shown]
 
-    def may_have_made(self, attempt: Attempt, outputs: Sequence[OutputSpec]) -> bool:
+    def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
         """Whether the outputs of an attempt that ended well may all be there still."""
         return attempt.whole(outputs)
 

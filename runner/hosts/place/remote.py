@@ -26,7 +26,7 @@ from .folder import RemoteFolder
 from .following import Follower
 from .host_task import HostTask, Paths, StateFolder, TaskResult
 from .place import Place, Shell
-from .staging import Attempt
+from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -67,7 +67,7 @@ class RemotePlace(Place):
         )
         self._linked: set[str] = set()  # inputs that are said to be links here
 
-    def paths(self, attempt: Attempt) -> Paths:
+    def paths(self, attempt: AttemptDirectory) -> Paths:
         return Paths.at(
             f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}"
         )
@@ -79,11 +79,11 @@ class RemotePlace(Place):
             else python
         )
 
-    def give_states(self, attempt: Attempt, states: Sequence[StateFolder]) -> None:
+    def give_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
         """They are links there: see `_parcel`."""
 
     def mounts(
-        self, attempt: Attempt, command: Command, states: Sequence[StateFolder]
+        self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
     ) -> Sequence[Mount]:
         from ..containers import leads
         from ..engines import Mount
@@ -102,7 +102,7 @@ class RemotePlace(Place):
             *(Mount(f"{self.folder.root}/{state.below}", True) for state in states),
         ]
 
-    def may_have_made(self, attempt: Attempt, outputs: Sequence[OutputSpec]) -> bool:
+    def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
         return True
 
     async def carry(self, task: HostTask) -> TaskResult:
@@ -271,7 +271,7 @@ class RemotePlace(Place):
                 why = f"it is larger than {COPIED >> 20} MiB and is read in place"
             task.say(f"input {name}: {LINKED.format(self.name, why)}")
 
-    async def _direct(self, attempt: Attempt) -> dict[str, str]:
+    async def _direct(self, attempt: AttemptDirectory) -> dict[str, str]:
         """What it is given that the host sees on our disk: name -> path.  An input that it can have a copy of is sent."""
         if not self.host_store.neighbour.reads:
             return {}
@@ -286,11 +286,11 @@ class RemotePlace(Place):
         seen = await self.host_store.neighbour.same(list(given.values()))
         return {name: path for name, path in given.items() if path in seen}
 
-    def _source(self, attempt: Attempt, name: str, at: str, content: str) -> Source:
+    def _source(self, attempt: AttemptDirectory, name: str, at: str, content: str) -> Source:
         return Source(at, os.path.realpath(f"{attempt.path}/{name}"), Content(content))
 
     def _sources(
-        self, attempt: Attempt, wanted: set[str]
+        self, attempt: AttemptDirectory, wanted: set[str]
     ) -> tuple[dict[str, str], dict[str, list[Entry]]]:
         """Where these contents lie here, and the manifests of those that are trees."""
         sources: dict[str, str] = {}
@@ -308,7 +308,7 @@ class RemotePlace(Place):
         return sources, manifests
 
 
-def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
+def _parcel(attempt: AttemptDirectory, states: Mapping[str, str]) -> Parcel:
     """An attempt directory as it is here, in a form that can travel."""
     from ..transfer.host_store import Parcel
 

@@ -169,7 +169,7 @@ class Workdir:
 
 
 @dataclass(slots=True)
-class Attempt:
+class AttemptDirectory:
     """One attempt directory and what was put there."""
 
     path: str
